@@ -32,7 +32,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engines": ("core", "wire"),
     "pools": ("core", "wire"),
     "writer": BELOW_WRITER,
-    "api": ("writer", "wire", "history.recorder", "journal.room", "pools", *BELOW_WRITER),
+    "api": (
+        "writer",
+        "wire",
+        "history.filter",
+        "history.recorder",
+        "history.usage",
+        "journal.room",
+        "pools",
+        *BELOW_WRITER,
+    ),
     "sim": (
         "writer",
         "journal.memory",

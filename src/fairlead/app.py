@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fairlead.api.logfile import LogFile
     from fairlead.core.settings import PartitionConfig
     from fairlead.core.state import Partition
+    from fairlead.engines.collecting import Collector
     from fairlead.history.outputs import OutputStore
     from fairlead.history.sqlite import History
     from fairlead.pools.base import Log, PoolKind, Provider
@@ -264,7 +265,13 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         _store_in(outputs),
         _owner_of_job(lambda: control, history),
         lambda event, fields: log.warning(event, **fields),
+        history.mark_copied,
     )
+    resumed = asyncio.Event()
+
+    async def settle(partition: str, nodes: Sequence[str]) -> None:
+        await resumed.wait()  # before that, it is not known what has to be copied
+        await collector.settle(partition, nodes)
 
     def invite(partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
         try:
@@ -284,7 +291,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         Join(settings.url, invite, forget),
         Figures(metrics.registry),
         pool_log,
-        settle=collector.settle,
+        settle=settle,
     )
 
     def open_journal() -> SqliteJournal:
@@ -319,8 +326,10 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     )
     try:
         await control.start()
+        await _resume_copies(control, history, collector)
     except JournalError as problem:
         raise Failed(str(problem)) from problem
+    resumed.set()
     http = server(application(site), settings.certificate, settings.key)
     serving = asyncio.create_task(http.serve(sockets=[listening]))
     sweeping = asyncio.create_task(_sweep(outputs))
@@ -384,6 +393,19 @@ def _owner_of_job(control: Callable[[], Control], history: History) -> Callable[
         return "" if row is None or row.number != number else row.user
 
     return user_of
+
+
+async def _resume_copies(control: Control, history: History, collector: Collector) -> None:
+    """Have the logs copied that an earlier server has not copied, from nodes of pools that still exist."""
+
+    def nodes_of_pools(state: Partition) -> list[str]:
+        nodes = state.nodes
+        return [nodes.name[row] for row in nodes.rows.values() if nodes.pool[row]]
+
+    for partition in control.names():
+        nodes = await control.find(partition).read(nodes_of_pools)
+        for node, tasks in await asyncio.to_thread(history.not_copied, partition, nodes):
+            collector.add((partition, node), tasks)
 
 
 async def _sweep(outputs: OutputStore) -> None:

@@ -27,7 +27,10 @@ class Hub:
         self.asked: list[OutputRequest] = []
         self.stored: list[int] = []
         self.notes: list[dict[str, Any]] = []
-        self.collector = Collector(self, self.store, self.user, lambda event, fields: self.notes.append(fields))
+        self.copied: list[tuple[str, Tasks]] = []
+        self.collector = Collector(
+            self, self.store, self.user, lambda event, fields: self.notes.append(fields), self.mark_copied
+        )
 
     async def outputs(self, partition: str, node: str, asked: OutputRequest) -> AsyncIterator[OutputPart]:
         if self.away:
@@ -41,6 +44,9 @@ class Hub:
     def store(self, partition: str, user: str, tasks: Tasks, part: OutputPart) -> None:
         assert user == "ann"
         self.stored += [output.index for output in part.outputs]
+
+    def mark_copied(self, partition: str, node: str, tasks: Tasks) -> None:
+        self.copied.append((node, tasks))
 
     async def user(self, partition: str, job: str, number: int) -> str:
         return "ann"
@@ -62,6 +68,26 @@ def test_tasks_of_pool_nodes_are_collected_in_blocks() -> None:
         await hub.collector.settle("default", ["n1", "n2"])
         assert [count(asked.tasks.indices) for asked in hub.asked] == [BLOCK, BLOCK, 1]
         assert hub.notes == [] and hub.collector._working == {} == hub.collector._sizes
+
+    run(story)
+
+
+def test_tasks_are_marked_when_all_of_their_logs_are_stored() -> None:
+    async def story() -> None:
+        hub = Hub()
+        left = Tasks("job", 1, "main", 1, (3, 4, 7, 9))
+        hub.collector.add(("default", "n1"), left)
+        await hub.collector.settle("default", ["n1"])
+        assert hub.copied == [("n1", left)] and [asked.tasks for asked in hub.asked] == [left]
+
+        def full(partition: str, user: str, tasks: Tasks, part: OutputPart) -> None:
+            raise OSError("no space left")
+
+        hub.collector._store = full
+        hub.collector.add(("default", "n1"), left)
+        await asyncio.sleep(0.05)
+        assert hub.notes[0]["problem"] == "no space left" and len(hub.copied) == 1
+        await hub.collector.close()
 
     run(story)
 

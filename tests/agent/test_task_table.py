@@ -278,6 +278,22 @@ def test_a_task_has_the_variables_of_its_stage_and_its_secrets() -> None:
     assert variables["CUDA_VISIBLE_DEVICES"] == "", "a job cannot give itself a GPU"
 
 
+THREADS = "OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS".split()
+
+
+def test_libraries_start_as_many_threads_as_the_task_has_cpus() -> None:
+    def threads(cpu: int, *chosen: tuple[str, str], secrets: tuple[tuple[str, str], ...] = ()) -> list[str]:
+        spec = Spec(("true",), chosen, "", cpu, secrets=secrets)
+        variables = spawner_spec(AROUND, Launch(tasks(0, 1), 0), spec)[1]
+        return [variables.get(name, "") for name in THREADS]
+
+    assert [threads(cpu)[0] for cpu in (0, 1, 1000, 1001, 8000)] == ["1", "1", "1", "2", "8"]
+    assert threads(2500) == ["3"] * 4
+    assert threads(4000, ("MKL_NUM_THREADS", "2")) == ["4", "4", "2", "4"]
+    assert threads(4000, ("OMP_NUM_THREADS", "2,1")) == ["2,1", "", "", ""], "the other libraries follow it"
+    assert threads(4000, secrets=(("OMP_NUM_THREADS", "7"),)) == ["7", "", "", ""]
+
+
 def test_gpus_are_given_by_the_environment() -> None:
     two_each = own_variables(AROUND, Launch(tasks(0, 2), 0, (2, 0, 1, 1)))
     assert two_each is not None

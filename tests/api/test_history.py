@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from fairlead.app import _resume_copies
 from fairlead.history.recorder import AttemptRow, HistoryRecorder, JobRow
 from fairlead.history.sqlite import History, Used
 from fairlead.journal import MemoryJournal
 from fairlead.testing import World
-from fairlead.wire.agent import LogPart, LogRequest
+from fairlead.wire.agent import LogPart, LogRequest, Tasks
 from fairlead.writer.writer import Writer
-from tests.api.serving import JOB, Serving, submit
+from tests.api.serving import JOB, Serving, serving, submit
 
 
 def end(site: Serving, client: Any, **document: Any) -> str:
@@ -224,3 +225,21 @@ def test_a_cursor_beyond_64_bits(site: Serving) -> None:
         params = {} if after is None else {"after": str(after)}
         with site.as_owner.stream("GET", "/api/v1/watch", params=params, headers=headers) as answer:
             assert answer.status_code < 500
+
+
+def test_a_server_that_starts_has_the_logs_copied_that_were_left(tmp_path: Path) -> None:
+    pool = {"node": {"cpu": 4}, "max": 4, "provider": {"local": {}}}
+    copying: list[tuple[tuple[str, str], Tasks]] = []
+
+    class Copying:
+        def add(self, node: tuple[str, str], tasks: Tasks) -> None:
+            copying.append((node, tasks))
+
+    with serving(tmp_path, {"partitions": {"default": {"pools": {"p": pool}}}}) as site:
+        site.node("p-1", pool="p")
+        job = end(site, site.as_owner)
+        site.do(_resume_copies(site.control, site.history, Copying()))  # type: ignore[arg-type]
+        assert copying == [(("default", "p-1"), Tasks(job, 1, "main", 1, (0, 1)))]
+        site.history.mark_copied("default", "p-1", copying.pop()[1])
+        site.do(_resume_copies(site.control, site.history, Copying()))  # type: ignore[arg-type]
+        assert not copying

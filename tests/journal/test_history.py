@@ -7,18 +7,23 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fairlead.history.filter import JobFilter
 from fairlead.history.recorder import AttemptRow, JobRow
 from fairlead.history.sqlite import History, Used
+from fairlead.wire.agent import Tasks
 
 SECONDS = 30.0  # the longest wait of a test; no result depends on it
 
 
 def job(number: int, **more: object) -> JobRow:
-    row = ("default", number, f"j{number}", "name", "ann", "root", "succeeded", "", number, number, {"succeeded": 1})
+    tasks = {"succeeded": 1}
+    row = ("default", number, f"j{number}", "name", "ann", "root", "succeeded", "", number, number, tasks, {})
     return JobRow(*(more.get(name, value) for name, value in zip(JobRow.__struct_fields__, row, strict=True)))
 
 
@@ -28,6 +33,74 @@ def attempt(number: int, exit_code: int = 0, reason: str = "") -> AttemptRow:
 
 def used(number: int, memory: int = 1, cpu: int = 1, index: int = 0) -> Used:
     return Used("default", number, "main", index, 1, 0, 1, cpu, memory)
+
+
+def test_filters_of_finished_jobs(tmp_path: Path) -> None:
+    history = History(tmp_path / "history")
+    history.put(
+        [
+            job(1, name="train-1", queue="root.ml", labels={"team": "a", "x.y": "1"}),
+            job(2, name="train-20", queue="root.ml.big", user="bob", state="failed"),
+            job(3, name="test", queue="root.mlx", labels={"team": "b"}),
+            job(4, name="[x]", labels={"team": "a"}),
+        ],
+        [attempt(2), attempt(2), attempt(3)],
+    )
+    history.flush()
+    cases: list[tuple[dict[str, Any], list[int]]] = [
+        ({}, [4, 3, 2, 1]),
+        ({"user": "bob"}, [2]),
+        ({"queue": "root.ml"}, [2, 1]),
+        ({"queue": "root"}, [4, 3, 2, 1]),
+        ({"queue": "root.m"}, []),
+        ({"state": "failed"}, [2]),
+        ({"name": "train-*"}, [2, 1]),
+        ({"name": "t?st"}, [3]),
+        ({"name": "train"}, []),
+        ({"name": "[[]x]"}, [4]),
+        ({"name": "*".join("t" * 30)}, []),
+        ({"label": ("team", "a")}, [4, 1]),
+        ({"label": ("x.y", "1")}, [1]),
+        ({"label": ("team", "A")}, []),
+        ({"since": 2, "until": 4}, [3, 2]),
+        ({"node": "n1"}, [3, 2]),
+        ({"node": "n2"}, []),
+        ({"node": "n1", "user": "ann"}, [3]),
+    ]
+    for wanted, numbers in cases:
+        assert [row.number for row in history.jobs("default", JobFilter(**wanted))] == numbers, wanted
+    assert [row.number for row in history.jobs("default", JobFilter(queue="root.ml"), before=2)] == [1]
+    assert history.jobs("other", JobFilter()) == []
+    assert history.jobs("default", JobFilter(label=("team", "b")))[0].labels == {"team": "b"}
+    history.close()
+
+
+def test_logs_that_were_not_copied_are_found_after_a_restart(tmp_path: Path) -> None:
+    def ended(number: int, node: str, indices: tuple[int, ...]) -> AttemptRow:
+        return AttemptRow("default", number, "main", indices, 2, "lost", node, None, "", None, 9, f"j{number}", "ann")
+
+    def tasks(number: int, *indices: int) -> Tasks:
+        return Tasks(f"j{number}", number, "main", 2, indices)
+
+    history = History(tmp_path / "history")
+    history.put(
+        [], [ended(1, "p1", (0, 700)), ended(1, "p2", (700, 900)), ended(2, "p1", (0, 1)), ended(3, "gone", (0, 1))]
+    )
+    history.flush()
+    history.mark_copied("default", "p1", tasks(1, 0, 500))
+    history.mark_copied("default", "p1", tasks(1, 600, 650))
+    history.mark_copied("default", "p1", tasks(1, 0, 500))
+    history.mark_copied("default", "p2", tasks(1, 700, 900))
+    history.mark_copied("default", "gone", tasks(3, 0, 1))
+    history.close()
+    history = History(tmp_path / "history")
+    for _ in range(2):
+        left = history.not_copied("default", ["p1", "p2", "p3"])
+        assert left == [("p1", tasks(1, 500, 600, 650, 700)), ("p1", tasks(2, 0, 1))]
+    assert history.not_copied("other", ["p1"]) == [] == history.not_copied("default", [])
+    with closing(sqlite3.connect(tmp_path / "history")) as db:
+        assert db.execute("SELECT count(*) FROM copied").fetchone() == (0,)  # marks of nodes that are gone are removed
+    history.close()
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -16,6 +16,8 @@ KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH".s
 """Variables of the agent that its tasks inherit. Tasks must not see other variables, such as tokens."""
 PERSONAL = frozenset("HOME USER LOGNAME SHELL TMPDIR".split())
 """Inherited variables that differ between users."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Variables by which libraries choose their number of threads. Without its own, each follows the first one."""
 
 
 class Surroundings(msgspec.Struct, frozen=True):
@@ -54,7 +56,8 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpe
 
     Our variables come last, so a job cannot give itself a GPU. The spawner adds the variables that identify the task.
     """
-    environment = around.environment | dict(spec.environment) | dict(spec.secrets)
+    chosen = dict(spec.environment) | dict(spec.secrets)
+    environment = around.environment | _thread_variables(spec.cpu, chosen) | chosen
     environment["FAIRLEAD_NODE"] = around.node
     if around.gpus and not launch.devices:
         environment |= _gpu_variables("")
@@ -62,6 +65,13 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpe
         environment |= gang_variables(launch.gang)
     directory = spec.directory or around.directory
     return spec.command, environment, directory, spec.cpu, spec.memory, spec.output, spec.error
+
+
+def _thread_variables(milli_cpu: int, chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return the number of threads that fits the CPUs of a task, unless the job has chosen one for all libraries."""
+    if THREADS[0] in chosen:
+        return {}
+    return dict.fromkeys(THREADS, str(max(1, -(-milli_cpu // 1000))))
 
 
 def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] | None:

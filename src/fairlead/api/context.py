@@ -29,7 +29,9 @@ from fairlead.core.errors import Refused
 from fairlead.core.intake.access import is_owner
 from fairlead.core.model import Job, JobSpec, Micros
 from fairlead.engines.base import Connection
+from fairlead.history.filter import JobFilter
 from fairlead.history.recorder import AttemptRow, JobRow
+from fairlead.history.usage import UsageReport
 from fairlead.views.metrics.lanes import LaneFigures
 from fairlead.wire import api as wire
 from fairlead.wire.agent import LogPart, LogRequest
@@ -63,7 +65,9 @@ class Records(Protocol):
 
     def job(self, partition: str, id: str) -> JobRow | None: ...
 
-    def jobs(self, partition: str, user: str, state: str, before: int | None, limit: int) -> list[JobRow]: ...
+    def jobs(self, partition: str, wanted: JobFilter, before: int | None, limit: int) -> list[JobRow]: ...
+
+    def usage(self, report: UsageReport) -> None: ...
 
     def starts(self, partition: str, numbers: list[int]) -> dict[int, int]: ...
 
@@ -137,6 +141,8 @@ class Services:
         self.version = version
         self.fault = fault
         self.log = log
+        self.reporting = asyncio.Lock()
+        """Held while a report of use is made: one at a time, because it may read the whole history."""
         self.streams: dict[str, set[asyncio.Event]] = {}
         """Token → one event per open stream of it; setting the event ends the stream."""
 

@@ -168,6 +168,17 @@ PAST_JOB = {
     "ended": 1790000031.5,
     "tasks": {"succeeded": 2},
     "started": 1790000000.5,
+    "labels": {"team": "vision"},
+}
+USED = {
+    "group": {},
+    "jobs": 12,
+    "attempts": 340,
+    "preempted": 2,
+    "hours": {"cpu": 41.5, "gpu": 8.25, "memory": 178241142784.0},
+    "wait_mean": 71.5,
+    "wait_median": 20.25,
+    "wait_95": 310.0,
 }
 ATTEMPT = {
     "stage": "worker",
@@ -313,6 +324,16 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
         {"items": [{"what": "node", "name": "k1", "accepted": True, "reason": ""}]},
     ),
     "history": (None, {"jobs": [PAST_JOB], "next": ""}),
+    "usageReport": (
+        None,
+        {
+            "by": ["user"],
+            "since": 1790000000.0,
+            "until": 1790604800.0,
+            "rows": [{**USED, "group": {"user": "ann"}}],
+            "total": USED,
+        },
+    ),
     "attempts": (
         None,
         {

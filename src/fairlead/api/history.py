@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any
 
 from litestar import Request, get
 from litestar.params import QueryParameter
@@ -11,12 +12,24 @@ from litestar.params import QueryParameter
 from fairlead.api.attempts import FLUSH_TIMEOUT
 from fairlead.api.context import USERS, Limit, PartitionName, caller_of, may_see, services_of
 from fairlead.api.jobs import JobId, missing, number_of
-from fairlead.core.resources import SECOND
+from fairlead.core.errors import Refused
+from fairlead.core.model import Micros
+from fairlead.core.resources import SECOND, shown
 from fairlead.core.state import Partition
+from fairlead.history.filter import JobFilter
 from fairlead.history.recorder import AttemptRow, JobRow
 from fairlead.wire import api as wire
 
 HttpRequest = Request[Any, Any, Any]
+LATEST = 2**40
+"""The last second that a filter may name."""
+
+
+STATES = ("succeeded", "failed", "killed")
+Moment = Annotated[
+    str,
+    QueryParameter(required=False, max_length=40, description="Seconds since 1970."),
+]
 
 
 @get("/history", operation_id="history", guards=[USERS], summary="Finished jobs, newest first")
@@ -24,26 +37,61 @@ async def history(
     request: HttpRequest,
     partition: PartitionName = "",
     user: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
+    queue: Annotated[
+        str, QueryParameter(required=False, max_length=1_000, description="A queue, including the queues below it.")
+    ] = "",
     outcome: Annotated[
-        Literal["succeeded", "failed", "killed"] | None, QueryParameter(name="state", required=False)
-    ] = None,
+        str,
+        QueryParameter(name="state", required=False, max_length=63, description="`succeeded`, `failed` or `killed`."),
+    ] = "",
+    name: Annotated[
+        str,
+        QueryParameter(
+            required=False,
+            max_length=100,
+            description="A pattern for names: `*` is any text, `?` one character, `[abc]` one of these.",
+        ),
+    ] = "",
+    label: Annotated[
+        str, QueryParameter(required=False, max_length=400, description="`key=value`, as a label of the job.")
+    ] = "",
+    node: Annotated[
+        str, QueryParameter(required=False, max_length=63, description="A node on which a task of the job ran.")
+    ] = "",
+    since: Moment = "",
+    until: Moment = "",
     cursor: Annotated[
         str, QueryParameter(required=False, max_length=20, description="`next` of the page before.")
     ] = "",
     limit: Limit = 100,
 ) -> wire.HistoryPage:
-    """List finished jobs, including those already forgotten by the scheduler. Users see their own jobs."""
+    """List finished jobs that match all filters, including those already forgotten by the scheduler. `since` and
+    `until` choose by the time of the end. Users see their own jobs."""
     services = services_of(request)
     caller = caller_of(request)
     served = services.control.find(partition)
+    if outcome and outcome not in STATES:
+        raise Refused("state", f"{shown(outcome)} is not one of {', '.join(STATES)}; write one of them")
+    key, equals, value = label.partition("=")
+    if label and not equals:
+        raise Refused("label", f"{shown(label)} is not a label with its value; write key=value")
+    first, last = span_of(since, until)
     if not caller.operator:
         if user not in ("", caller.user):
             return wire.HistoryPage(jobs=[], next="")
         user = caller.user
-    await asyncio.to_thread(services.records.flush, FLUSH_TIMEOUT)
-    rows = await asyncio.to_thread(
-        services.records.jobs, served.name, user, outcome or "", number_of(cursor), limit + 1
+    wanted = JobFilter(
+        user=user,
+        queue=queue,
+        state=outcome,
+        name=name,
+        label=(key, value) if label else None,
+        since=first,
+        until=last,
+        node=node,
     )
+    await asyncio.to_thread(services.records.flush, FLUSH_TIMEOUT)
+    rows = await asyncio.to_thread(services.records.jobs, served.name, wanted, number_of(cursor), limit + 1)
     more = len(rows) > limit
     starts = await asyncio.to_thread(services.records.starts, served.name, [row.number for row in rows[:limit]])
     return wire.HistoryPage(
@@ -76,6 +124,26 @@ async def attempts(
         },
         next=str(skip + limit) if len(rows) > limit else "",
     )
+
+
+def span_of(since: str, until: str) -> tuple[Micros | None, Micros | None]:
+    """Return the bounds of a span of time that a request names; None for a bound that it leaves out."""
+    first, last = _moment("since", since), _moment("until", until)
+    if first is not None and last is not None and first >= last:
+        raise Refused("until", "it is not later than since; exchange them, or leave one out")
+    return first, last
+
+
+def _moment(field: str, text: str) -> Micros | None:
+    if not text:
+        return None
+    try:
+        seconds = Decimal(text)
+        if 0 <= seconds <= LATEST:
+            return int(seconds * SECOND)
+    except InvalidOperation:
+        pass
+    raise Refused(field, f"{shown(text)} is not a time; write seconds since 1970, such as 1790000000")
 
 
 async def find_job(request: HttpRequest, job_id: str, partition: str) -> tuple[int, str]:
@@ -115,6 +183,7 @@ def _past(row: JobRow, started: int | None) -> wire.PastJob:
         ended=row.ended / SECOND,
         tasks=row.tasks,
         started=None if started is None else started / SECOND,
+        labels=row.labels,
     )
 
 

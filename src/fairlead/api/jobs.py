@@ -248,7 +248,7 @@ async def _forgotten(services: Services, partition: str, caller: Token, job_id: 
         queue=row.queue,
         state=row.state,
         priority=0,
-        labels={},
+        labels=row.labels,
         after=[],
         submitted=row.submitted / SECOND,
         waiting_since=None,

@@ -1,4 +1,4 @@
-"""Jobs on the command line: submit, run, ps, show, logs, kill, scale, wait, explain, history."""
+"""Jobs on the command line: submit, run, ps, show, logs, kill, scale, wait, explain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 SHOWN = 1_000
 """Tasks of a job that are shown."""
 
-EndState = Literal["succeeded", "failed", "killed"]
 Command = Annotated[
     list[str] | None,
     typer.Argument(help="The program and its arguments. Options of Fairlead come before it.", metavar="COMMAND…"),
@@ -549,39 +548,6 @@ def explain(job: JobName, partition: Partition = "", as_json: AsJson = False) ->
         print_text(f"job {explanation.job} is {explanation.state}; none of its tasks wait")
     for ask in explanation.waiting:
         print_text(ask.text)
-
-
-@calls_server
-def history(
-    user: Annotated[str, typer.Option(help="Only jobs of this user.")] = "",
-    state: Annotated[EndState | None, typer.Option(help="Only jobs in this state.")] = None,
-    limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 50,
-    partition: Partition = "",
-    as_json: AsJson = False,
-) -> None:
-    """List finished jobs, including those already forgotten by the scheduler."""
-    with open_client(partition) as client:
-        jobs, cut = first(limit, client.history(user=user, state=state, limit=min(limit + 1, 1000)))
-    if cut:
-        say_cut(limit, "jobs, the newest,")
-    if as_json:
-        print_json(jobs)
-        return
-    rows = [
-        (
-            job.id,
-            job.name,
-            job.user,
-            job.queue,
-            job.state,
-            ", ".join(f"{number} {outcome}" for outcome, number in sorted(job.tasks.items())),
-            lasted((job.ended if job.started is None else job.started) - job.submitted),
-            "" if job.started is None else lasted(job.ended - job.started),
-            ago(job.ended),
-        )
-        for job in jobs
-    ]
-    print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "WAITED", "RAN", "ENDED"), rows)
 
 
 # -- changing ----------------------------------------------------------------------------------------------------

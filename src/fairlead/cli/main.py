@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
-from fairlead.cli import agent, bench, cluster, config, jobs, journal, pools, serving, top
+from fairlead.cli import agent, bench, cluster, config, jobs, journal, past, pools, serving, top
 from fairlead.cli.simulate import simulate
 
 app = typer.Typer(
@@ -40,7 +40,8 @@ for command in (
     jobs.priority,
     jobs.wait,
     jobs.explain,
-    jobs.history,
+    past.history,
+    past.usage,
     cluster.ready,
     top.top,
     bench.bench,

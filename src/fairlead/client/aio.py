@@ -18,6 +18,7 @@ from fairlead.client.calls import (
     Answer,
     Call,
     Document,
+    Moment,
     is_untrusted,
     pause,
     problem_of,
@@ -124,6 +125,25 @@ class AsyncClient:
 
     async def usage(self) -> wire.Usage:
         return await self.send(calls.usage(self.partition))
+
+    async def usage_report(
+        self,
+        by: Iterable[str] = (),
+        since: Moment | None = None,
+        until: Moment | None = None,
+        user: str = "",
+    ) -> wire.UsageReport:
+        return await self.send(calls.usage_report(by, since, until, user, self.partition))
+
+    async def history(self, **filters: Any) -> AsyncIterator[wire.PastJob]:
+        cursor = ""
+        while True:
+            page = await self.send(calls.history(self.partition, cursor=cursor, **filters))
+            for job in page.jobs:
+                yield job
+            cursor = page.next
+            if not cursor:
+                return
 
     async def secrets(self) -> list[str]:
         return (await self.send(calls.secrets())).secrets

@@ -12,6 +12,7 @@ import ssl
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
@@ -23,6 +24,8 @@ from fairlead.wire.addresses import is_exposed
 
 Answer = TypeVar("Answer")
 Document = Mapping[str, Any] | msgspec.Struct
+Moment = float | datetime
+"""Seconds since 1970, or a date and time."""
 
 RETRIED = frozenset((429, 502, 503, 504))
 """Status codes after which a request is sent again."""
@@ -31,6 +34,8 @@ REQUEST_TIMEOUT = 30.0
 """Seconds to wait for an answer."""
 POLL = 30.0
 """Seconds that one request waits for the end of a job."""
+REPORT = 600.0
+"""Seconds that a report of use may take; it may read the whole history."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 
@@ -271,8 +276,29 @@ def usage(partition: str) -> Call[wire.Usage]:
     return Call(wire.Usage, "GET", f"{API}/usage", partition=partition)
 
 
-def history(partition: str, **filters: Any) -> Call[wire.HistoryPage]:
+def usage_report(
+    by: Iterable[str], since: Moment | None, until: Moment | None, user: str, partition: str
+) -> Call[wire.UsageReport]:
+    if isinstance(by, str):
+        raise TypeError(f"by is text; write {by.split(',')}")
+    filters: dict[str, Any] = {"since": seconds_of(since), "until": seconds_of(until), "user": user}
+    return Call(
+        wire.UsageReport, "GET", f"{API}/usage/report", None, REPORT, by=",".join(by), partition=partition, **filters
+    )
+
+
+def history(
+    partition: str, since: Moment | None = None, until: Moment | None = None, **filters: Any
+) -> Call[wire.HistoryPage]:
+    filters |= {"since": seconds_of(since), "until": seconds_of(until)}
     return Call(wire.HistoryPage, "GET", f"{API}/history", partition=partition, **filters)
+
+
+def seconds_of(moment: Moment | None) -> str:
+    """Return a moment as seconds since 1970. A moment without a time zone is in local time."""
+    if moment is None:
+        return ""
+    return f"{moment.timestamp() if isinstance(moment, datetime) else moment:f}"
 
 
 def secrets() -> Call[wire.Secrets]:

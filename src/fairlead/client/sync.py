@@ -8,7 +8,18 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from fairlead.client import calls
-from fairlead.client.calls import RETRIED, TRIES, Answer, Call, Document, is_untrusted, pause, problem_of, unreachable
+from fairlead.client.calls import (
+    RETRIED,
+    TRIES,
+    Answer,
+    Call,
+    Document,
+    Moment,
+    is_untrusted,
+    pause,
+    problem_of,
+    unreachable,
+)
 from fairlead.client.endpoint import Endpoint, find_endpoint
 from fairlead.client.http import LOST, Connections
 from fairlead.wire import api as wire
@@ -171,8 +182,25 @@ class Client:
         """Return the nodes of each pool: existing, needed for waiting work, and ordered."""
         return self.send(calls.usage(self.partition))
 
+    def usage_report(
+        self,
+        by: Iterable[str] = (),
+        since: Moment | None = None,
+        until: Moment | None = None,
+        user: str = "",
+    ) -> wire.UsageReport:
+        """Return the use of resources, waits and preemptions in a span of time, in total and grouped.
+
+        `by` has `user`, `queue`, `partition` or `job`, or several of them.
+        """
+        return self.send(calls.usage_report(by, since, until, user, self.partition))
+
     def history(self, **filters: Any) -> Iterator[wire.PastJob]:
-        """Yield finished jobs, newest first. Filters: `user`, `state`."""
+        """Yield finished jobs, newest first.
+
+        Filters: `user`, `queue` (with the queues below it), `state`, `name` (a pattern such as `train-*`), `label`
+        (`key=value`), `node`, and `since` and `until`, which choose by the end of a job.
+        """
         for page in self._pages(lambda cursor: calls.history(self.partition, cursor=cursor, **filters)):
             yield from page.jobs
 

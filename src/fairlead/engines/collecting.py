@@ -43,11 +43,14 @@ class Collector:
         store: Callable[[str, str, Tasks, OutputPart], None],
         user_of: Callable[[str, str, int], Awaitable[str]],
         log: Log = lambda event, fields: None,
+        copied: Callable[[str, str, Tasks], None] = lambda partition, node, tasks: None,
     ) -> None:
         """`store` writes a part of the logs of a partition's user; it waits for a disk and may raise `OSError`.
 
         `user_of` returns the user of a job by partition, id and number; empty if the job is not known any more.
+        `copied` is called with tasks of a partition's node when their logs are stored; it waits for a disk.
         """
+        self._copied = copied
         self._hub = hub
         self._store = store
         self._user_of = user_of
@@ -65,13 +68,17 @@ class Collector:
                 block = (task.job, task.number, task.stage, task.attempt)
                 blocks.setdefault(((task.partition, task.node), block), []).append(task.index)
         for (node, block), indices in blocks.items():
-            size = self._sizes.get(node, 0)
-            if size + len(indices) > MOST_WAITING:
-                self._log("logs not copied", {"node": node[1], "tasks": len(indices), "problem": "too many wait"})
-                continue
-            self._sizes[node] = size + len(indices)
-            self._waiting.setdefault(node, deque()).append(Tasks(*block, Ranges.from_indices(sorted(indices)).flat()))
-            self._start(node)
+            self.add(node, Tasks(*block, Ranges.from_indices(sorted(indices)).flat()))
+
+    def add(self, node: Node, tasks: Tasks) -> None:
+        """Take tasks of a node that have ended and whose logs are to be copied."""
+        size, more = self._sizes.get(node, 0), count(tasks.indices)
+        if size + more > MOST_WAITING:
+            self._log("logs not copied", {"node": node[1], "tasks": more, "problem": "too many wait"})
+            return
+        self._sizes[node] = size + more
+        self._waiting.setdefault(node, deque()).append(tasks)
+        self._start(node)
 
     async def settle(self, partition: str, nodes: Sequence[str], seconds: float = RETURN_TIMEOUT) -> None:
         """Wait until the logs of these nodes are copied, for at most `seconds`: the nodes are about to be gone."""
@@ -135,6 +142,7 @@ class Collector:
         async for part in self._hub.outputs(partition, name, OutputRequest(0, tasks, user)):
             if part.outputs:
                 await asyncio.to_thread(self._store, partition, user, tasks, part)
+        await asyncio.to_thread(self._copied, partition, name, tasks)
 
 
 def _first(waiting: deque[Tasks]) -> Tasks:

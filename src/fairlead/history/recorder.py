@@ -14,7 +14,7 @@ import msgspec
 
 from fairlead.core.changes import JobNews, News, TaskNews
 from fairlead.core.cycle import Cycle
-from fairlead.core.model import Job, Micros
+from fairlead.core.model import Amounts, Job, Micros, Stage
 from fairlead.core.ranges import Ranges, difference
 from fairlead.core.state import Partition
 
@@ -33,6 +33,7 @@ class JobRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     submitted: Micros
     ended: Micros
     tasks: dict[str, int]
+    labels: dict[str, str] = {}
 
 
 class AttemptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -49,6 +50,14 @@ class AttemptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: str
     started: Micros | None
     ended: Micros
+    job: str = ""
+    """The id of the job."""
+    user: str = ""
+    queue: str = ""
+    amounts: Amounts = ()
+    """The resources of each task."""
+    submitted: Micros = 0
+    """When the job was submitted."""
 
 
 class Store(Protocol):
@@ -143,6 +152,7 @@ def _job_row(partition: Partition, job: Job, ended: Micros | None) -> JobRow:
         job.submitted,
         partition.now if ended is None else ended,
         _tasks(job),
+        dict(spec.labels),
     )
 
 
@@ -168,7 +178,14 @@ def _attempt_row(partition: Partition, news: TaskNews) -> AttemptRow:
         news.reason,
         news.started,
         partition.now,
+        *_owner(news.stage),
     )
+
+
+def _owner(stage: Stage) -> tuple[str, str, str, Amounts, Micros]:
+    """Return the fields of an attempt row that tell for what, and for which user, resources were used."""
+    job = stage.job
+    return job.id, job.spec.user, job.queue.path, stage.shape.amounts, job.submitted
 
 
 def _lacking(replayed: Iterable[AttemptRow], stored: Iterable[AttemptRow]) -> list[AttemptRow]:
@@ -209,4 +226,5 @@ def _missing(partition: Partition, job: Job, stored_rows: Iterable[AttemptRow]) 
                     past.reason,
                     None,
                     job.ended_at if job.ended_at is not None else partition.now,
+                    *_owner(stage),
                 )

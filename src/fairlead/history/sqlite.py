@@ -9,32 +9,21 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import msgspec
 
+from fairlead.core.ranges import count
+from fairlead.history.copies import mark_copied, not_copied
+from fairlead.history.filter import EVERY_JOB, JobFilter, condition
 from fairlead.history.recorder import AttemptRow, JobRow
+from fairlead.history.schema import create_tables
+from fairlead.history.usage import UsageReport, add_ended
 from fairlead.journal.base import JournalError
+from fairlead.wire.agent import Tasks
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS jobs (
-    partition TEXT NOT NULL, number INTEGER NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, user TEXT NOT NULL,
-    queue TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, submitted INTEGER NOT NULL,
-    ended INTEGER NOT NULL, tasks TEXT NOT NULL, PRIMARY KEY (partition, number)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS jobs_by_id ON jobs (partition, id, number);
-CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended, partition, number);
-CREATE TABLE IF NOT EXISTS attempts (
-    partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, indices TEXT NOT NULL,
-    attempt INTEGER NOT NULL, outcome TEXT NOT NULL, node TEXT NOT NULL, exit_code INTEGER, reason TEXT NOT NULL,
-    started INTEGER, ended INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL);
-CREATE INDEX IF NOT EXISTS attempts_by_job ON attempts (partition, number, stage, first);
-CREATE TABLE IF NOT EXISTS used (
-    partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, place INTEGER NOT NULL,
-    attempt INTEGER NOT NULL, signal INTEGER NOT NULL, ran INTEGER NOT NULL, cpu INTEGER NOT NULL,
-    memory INTEGER NOT NULL, PRIMARY KEY (partition, number, stage, place, attempt)) WITHOUT ROWID;
-"""
 PAUSE = 0.2
 """Seconds that rows are collected before they are written."""
 RETRY = 1.0
@@ -46,6 +35,7 @@ DROPPED_AT_ONCE = 200
 
 JOB_COLUMNS = ", ".join(JobRow.__struct_fields__)
 ATTEMPT_COLUMNS = ", ".join(AttemptRow.__struct_fields__)
+INDICES, AMOUNTS = map(AttemptRow.__struct_fields__.index, ("indices", "amounts"))
 # A quick task may end before its start is reported. Then its start is its end minus its run time.
 BEGAN = """coalesce(started, ended - (
     SELECT max(ran) FROM used WHERE used.partition = attempts.partition AND used.number = attempts.number
@@ -102,7 +92,7 @@ class History:
         self._busy = False
         with closing(self._open()) as db, db:
             db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(SCHEMA)
+            create_tables(db)
         self._thread = self._started()
 
     @property
@@ -235,7 +225,7 @@ class History:
             if not oldest:
                 return
             with db:
-                for table in ("jobs", "attempts", "used"):
+                for table in ("jobs", "attempts", "used", "copied"):
                     db.executemany(f"DELETE FROM {table} WHERE partition = ? AND number = ?", oldest)
 
     def _in_use(self, db: sqlite3.Connection) -> int:
@@ -264,18 +254,20 @@ class History:
         return next(map(_job, self._ask(sql, partition, id)), None)
 
     def jobs(
-        self, partition: str, user: str = "", state: str = "", before: int | None = None, limit: int = 100
+        self, partition: str, wanted: JobFilter = EVERY_JOB, before: int | None = None, limit: int = 100
     ) -> list[JobRow]:
-        """Return finished jobs, the newest first."""
-        where, values = ["partition = ?"], [partition]
-        for column, value in (("user", user), ("state", state)):
-            if value:
-                where.append(f"{column} = ?")
-                values.append(value)
-        if before is not None:
-            where.append(f"number < {before:d}")
-        sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT {limit:d}"
-        return list(map(_job, self._ask(sql, *values)))
+        """Return finished jobs, the newest first: those with a number below `before`."""
+        with self._reading() as db:
+            where, values = condition(db, wanted)
+            if before is not None:
+                where += f" AND number < {before:d}"
+            sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = :partition AND {where} ORDER BY number DESC"
+            return list(map(_job, db.execute(f"{sql} LIMIT {limit:d}", {**values, "partition": partition})))
+
+    def usage(self, report: UsageReport) -> None:
+        """Add the attempts that have ended to a report."""
+        with self._reading() as db:
+            add_ended(report, db)
 
     def starts(self, partition: str, numbers: list[int]) -> dict[int, int]:
         """Return, by job number, when the first task of a job started. Jobs whose tasks never started are left out."""
@@ -309,21 +301,40 @@ class History:
         )
         return {stage: (int(cpu), memory, count) for stage, cpu, memory, count in self._ask(sql, partition, number)}
 
+    def mark_copied(self, partition: str, node: str, tasks: Tasks) -> None:
+        """Mark tasks whose logs were copied from their node. Without a mark they are copied again after a restart."""
+        with suppress(sqlite3.Error, JournalError), closing(self._open()) as db, db:
+            mark_copied(db, partition, node, tasks)
+
+    def not_copied(self, partition: str, nodes: list[str]) -> list[tuple[str, Tasks]]:
+        """Return the ended tasks of these nodes whose logs were not copied, with their nodes, the oldest first."""
+        self.flush()
+        with self._reading() as db, db:
+            return not_copied(db, partition, nodes)
+
     def _ask(self, sql: str, *values: Any) -> list[Any]:
+        with self._reading() as db:
+            return db.execute(sql, values).fetchall()
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
         db = self._open()
         try:
-            return db.execute(sql, values).fetchall()
+            yield db
         except sqlite3.Error as problem:
-            raise JournalError(f"{self._path}: {problem}; move the file away to begin a new history") from problem
+            raise self._unreadable(problem) from problem
         finally:
             db.close()
+
+    def _unreadable(self, problem: sqlite3.Error) -> JournalError:
+        return JournalError(f"{self._path}: {problem}; move the file away to begin a new history")
 
     def _open(self) -> sqlite3.Connection:
         try:
             db = sqlite3.connect(self._path, timeout=10.0, check_same_thread=False)
             db.execute("PRAGMA synchronous = NORMAL")
         except sqlite3.Error as problem:
-            raise JournalError(f"{self._path}: {problem}; move the file away to begin a new history") from problem
+            raise self._unreadable(problem) from problem
         return db
 
 
@@ -335,10 +346,10 @@ def _insert(db: sqlite3.Connection, jobs: list[JobRow], attempts: list[AttemptRo
 def _execute(db: sqlite3.Connection, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
     db.executemany(
         f"REPLACE INTO jobs ({JOB_COLUMNS}) VALUES ({_marks(JobRow)})",
-        [(*msgspec.structs.astuple(row)[:-1], _text(row.tasks)) for row in jobs],
+        [(*msgspec.structs.astuple(row)[:-2], _text(row.tasks), _text(row.labels)) for row in jobs],
     )
     db.executemany(
-        f"INSERT INTO attempts ({ATTEMPT_COLUMNS}, first, last) VALUES ({_marks(AttemptRow)}, ?, ?)",
+        f"INSERT INTO attempts ({ATTEMPT_COLUMNS}, first, last, tasks) VALUES ({_marks(AttemptRow)}, ?, ?, ?)",
         [_flat(row) for row in attempts],
     )
     for sql, again in ((REPORTED, False), (REPORTED_AGAIN, True)):
@@ -362,18 +373,19 @@ def _text(value: object) -> str:
 
 def _flat(row: AttemptRow) -> tuple[Any, ...]:
     values = list(msgspec.structs.astuple(row))
-    values[AttemptRow.__struct_fields__.index("indices")] = _text(row.indices)
-    return (*values, row.indices[0] if row.indices else 0, row.indices[-1] - 1 if row.indices else -1)
+    values[INDICES], values[AMOUNTS] = _text(row.indices), _text(row.amounts)
+    flat = row.indices
+    return (*values, flat[0] if flat else 0, flat[-1] - 1 if flat else -1, count(flat))
 
 
 def _job(row: tuple[Any, ...]) -> JobRow:
-    return msgspec.convert([*row[:-1], msgspec.json.decode(row[-1])], JobRow)
+    return msgspec.convert([*row[:-2], *map(msgspec.json.decode, row[-2:])], JobRow)
 
 
 def _attempt(row: tuple[Any, ...]) -> AttemptRow:
     values = list(row)
-    at = AttemptRow.__struct_fields__.index("indices")
-    values[at] = msgspec.json.decode(values[at])
+    for at in (INDICES, AMOUNTS):
+        values[at] = msgspec.json.decode(values[at])
     return msgspec.convert(values, AttemptRow)
 
 

@@ -226,7 +226,7 @@ class Job(Answer, frozen=True, kw_only=True):
     matched: str | None = None
     """The requestor pattern that chose the queue, if one did."""
     forgotten: bool = False
-    """True if only the history knows the job: its stages, labels, priority and `after` are not known any more."""
+    """True if only the history knows the job: its stages, priority and `after` are not known any more."""
 
     @property
     def over(self) -> bool:
@@ -606,6 +606,7 @@ class PastJob(Answer, frozen=True, kw_only=True):
     tasks: dict[str, int]
     started: float | None = None
     """When its first task started; null if none did."""
+    labels: dict[str, str] = {}
 
 
 class HistoryPage(Answer, frozen=True, kw_only=True):
@@ -627,6 +628,37 @@ class Attempts(Answer, frozen=True, kw_only=True):
     attempts: list[Attempt]
     used: dict[str, StageUse]
     next: str
+
+
+class Used(Answer, frozen=True, kw_only=True):
+    """Use in a span of time: of one group of a report, or in total."""
+
+    group: dict[str, str]
+    """The user, queue, partition or job; empty for the total."""
+    jobs: int
+    """Jobs with a task that ran in that time."""
+    attempts: int
+    """Attempts of tasks that ran in that time: a task that was tried twice has two."""
+    preempted: int
+    """Attempts that were stopped in that time for other work, or to start again with their gang."""
+    hours: dict[str, float]
+    """Resource → hours: CPU-hours, GPU-hours, and for memory bytes times hours."""
+    wait_mean: float | None
+    """Seconds from the submission of a job to the start of its first task, of the jobs that began in that time; null
+    if there are none."""
+    wait_median: float | None
+    wait_95: float | None
+    """The wait that 95 of 100 jobs did not exceed."""
+
+
+class UsageReport(Answer, frozen=True, kw_only=True):
+    """The resources that tasks had, from their start to their end or to `until`, whether they used them or not."""
+
+    by: list[str]
+    since: float | None
+    until: float
+    rows: list[Used]
+    total: Used
 
 
 class Event(Answer, frozen=True, kw_only=True):

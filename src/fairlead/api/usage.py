@@ -1,0 +1,106 @@
+"""The use of users, queues, partitions and jobs in a span of time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, cast
+
+from litestar import Request, get
+from litestar.params import QueryParameter
+
+from fairlead.api.attempts import FLUSH_TIMEOUT
+from fairlead.api.context import USERS, PartitionName, caller_of, services_of
+from fairlead.api.history import Moment, span_of
+from fairlead.core.errors import Refused
+from fairlead.core.model import FAR
+from fairlead.core.resources import HOUR, MEMORY, MILLI, SECOND, shown
+from fairlead.history.usage import GROUPS, Group, Taken, UsageReport, Use, running
+from fairlead.wire import api as wire
+
+HttpRequest = Request[Any, Any, Any]
+
+
+@get("/usage/report", operation_id="usageReport", guards=[USERS], summary="Use of resources in a span of time")
+async def usage_report(
+    request: HttpRequest,
+    by: Annotated[
+        str,
+        QueryParameter(
+            required=False, max_length=100, description="One or more of user, queue, partition, job, with commas."
+        ),
+    ] = "",
+    since: Moment = "",
+    until: Moment = "",
+    user: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
+    partition: PartitionName = "",
+) -> wire.UsageReport:
+    """Add up the resources of tasks, also of those that run or were preempted, and the waits of jobs, in groups and in
+    total. Without a partition, all partitions count. Users see their own use."""
+    services = services_of(request)
+    caller = caller_of(request)
+    groups = _groups(by)
+    first, last = span_of(since, until)
+    if not caller.operator:
+        if user not in ("", caller.user):
+            problem = "the use of other users is shown to operators; leave it out to see your own"
+            raise Refused("user", problem, "forbidden")
+        user = caller.user
+    control = services.control
+    served = [control.find(name) for name in ((partition,) if partition else control.names())]
+    report = UsageReport(groups, first or 0, FAR if last is None else last, user, partition)
+    async with services.reporting:
+        taken = [await service.read(lambda state: running(state, control.now)) for service in served]
+        await asyncio.to_thread(services.records.flush, FLUSH_TIMEOUT)
+
+        def add_up() -> list[wire.Used]:
+            for part in taken:
+                report.add_running(part)
+            services.records.usage(report)
+            rows = sorted(report.rows.items())
+            return [_used(dict(zip(groups, key, strict=True)), use) for key, use in rows]
+
+        rows = await asyncio.to_thread(add_up)
+    return wire.UsageReport(
+        by=list(groups),
+        since=None if first is None else first / SECOND,
+        until=min(report.until, _latest(taken, control.now)) / SECOND,
+        rows=rows if groups else [],
+        total=_used({}, report.total),
+    )
+
+
+def _groups(by: str) -> tuple[Group, ...]:
+    names = by.split(",") if by else []
+    for name in names:
+        if name not in GROUPS:
+            raise Refused("by", f"{shown(name)} is not one of {', '.join(GROUPS)}; write one or more, with commas")
+        if names.count(name) > 1:
+            raise Refused("by", f"{name} is named twice; drop one")
+    return cast(tuple[Group, ...], tuple(names))
+
+
+def _latest(taken: list[Taken], now: int) -> int:
+    """Return the time up to which running tasks count."""
+    return max((part.now for part in taken), default=now)
+
+
+def _used(group: dict[str, str], use: Use) -> wire.Used:
+    mean = use.mean_wait()
+    median, most = use.waits_of(50, 95)
+    return wire.Used(
+        group=group,
+        jobs=use.jobs,
+        attempts=use.attempts,
+        preempted=use.preempted,
+        hours={name: amount / (HOUR * _unit(name)) for name, amount in sorted(use.amounts.items())},
+        wait_mean=None if mean is None else mean / SECOND,
+        wait_median=None if median is None else median / SECOND,
+        wait_95=None if most is None else most / SECOND,
+    )
+
+
+def _unit(resource: str) -> int:
+    return 1 if resource == MEMORY else MILLI
+
+
+HANDLERS = [usage_report]

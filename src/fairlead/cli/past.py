@@ -1,0 +1,157 @@
+"""The past on the command line: finished jobs, and the use of resources."""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fairlead.cli.options import AsJson, Partition, open_client
+from fairlead.cli.output import ago, calls_server, first, lasted, print_json, print_table, say_cut
+
+if TYPE_CHECKING:
+    from fairlead.wire import api as wire
+
+EndState = Literal["succeeded", "failed", "killed"]
+Since = Annotated[
+    str,
+    typer.Option(help="Begin of the time: a date such as 2026-11-30 or 2026-11-30T12:00, or an age such as 7d or 12h."),
+]
+Until = Annotated[str, typer.Option(help="End of the time, written like --since. By default now.")]
+UNITS = {"w": "weeks", "d": "days", "h": "hours", "min": "minutes", "m": "minutes", "s": "seconds"}
+AGE = re.compile(r"(?:[0-9]{1,6}(?:w|d|h|min|m|s))+")
+EPOCH = re.compile(r"[0-9]{9,12}(\.[0-9]+)?")
+GIB = 2**30
+
+
+def moment(text: str, option: str) -> float | None:
+    """Return the seconds since 1970 that an option names; None if it is empty."""
+    if not text:
+        return None
+    if EPOCH.fullmatch(text):
+        return float(text)
+    try:
+        if AGE.fullmatch(text):
+            parts = re.findall(r"([0-9]+)([a-z]+)", text)
+            return (datetime.now() - sum((_age(*part) for part in parts), timedelta())).timestamp()
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        problem = f"{text!r} is not a time; write 2026-11-30, 2026-11-30T12:00, or an age such as 7d or 12h"
+        raise typer.BadParameter(problem, param_hint=option) from None
+
+
+def _age(number: str, unit: str) -> timedelta:
+    return timedelta(**{UNITS[unit]: int(number)})
+
+
+@calls_server
+def history(
+    user: Annotated[str, typer.Option(help="Only jobs of this user.")] = "",
+    queue: Annotated[str, typer.Option("--queue", "-q", help="Only jobs of this queue and the queues below it.")] = "",
+    state: Annotated[EndState | None, typer.Option(help="Only jobs in this state.")] = None,
+    name: Annotated[
+        str, typer.Option(help="Only jobs with this name, or with a name like 'train-*'.", metavar="PATTERN")
+    ] = "",
+    label: Annotated[str, typer.Option("--label", "-l", help="Only jobs with this label, as key=value.")] = "",
+    node: Annotated[str, typer.Option(help="Only jobs with a task that ran on this node.")] = "",
+    since: Since = "",
+    until: Until = "",
+    limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 50,
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """List finished jobs, including those already forgotten by the scheduler. A job counts at the time of its end."""
+    times = {"since": moment(since, "--since"), "until": moment(until, "--until")}
+    filters = {"user": user, "queue": queue, "state": state, "name": name, "label": label, "node": node, **times}
+    with open_client(partition) as client:
+        jobs, cut = first(limit, client.history(**filters, limit=min(limit + 1, 1000)))
+    if cut:
+        say_cut(limit, "jobs, the newest,")
+    if as_json:
+        print_json(jobs)
+        return
+    rows = [
+        (
+            job.id,
+            job.name,
+            job.user,
+            job.queue,
+            job.state,
+            ", ".join(f"{number} {outcome}" for outcome, number in sorted(job.tasks.items())),
+            lasted((job.ended if job.started is None else job.started) - job.submitted),
+            "" if job.started is None else lasted(job.ended - job.started),
+            ago(job.ended),
+        )
+        for job in jobs
+    ]
+    print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "WAITED", "RAN", "ENDED"), rows)
+
+
+@calls_server
+def usage(
+    by: Annotated[
+        str, typer.Option(help="Groups: user, queue, partition, job, or several with commas.", metavar="GROUPS")
+    ] = "user",
+    since: Since = "",
+    until: Until = "",
+    user: Annotated[str, typer.Option(help="Only work of this user.")] = "",
+    partition: Annotated[str, typer.Option("--partition", "-p", help="Partition. By default all of them.")] = "",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the resources that tasks had, in hours, with waits and preemptions.
+
+    Attempts count from their start to their end or until now, also those that were preempted or failed. The wait of a
+    job is the time from its submission to the start of its first task.
+
+    fairlead usage --by user,queue --since 7d
+    """
+    if as_csv and as_json:
+        raise typer.BadParameter("the report is printed once; drop --csv or --json", param_hint="--csv")
+    times = moment(since, "--since"), moment(until, "--until")
+    with open_client(partition) as client:
+        report = client.usage_report([name.strip() for name in by.split(",") if name.strip()], *times, user=user)
+    if as_json:
+        print_json(report)
+        return
+    kinds = sorted({"cpu", "memory", *report.total.hours})
+    if as_csv:
+        _print_csv(report, kinds)
+        return
+    columns = [*(name.upper() for name in report.by), "JOBS", "ATTEMPTS", "PREEMPTED"]
+    columns += [f"{'GiB' if kind == 'memory' else kind.upper()}-HOURS" for kind in kinds]
+    rows = [(*row.group.values(), *_cells(row, kinds)) for row in report.rows]
+    if len(rows) != 1:
+        label = ["total", *[""] * (len(report.by) - 1)] if report.by else []
+        rows.append((*label, *_cells(report.total, kinds)))
+    print_table((*columns, "WAIT", "MEDIAN", "95%"), rows)
+
+
+def _cells(row: wire.Used, kinds: list[str]) -> list[object]:
+    hours = [_hours(_amount(kind, row)) for kind in kinds]
+    waits = ["" if wait is None else lasted(wait) for wait in (row.wait_mean, row.wait_median, row.wait_95)]
+    return [row.jobs, row.attempts, row.preempted, *hours, *waits]
+
+
+def _amount(kind: str, row: wire.Used) -> float:
+    hours = row.hours.get(kind, 0.0)
+    return hours / GIB if kind == "memory" else hours
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.3g}" if hours < 100 else f"{hours:.0f}"
+
+
+def _print_csv(report: wire.UsageReport, kinds: list[str]) -> None:
+    """Print the rows, without the total. Waits are in seconds."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    hours = ["memory_gib_hours" if kind == "memory" else f"{kind}_hours" for kind in kinds]
+    writer.writerow([*report.by, "jobs", "attempts", "preempted", *hours, "wait_mean", "wait_median", "wait_95"])
+    for row in report.rows if report.by else [report.total]:
+        amounts = [_amount(kind, row) for kind in kinds]
+        waits = (row.wait_mean, row.wait_median, row.wait_95)
+        writer.writerow([*row.group.values(), row.jobs, row.attempts, row.preempted, *amounts, *waits])

@@ -1,0 +1,54 @@
+"""The logs that were copied from nodes of pools, so that a restart of the server finds those that were not.
+
+The attempts of a node are in the history. Those whose logs were copied are marked; the others are still to be copied.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import msgspec
+
+from fairlead.core.ranges import Ranges, difference
+from fairlead.wire.agent import Tasks
+
+NODES = "node IN (SELECT value FROM json_each(:nodes))"
+
+
+def mark_copied(db: sqlite3.Connection, partition: str, node: str, tasks: Tasks) -> None:
+    """Mark tasks whose logs were copied from their node."""
+    indices = msgspec.json.encode(tasks.indices).decode()
+    row = (partition, tasks.number, tasks.stage, tasks.attempt, indices, node)
+    db.execute("INSERT OR IGNORE INTO copied VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
+def not_copied(db: sqlite3.Connection, partition: str, nodes: list[str]) -> list[tuple[str, Tasks]]:
+    """Return the ended tasks of these nodes whose logs were not copied, with their nodes, the oldest first.
+
+    Marks of other nodes are removed: these nodes are gone, and their names are not used again.
+    """
+    values: dict[str, Any] = {"partition": partition, "nodes": msgspec.json.encode(nodes).decode()}
+    db.execute(f"DELETE FROM copied WHERE partition = :partition AND NOT {NODES}", values)
+    copied: dict[tuple[int, str, int], Ranges] = {}
+    query = f"SELECT number, stage, attempt, indices FROM copied WHERE partition = :partition AND {NODES}"
+    for number, stage, attempt, indices in db.execute(query, values):
+        done = copied.setdefault((number, stage, attempt), Ranges())
+        flat = _flat(indices)
+        done.add(difference(flat, done.overlap(flat)))
+    query = (
+        "SELECT job, number, stage, attempt, indices, node FROM attempts "
+        f"WHERE partition = :partition AND tasks > 0 AND {NODES} ORDER BY rowid"
+    )
+    missing: list[tuple[str, Tasks]] = []
+    for job, number, stage, attempt, indices, node in db.execute(query, values):
+        flat = _flat(indices)
+        done = copied.get((number, stage, attempt), Ranges())
+        rest = difference(flat, done.overlap(flat))
+        if rest:
+            missing.append((node, Tasks(job, number, stage, attempt, rest)))
+    return missing
+
+
+def _flat(indices: str) -> tuple[int, ...]:
+    return msgspec.json.decode(indices, type=tuple[int, ...])

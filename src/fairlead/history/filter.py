@@ -1,0 +1,57 @@
+"""Filters of finished jobs, as conditions of SQL."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import sqlite3
+from typing import Any
+
+import msgspec
+
+from fairlead.core.model import Micros
+
+
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """The finished jobs that are wanted. Fields that are empty or None exclude no job."""
+
+    user: str = ""
+    queue: str = ""
+    """A queue, with the queues below it."""
+    state: str = ""
+    name: str = ""
+    """A pattern: `*` stands for any text, `?` for one character, `[abc]` for one of these."""
+    label: tuple[str, str] | None = None
+    since: Micros | None = None
+    """Jobs that ended at this time or later."""
+    until: Micros | None = None
+    """Jobs that ended before this time."""
+    node: str = ""
+    """A node on which a task of the job ran."""
+
+
+EVERY_JOB = JobFilter()
+CONDITIONS = {
+    "user": "user = :user",
+    "queue": "(queue = :queue OR substr(queue, 1, length(:queue) + 1) = :queue || '.')",
+    "state": "state = :state",
+    "name": "matches(name)",
+    "label": "EXISTS (SELECT 1 FROM json_each(labels) WHERE key = :key AND value = :value)",
+    "since": "ended >= :since",
+    "until": "ended < :until",
+    "node": "EXISTS (SELECT 1 FROM attempts WHERE attempts.partition = jobs.partition "
+    "AND attempts.number = jobs.number AND node = :node)",
+}
+
+
+def condition(db: sqlite3.Connection, wanted: JobFilter) -> tuple[str, dict[str, Any]]:
+    """Return the condition for rows of the table `jobs`, and its values. `db` gets the function that it calls."""
+    values = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value not in ("", None)}
+    conditions = [CONDITIONS[name] for name in values]
+    if wanted.name:
+        # The patterns of `fnmatch` never take exponential time; those of SQLite's GLOB may.
+        match = re.compile(fnmatch.translate(wanted.name)).match
+        db.create_function("matches", 1, lambda name: match(name) is not None)
+    if wanted.label is not None:
+        values["key"], values["value"] = values.pop("label")
+    return " AND ".join(conditions) or "1", values

@@ -1,0 +1,237 @@
+"""Reports of use: the resources that tasks had and for how long, the waits of jobs, and preemptions.
+
+A report adds up whole numbers: amounts in the units of the core times microseconds. The history has the attempts that
+have ended; the state has those that run. Both are taken at the same instant of a partition, so that an attempt that
+ends meanwhile is counted once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from array import array
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from fairlead.core.errors import Refused
+from fairlead.core.model import FAR, Amounts, Micros, Stage
+from fairlead.core.ranges import count
+from fairlead.core.state import Partition
+
+Group = Literal["user", "queue", "partition", "job"]
+GROUPS: tuple[Group, ...] = ("user", "queue", "partition", "job")
+MOST_ROWS = 10_000
+"""Rows that one report may have."""
+
+
+class Running(NamedTuple):
+    """Tasks that run."""
+
+    stage: Stage
+    indices: tuple[int, ...]
+    started: Micros
+
+
+class Owner(NamedTuple):
+    """The job that used resources."""
+
+    partition: str
+    number: int
+    job: str
+    user: str
+    queue: str
+    submitted: Micros
+
+
+class Taken(NamedTuple):
+    """The tasks of a partition that run."""
+
+    partition: str
+    cycle: Micros
+    """The time of the last cycle. Attempts that ended later are among the tasks."""
+    now: Micros
+    tasks: list[Running]
+
+
+def running(partition: Partition, now: Micros) -> Taken:
+    """Return the tasks that run. This is quick, also if there are many."""
+    tasks = [
+        Running(allocation.stage, allocation.indices, allocation.started)
+        for allocation in partition.allocations.values()
+        if allocation.started is not None
+    ]
+    return Taken(partition.name, partition.now, max(now, partition.now), tasks)
+
+
+class Use:
+    """One row of a report."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        """The number of jobs with a task that ran."""
+        self.attempts = 0
+        """The number of attempts of tasks that ran."""
+        self.preempted = 0
+        self.amounts: dict[str, int] = {}
+        """Resource → the sum of amount times microseconds."""
+        self._waits = array("q")
+
+    def add_work(self, tasks: int, preempted: int, micros: int, amounts: Amounts) -> None:
+        """Add attempts whose run times have the sum `micros`. Each had `amounts`."""
+        self.attempts += tasks
+        self.preempted += preempted
+        for name, amount in amounts:
+            self.amounts[name] = self.amounts.get(name, 0) + amount * micros
+
+    def add_job(self, wait: Micros | None) -> None:
+        """Add a job, with its wait if it began in the time of the report."""
+        self.jobs += 1
+        if wait is not None:
+            self._waits.append(wait)
+
+    def mean_wait(self) -> float | None:
+        return sum(self._waits) / len(self._waits) if self._waits else None
+
+    def waits_of(self, *percents: int) -> list[Micros | None]:
+        """Return, for each percentage, the wait that this part of the jobs did not exceed."""
+        waits = sorted(self._waits)
+        if not waits:
+            return [None] * len(percents)
+        return [waits[max(0, (len(waits) * percent + 99) // 100 - 1)] for percent in percents]
+
+
+class UsageReport:
+    """The use in a span of time, in rows and in total."""
+
+    def __init__(
+        self,
+        by: tuple[Group, ...] = (),
+        since: Micros = 0,
+        until: Micros = FAR,
+        user: str = "",
+        partition: str = "",
+    ) -> None:
+        """`user` and `partition` choose a part of the work."""
+        self.by = by
+        self.since, self.until = since, until
+        self.user, self.partition = user, partition
+        self.rows: dict[tuple[str, ...], Use] = {}
+        self.total = Use()
+        self.cycles: dict[str, Micros] = {}
+        """Partition → the time of the last cycle before its running tasks were taken."""
+        self.unfinished: dict[tuple[str, int], tuple[Owner, Micros]] = {}
+        """Jobs with running tasks → the first start of these."""
+
+    def add_running(self, taken: Taken) -> None:
+        """Add the tasks that run in a partition. This comes before `add_ended`."""
+        name = taken.partition
+        self.cycles[name] = taken.cycle
+        until = min(self.until, taken.now)
+        for stage, indices, started in taken.tasks:
+            job = stage.job
+            user = job.user
+            if started >= self.until or taken.now < self.since or (self.user and user != self.user):
+                continue
+            owner = Owner(name, job.number, job.id, user, job.queue.path, job.submitted)
+            _, first = self.unfinished.get((name, job.number), (owner, FAR))
+            self.unfinished[name, job.number] = (owner, min(first, started))
+            tasks = count(indices)
+            for use in self.of(owner):
+                use.add_work(tasks, 0, tasks * max(0, until - max(started, self.since)), stage.shape.amounts)
+
+    def of(self, owner: Owner) -> tuple[Use, Use]:
+        """Return the row of a job, and the total."""
+        key = tuple(str(getattr(owner, name)) for name in self.by)
+        row = self.rows.get(key)
+        if row is None:
+            if len(self.rows) >= MOST_ROWS:
+                problem = f"the report has more than {MOST_ROWS} rows; choose a shorter time or group by less"
+                raise Refused("by", problem)
+            row = self.rows[key] = Use()
+        return row, self.total
+
+    def add_job(self, owner: Owner, began: Micros) -> None:
+        """Add a job that ran in the time of the report and whose first task started at `began`."""
+        wait = began - owner.submitted if began >= self.since else None
+        for use in self.of(owner):
+            use.add_job(wait)
+
+
+# -- the attempts that have ended ----------------------------------------------------------------------------------
+
+PIECES = """
+SELECT partition, number, job, user, queue, submitted, amounts, outcome, tasks, started AS began, ended
+FROM attempts WHERE tasks > 0 AND started IS NOT NULL AND {where}
+UNION ALL
+SELECT a.partition, a.number, a.job, a.user, a.queue, a.submitted, a.amounts, a.outcome, 1,
+    max(a.submitted, a.ended - used.ran), a.ended
+FROM attempts AS a JOIN used USING (partition, number, stage, attempt)
+WHERE a.tasks > 0 AND a.started IS NULL AND used.ran >= 0 AND place BETWEEN a.first AND a.last
+    AND (a.last - a.first < a.tasks OR holds(a.indices, place)) AND {where}
+"""
+"""Attempts with a start. A quick task may end before its start is reported; then its start is its end minus its run
+time, which each task has reported."""
+LOW_BITS = 20
+"""The sums of the high and of the low bits fit into the 64 bits of SQLite; the sum of all bits may not."""
+
+
+def add_ended(report: UsageReport, db: sqlite3.Connection) -> None:
+    """Add the attempts of a history that have ended, and the jobs."""
+    db.create_function("holds", 2, _holds, deterministic=True)
+    for partition, number, job, user, queue, submitted, amounts, tasks, preempted, high, low in _work(report, db):
+        owner = Owner(partition, number, job, user, queue, submitted)
+        for use in report.of(owner):
+            use.add_work(tasks, preempted, (high << LOW_BITS) + low, msgspec.json.decode(amounts, type=Amounts))
+    for *fields, began, last in _jobs(report, db):
+        owner = Owner(*fields)
+        _, started = report.unfinished.pop((owner.partition, owner.number), (owner, FAR))
+        if last >= report.since or started != FAR:
+            report.add_job(owner, min(began, started))
+    for owner, began in report.unfinished.values():
+        report.add_job(owner, began)
+
+
+def _work(report: UsageReport, db: sqlite3.Connection) -> Iterator[Any]:
+    """Yield the sums of equal work: of a job if the report is by job, else of a user, a queue and a partition."""
+    where, values = _where(report, "ended >= :since")
+    columns = {name: name if name in ("partition", *report.by) else "''" for name in ("job", "user", "queue")}
+    number = "number" if "job" in report.by else "0"
+    span = "(tasks * max(0, min(ended, :until) - max(began, :since)))"
+    sql = f"""
+    SELECT partition, {number} AS number, {columns["job"]} AS job, {columns["user"]} AS user,
+        {columns["queue"]} AS queue, 0, amounts, sum(tasks),
+        sum(iif(outcome = 'preempted' AND ended < :until, tasks, 0)),
+        sum({span} >> {LOW_BITS}), sum({span} & {(1 << LOW_BITS) - 1})
+    FROM ({PIECES.format(where=where)}) WHERE began < :until GROUP BY 1, 2, 3, 4, 5, amounts
+    """
+    return iter(db.execute(sql, values))
+
+
+def _jobs(report: UsageReport, db: sqlite3.Connection) -> Iterator[Any]:
+    """Yield the jobs that started before the end of the report, with the first start and the last end of attempts."""
+    where, values = _where(report)
+    sql = f"""
+    SELECT partition, number, job, user, queue, submitted, min(began), max(ended)
+    FROM ({PIECES.format(where=where)}) WHERE began < :until GROUP BY 1, 2, 3, 4, 5, 6
+    """
+    return iter(db.execute(sql, values))
+
+
+def _where(report: UsageReport, *more: str) -> tuple[str, dict[str, Any]]:
+    """Return the condition for attempts of a report, and its values."""
+    conditions = list(more)
+    values: dict[str, Any] = {"since": report.since, "until": report.until}
+    for name, chosen in (("user", report.user), ("partition", report.partition)):
+        if chosen:
+            conditions.append(f"{name} = :{name}")
+            values[name] = chosen
+    for at, (partition, cycle) in enumerate(sorted(report.cycles.items())):
+        conditions.append(f"(partition != :partition{at} OR ended <= :cycle{at})")
+        values[f"partition{at}"], values[f"cycle{at}"] = partition, cycle
+    return " AND ".join(conditions) or "1", values
+
+
+def _holds(indices: str, index: int) -> bool:
+    flat = msgspec.json.decode(indices, type=list[int])
+    return any(start <= index < end for start, end in zip(flat[::2], flat[1::2], strict=True))
