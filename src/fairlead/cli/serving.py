@@ -262,8 +262,7 @@ def _run(
     except OSError as problem:
         fail(f"port {port} of {host}: {problem.strerror}; choose another one with --port")
     port = listening.getsockname()[1]
-    scheme = "http" if certificate is None else "https"
-    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    url = _url("http" if certificate is None else "https", host, port)
     import uvloop
 
     from fairlead.app import Failed, Serve
@@ -290,6 +289,13 @@ def _run(
     finally:
         (directory / "server.json").unlink(missing_ok=True)
         os.close(lock)
+
+
+def _url(scheme: str, host: str, port: int) -> str:
+    """Return the address for people, agents and pools. A server that listens everywhere is named by its machine."""
+    if host in ("0.0.0.0", "::"):
+        host = os.uname().nodename
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool, agent: list[str] | None) -> None:
