@@ -22,7 +22,7 @@ from fairlead.agent.link import end_all
 from fairlead.api.examples import POOL_ANSWER
 from fairlead.cli.agent import FINAL
 from fairlead.cli.pools import _lines
-from fairlead.cli.serving import _url
+from fairlead.cli.serving import _program, _url
 from fairlead.wire import api as wire
 from tests.live import PROGRAM, SECONDS, Up
 
@@ -70,6 +70,10 @@ def test_output_is_followed_from_attempt_to_attempt(up: Up) -> None:
     assert up.run("logs", "--attempt", "1", name) == "try 1\n"
     assert up.run("logs", "--attempt", "2", "--stderr", name) == "oops 2\n"
     assert "has no attempt 4; it has 1, 2, 3" in up.ask("logs", "--attempt", "4", name).stderr
+
+
+def test_users_take_turns_in_the_first_configuration(up: Up) -> None:
+    assert "default: {share: 100, order: fair}" in up.run("config", "get")
 
 
 def test_logs_of_a_waiting_task_say_what_to_do(up: Up) -> None:
@@ -426,6 +430,15 @@ def test_beyond_this_machine_tls_is_needed(tmp_path: Path) -> None:
 )
 def test_a_server_that_listens_everywhere_is_named_by_its_machine(host: str, url: str) -> None:
     assert _url("https", host, 7070) == url
+
+
+def test_commands_that_are_printed_work_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fairlead").touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["./fairlead", "up"])
+    assert _program() == str(tmp_path / "fairlead")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _program() == "fairlead"
 
 
 def refused(tmp_path: Path, *arguments: str | Path) -> tuple[int, str]:
