@@ -23,11 +23,11 @@ BLOCK = re.compile(r"(<!-- stranger: [^\n]* -->\n\n```text\n)(.*?)(^```$)", re.M
 PATH: tuple[str | tuple[str, str], ...] = (
     ("fairlead node list", "box"),
     "fairlead run -- echo hello",
-    "fairlead submit --name sleepers --array 3 -- sleep 600",
-    ("fairlead ps", "3 running"),
+    "fairlead submit --name sleepers --array 2 --cpu 500m -- sleep 600",
+    ("fairlead ps", "2 running"),
     "fairlead submit --name talker --shell -- 'echo one; echo two; sleep 600'",
     ("fairlead logs 3", "two"),
-    "fairlead scale 2 5",
+    "fairlead scale 2 50",
     "fairlead explain 2",
     "fairlead kill 2 3",
     "fairlead wait 3",
@@ -43,7 +43,7 @@ PATH: tuple[str | tuple[str, str], ...] = (
 
 def walk(folder: Path) -> str:
     """Run the commands, and return what a terminal would show."""
-    up = Up(folder)
+    up = Up(folder, "--name", "box", "--resource", "cpu=2", "--resource", "memory=4Gi")
     shown = ""
     try:
         for step in PATH:

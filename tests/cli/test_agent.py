@@ -77,6 +77,25 @@ def test_an_agent_that_can_never_join_stops(
     assert done.stderr.count(said) == 1
 
 
+@pytest.mark.parametrize("by_option", [True, False], ids=["option", "variable"])
+def test_certificates_to_trust_are_named_by_option_or_variable(up: Up, tmp_path: Path, by_option: bool) -> None:
+    (tmp_path / "token").write_text(join_token(up, "--node", "n6"))
+    named = ["--ca", "nowhere.crt"] if by_option else []
+    done = subprocess.run(
+        [
+            *(PROGRAM, "agent", "--join", "https://127.0.0.1:1", "--name", "n6"),
+            *("--token-file", "token", "--directory", "here", *named, *AS_ME),
+        ],
+        env=up.environment if by_option else {**up.environment, "FAIRLEAD_CA": "nowhere.crt"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (done.returncode, "nowhere.crt has no certificates to trust" in done.stderr) == (FINAL, True), done.stderr
+
+
 def test_an_agent_stops_when_its_node_is_revoked(up: Up, tmp_path: Path) -> None:
     """And its directory may be given relative to the current one."""
     (tmp_path / "token").write_text(join_token(up, "--node", "n8"))

@@ -22,6 +22,7 @@ from fairlead.agent.link import end_all
 from fairlead.api.examples import POOL_ANSWER
 from fairlead.cli.agent import FINAL
 from fairlead.cli.pools import _lines
+from fairlead.cli.serving import _program, _url
 from fairlead.wire import api as wire
 from tests.live import PROGRAM, SECONDS, Up
 
@@ -69,6 +70,22 @@ def test_output_is_followed_from_attempt_to_attempt(up: Up) -> None:
     assert up.run("logs", "--attempt", "1", name) == "try 1\n"
     assert up.run("logs", "--attempt", "2", "--stderr", name) == "oops 2\n"
     assert "has no attempt 4; it has 1, 2, 3" in up.ask("logs", "--attempt", "4", name).stderr
+
+
+def test_users_take_turns_in_the_first_configuration(up: Up) -> None:
+    assert "default: {share: 100, order: fair}" in up.run("config", "get")
+
+
+def test_logs_of_a_waiting_task_say_what_to_do(up: Up) -> None:
+    name = up.run("submit", "--cpu", "1000", "--", "true").strip()
+    error = up.ask("logs", name).stderr
+    assert f"task 0 of job {name} has not started yet; `fairlead explain {name}` shows why it waits" in error
+    up.run("kill", name)
+
+
+def test_nodes_are_listed_by_every_state_that_they_can_have(up: Up) -> None:
+    for state in ("up", "disconnected", "draining", "disabled", "lost"):
+        up.run("node", "list", "--state", state)
 
 
 def test_logs_follow_the_attempts_that_come(up: Up, tmp_path: Path) -> None:
@@ -400,6 +417,28 @@ def test_beyond_this_machine_tls_is_needed(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1 and "TLS is needed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", f"https://{os.uname().nodename}:7070"),
+        ("::", f"https://{os.uname().nodename}:7070"),
+        ("::1", "https://[::1]:7070"),
+        ("head", "https://head:7070"),
+    ],
+)
+def test_a_server_that_listens_everywhere_is_named_by_its_machine(host: str, url: str) -> None:
+    assert _url("https", host, 7070) == url
+
+
+def test_commands_that_are_printed_work_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fairlead").touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["./fairlead", "up"])
+    assert _program() == str(tmp_path / "fairlead")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _program() == "fairlead"
 
 
 def refused(tmp_path: Path, *arguments: str | Path) -> tuple[int, str]:

@@ -23,7 +23,7 @@ from fairlead.agent.launching import personal_variables, surroundings
 from fairlead.agent.link import Link, OwnSpawner, prepare
 from fairlead.agent.logs import remove_old
 from fairlead.agent.machine import Machine, host_name, this_machine
-from fairlead.agent.session import Channel
+from fairlead.agent.session import Channel, Refused
 from fairlead.agent.split import Helper
 from fairlead.agent.task_table import TaskTable
 from fairlead.wire import agent as wire
@@ -239,7 +239,12 @@ def _address(settings: Settings) -> str:
 def _trust(settings: Settings) -> ssl.SSLContext | None:
     if urlsplit(settings.join).scheme not in ("https", "wss"):
         return None
-    return ssl.create_default_context(cafile=settings.authority)
+    try:
+        return ssl.create_default_context(cafile=settings.authority)
+    except OSError as problem:
+        cause = problem.strerror or problem
+        remedy = "name a PEM file that the agent's user can read, with --ca or FAIRLEAD_CA"
+        raise Refused(f"{settings.authority} has no certificates to trust ({cause}); {remedy}", True) from None
 
 
 def _number_in(file: Path) -> int:

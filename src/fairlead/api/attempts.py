@@ -93,7 +93,9 @@ class TaskAttempts:
             if task.over:
                 break
             if not wait:
-                raise Refused("log", f"{self._name} has no attempt after {after} yet; wait until it has", "missing")
+                none = f"no attempt after {after} yet" if after else "not started yet"
+                remedy = f"`fairlead explain {self._job_id}` shows why it waits, and `logs -f` waits for its output"
+                raise Refused("log", f"{self._name} has {none}; {remedy}", "missing")
             assert self._moved is not None  # the job is in the state, or it would be over
             await asyncio.wait((self._moved,), timeout=pause)
             pause = min(LONGEST_PAUSE, 1.5 * pause)

@@ -64,7 +64,10 @@ def agent(
     uids: Annotated[
         str, typer.Option(help="As root: uids that tasks may run as, such as 1000-60000. By default from login.defs.")
     ] = "",
-    ca: Annotated[Path | None, typer.Option(help="File with certificates to trust, instead of the machine's.")] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(help="File with certificates to trust. By default the variable FAIRLEAD_CA, else the machine's."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Join a server on another machine without TLS.")] = False,
 ) -> None:
     """Run tasks for a server on this machine, until interrupted.
@@ -96,6 +99,8 @@ def agent(
     if token_file is not None:
         # The file may be gone: a machine that has joined no longer needs the token.
         token = token_file.read_text().strip() if token_file.exists() else ""
+    if ca is None and os.environ.get("FAIRLEAD_CA"):
+        ca = Path(os.environ["FAIRLEAD_CA"])
     labels, resources = pairs(label, "--label"), pairs(resource, "--resource")
     whole = (directory or _data() / "agent").absolute()
     _check_users(for_user or [], user, {"--user-map": user_map, "--uids": uids})

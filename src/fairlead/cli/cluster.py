@@ -22,7 +22,7 @@ share = typer.Typer(name="share", help="List and set shares, user patterns and r
 secret = typer.Typer(name="secret", help="List, set and remove secrets that jobs can use.", no_args_is_help=True)
 token = typer.Typer(name="token", help="Create, list and revoke tokens.", no_args_is_help=True)
 
-NodeState = Literal["up", "draining", "disabled", "lost"]
+NodeState = Literal["up", "disconnected", "draining", "disabled", "lost"]
 Role = Literal["user", "operator", "admin", "join"]
 NodeName = Annotated[str, typer.Argument(help="The name of a node.", metavar="NODE")]
 Reason = Annotated[str, typer.Option(help="Why, for people; shown by `node list`. At most 200 characters.")]

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     import socket
 
 PORT = 7070
-ONE_MACHINE = {"partitions": {"default": {"ready_after": "5s"}}}
+ONE_MACHINE = {
+    "partitions": {"default": {"ready_after": "5s", "queues": {"root": {"default": {"share": 100, "order": "fair"}}}}}
+}
 """The first configuration of `up`. Only one agent reports after a start, so `ready_after` can be short."""
 JOIN_TOKEN = "agent-token"
 """The file with the join token of the agent that `up` starts. It admits that agent once."""
@@ -262,8 +264,7 @@ def _run(
     except OSError as problem:
         fail(f"port {port} of {host}: {problem.strerror}; choose another one with --port")
     port = listening.getsockname()[1]
-    scheme = "http" if certificate is None else "https"
-    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    url = _url("http" if certificate is None else "https", host, port)
     import uvloop
 
     from fairlead.app import Failed, Serve
@@ -290,6 +291,13 @@ def _run(
     finally:
         (directory / "server.json").unlink(missing_ok=True)
         os.close(lock)
+
+
+def _url(scheme: str, host: str, port: int) -> str:
+    """Return the address for people, agents and pools. A server that listens everywhere is named by its machine."""
+    if host in ("0.0.0.0", "::"):
+        host = os.uname().nodename
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool, agent: list[str] | None) -> None:
@@ -398,13 +406,12 @@ def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
 
 
 def _program() -> str:
-    """Return how this program is called in a shell: its name if it is on PATH, else its path."""
+    """Return how this program is called in any terminal: by its name if it is on PATH, else by its whole path."""
     called = Path(sys.argv[0]).absolute()
     on_path = shutil.which(called.name)
     if on_path is not None and Path(on_path).absolute() == called:
         return called.name
-    here = Path.cwd()
-    return shlex.quote(str(called.relative_to(here) if called.is_relative_to(here) else called))
+    return shlex.quote(str(called))
 
 
 def _directory(data: Path | None) -> Path:
