@@ -166,6 +166,18 @@ def test_every_command_has_a_line_with_its_user() -> None:
     assert stopped == info("tasks stopped", 0, job=job, by="eve", cause="kill", **{"for": ""}, **where)
 
 
+def test_a_user_is_not_named_for_what_a_report_caused() -> None:
+    w = Logged()
+    w.node("n1", cpu=2)
+    first, second = w.tasks(1), w.tasks(1)
+    w.cycle()
+    w.lines()
+    w.finish(first)
+    w.kill(second, "user")
+    w.cycle()
+    assert [(line["job"], line.get("by")) for line in w.lines("job over")] == [(first, None), (second, "user")]
+
+
 def test_preempted_tasks_name_the_job_or_queue_that_they_stop_for() -> None:
     w = Logged()
     w.node("n1", cpu=1)

@@ -101,6 +101,8 @@ def intake(plan: Plan, commands: Iterable[AnyCommand]) -> tuple[list[Answer], li
             answers.append(DONE)
         else:
             ends.make()
+            if marks:
+                marks[-1] = plan.mark()  # the change for the collected reports belongs to them
             answers.append(_take(plan, command))
         marks.append(plan.mark())
     ends.make()
