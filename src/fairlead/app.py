@@ -56,6 +56,8 @@ __all__ = [
 ]
 
 
+USUAL = ("agent joined", "node key renewed")
+"""Events of agents that are no warnings."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -255,7 +257,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     fcntl.flock(running, fcntl.LOCK_SH)  # released when this process ends
     hub = Agents(
         identities,
-        log=lambda event, fields: log.warning(event, **fields),
+        log=lambda event, fields: (log.info if event in USUAL else log.warning)(event, **fields),
         secrets=secrets.values,
         ended=used,
         gang_seed=secrets.gang_seed,
