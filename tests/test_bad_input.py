@@ -24,6 +24,7 @@ from fairlead.core.commands import (
     RegisterManager,
     Rejected,
     ReleaseHold,
+    RemoveManager,
     RemoveNode,
     RemovePartition,
     Report,
@@ -923,6 +924,14 @@ COMMANDS: dict[str, tuple[Any, str]] = {
     "a manager by a user": (
         RegisterManager(name="k9", **ANN),
         "user: only an operator may register a resource manager; ask one",
+    ),
+    "a manager to remove that is not known": (
+        RemoveManager(name="nothing", **OP),
+        'name: there is no resource manager "nothing"; name one that is known',
+    ),
+    "a manager that a user removes": (
+        RemoveManager(name="k8s", **ANN),
+        "user: only an operator may remove a resource manager; ask one",
     ),
     "an update of an unknown manager": (
         UpdateManager(name="k9", **OP),

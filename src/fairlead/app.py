@@ -57,6 +57,11 @@ __all__ = [
 ]
 
 
+USUAL = ("agent joined", "node key renewed")
+"""Events of agents that are no warnings."""
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
 class Failed(Exception):
     """An operation that failed. `field` is the field of a document, if the problem is in one."""
 
@@ -117,7 +122,7 @@ def _parsed(document: object) -> dict[str, PartitionConfig]:
 def logger_to(
     out: TextIO | LogFile,
     form: Literal["json", "console"],
-    level: Literal["debug", "info", "warning", "error"] = "info",
+    level: LogLevel = "info",
 ) -> FilteringBoundLogger:
     """Return a logger for `views.logs`, as JSON or for people. It changes no global setting."""
     import structlog  # takes a while, and most commands log nothing
@@ -149,6 +154,7 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     key: Path | None = None
     version: str = ""
     log_size: str
+    log_level: LogLevel = "info"
     history_size: str
     outputs: Path | None
     """The folder for logs of nodes that may be gone; by default in the data directory."""
@@ -198,8 +204,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         outputs_size = parse_quantity(MEMORY, settings.outputs_size, "--outputs-size")
         outputs_age = parse_duration(settings.outputs_age, "--outputs-age") / SECOND
     log_file = LogFile(directory / "server.log", log_size)
-    log = logger_to(log_file, "json", "warning")
-    events = logger_to(log_file, "json", "info")
+    log = logger_to(log_file, "json", settings.log_level)
     metrics = Metrics()
     quotas = Quotas()
     history = History(directory / "history", history_size, note=lambda text: log.error("history", problem=text))
@@ -229,7 +234,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         collector.ended(ended)
 
     def pool_log(level: str, event: str, fields: dict[str, Any]) -> None:
-        (events.warning if level == "warning" else events.info)(event, **fields)
+        (log.warning if level == "warning" else log.info)(event, **fields)
 
     def after_cycle(partition: str, seq: int) -> None:
         if partition not in snapshots:
@@ -253,7 +258,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     fcntl.flock(running, fcntl.LOCK_SH)  # released when this process ends
     hub = Agents(
         identities,
-        log=lambda event, fields: log.warning(event, **fields),
+        log=lambda event, fields: (log.info if event in USUAL else log.warning)(event, **fields),
         secrets=secrets.values,
         ended=used,
         gang_seed=secrets.gang_seed,
@@ -321,7 +326,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         quotas,
         settings.version,
         lambda error: log.error("fault", error=repr(error), exc_info=error),
-        lambda event, fields: events.info(event, **fields),
+        lambda event, fields: log.info(event, **fields),
         outputs,
     )
     try:

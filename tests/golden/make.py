@@ -33,6 +33,7 @@ from fairlead.core.commands import (
     MovePool,
     MoveQueue,
     RegisterManager,
+    RemoveManager,
     RemoveNode,
     RemovePartition,
     Report,
@@ -310,6 +311,8 @@ def play(s: Script) -> None:
     s.cycle(DisconnectNodes(names=("c2", "c3"), operator=True))
     s.keep()
     s.cycle(node("c3", resources={"cpu": 8, "gpu": 4}))
+    s.keep()
+    s.cycle(RemoveManager(name="rm", operator=True))
     s.keep()
     s.cycle(RemovePartition(operator=True))
     s.keep()

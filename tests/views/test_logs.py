@@ -73,6 +73,7 @@ def test_a_job_from_its_start_to_its_end() -> None:
             0,
             job=job,
             stage="w",
+            queue="root.default",
             kind="new",
             attempt=1,
             tasks=3,
@@ -92,7 +93,7 @@ def test_a_job_from_its_start_to_its_end() -> None:
     assert (line["event"], line["state"], line["reason"]) == ("job over", "killed", "killed by user")
 
 
-def test_single_tasks_have_a_line_each() -> None:
+def test_a_few_single_tasks_have_a_line_each() -> None:
     w = Logged()
     w.nodes(2, cpu=3)
     w.cycle()
@@ -105,6 +106,136 @@ def test_single_tasks_have_a_line_each() -> None:
         (1, 0, 1, False)
     }
     assert [line["on"] for line in lines] == [[w.placements(job)["w", 0]] for job in jobs]
+
+
+@pytest.mark.parametrize("order", ["fifo", "fair"])
+def test_a_flood_of_single_tasks_is_three_lines(order: str) -> None:
+    """With `fair`, each of these tasks has a change of its own."""
+    w = Logged({"queues": {"root": {"default": {"order": order}}}})
+    w.nodes(12, cpu=3)
+    w.cycle()
+    w.lines()
+    stage = {"name": "w", "resources": {"cpu": 1}, "duration": 5}
+    jobs = [w.submit(user="ann", stages=[stage]) for _ in range(30)]
+    w.cycle()
+    submitted, placed = w.lines()
+    ends = {"first": jobs[0], "last": jobs[-1]}
+    of_ann = {"user": "ann", "queue": "root.default", "priority": 0}
+    assert submitted == info("single jobs submitted", 0, jobs=30, **ends, **of_ann)
+    used = sorted({w.placements(job)["w", 0] for job in jobs}, key=lambda name: int(name[1:]))
+    where = {"nodes": len(used), "on": used[:10]}
+    assert {**placed, "on": sorted(placed["on"], key=lambda name: int(name[1:]))} == info(
+        "single tasks placed", 0, queue="root.default", tasks=30, waited_seconds=0, **ends, **where
+    )
+    w.advance(5)
+    assert w.lines() == [info("single jobs over", 5, jobs=30, state="succeeded", **ends)]
+
+
+def test_every_command_has_a_line_with_its_user() -> None:
+    w = Logged({"queues": {"root": {"default": {"admin": ["eve"]}}}})
+    w.node("n1", cpu=2)
+    job = w.submit(user="ann", stages=[{"name": "w", "count": 4, "min": 1, "resources": {"cpu": 1}}])
+    w.cycle()
+    w.lines()
+    w.scale(job, "w", 3)
+    w.set_priority(job, -1, user="ann")
+    w.cycle()
+    assert w.lines() == [
+        info("stage scaled", 0, job=job, stage="w", before=4, tasks=3),
+        info("priority changed", 0, job=job, before=0, priority=-1, by="ann"),
+    ]
+    w.prioritise(job, "w")
+    w.reset_lane("root.default", job)
+    w.cycle()
+    assert w.lines() == [
+        info("asks brought to front", 0, job=job, stage="w"),
+        info("lane reset", 0, queue="root.default", job=job, cancelled=False),
+    ]
+    w.cancel(job, "w")
+    w.cycle()
+    assert w.lines() == [info("tasks cancelled", 0, job=job, stage="w", kind="new", tasks=1)]
+    w.kill(job, "bob")
+    w.kill(job, "bob")
+    w.cycle()
+    assert [(line["command"], line["times"], line["by"]) for line in w.lines("command refused")] == [("kill", 2, "bob")]
+    w.kill(job, "eve")
+    w.cycle()
+    over, stopped = w.lines()
+    assert (over["event"], over["by"], over["reason"]) == ("job over", "eve", "killed by eve")
+    where = {"stage": "w", "tasks": 2, "nodes": 1, "on": ["n1"]}
+    assert stopped == info("tasks stopped", 0, job=job, by="eve", cause="kill", **{"for": ""}, **where)
+
+
+def test_a_user_is_not_named_for_what_a_report_caused() -> None:
+    w = Logged()
+    w.node("n1", cpu=2)
+    first, second = w.tasks(1), w.tasks(1)
+    w.cycle()
+    w.lines()
+    w.finish(first)
+    w.kill(second, "user")
+    w.cycle()
+    assert [(line["job"], line.get("by")) for line in w.lines("job over")] == [(first, None), (second, "user")]
+
+
+def test_preempted_tasks_name_the_job_or_queue_that_they_stop_for() -> None:
+    w = Logged()
+    w.node("n1", cpu=1)
+    low = w.tasks(1)
+    w.advance(1)
+    high = w.submit(priority=1, stages=[{"name": "w", "resources": {"cpu": 1}}])
+    w.cycle()
+    [line] = w.lines("tasks stopped")
+    assert (line["job"], line["cause"], line["for"]) == (low, "preempt", f"job {high}")
+    w.kill(high)  # its promise is gone when the stop is confirmed
+    w.advance(1)
+    assert w.task(low, "w", 0).reason == f"preempted for job {high}"
+
+    w = Logged(
+        {
+            "rebalance_threshold": 5,
+            "rebalance_after": "1s",
+            "queues": {"root": {"a": {"share": 50}, "b": {"share": 50}}},
+        }
+    )
+    w.nodes(2, cpu=1)
+    for _ in range(2):
+        w.submit(queue="root.a", stages=[{"name": "w", "resources": {"cpu": 1}}])
+    w.advance(1)
+    w.submit(queue="root.b", stages=[{"name": "w", "resources": {"cpu": 1}}])
+    w.cycle()
+    w.advance(5)
+    [line] = w.lines("tasks stopped")
+    assert (line["cause"], line["for"]) == ("preempt", "queue root.b")
+
+
+def test_managers_and_nodes() -> None:
+    w = Logged()
+    w.lines()
+    w.rm("k8s").register()
+    w.cycle()
+    w.rm("k8s").update(
+        nodes=[{"name": "m0", "resources": {"cpu": 2}}],
+        jobs=[{"job": "app"}],
+        asks=[{"job": "app", "ask": "x", "resources": {"cpu": 1}}, {"job": "none", "ask": "x"}],
+    )
+    w.cycle()
+    assert w.lines("manager registered", "node added", "manager items refused") == [
+        info("manager registered", 0, manager="k8s", again=False),
+        info(
+            "manager items refused",
+            0,
+            manager="k8s",
+            items=1,
+            problem='ask[1].job: there is no job "none"; name one that is known',
+        ),
+        info("node added", 0, node="m0", pool="", manager="k8s", resources="cpu=2"),
+    ]
+    w.rm("k8s").remove()
+    w.cycle()
+    assert [line["event"] for line in w.lines()] == ["job over", "tasks stopped", "node removed", "manager removed"]
+    assert not w.partition().managers and not w.partition().nodes.rows and not w.partition().allocations
+    assert w.job("app").state == "killed" and w.job("app").reason == "resource manager k8s was removed"
 
 
 def test_a_part_says_that_more_wait() -> None:
@@ -223,7 +354,8 @@ def test_a_node_that_left_is_still_named() -> None:
     w.remove_node("n1")
     w.cycle()
     assert not w.partition().jobs  # forgotten in the same cycle
-    lost, over = w.lines()
+    lost, over, left = w.lines()
+    assert left == info("node removed", 0, node="n1")
     assert (lost["event"], lost["node"], lost["again"]) == ("tasks lost", "n1", None)
     assert over == warning(
         "job over",

@@ -15,6 +15,7 @@ from fairlead.journal import MemoryJournal
 from fairlead.pools.figures import Figures
 from fairlead.testing import World
 from fairlead.views.metrics.observer import LANES, Metrics
+from fairlead.views.metrics.scraped import InboxFigures
 from fairlead.writer.writer import Stopped, Writer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -635,6 +636,30 @@ def test_backfill_and_planned_starts() -> None:
     assert (buckets["-60.0"], buckets["-1.0"]) == (0, 1)  # ten seconds before its time
 
 
+def test_what_is_counted_for_a_scrape() -> None:
+    w = Watched({"pools": {"cloud": {"max": 4, "node": {"cpu": 2}}}})
+    w.nodes(3, cpu=1)
+    w.drain("n1")
+    first, second = w.tasks(1), w.tasks(1)
+    w.advance(1)
+    w.tasks(2)  # a gang that fits nowhere
+    w.finish(first)
+    w.disconnect("n2")
+    w.advance(1)
+    w.metrics.look(w.partition(), InboxFigures(3, 2, 1, 0))
+    found = figures(w.metrics)
+    assert found["nodes"] == {"up": 1, "disconnected": 1, "draining": 1, "disabled": 0, "lost": 0}
+    assert found["jobs"] == {"waiting": 1, "running": 1, "ended": 1}
+    assert found["queue_running_tasks"] == {"root.default": 1}
+    uses = w.pools()["cloud"]
+    for what in ("available", "pending", "idle", "ordered"):
+        assert found[f"pool_{what}_nodes"] == {"cloud": uses[what]}, what
+    assert found["pool_ordered_nodes"]["cloud"] > 0
+    assert found["inbox_messages"] == {"commands": 3, "reports": 2}
+    assert found["inbox_refused_total"] == {"commands": 1, "reports": 0}
+    assert w.job(second).state == "running"
+
+
 def test_the_page_has_every_metric_and_no_other() -> None:
     w = Watched({"rebalance_threshold": 1, "starving_after": "1s"})
     machines = Figures(w.metrics.registry)
@@ -648,6 +673,9 @@ def test_the_page_has_every_metric_and_no_other() -> None:
     w.ignore_stops(hangs)
     w.kill(hangs)
     w.advance(61)
+    w.node("p1", cpu=0.1, pool="gpu")
+    w.cycle()
+    w.metrics.look(w.partition())
     defined = {}
     for family in text_string_to_metric_families(w.metrics.text(w.now)):
         if family.name.endswith("_created"):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from litestar import Request, delete, get, post, put
 from litestar.params import PathParameter, QueryParameter
 
-from fairlead.api.context import ADMINS, OPERATORS, PartitionName, Shaped, services_of
+from fairlead.api.context import ADMINS, OPERATORS, PartitionName, Shaped, caller_of, services_of
 from fairlead.core.config import parse_config, parse_partition
 from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader, check_name, suggestion
@@ -114,7 +114,7 @@ async def set_shares(
 async def _apply(request: HttpRequest, configs: dict[str, PartitionConfig]) -> wire.Applied:
     compared = _compared(request, configs)
     control = services_of(request).control
-    await control.configure(configs)
+    await control.configure(configs, caller_of(request).user)
     version, _ = control.configured
     return wire.Applied(version=version, differences=compared.differences)
 

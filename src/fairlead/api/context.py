@@ -28,11 +28,13 @@ from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
 from fairlead.core.intake.access import is_owner
 from fairlead.core.model import Job, JobSpec, Micros
+from fairlead.core.state import Partition
 from fairlead.engines.base import Connection
 from fairlead.history.filter import JobFilter
 from fairlead.history.recorder import AttemptRow, JobRow
 from fairlead.history.usage import UsageReport
 from fairlead.views.metrics.lanes import LaneFigures
+from fairlead.views.metrics.scraped import InboxFigures
 from fairlead.wire import api as wire
 from fairlead.wire.agent import LogPart, LogRequest
 
@@ -90,6 +92,8 @@ class Outputs(Protocol):
 
 class Measured(Protocol):
     """The metrics of all partitions."""
+
+    def look(self, partition: Partition, inbox: InboxFigures) -> None: ...
 
     def text(self, now: Micros) -> str: ...
 

@@ -162,6 +162,12 @@ class PartitionService:
             self.managers[name] = Feed(self.writer.seq)
         return self.managers[name]
 
+    def end_manager(self, name: str) -> None:
+        """End the streams of a resource manager that was removed."""
+        feed = self.managers.pop(name, None)
+        if feed is not None:
+            feed.close()
+
     def when_moved(self, job: Job) -> asyncio.Future[None]:
         """Return a future that is resolved when the job's state changes or this service closes."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -267,13 +273,13 @@ class Control:
             raise Unserved("unavailable", f"{self.problem}; ask again in a moment", 1)
         return self._cluster.configured.version, dict(self._cluster.configured.partitions)
 
-    async def configure(self, configs: dict[str, PartitionConfig]) -> None:
-        """Apply a configuration, all of it or nothing."""
+    async def configure(self, configs: dict[str, PartitionConfig], user: str = "") -> None:
+        """Apply a configuration of a user, all of it or nothing."""
         self.find(next(iter(self._served), ""))
         cluster, thread = self._cluster, self._thread
         assert cluster is not None and thread is not None
         try:
-            cycles = await thread.alone(lambda: cluster.configure(configs, self._clock()), self._send)
+            cycles = await thread.alone(lambda: cluster.configure(configs, self._clock(), user), self._send)
         except Stopped as stopped:
             self._break(str(stopped))
             raise Unserved("unavailable", f"{stopped}; ask again in a moment", 1) from None

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from litestar import Request, Response, get
 
 from fairlead.api.context import USERS, services_of
+from fairlead.api.problems import Unserved
+from fairlead.core.errors import Refused
+from fairlead.views.metrics.scraped import InboxFigures
 from fairlead.wire import api as wire
+from fairlead.writer.inbox import Inbox
 
 HttpRequest = Request[Any, Any, Any]
 
@@ -45,7 +51,16 @@ async def readyz(request: HttpRequest) -> Response[wire.Health]:
 async def metrics(request: HttpRequest) -> Response[str]:
     """Return the metrics, which docs/metrics.md describes."""
     services = services_of(request)
+    for name in services.control.names():
+        with suppress(Refused, Unserved):  # it was removed, or is not served now
+            served = services.control.find(name)
+            inbox = _inbox_figures(served.live.inbox)
+            await served.read(partial(services.metrics.look, inbox=inbox))
     return Response(services.metrics.text(services.control.now), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _inbox_figures(inbox: Inbox) -> InboxFigures:
+    return InboxFigures(inbox.waiting_commands, inbox.waiting_reports, inbox.refused_commands, inbox.refused_reports)
 
 
 @get("/api/v1/openapi.json", include_in_schema=False)

@@ -6,6 +6,7 @@ import getpass
 import os
 import pwd
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import strftime
@@ -14,9 +15,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from fairlead.cli.options import pairs
+from fairlead.cli.options import LogLevel, LogLevelOption, pairs
 
 AGENT_USER = "fairlead"
+LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warning", "error")
 FINAL = 78
 """Exit code of an agent that cannot work until an operator acts (EX_CONFIG of sysexits.h): do not start it again."""
 
@@ -69,6 +71,7 @@ def agent(
         typer.Option(help="File with certificates to trust. By default the variable FAIRLEAD_CA, else the machine's."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Join a server on another machine without TLS.")] = False,
+    log_level: LogLevelOption = "info",
 ) -> None:
     """Run tasks for a server on this machine, until interrupted.
 
@@ -84,6 +87,7 @@ def agent(
     from fairlead.agent.split import CannotSplit, Users, split
     from fairlead.wire.addresses import is_exposed
 
+    log = _logger(log_level)
     parts = urlsplit(join)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise typer.BadParameter(
@@ -115,7 +119,7 @@ def agent(
             typer.echo(f"fairlead: error: {problem}", err=True)
             raise typer.Exit(1) from None
     else:
-        _log("single-user node", {"tasks run as": own_name(), "for users": " ".join(for_user or [own_name()])})
+        log("single-user node", {"tasks run as": own_name(), "for users": " ".join(for_user or [own_name()])})
     settings = Settings(
         join=join,
         directory=whole / "agent" if as_users else whole,
@@ -132,12 +136,12 @@ def agent(
     )
 
     async def work() -> None:
-        await Agent(settings, _log, helper=helper).run()
+        await Agent(settings, log, helper=helper).run()
 
     try:
         uvloop.run(work())
     except KeyboardInterrupt:
-        _log("stopped", {"tasks": "they keep running; start the agent again to find them"})
+        log("stopped", {"tasks": "they keep running; start the agent again to find them"})
     except (CannotSplit, Refused, Taken) as problem:
         missing = "" if token_file is None or token_file.exists() else f" ({token_file} does not exist)"
         typer.echo(f"fairlead: error: {problem}{missing}", err=True)
@@ -186,7 +190,15 @@ def _data() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "fairlead"
 
 
-def _log(event: str, fields: dict[str, Any]) -> None:
-    details = " ".join(f"{name}={value}" for name, value in fields.items())
-    with suppress(OSError):  # the disk of the log may be full; the agent continues
-        print(f"{strftime('%Y-%m-%d %H:%M:%S')} {event} {details}", file=sys.stderr, flush=True)
+def _logger(least: LogLevel) -> Callable[[str, dict[str, Any]], None]:
+    """Return a function that writes lines to standard error. Lines with a problem are warnings, others info."""
+
+    def log(event: str, fields: dict[str, Any]) -> None:
+        level = "warning" if "problem" in fields else "info"
+        if LEVELS.index(level) < LEVELS.index(least):
+            return
+        details = " ".join(f"{name}={value}" for name, value in fields.items())
+        with suppress(OSError):  # the disk of the log may be full; the agent continues
+            print(f"{strftime('%Y-%m-%d %H:%M:%S')} {level} {event} {details}", file=sys.stderr, flush=True)
+
+    return log

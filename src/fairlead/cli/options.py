@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from fairlead.client import Client
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogLevelOption = Annotated[
+    LogLevel,
+    typer.Option(
+        "--log-level",
+        envvar="FAIRLEAD_LOG_LEVEL",
+        help="Least level of the lines in the log. At debug, the server says why asks wait.",
+    ),
+]
 Partition = Annotated[str, typer.Option("--partition", "-p", help="Partition. By default the only one, or `default`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobName = Annotated[str, typer.Argument(help="The id of a job.", metavar="JOB")]

@@ -19,7 +19,7 @@ import typer
 
 from fairlead import __version__
 from fairlead.cli.agent import FINAL, own_name
-from fairlead.cli.options import pairs
+from fairlead.cli.options import LogLevel, LogLevelOption, pairs
 from fairlead.cli.output import fail, progress
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ AGENT_NOTE = "the agent that `up` starts"
 """The note of that token."""
 STOPPING = 20.0
 """Seconds that a server has to stop."""
+ROTATION = 60.0
+"""Seconds between two looks at the size of the agent's log."""
 GRACE = 10.0
 """Seconds that tasks have to stop when no server runs that could set their grace period."""
 
@@ -79,6 +81,7 @@ def up(
     ] = None,
     secrets_key: SecretsKey = None,
     log_size: LogSize = "160Mi",
+    log_level: LogLevelOption = "info",
     history_size: HistorySize = "4Gi",
     outputs: Outputs = None,
     outputs_size: OutputsSize = "16Gi",
@@ -90,7 +93,14 @@ def up(
     The next `up` finds the tasks again; `fairlead down --kill` ends them.
     """
     _check_node(name, pairs(resource, "--resource"))
-    options = ["--for", getpass.getuser(), *["--user", "root"] * (os.geteuid() == 0), *["--name", name] * bool(name)]
+    options = [
+        "--log-level",
+        log_level,
+        "--for",
+        getpass.getuser(),
+        *["--user", "root"] * (os.geteuid() == 0),
+        *["--name", name] * bool(name),
+    ]
     for text in resource or ():
         options += ["--resource", text]
     _run(
@@ -106,6 +116,7 @@ def up(
         log_size,
         history_size,
         (outputs, outputs_size, outputs_age),
+        log_level,
     )
 
 
@@ -120,6 +131,7 @@ def server(
     key: Annotated[Path | None, typer.Option(help="File with the key of the certificate.")] = None,
     secrets_key: SecretsKey = None,
     log_size: LogSize = "160Mi",
+    log_level: LogLevelOption = "info",
     history_size: HistorySize = "4Gi",
     outputs: Outputs = None,
     outputs_size: OutputsSize = "16Gi",
@@ -140,6 +152,7 @@ def server(
         log_size,
         history_size,
         (outputs, outputs_size, outputs_age),
+        log_level,
     )
 
 
@@ -215,6 +228,7 @@ def _run(
     log_size: str,
     history_size: str,
     outputs: tuple[Path | None, str, str],
+    log_level: LogLevel,
 ) -> None:
     """Run a server. `agent` holds the options of the agent to run beside it, or None for no agent."""
     if (certificate is None) != (key is None):
@@ -279,6 +293,7 @@ def _run(
         key=key,
         version=__version__,
         log_size=log_size,
+        log_level=log_level,
         history_size=history_size,
         outputs=outputs[0],
         outputs_size=outputs[1],
@@ -350,6 +365,7 @@ async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent
             )
+        rotating = asyncio.create_task(_rotate(str(directory / "agent.log")))
         try:
             code = await process.wait()
             if code == FINAL:
@@ -360,12 +376,24 @@ async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
                 return
             typer.echo(f"fairlead: the agent ended with code {code}; see {directory / 'agent.log'}", err=True)
         finally:
+            rotating.cancel()
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     process.terminate()
                 await process.wait()
         await asyncio.sleep(pause)
         pause = min(2 * pause, 5.0)
+
+
+async def _rotate(path: str) -> None:
+    """Keep the size of the agent's log bounded."""
+    import asyncio
+
+    from fairlead.agent.spawner.files import rotate
+
+    while True:
+        await asyncio.to_thread(rotate, path)
+        await asyncio.sleep(ROTATION)
 
 
 def _end_with_parent() -> None:

@@ -192,6 +192,12 @@ class RegisterManager(Command, frozen=True, tag="register manager"):
     name: str
 
 
+class RemoveManager(Command, frozen=True, tag="remove manager"):
+    """Remove a resource manager that does not come back: its jobs are killed, and its nodes leave."""
+
+    name: str
+
+
 class UpdateManager(Command, frozen=True, tag="update manager"):
     """An update from a resource manager, handled in this order: nodes, jobs, recover, asks, releases."""
 
@@ -263,5 +269,6 @@ AnyCommand = (
     | ResetLane
     | Report
     | RegisterManager
+    | RemoveManager
     | UpdateManager
 )

@@ -36,7 +36,10 @@ class Cycle(msgspec.Struct):
 
     plan: Plan
     changes: list[Change[Any]]
+    commands: Sequence[AnyCommand]
     answers: list[Answer]
+    marks: list[int]
+    """The number of changes that were made when each command had been carried out."""
     effects: list[Effect]
     reasons: dict[tuple[str, str, int], Reason]
     notes: dict[Note, int]
@@ -48,7 +51,7 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
     """Take commands, expire, place waiting tasks, hold nodes and stop tasks for asks without capacity, order nodes."""
     plan = Plan(partition, now)
     try:
-        answers = intake(plan, commands)
+        answers, marks = intake(plan, commands)
         release_obsolete(plan)
         watch("intake")
         if not partition.removed:
@@ -80,4 +83,4 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
     effects = effects_of(partition, done, plan.strays)
     changes = plan.seal()
     watch("seal")
-    return Cycle(plan, changes, answers, effects, plan.reasons, plan.notes, plan.more)
+    return Cycle(plan, changes, commands, answers, marks, effects, plan.reasons, plan.notes, plan.more)

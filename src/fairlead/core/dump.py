@@ -114,6 +114,7 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     rooms: int = 0
     safe_until: int = 0
     overdue: bool = False
+    stopped_for: str = ""
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -356,6 +357,7 @@ def _dump_allocation(allocation: Allocation) -> _Allocation:
         allocation.rooms,
         allocation.safe_until,
         allocation.overdue,
+        allocation.stopped_for,
     )
 
 
@@ -405,6 +407,7 @@ def _load(document: _Document) -> Partition:
                 record.rooms,
                 record.safe_until,
                 record.overdue,
+                record.stopped_for,
             )
         )
     for stage in replacing:

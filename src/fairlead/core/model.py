@@ -430,6 +430,8 @@ class Allocation(msgspec.Struct, eq=False):
     """Nodes were held for its tasks: they are not stopped for a higher priority before this time."""
     overdue: bool = False
     """True if its tasks were told to stop and have not stopped in time. Their capacity is no longer expected."""
+    stopped_for: str = ""
+    """For preempted tasks, the job or queue that they stop for, such as `job 7` or `queue root.ml`."""
 
     @property
     def leaving(self) -> bool:

@@ -110,13 +110,16 @@ def ask_for_job(plan: Plan, job: Job) -> None:
 # -- stopping ----------------------------------------------------------------------------------------------------
 
 
-def stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], cause: StopCause) -> None:
-    """Tell tasks to stop. They keep their capacity until the stop is confirmed."""
+def stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], cause: StopCause, stopped_for: str = "") -> None:
+    """Tell tasks to stop. They keep their capacity until the stop is confirmed.
+
+    `stopped_for` names the job or queue that preempted tasks stop for.
+    """
     if allocation.state == "stopping":
         return
     whole = block == allocation.indices
     into = 0 if whole else plan.partition.counters.allocation
-    plan.do(Stopped(allocation.id, block, cause, into))
+    plan.do(Stopped(allocation.id, block, cause, into, stopped_for))
     if cause == "preempt" and allocation.chain:
         # The rooms are for another ask, not for the chain.
         recall(plan, plan.partition.waiting_in(allocation.chain))
@@ -129,14 +132,14 @@ def recall(plan: Plan, allocations: Iterable[Allocation]) -> None:
             plan.do(Recalled(allocation.id))
 
 
-def stop_stage(plan: Plan, stage: Stage, cause: StopCause, start: int = 0) -> None:
+def stop_stage(plan: Plan, stage: Stage, cause: StopCause, start: int = 0, stopped_for: str = "") -> None:
     """Stop the live tasks of a stage from an index on."""
     for allocation in live_of(stage):
         block = tuple(allocation.indices)
         if start:
             block = Ranges.from_indices(index for index in indices(block) if index >= start).flat()
         if block:
-            stop(plan, allocation, block, cause)
+            stop(plan, allocation, block, cause, stopped_for)
 
 
 def live_of(stage: Stage) -> list[Allocation]:
@@ -216,7 +219,7 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
     """End tasks that were told to stop and have stopped."""
     stage = allocation.stage
     cause = allocation.cause
-    why = reason or _claimed_by(plan, allocation) or cause
+    why = reason or (f"preempted for {allocation.stopped_for}" if allocation.stopped_for else cause)
     if stage.job.over or cause == "kill":
         plan.do(Ended(allocation.id, block, "killed", reason=why))
     elif cause == "scale":
@@ -234,14 +237,6 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         else:
             add_ask(plan, stage, kind, since=_waited(stage, kind))
     finish_if_done(plan, stage.job)
-
-
-def _claimed_by(plan: Plan, allocation: Allocation) -> str:
-    """Return a reason with the job that an allocation stops for; empty if there is none."""
-    for promise in plan.partition.promises.values():
-        if allocation.id in promise.victims:
-            return f"preempted for job {promise.job}"
-    return ""
 
 
 def withdraw_launch(
@@ -280,12 +275,12 @@ def return_unstarted(plan: Plan, allocation: Allocation, block: tuple[int, ...],
     finish_if_done(plan, stage.job)
 
 
-def restart(plan: Plan, stage: Stage, cause: StopCause = "gang") -> None:
+def restart(plan: Plan, stage: Stage, cause: StopCause = "gang", stopped_for: str = "") -> None:
     """Take back a stage, or its whole job: stop its running tasks and ask for all tasks together, as at the start.
 
     A preempted gang keeps its place and begins a new wait.
     """
-    _regroup(plan, stage, cause)
+    _regroup(plan, stage, cause, stopped_for)
     if cause == "preempt":
         _begin_new_wait(plan, stage)
     else:
@@ -300,10 +295,10 @@ def _begin_new_wait(plan: Plan, stage: Stage) -> None:
         _ask(plan, stage, NEW, whole, stage.asked, plan.now, round, front, stage.last_place)
 
 
-def _regroup(plan: Plan, stage: Stage, cause: StopCause) -> None:
+def _regroup(plan: Plan, stage: Stage, cause: StopCause, stopped_for: str = "") -> None:
     plan.do(Regrouped(stage.job.id, stage.position))
     for member in stage.gang():
-        stop_stage(plan, member, cause)
+        stop_stage(plan, member, cause, stopped_for=stopped_for)
 
 
 def _unsettled(allocation: Allocation) -> bool:

@@ -55,12 +55,15 @@ class Reign:
 
     def hear_manager(self, name: str) -> None:
         """Record that a resource manager sent an update."""
-        if not self.ready:
-            self._replayed.add(name)
+        self._replayed.add(name)
 
     def await_manager(self, name: str) -> None:
         """Record that a resource manager registered: its state comes with its next update."""
         self._replayed.discard(name)
+
+    def has_heard(self, manager: str) -> bool:
+        """True if a resource manager has sent an update since it registered."""
+        return manager in self._replayed
 
     def heard_all(self, nodes: NodeTable, managers: Iterable[str]) -> bool:
         """True if all known nodes and managers have reported. Called once per cycle; visits each node once per run.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fairlead.core.commands import Accepted, Answer, AnyCommand, RegisterManager, UpdateManager
+from fairlead.core.commands import Accepted, Answer, AnyCommand, RegisterManager, RemoveManager, UpdateManager
 from fairlead.core.effects import Event
 
 Documents = Iterable[Mapping[str, Any]]
@@ -24,6 +24,10 @@ class ManagerHandle:
 
     def register(self) -> None:
         self._send(RegisterManager(name=self.name, operator=True))
+
+    def remove(self) -> None:
+        """Remove the manager, as an operator does if it does not come back."""
+        self._send(RemoveManager(name=self.name, operator=True))
 
     def update(
         self,

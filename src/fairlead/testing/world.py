@@ -35,6 +35,7 @@ from fairlead.core.commands import (
     RegisterManager,
     Rejected,
     ReleaseHold,
+    RemoveManager,
     RemoveNode,
     Report,
     ReportState,
@@ -643,7 +644,7 @@ class World:
                     self.remove_node(node)
 
     def _answer_manager(self, where: str, command: AnyCommand, answer: Answer) -> None:
-        if isinstance(command, UpdateManager | RegisterManager):
+        if isinstance(command, UpdateManager | RegisterManager | RemoveManager):
             self.rm(command.name, where).answered(answer)
 
     def _brief_agent(self, where: str, node: str) -> None:

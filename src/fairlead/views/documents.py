@@ -130,7 +130,7 @@ def task_view(partition: Partition, stage: Stage, index: int) -> TaskView:
             allocation.devices[position * per_task : (position + 1) * per_task],
             past.reason,
             past.exit_code,
-            _note(partition, allocation),
+            _note(allocation),
             allocation.started,
         )
     state = "pending"
@@ -142,10 +142,9 @@ def task_view(partition: Partition, stage: Stage, index: int) -> TaskView:
     return TaskView(state, attempt, past.tries_used, None, (), past.reason, past.exit_code)
 
 
-def _note(partition: Partition, allocation: Allocation) -> str:
-    for promise in partition.promises.values():
-        if allocation.id in promise.victims:
-            return f"stops for job {promise.job}"
+def _note(allocation: Allocation) -> str:
+    if allocation.stopped_for:
+        return f"stops for {allocation.stopped_for}"
     if allocation.cause == "return":
         return "recalled, if it has not started"
     if allocation.rooms and allocation.state == "assigned":

@@ -52,8 +52,8 @@ class Cluster:
                 cycles[name] = writer.cycle([command], now)
         return cycles
 
-    def configure(self, configs: dict[str, PartitionConfig], now: Micros) -> dict[str, Cycle]:
-        """Apply a configuration, all of it or nothing. Returns the cycles of the partitions that changed.
+    def configure(self, configs: dict[str, PartitionConfig], now: Micros, user: str = "") -> dict[str, Cycle]:
+        """Apply a configuration of a user, all of it or nothing. Returns the cycles of the partitions that changed.
 
         The caller must call `drop_removed` when the effects of these cycles have been sent.
         """
@@ -69,7 +69,7 @@ class Cluster:
             raise Stopped(f"configuration {configured.version} was not written: {problem}") from problem
         self.seq += 1
         self.configured = configured
-        return self._follow(now)
+        return self._follow(now, user)
 
     def _writer(self, name: str) -> Writer:
         return Writer(self.journal, name, self._observers)
@@ -79,18 +79,18 @@ class Cluster:
         partition = self.writers[name].partition if name in self.writers else Partition(name)
         plan = Plan(partition, max(now, partition.now))
         try:
-            answer = intake(plan, [Configure(config=config, operator=True)])[0]
+            [answer], _ = intake(plan, [Configure(config=config, operator=True)])
         finally:
             plan.abandon()
         if isinstance(answer, Rejected):
             raise Refused(f"partitions.{name}.{answer.field}", answer.problem, answer.code)
 
-    def _follow(self, now: Micros) -> dict[str, Cycle]:
+    def _follow(self, now: Micros, user: str) -> dict[str, Cycle]:
         cycles: dict[str, Cycle] = {}
         for name, config in self.configured.partitions:
             if name not in self.writers:
                 self.writers[name] = self._writer(name)
-            command = Configure(config=config, version=self.configured.version, operator=True)
+            command = Configure(config=config, version=self.configured.version, user=user, operator=True)
             cycles[name] = self.writers[name].cycle([command], now)
         for name in sorted(set(self.writers) - set(dict(self.configured.partitions))):
             cycles[name] = self._remove(self.writers.pop(name), now)

@@ -216,6 +216,12 @@ class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
     def counts(self, partition: Partition, before: PendingEndedUndo) -> Iterable[tuple[str, int]]:
         return () if before.cancelled is None else (("cancelled", 1),)
 
+    def lines(self, names: Names, before: PendingEndedUndo) -> Iterator[Line]:
+        stage = before.stage
+        if not stage.job.over:  # otherwise the line of the job says it
+            fields = {"kind": KINDS[self.kind], "tasks": count(self.indices)}
+            yield Line("info", "tasks cancelled", {"job": stage.job.id, "stage": stage.name, **fields})
+
 
 class Revived(Change[Stage], frozen=True, tag="revived"):
     """Withdrawn tasks are pending again."""
@@ -239,6 +245,10 @@ class Revived(Change[Stage], frozen=True, tag="revived"):
 
     def demand(self, before: Stage) -> Iterable[tuple[Stage, int]]:
         return ((before, count(self.indices)),)
+
+    def lines(self, names: Names, before: Stage) -> Iterator[Line]:
+        fields = {"job": before.job.id, "stage": before.name, "tasks": count(self.indices)}
+        yield Line("info", "tasks asked again", fields)
 
 
 def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int, History | None]:

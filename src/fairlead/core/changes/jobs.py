@@ -242,6 +242,9 @@ class JobPrioritised(Change[int], frozen=True, tag="job prioritised"):
         partition.wake()  # other tasks may be stopped for it, and it may be stopped for other asks
         partition.touched.jobs[self.job] = None
 
+    def lines(self, names: Names, before: int) -> Iterator[Line]:
+        yield Line("info", "priority changed", {"job": self.job, "before": before, "priority": self.priority})
+
 
 class JobForgottenUndo(msgspec.Struct, frozen=True, gc=False):
     job: Job

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fairlead.core.changes.base import Change
+from fairlead.core.changes.lines import Line, Names
 from fairlead.core.model import KeptKey, Manager
 from fairlead.core.state import Partition
 
-__all__ = ["KeyKept", "KeysForgotten", "ManagerRegistered"]
+__all__ = ["KeyKept", "KeysForgotten", "ManagerRegistered", "ManagerRemoved"]
 
 
 class KeyKept(Change[KeptKey | None], frozen=True, tag="key kept"):
@@ -51,3 +54,21 @@ class ManagerRegistered(Change[Manager | None], frozen=True, tag="manager regist
             del partition.managers[self.name]
         else:
             partition.managers[self.name] = before
+
+    def lines(self, names: Names, before: Manager | None) -> Iterator[Line]:
+        yield Line("info", "manager registered", {"manager": self.name, "again": before is not None})
+
+
+class ManagerRemoved(Change[Manager], frozen=True, tag="manager removed"):
+    """A resource manager leaves. Its jobs ended and its nodes left before."""
+
+    name: str
+
+    def apply(self, partition: Partition) -> Manager:
+        return partition.managers.pop(self.name)
+
+    def undo(self, partition: Partition, before: Manager) -> None:
+        partition.managers[self.name] = before
+
+    def lines(self, names: Names, before: Manager) -> Iterator[Line]:
+        yield Line("info", "manager removed", {"manager": self.name})

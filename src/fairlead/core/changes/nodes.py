@@ -11,7 +11,7 @@ from fairlead.core.changes.lines import Line, Names
 from fairlead.core.changes.news import NodeNews
 from fairlead.core.lifecycle import NODE
 from fairlead.core.model import Amounts, Micros, NodeState, Pairs
-from fairlead.core.resources import SECOND
+from fairlead.core.resources import SECOND, format_vector
 from fairlead.core.state import Partition
 
 __all__ = [
@@ -78,6 +78,10 @@ class NodeAdded(Change[int], frozen=True, tag="node added"):
     def news(self, partition: Partition, before: int) -> Iterable[NodeNews]:
         return (NodeNews(self.name, self.state),)
 
+    def lines(self, names: Names, before: int) -> Iterator[Line]:
+        fields = {"node": self.name, "pool": self.spec.pool, "manager": self.manager}
+        yield Line("info", "node added", fields | {"resources": format_vector(dict(self.spec.capacity))})
+
     def manager_to_notify(self, partition: Partition, before: int) -> str:
         return self.manager
 
@@ -93,6 +97,10 @@ class NodeSet(Change[NodeSpec], frozen=True, tag="node set"):
 
     def undo(self, partition: Partition, before: NodeSpec) -> None:
         self._set(partition, before)
+
+    def lines(self, names: Names, before: NodeSpec) -> Iterator[Line]:
+        fields = {"node": names.node(self.node_id), "pool": self.spec.pool}
+        yield Line("info", "node changed", fields | {"resources": format_vector(dict(self.spec.capacity))})
 
     def _set(self, partition: Partition, spec: NodeSpec) -> None:
         partition.nodes.set(self.node_id, dict(spec.capacity), dict(spec.labels), spec.taints, spec.pool, spec.users)
@@ -255,6 +263,9 @@ class NodeRemoved(Change[NodeRemovedUndo], frozen=True, tag="node removed"):
             partition.idle[self.node_id] = before.idle
         if before.unwanted is not None:
             partition.unwanted[self.node_id] = before.unwanted
+
+    def lines(self, names: Names, before: NodeRemovedUndo) -> Iterator[Line]:
+        yield Line("info", "node removed", {"node": before.node.name})
 
     def news(self, partition: Partition, before: NodeRemovedUndo) -> Iterable[NodeNews]:
         return (NodeNews(before.node.name, "removed"),)

@@ -115,8 +115,20 @@ class SinglesPlaced(Change[SinglesPlacedUndo], frozen=True, tag="singles placed"
         return before.asks
 
     def lines(self, names: Names, before: SinglesPlacedUndo) -> Iterator[Line]:
-        for ask in before.asks:
-            yield placement(names, ask.stage, ask.kind, 1, 1, False, [self.node], ask)
+        asks = before.asks
+        if len(asks) == 1:
+            yield placement(names, asks[0].stage, asks[0].kind, 1, 1, False, [self.node], asks[0])
+            return
+        fields = {
+            "queue": asks[0].stage.job.queue.path,
+            "tasks": len(asks),
+            "first": asks[0].stage.job.id,
+            "last": asks[-1].stage.job.id,
+            "nodes": 1,
+            "on": [names.node(self.node)],
+            "waited_seconds": names.seconds_since(min(ask.waiting_since for ask in asks)),
+        }
+        yield Line("info", "single tasks placed", fields)
 
 
 class SinglesEnded(Change[list[Allocation]], frozen=True, tag="singles ended"):
@@ -157,5 +169,9 @@ class SinglesEnded(Change[list[Allocation]], frozen=True, tag="singles ended"):
         return (("succeeded", len(self.allocations)),)
 
     def lines(self, names: Names, before: list[Allocation]) -> Iterator[Line]:
-        for allocation in before:
-            yield job_over(names, allocation.stage.job, "succeeded", "")
+        first, last = before[0].stage.job, before[-1].stage.job
+        if first is last:
+            yield job_over(names, first, "succeeded", "")
+        else:
+            fields = {"jobs": len(before), "first": first.id, "last": last.id, "state": "succeeded"}
+            yield Line("info", "single jobs over", fields)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from fairlead.core.changes.base import Change
 from fairlead.core.changes.jobs import new_stage
+from fairlead.core.changes.lines import Line, Names
 from fairlead.core.changes.pending import dropped, grow, still_asks
 from fairlead.core.model import NEW, Asks, History, Micros, Pending, Stage, StageSpec
 from fairlead.core.ranges import Ranges, difference
@@ -102,6 +103,10 @@ class StageScaled(Change[StageScaledUndo], frozen=True, tag="stage scaled"):
 
     def counts(self, partition: Partition, before: StageScaledUndo) -> Iterable[tuple[str, int]]:
         return (("cancelled", before.cancelled),)
+
+    def lines(self, names: Names, before: StageScaledUndo) -> Iterator[Line]:
+        fields = {"job": self.job, "stage": before.stage.name, "before": before.count, "tasks": self.count}
+        yield Line("info", "stage scaled", fields)
 
 
 def _shrink(partition: Partition, stage: Stage, count: int) -> None:

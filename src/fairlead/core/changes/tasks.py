@@ -187,12 +187,14 @@ class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
     indices: tuple[int, ...]
     cause: StopCause
     into: int = 0
+    stopped_for: str = ""
 
     def apply(self, partition: Partition) -> MovedUndo:
         before = partition.allocations[self.allocation]
         TASK.check(before.state, "stopping")
         partition.derived.stops_version += 1
-        return _move(partition, before, self.indices, self.into, "stopping", self.cause, partition.now)
+        now = partition.now
+        return _move(partition, before, self.indices, self.into, "stopping", self.cause, now, self.stopped_for)
 
     def undo(self, partition: Partition, before: MovedUndo) -> None:
         _move_back(partition, self.allocation, self.into, before)
@@ -206,6 +208,20 @@ class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
 
     def manager_to_notify(self, partition: Partition, before: MovedUndo) -> str:
         return before.allocation.stage.job.manager
+
+    def lines(self, names: Names, before: MovedUndo) -> Iterator[Line]:
+        if self.cause != "gang":  # `views.logs` has one line for the whole gang
+            stage = before.allocation.stage
+            fields = {
+                "job": stage.job.id,
+                "stage": stage.name,
+                "cause": self.cause,
+                "for": self.stopped_for,
+                "tasks": count(self.indices),
+                "nodes": 1,
+                "on": [names.node(before.allocation.node)],
+            }
+            yield Line("info", "tasks stopped", fields)
 
 
 class StopOverdue(Change[Allocation], frozen=True, tag="stop overdue"):
@@ -254,6 +270,7 @@ def placement(
     fields = {
         "job": stage.job.id,
         "stage": stage.name,
+        "queue": stage.job.queue.path,
         "kind": KINDS[kind],
         "attempt": attempt,
         "tasks": tasks,
@@ -298,6 +315,7 @@ def part_of(
         whole.chain,
         whole.rooms,
         whole.safe_until,
+        stopped_for=whole.stopped_for,
     )
 
 
@@ -309,18 +327,22 @@ def _move(
     state: Any,
     cause: StopCause,
     since: Micros,
+    stopped_for: str = "",
 ) -> MovedUndo:
     counter, short_since = partition.counters.allocation, before.stage.short_since
     started = since if state == "running" else before.started
     if block == before.indices:
         after = copy(before)
         after.state, after.since, after.started, after.cause = state, since, started, cause
+        after.stopped_for = stopped_for
         partition.exchange(after)
     else:
         partition.unbook(before, moves=True)
         rest = difference(before.indices, block)
         partition.book(part_of(before, rest, before.id, before.state, before.since, before.started, before.cause))
-        partition.book(part_of(before, block, into, state, since, started, cause))
+        moved = part_of(before, block, into, state, since, started, cause)
+        moved.stopped_for = stopped_for
+        partition.book(moved)
         partition.counters.allocation = max(counter, into + 1)
     partition.update_short(before.stage)
     return MovedUndo(before, counter, short_since)

@@ -30,6 +30,7 @@ from fairlead.core.commands import (
     RegisterManager,
     Rejected,
     ReleaseHold,
+    RemoveManager,
     RemoveNode,
     RemovePartition,
     Report,
@@ -78,6 +79,7 @@ HANDLERS: dict[type[Any], Callable[[Plan, Any], Accepted]] = {
     ResetLane: jobs.reset_lane,
     Report: reports.report,
     RegisterManager: managers.register,
+    RemoveManager: managers.remove,
     UpdateManager: managers.update,
 }
 
@@ -89,18 +91,22 @@ DONE = Accepted()
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-def intake(plan: Plan, commands: Iterable[AnyCommand]) -> list[Answer]:
-    """Handle the commands in order and return their answers in the same order."""
+def intake(plan: Plan, commands: Iterable[AnyCommand]) -> tuple[list[Answer], list[int]]:
+    """Handle the commands in order. Returns their answers, and the marks of the plan after them, in the same order."""
     answers: list[Answer] = []
+    marks: list[int] = []
     ends = Ends(plan)
     for command in commands:
         if isinstance(command, Report) and ends.take(command):
             answers.append(DONE)
         else:
             ends.make()
+            if marks:
+                marks[-1] = plan.mark()  # the change for the collected reports belongs to them
             answers.append(_take(plan, command))
+        marks.append(plan.mark())
     ends.make()
-    return answers
+    return answers, marks
 
 
 def _take(plan: Plan, command: AnyCommand) -> Answer:

@@ -14,6 +14,7 @@ import msgspec
 from fairlead.core.changes import (
     Ended,
     ManagerRegistered,
+    ManagerRemoved,
     Part,
     PendingEnded,
     Placed,
@@ -21,7 +22,7 @@ from fairlead.core.changes import (
     StageAdded,
     StageScaled,
 )
-from fairlead.core.commands import Accepted, Item, RegisterManager, UpdateManager
+from fairlead.core.commands import Accepted, Item, RegisterManager, RemoveManager, UpdateManager
 from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, parse_node, parse_stage
 from fairlead.core.errors import Refused
 from fairlead.core.intake import nodes
@@ -33,7 +34,7 @@ from fairlead.core.outcomes import add_ask, confirm_stop, end_pending, finish
 from fairlead.core.plan import Plan
 from fairlead.core.policy.fit import overbook_devices
 from fairlead.core.ranges import Ranges
-from fairlead.core.reader import Reader, check_name
+from fairlead.core.reader import Reader, check_name, suggestion
 from fairlead.core.resources import printable, shown
 
 MAX_ITEMS = 100_000
@@ -45,6 +46,31 @@ def register(plan: Plan, command: RegisterManager) -> Accepted:
     name = check_name(command.name, "name")
     plan.do(ManagerRegistered(name))
     plan.partition.reign.await_manager(name)
+    return Accepted()
+
+
+def remove(plan: Plan, command: RemoveManager) -> Accepted:
+    """Remove a manager. It cannot confirm any stop, so its tasks end at once."""
+    need_operator(command, "remove a resource manager")
+    partition = plan.partition
+    if command.name not in partition.managers:
+        close = suggestion(command.name, partition.managers)
+        raise Refused(
+            "name", f"there is no resource manager {shown(command.name)}{close}; name one that is known", "unknown"
+        )
+    own_jobs = [job for job in partition.jobs.values() if job.manager == command.name and not job.over]
+    for job in sorted(own_jobs, key=lambda job: job.number):
+        finish(plan, job, "killed", f"resource manager {command.name} was removed")
+    for number in sorted(partition.allocations):
+        allocation = partition.allocations[number]
+        if allocation.stage.job.manager == command.name:
+            confirm_stop(plan, allocation, allocation.indices)
+    table = partition.nodes
+    for node_id in sorted(table.rows):
+        row = table.rows[node_id]
+        if table.manager[row] == command.name:
+            nodes.leave(plan, table.name[row])
+    plan.do(ManagerRemoved(command.name))
     return Accepted()
 
 

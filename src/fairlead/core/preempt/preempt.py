@@ -297,7 +297,7 @@ class _Claim:
         plan, stage, kind = self.plan, self.ask.stage, self.ask.kind
         if self.partition.earmark_of(self.ask.seq) is not None:
             plan.do(Released(self.ask.seq, "a claim replaces it"))
-        stopping = tuple(stop_victims(plan, victims))
+        stopping = tuple(stop_victims(plan, victims, f"job {stage.job.id}"))
         plan.note("claimed")
         plan.do(Promised(stage.job.id, stage.position, kind, places, stopping, cause))
 

@@ -48,7 +48,10 @@ def rebalance(plan: Plan, parent: Queue) -> bool:
         seq = claim.head.seq
         if claim.places and partition.earmark_of(seq) is not None:
             plan.do(Released(seq, "a claim replaces it"))
-        numbers = stop_victims(plan, claim.victims)
+        job = claim.head.stage.job
+        # Single tasks stop for any tasks of the lane, a gang's victims for the gang.
+        claimant = f"job {job.id}" if claim.places else f"queue {job.queue.path}"
+        numbers = stop_victims(plan, claim.victims, claimant)
         stopped += sum(count(partition.allocations[number].indices) for number in numbers)
         if claim.places:
             stage = claim.head.stage

@@ -14,7 +14,7 @@ from typing import Any
 from fairlead.core.admission import has_claimed
 from fairlead.core.changes import Stopped
 from fairlead.core.holds.room import room_for
-from fairlead.core.model import Allocation, Ask, Job, Place, Stage, StopCause
+from fairlead.core.model import Allocation, Ask, Job, Place, Stage
 from fairlead.core.outcomes import restart, stop
 from fairlead.core.plan import Plan
 from fairlead.core.policy.victims import FEW, Cost, Unit, cost_of, surplus, without_covered
@@ -413,10 +413,10 @@ def own_nodes(partition: Partition, ask: Ask) -> dict[int, None]:
     return {node_id: None for node_id in earmark.nodes if len(partition.nodes.held[node_id]) == 1}
 
 
-def stop_victims(plan: Plan, victims: Iterable[Victim], cause: StopCause = "preempt") -> list[int]:
+def stop_victims(plan: Plan, victims: Iterable[Victim], stopped_for: str) -> list[int]:
     """Stop victims, which then wait again: whole gangs, or single tasks that a gang can do without.
 
-    Returns the numbers of the stopping allocations.
+    `stopped_for` names the job or queue that they stop for. Returns the numbers of the stopping allocations.
     """
     mark = plan.mark()
     victims = list(victims)
@@ -426,10 +426,10 @@ def stop_victims(plan: Plan, victims: Iterable[Victim], cause: StopCause = "pree
         if id(victim.unit) not in units:
             continue
         if victim.unit.gang:
-            restart(plan, victim.stage, cause)
+            restart(plan, victim.stage, "preempt", stopped_for)
             continue
         for allocation, block in victim.tasks:
             singles.setdefault(allocation.id, Ranges()).add(block)
     for number, ranges in singles.items():
-        stop(plan, plan.partition.allocations[number], ranges.flat(), cause)
+        stop(plan, plan.partition.allocations[number], ranges.flat(), "preempt", stopped_for)
     return [change.into or change.allocation for change, _ in plan.done[mark:] if isinstance(change, Stopped)]

@@ -23,6 +23,7 @@ from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.views.metrics.holds import Earmarks
 from fairlead.views.metrics.lanes import LaneFigures
+from fairlead.views.metrics.scraped import InboxFigures, Scraped
 from fairlead.views.metrics.shares import ShareFigures, Shares
 
 LANES = 50
@@ -34,6 +35,8 @@ TAKEN = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 WAITED = (0.01, 0.1, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 43_200, 86_400, 172_800, 604_800)
 LATE = (-86_400, -3_600, -600, -60, -1, 0, 1, 60, 600, 3_600, 86_400)
 SIZES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+
+NO_MESSAGES = InboxFigures()
 
 PHASES = "intake expiry match holds preempt demand seal encode"
 
@@ -232,6 +235,8 @@ class Metrics:
         self.registry.register(self._earmarks)
         self._shares = Shares()
         self.registry.register(self._shares)
+        self._scraped = Scraped()
+        self.registry.register(self._scraped)
         self.registry.register(self._lanes)
         self.registry.register(self._waits)
         self._was_ready: dict[str, bool] = {}
@@ -241,6 +246,10 @@ class Metrics:
         """Return the result of a scrape at a time, in Prometheus' text format."""
         self._earmarks.now = now
         return generate_latest(self.registry).decode()
+
+    def look(self, partition: Partition, inbox: InboxFigures = NO_MESSAGES) -> None:
+        """Count what only a scrape needs: nodes, jobs, tasks by queue, and pools. Called between two cycles."""
+        self._scraped.look(partition, inbox)
 
     def lanes(self, partition: str) -> LaneFigures:
         """Return the figures of the lanes of a partition."""
@@ -289,6 +298,7 @@ class Metrics:
         self._set_ready(name, partition.reign.ready)
         if partition.removed:
             self._earmarks.forget(name)
+            self._scraped.forget(name)
             self._ready.remove(name)  # a removed partition is not waited for; its lanes are empty
 
     def stopped(self, partition: Partition, why: str) -> None:
