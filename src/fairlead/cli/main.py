@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
-from fairlead.cli import agent, bench, cluster, config, jobs, journal, pools, serving, top
+from fairlead.cli import agent, bench, cluster, config, jobs, journal, managers, pools, serving, top, watch
 from fairlead.cli.simulate import simulate
 
 app = typer.Typer(
@@ -43,10 +43,11 @@ for command in (
     jobs.history,
     cluster.ready,
     top.top,
+    watch.watch,
     bench.bench,
 ):
     app.command()(command)
-for group in (*cluster.GROUPS, pools.pool):
+for group in (*cluster.GROUPS, pools.pool, managers.manager):
     app.add_typer(group)
 
 
