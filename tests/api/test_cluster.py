@@ -62,7 +62,9 @@ def test_queues(site: Serving) -> None:
 def test_lanes(site: Serving) -> None:
     site.node("n1", cpu=1)
     names = [submit(site.as_owner) for _ in range(4)]
-    (lane,) = get(site, "lanes", first=2)["lanes"]
+    answer = get(site, "lanes", first=2)
+    assert answer["ready"]
+    (lane,) = answer["lanes"]
     assert (lane["queue"], lane["shape"], lane["asks"], lane["tasks"]) == ("root.default", "cpu=1", 3, 3)
     assert [each["job"] for each in lane["first"]] == names[1:3]
     front = site.as_owner.post("/api/v1/lanes/front", json={"job": names[3], "stage": "main"})
@@ -88,6 +90,7 @@ def test_holds(tmp_path: Path) -> None:
         ((hold,),) = (found,)
         assert (hold["job"], hold["stage"], hold["tasks"], hold["nodes"]) == (second, "main", 1, ["n1"])
         assert hold["until"] == hold["since"] + 3600
+        assert get(site, "nodes/n1")["held_for"] == [second] and get(site, "nodes")["nodes"][0]["held_for"] == [second]
         site.as_owner.post("/api/v1/jobs", json={**JOB, "priority": 1})
         wanted = {"starving_after": "1h", "hold_for": "1h"}
         assert site.as_owner.put("/api/v1/partitions/default", json=wanted).status_code == 200
@@ -98,6 +101,47 @@ def test_holds(tmp_path: Path) -> None:
         assert again.json() == {"note": "no nodes are held for it"}
         assert site.as_owner.post("/api/v1/holds/release", json={"job": "none"}).status_code == 404
         assert get(site, f"jobs/{first}")["state"] == "running"
+
+
+def test_promises(site: Serving) -> None:
+    site.node("n1", cpu=1)
+    low = submit(site.as_owner)
+    high = site.as_owner.post("/api/v1/jobs", json={**JOB, "priority": 1}).json()["job"]
+    answer = get(site, "holds")
+    (promise,) = answer["promises"]
+    assert answer["holds"] == [] and promise.pop("since") > 0
+    expected = {"job": high, "stage": "main", "tasks": 1, "nodes": ["n1"], "stopping": 1, "ordered": False}
+    assert promise == expected
+    assert get(site, "nodes/n1")["held_for"] == [high]
+    (task,) = get(site, f"jobs/{low}/tasks")["tasks"]
+    assert (task["state"], task["note"]) == ("stopping", f"stops for job {high}")
+
+
+def test_metrics_of_nodes_jobs_and_the_inbox(site: Serving) -> None:
+    site.node("n1", cpu=1)
+    submit(site.as_owner)
+    submit(site.as_owner)
+    text = site.as_owner.get("/metrics").text
+    for line in (
+        'fairlead_nodes{partition="default",state="up"} 1.0',
+        'fairlead_jobs{partition="default",state="waiting"} 1.0',
+        'fairlead_jobs{partition="default",state="running"} 1.0',
+        'fairlead_queue_running_tasks{partition="default",queue="root.default"} 1.0',
+        'fairlead_inbox_messages{kind="commands",partition="default"} 0.0',
+        'fairlead_inbox_refused_total{kind="commands",partition="default"} 0.0',
+    ):
+        assert line in text, line
+
+
+def test_lanes_before_readiness(tmp_path: Path) -> None:
+    with serving(tmp_path) as site:
+        site.node("n1", cpu=1)
+    with serving(tmp_path) as site:
+        submit(site.as_owner)
+        answer = get(site, "lanes")
+        assert (answer["ready"], answer["lanes"][0]["tasks"]) == (False, 1)
+        site.as_owner.post("/api/v1/partitions/default/ready")
+        assert get(site, "lanes")["ready"]
 
 
 def test_configuration(site: Serving) -> None:

@@ -205,6 +205,21 @@ def test_a_small_resource_manager(tmp_path: Path) -> None:
         assert (found["manager"], found["used"]) == ("k8s", {"cpu": 3})
         update(site, jobs=[{"job": "app", "remove": True}])
         assert site.as_owner.get("/api/v1/nodes/k1").json()["used"] == {}
+        # The manager is gone for good.
+        update(site, jobs=[{"job": "app2", "queue": "root.default"}], asks=[{**ask, "job": "app2"}])
+        (entry,) = site.as_owner.get("/api/v1/managers").json()["managers"]
+        assert (entry["nodes"], entry["jobs"], entry["reported"]) == (1, 1, True)
+        assert site.as_owner.delete("/api/v1/managers/k9s").status_code == 404
+        with watching(site.as_owner, "managers/k8s/events") as events:
+            assert site.as_owner.delete("/api/v1/managers/k8s").json() == {"note": ""}
+            assert {kind for _, kind, _ in events} <= {"release", "released", "node"}  # the stream ends
+        assert site.as_owner.get("/api/v1/managers").json() == {"managers": []}
+        assert site.as_owner.get("/api/v1/jobs/app2").json()["state"] == "killed"
+        assert site.as_owner.get("/api/v1/nodes/k1").status_code == 404
+    with serving(tmp_path) as site:  # no manager is waited for
+        deadline = time.monotonic() + SECONDS
+        while not site.client().get("/readyz").is_success:
+            assert time.monotonic() < deadline
 
 
 def test_the_example_of_a_resource_manager(site: Serving) -> None:

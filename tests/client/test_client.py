@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import queue
 import socket
@@ -371,3 +372,66 @@ def test_shutdown(client: Client) -> None:
     slow = [other.submit(time.sleep, 600) for _ in range(3)]
     other.shutdown(cancel_futures=True)
     assert not wait(slow, SECONDS).not_done and all(call.cancelled() for call in slow)
+
+
+# -- both clients ------------------------------------------------------------------------------------------------
+
+
+def methods_of(kind: type) -> dict[str, inspect.Signature]:
+    return {name: inspect.signature(value) for name, value in vars(kind).items() if not name.startswith("_")}
+
+
+def shown(signature: inspect.Signature) -> list[tuple[str, str, str]]:
+    """Return the parameters with their types and defaults; two lambdas are never equal."""
+    return [
+        (str(entry).partition(" = ")[0], str(entry.kind), "" if callable(entry.default) else repr(entry.default))
+        for entry in signature.parameters.values()
+    ]
+
+
+def test_the_asynchronous_client_has_every_method() -> None:
+    plain, of_asyncio = methods_of(Client), methods_of(AsyncClient)
+    assert list(plain) == list(of_asyncio)
+    for name, signature in plain.items():
+        assert shown(signature) == shown(of_asyncio[name]), name
+        result = str(of_asyncio[name].return_annotation).replace("AsyncIterator", "Iterator")
+        assert str(signature.return_annotation) == result, name
+        for kind in (Client, AsyncClient):
+            assert (getattr(kind, name).__doc__ or "").strip(), f"{kind.__name__}.{name} has no description"
+
+
+def test_watch(up: Up, client: Client) -> None:
+    jobs: list[str] = []
+    seen: list[str] = []
+    for event in client.watch(began=lambda: jobs.append(client.submit(["true"], resources=SMALL))):
+        if event.job == jobs[0]:
+            seen.append(event.what)
+            if event.what == "state":
+                break
+    assert [what for what in seen if what != "running"] == ["submitted", "placed", "ended", "state"]
+
+    async def story() -> str:
+        async with AsyncClient(up.url, up.token) as waiting:
+            job = await waiting.submit(["sleep", "600"], resources=SMALL)
+            loop, kills = asyncio.get_running_loop(), []
+            async for event in waiting.watch(job, began=lambda: kills.append(loop.create_task(waiting.kill(job)))):
+                if event.what == "state" and event.state == "killed":
+                    return event.reason
+        return ""
+
+    assert asyncio.run(story()).startswith("killed by ")
+
+
+def test_lists_of_the_asynchronous_client(up: Up) -> None:
+    async def story() -> None:
+        async with AsyncClient(up.url, up.token) as waiting:
+            job = await waiting.submit(["true"], resources=SMALL)
+            await waiting.wait(job, timeout=SECONDS)
+            assert [node.name async for node in waiting.nodes()] == ["box"]
+            assert [task.state async for task in waiting.tasks(job)] == ["succeeded"]
+            assert job in [past.id async for past in waiting.history()]
+            assert await waiting.partitions() == ["default"] and await waiting.managers() == []
+            assert (await waiting.lanes()).ready and await waiting.promises() == []
+            assert [attempt.node for attempt in (await waiting.attempts(job)).attempts] == ["box"]
+
+    asyncio.run(story())

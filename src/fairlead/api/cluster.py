@@ -35,10 +35,19 @@ from fairlead.core.commands import (
 )
 from fairlead.core.errors import Refused
 from fairlead.core.intake.nodes import MAX_REASON
+from fairlead.core.model import Job
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
-from fairlead.views.answers import hold_answers, lane_answers, node_answer, node_state, partition_answer, queue_answer
+from fairlead.views.answers import (
+    hold_answers,
+    lane_answers,
+    node_answer,
+    node_state,
+    partition_answer,
+    promise_answers,
+    queue_answer,
+)
 from fairlead.wire import api as wire
 
 MAX_NODES = 1_000
@@ -212,7 +221,8 @@ async def lanes(
 
     def look(state: Partition) -> wire.Lanes:
         figures = services.metrics.lanes(state.name)
-        return wire.Lanes(lanes=lane_answers(state, figures, limit, first, lambda job: may_see(caller, job)))
+        listed = lane_answers(state, figures, limit, first, lambda job: may_see(caller, job))
+        return wire.Lanes(lanes=listed, ready=state.reign.ready)
 
     return await served.read(look)
 
@@ -272,7 +282,10 @@ async def holds(request: HttpRequest, partition: PartitionName = "") -> wire.Hol
     served = services_of(request).control.find(partition)
 
     def look(state: Partition) -> wire.Holds:
-        return wire.Holds(holds=hold_answers(state, lambda job: may_see(caller, job), served.now))
+        def sees(job: Job) -> bool:
+            return may_see(caller, job)
+
+        return wire.Holds(holds=hold_answers(state, sees, served.now), promises=promise_answers(state, sees))
 
     return await served.read(look)
 

@@ -81,6 +81,7 @@ NODE_ANSWER = {
     "credential": "valid",
     "credential_expires": 1792592000.0,
     "reason": "",
+    "held_for": [],
 }
 QUEUE_ANSWER = {
     "path": "root.default",
@@ -256,7 +257,8 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
                         }
                     ],
                 }
-            ]
+            ],
+            "ready": True,
         },
     ),
     "bringToFront": ({"job": "17", "stage": "worker"}, DONE),
@@ -273,7 +275,18 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
                     "since": 1790000000.25,
                     "until": 1790086400.25,
                 }
-            ]
+            ],
+            "promises": [
+                {
+                    "job": "18",
+                    "stage": "worker",
+                    "tasks": 1,
+                    "nodes": ["n3"],
+                    "since": 1790000000.25,
+                    "stopping": 1,
+                    "ordered": False,
+                }
+            ],
         },
     ),
     "releaseHold": ({"job": "17", "stage": "worker"}, DONE),
@@ -313,8 +326,12 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
     "secrets": (None, {"secrets": ["registry-password"]}),
     "setSecret": ({"value": "s3cret"}, DONE),
     "removeSecret": (None, DONE),
-    "managers": (None, {"managers": [{"name": "k8s", "registered": 1790000000.0, "nodes": 12}]}),
+    "managers": (
+        None,
+        {"managers": [{"name": "k8s", "registered": 1790000000.0, "nodes": 12, "jobs": 3, "reported": True}]},
+    ),
     "registerManager": (None, DONE),
+    "removeManager": (None, DONE),
     "updateManager": (
         {
             "nodes": [{"name": "k1", "resources": {"cpu": 8}}],

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from litestar import Request, get, post
+from litestar import Request, delete, get, post
 from litestar.params import PathParameter
 from litestar.response import Stream
 
-from fairlead.api.context import OPERATORS, PartitionName, Shaped, caller_fields, caller_of, services_of, streamed
+from fairlead.api.context import OPERATORS, Key, PartitionName, Shaped, caller_fields, caller_of, services_of, streamed
 from fairlead.api.watch import After, LastEvent, lines, start_of
-from fairlead.core.commands import RegisterManager, UpdateManager
+from fairlead.core.commands import RegisterManager, RemoveManager, UpdateManager
 from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
@@ -36,6 +36,22 @@ async def register(request: HttpRequest, manager: ManagerName, partition: Partit
     return wire.Done(note=accepted.note)
 
 
+@delete("/managers/{manager:str}", operation_id="removeManager", guards=[OPERATORS], status_code=200)
+async def remove(
+    request: HttpRequest, manager: ManagerName, partition: PartitionName = "", key: Key = None
+) -> wire.Done:
+    """Remove a manager that does not come back: its jobs are killed and its nodes leave."""
+    control = services_of(request).control
+    served = control.find(partition)
+    command = RemoveManager(name=manager, **caller_fields(request, key))
+    try:
+        accepted = await control.execute(served, command)
+    except Refused as refusal:
+        raise _as_missing(refusal) from None
+    served.end_manager(manager)
+    return wire.Done(note=accepted.note)
+
+
 @post("/managers/{manager:str}/updates", operation_id="updateManager", guards=[OPERATORS], status_code=200)
 async def update(
     request: HttpRequest,
@@ -58,9 +74,7 @@ async def update(
             control.find(partition), UpdateManager(name=manager, **items, **caller_fields(request))
         )
     except Refused as refusal:
-        if refusal.code == "unknown" and refusal.field == "name":
-            raise Refused(refusal.field, refusal.problem, "missing") from None
-        raise
+        raise _as_missing(refusal) from None
     return wire.Updated(
         items=[
             wire.UpdateItem(what=item.what, name=item.name, accepted=item.accepted, reason=item.reason)
@@ -94,4 +108,11 @@ async def events(
     return streamed(services, caller_of(request), lines(feed, start, lambda event: True))
 
 
-HANDLERS = [managers, register, update, events]
+def _as_missing(refusal: Refused) -> Refused:
+    """Return the refusal of an unknown manager as that of a missing path."""
+    if refusal.code == "unknown" and refusal.field == "name":
+        return Refused(refusal.field, refusal.problem, "missing")
+    return refusal
+
+
+HANDLERS = [managers, register, remove, update, events]

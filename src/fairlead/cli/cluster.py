@@ -98,6 +98,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
     for what, value in (
         ("agent", "" if view.disconnected is None else f"disconnected for {ago(view.disconnected)}"),
         ("reason", view.reason),
+        ("kept", f"for {', '.join(f'job {job}' for job in view.held_for)}" if view.held_for else ""),
         ("has", amounts(view.resources)),
         ("used", amounts(view.used)),
         ("gpus", " ".join(f"{used:g}" for used in view.devices)),
@@ -196,22 +197,30 @@ def start(path: QueuePath, partition: Partition = "", as_json: AsJson = False) -
 @hold.command("list")
 @calls_server
 def list_holds(partition: Partition = "", as_json: AsJson = False) -> None:
-    """List nodes held for jobs that have waited too long."""
-    with open_client(partition) as client:
-        holds = client.holds()
-    print_list(
-        holds,
-        as_json,
-        ("JOB", "STAGE", "TASKS", "NODES", "HELD", "ENDS IN", "ON"),
-        lambda hold: (
-            hold.job,
-            hold.stage,
-            hold.tasks,
-            len(hold.nodes),
-            ago(hold.since),
-            ahead(hold.until),
-            " ".join(hold.nodes[:10]) + (" …" if len(hold.nodes) > 10 else ""),
-        ),
+    """List nodes held for jobs that have waited too long, and nodes promised to jobs that other tasks stop for."""
+    from fairlead.wire import api as wire
+
+    kept: wire.Holds = _request(wire.Holds, "GET", "holds", partition=partition)
+    if as_json:
+        print_json(kept)
+        return
+    rows: list[tuple[wire.Hold | wire.Promise, str, str]] = [(hold, "held", ahead(hold.until)) for hold in kept.holds]
+    rows += [(promise, "ordered" if promise.ordered else "promised", "") for promise in kept.promises]
+    print_table(
+        ("JOB", "STAGE", "KIND", "TASKS", "NODES", "SINCE", "ENDS IN", "ON"),
+        [
+            (
+                entry.job,
+                entry.stage,
+                kind,
+                entry.tasks,
+                len(entry.nodes),
+                ago(entry.since),
+                ends,
+                " ".join(entry.nodes[:10]) + (" …" if len(entry.nodes) > 10 else ""),
+            )
+            for entry, kind, ends in rows
+        ],
     )
 
 
@@ -234,9 +243,13 @@ def list_lanes(partition: Partition = "", as_json: AsJson = False) -> None:
     """List lanes by queue and shape, with their waiting asks."""
     from fairlead.wire import api as wire
 
-    lanes = _request(wire.Lanes, "GET", "lanes", partition=partition, first=1).lanes
+    answer: wire.Lanes = _request(wire.Lanes, "GET", "lanes", partition=partition, first=1)
+    if not answer.ready:
+        print_text(
+            "fairlead: the partition is not ready, so nothing is placed yet; see `fairlead partition list`", err=True
+        )
     print_list(
-        lanes,
+        answer.lanes,
         as_json,
         ("QUEUE", "SHAPE", "ASKS", "TASKS", "HEAD", "WAITS"),
         lambda lane: (

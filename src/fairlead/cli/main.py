@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
-from fairlead.cli import agent, bench, cluster, config, jobs, journal, past, pools, serving, top
+from fairlead.cli import agent, bench, cluster, config, jobs, journal, managers, past, pools, serving, top, watch
 from fairlead.cli.simulate import simulate
 
 app = typer.Typer(
@@ -44,10 +44,11 @@ for command in (
     past.usage,
     cluster.ready,
     top.top,
+    watch.watch,
     bench.bench,
 ):
     app.command()(command)
-for group in (*cluster.GROUPS, pools.pool):
+for group in (*cluster.GROUPS, pools.pool, managers.manager):
     app.add_typer(group)
 
 

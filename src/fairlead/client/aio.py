@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +19,8 @@ from fairlead.client.calls import (
     Call,
     Document,
     Moment,
+    Page,
+    Problem,
     is_untrusted,
     pause,
     problem_of,
@@ -55,33 +57,47 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
+        """Close all connections."""
         await self._http.aclose()
 
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
     async def submit(self, command: list[str] | None = None, document: Document | None = None, **fields: Any) -> str:
+        """Submit a job and return its id.
+
+        The job is a command with fields (`array=3, resources={"cpu": 1}, queue=…`), or a whole document with stages.
+        """
         answer = await self.send(calls.submit(calls.job_document(command, document, fields), self.partition))
         calls.warn(answer.job, answer.warning, 2)
         return answer.job
 
     async def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:
+        """Submit many jobs. Return the job id or the problem of each, in the order of the documents."""
         items: list[wire.BatchItem] = []
         for chunk in calls.chunks_of(documents):
             items += (await self.send(calls.submit_many(chunk, self.partition))).items
         return items
 
     async def job(self, job: str) -> wire.Job:
+        """Return a job."""
         return await self.send(calls.job(job, self.partition))
 
     async def jobs(self, **filters: Any) -> AsyncIterator[wire.Job]:
-        cursor = ""
-        while True:
-            page = await self.send(calls.jobs(self.partition, cursor=cursor, **filters))
+        """Yield jobs, newest first. Filters: `state`, `user`, `queue`, `name`, `label`."""
+        async for page in self._pages(lambda cursor: calls.jobs(self.partition, cursor=cursor, **filters)):
             for job in page.jobs:
                 yield job
-            cursor = page.next
-            if not cursor:
-                return
+
+    async def tasks(self, job: str, stage: str = "") -> AsyncIterator[wire.Task]:
+        """Yield the tasks of a job, or of one of its stages, by index."""
+        async for page in self._pages(
+            lambda cursor: calls.tasks(job, self.partition, stage=stage, cursor=cursor, limit=1000)
+        ):
+            for task in page.tasks:
+                yield task
 
     async def wait(self, job: str, timeout: float | None = None) -> wire.Job:
+        """Wait until a job is over and return it. Raise `TimeoutError` after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             view = await self.send(calls.job(job, self.partition, calls.poll_seconds(deadline)))
@@ -91,68 +107,24 @@ class AsyncClient:
                 raise TimeoutError(f"job {job} is still {view.state}")
 
     async def kill(self, job: str) -> str:
+        """Kill a job. Returns a note, such as that it was over already."""
         return (await self.send(calls.kill(job, self.partition))).note
 
     async def scale(self, job: str, count: int, stage: str = "") -> str:
+        """Give a job, or one of its stages, another number of tasks."""
         return (await self.send(calls.scale(job, count, stage, self.partition))).note
 
     async def set_priority(self, job: str, priority: int) -> str:
+        """Change the priority of a job. Owners may lower it, operators may raise it too."""
         return (await self.send(calls.set_priority(job, priority, self.partition))).note
 
     async def explain(self, job: str) -> wire.Explanation:
+        """Return why the tasks of a job wait."""
         return await self.send(calls.explain(job, self.partition))
 
-    async def holds(self) -> list[wire.Hold]:
-        return (await self.send(calls.holds(self.partition))).holds
-
-    async def release_hold(self, job: str, stage: str = "") -> str:
-        return (await self.send(calls.release_hold(job, stage, self.partition))).note
-
-    async def pools(self) -> list[wire.Pool]:
-        return (await self.send(calls.pools(self.partition))).pools
-
-    async def pool(self, pool: str) -> wire.Pool:
-        return await self.send(calls.pool(pool, self.partition))
-
-    async def pause_pool(self, pool: str) -> str:
-        return (await self.send(calls.move_pool(pool, "pause", self.partition))).note
-
-    async def resume_pool(self, pool: str) -> str:
-        return (await self.send(calls.move_pool(pool, "resume", self.partition))).note
-
-    async def scale_pool(self, pool: str, nodes: int) -> str:
-        return (await self.send(calls.scale_pool(pool, nodes, self.partition))).note
-
-    async def usage(self) -> wire.Usage:
-        return await self.send(calls.usage(self.partition))
-
-    async def usage_report(
-        self,
-        by: Iterable[str] = (),
-        since: Moment | None = None,
-        until: Moment | None = None,
-        user: str = "",
-    ) -> wire.UsageReport:
-        return await self.send(calls.usage_report(by, since, until, user, self.partition))
-
-    async def history(self, **filters: Any) -> AsyncIterator[wire.PastJob]:
-        cursor = ""
-        while True:
-            page = await self.send(calls.history(self.partition, cursor=cursor, **filters))
-            for job in page.jobs:
-                yield job
-            cursor = page.next
-            if not cursor:
-                return
-
-    async def secrets(self) -> list[str]:
-        return (await self.send(calls.secrets())).secrets
-
-    async def set_secret(self, name: str, value: str, expires_in: float | None = None) -> None:
-        await self.send(calls.set_secret(name, value, expires_in))
-
-    async def remove_secret(self, name: str) -> None:
-        await self.send(calls.remove_secret(name))
+    async def attempts(self, job: str) -> wire.Attempts:
+        """Return the attempts of a job's tasks: where and when they ran, and how they ended."""
+        return await self.send(calls.attempts(job, self.partition, limit=1000))
 
     async def log(
         self,
@@ -164,11 +136,139 @@ class AsyncClient:
         offset: int = 0,
         attempt: int | None = None,
         after: int | None = None,
+        began: Callable[[int], None] = lambda attempt: None,
     ) -> AsyncIterator[bytes]:
+        """Yield the output of one attempt of a task as it arrives: of the last attempt by default.
+
+        `after` chooses the first attempt above a number. With `follow` it is waited for; if the task has ended and no
+        further attempt follows, a `Problem` with the code `gone` is raised. `began` is called with the number of the
+        attempt before its output.
+        """
         options = {"stage": stage, "index": index, "stream": stream, "follow": follow, "offset": offset}
         call = calls.log(job, self.partition, **options, attempt=attempt, after=after)
-        async for part in self.stream(call):
+        async for part in self.stream(call, lambda headers: began(int(headers.get("fairlead-attempt", 0)))):
             yield part
+
+    # -- the cluster ---------------------------------------------------------------------------------------------
+
+    async def nodes(self, **filters: Any) -> AsyncIterator[wire.Node]:
+        """Yield the nodes. Filters: `state`, `pool`."""
+        async for page in self._pages(lambda cursor: calls.nodes(self.partition, cursor=cursor, **filters)):
+            for node in page.nodes:
+                yield node
+
+    async def partitions(self) -> list[str]:
+        """Return the names of the partitions."""
+        return [partition.name for partition in (await self.send(calls.partitions())).partitions]
+
+    async def queues(self) -> list[wire.Queue]:
+        """Return all queues, parents before children."""
+        return (await self.send(calls.queues(self.partition))).queues
+
+    async def lanes(self, first: int = 10) -> wire.Lanes:
+        """Return the waiting work by queue and shape, with the first asks of each lane."""
+        return await self.send(calls.lanes(self.partition, first))
+
+    async def watch(
+        self, job: str = "", after: int | None = None, began: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[wire.Event]:
+        """Yield events of jobs, tasks and nodes as they happen, without end: of one job, or of all that are visible.
+
+        `after` is the number of a record to begin after, instead of now. A broken stream is resumed. The event `reset`
+        means that events were missed: read the state again. `began` is called when the stream has begun, and again when
+        it was resumed: what happens from then on is not missed.
+        """
+        reader = calls.EventReader(after)
+        failures = 0
+        while True:
+            reader.restart()
+            try:
+                async for part in self.stream(calls.watch(job, self.partition, reader.after), lambda headers: began()):
+                    failures = 0
+                    for event in reader.feed(part):
+                        yield event
+            except Problem as problem:
+                if not calls.may_resume(problem, failures):
+                    raise
+            failures += 1
+            await asyncio.sleep(pause(failures))
+
+    async def managers(self) -> list[wire.Manager]:
+        """Return the resource managers. Only for operators."""
+        return (await self.send(calls.managers(self.partition))).managers
+
+    async def remove_manager(self, name: str) -> str:
+        """Remove a resource manager: its jobs are killed and its nodes leave."""
+        return (await self.send(calls.remove_manager(name, self.partition))).note
+
+    async def holds(self) -> list[wire.Hold]:
+        """Return the nodes that are held for jobs that have waited too long."""
+        return (await self.send(calls.holds(self.partition))).holds
+
+    async def promises(self) -> list[wire.Promise]:
+        """Return the nodes with capacity on its way that only one job may use."""
+        return (await self.send(calls.holds(self.partition))).promises
+
+    async def release_hold(self, job: str, stage: str = "") -> str:
+        """Release the nodes held for a job, or for one of its stages."""
+        return (await self.send(calls.release_hold(job, stage, self.partition))).note
+
+    async def pools(self) -> list[wire.Pool]:
+        """Return the pools with their nodes and orders."""
+        return (await self.send(calls.pools(self.partition))).pools
+
+    async def pool(self, pool: str) -> wire.Pool:
+        """Return a pool."""
+        return await self.send(calls.pool(pool, self.partition))
+
+    async def pause_pool(self, pool: str) -> str:
+        """Pause a pool: it neither grows nor shrinks by itself."""
+        return (await self.send(calls.move_pool(pool, "pause", self.partition))).note
+
+    async def resume_pool(self, pool: str) -> str:
+        """Resume a paused pool at once."""
+        return (await self.send(calls.move_pool(pool, "resume", self.partition))).note
+
+    async def scale_pool(self, pool: str, nodes: int) -> str:
+        """Order nodes, or give back idle ones, until the pool has `nodes` nodes."""
+        return (await self.send(calls.scale_pool(pool, nodes, self.partition))).note
+
+    async def usage(self) -> wire.Usage:
+        """Return the nodes of each pool: existing, needed for waiting work, and ordered."""
+        return await self.send(calls.usage(self.partition))
+
+    async def usage_report(
+        self,
+        by: Iterable[str] = (),
+        since: Moment | None = None,
+        until: Moment | None = None,
+        user: str = "",
+    ) -> wire.UsageReport:
+        """Return the use of resources, waits and preemptions in a span of time, in total and grouped.
+
+        `by` has `user`, `queue`, `partition` or `job`, or several of them.
+        """
+        return await self.send(calls.usage_report(by, since, until, user, self.partition))
+
+    async def history(self, **filters: Any) -> AsyncIterator[wire.PastJob]:
+        """Yield finished jobs, newest first. Filters: `user`, `state`."""
+        async for page in self._pages(lambda cursor: calls.history(self.partition, cursor=cursor, **filters)):
+            for job in page.jobs:
+                yield job
+
+    async def secrets(self) -> list[str]:
+        """Return the names of the caller's secrets."""
+        return (await self.send(calls.secrets())).secrets
+
+    async def set_secret(self, name: str, value: str, expires_in: float | None = None) -> None:
+        """Store a secret that the caller's jobs can use, for `expires_in` seconds or until it is removed."""
+        await self.send(calls.set_secret(name, value, expires_in))
+
+    async def remove_secret(self, name: str) -> None:
+        """Remove a secret."""
+        await self.send(calls.remove_secret(name))
+
+    # -- requests ------------------------------------------------------------------------------------------------
 
     async def send(self, call: Call[Answer]) -> Answer:
         """Send a call, retry it if needed, and return its answer."""
@@ -189,14 +289,30 @@ class AsyncClient:
             await asyncio.sleep(pause(attempt, retry_after))
         raise AssertionError
 
-    async def stream(self, call: Call[Any]) -> AsyncIterator[bytes]:
-        """Yield the parts of a streaming answer. The call is not sent again if the stream breaks off."""
+    async def _pages(self, call: Callable[[str], Call[Page]]) -> AsyncIterator[Page]:
+        """Yield the pages of a list. Each request carries the cursor of the page before."""
+        cursor = ""
+        while True:
+            page = await self.send(call(cursor))
+            yield page
+            cursor = page.next
+            if not cursor:
+                return
+
+    async def stream(
+        self, call: Call[Any], began: Callable[[Mapping[str, str]], None] = lambda headers: None
+    ) -> AsyncIterator[bytes]:
+        """Yield the parts of a streaming answer. The call is not sent again if the stream breaks off.
+
+        `began` is called with the headers of the answer.
+        """
         try:
             async with self._http.stream(
                 **_arguments(call), timeout=httpx.Timeout(REQUEST_TIMEOUT, read=None)
             ) as answer:
                 if answer.status_code >= 400:
                     raise problem_of(answer.status_code, await answer.aread())
+                began(answer.headers)
                 async for part in answer.aiter_raw():
                     yield part
         except httpx.TransportError as problem:

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -22,7 +22,16 @@ from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint
 from fairlead.wire import api as wire
 from fairlead.wire.addresses import is_exposed
 
+
+class Paged(Protocol):
+    """A page of a list, with the cursor of the next page; empty at the end."""
+
+    @property
+    def next(self) -> str: ...
+
+
 Answer = TypeVar("Answer")
+Page = TypeVar("Page", bound=Paged)
 Document = Mapping[str, Any] | msgspec.Struct
 Moment = float | datetime
 """Seconds since 1970, or a date and time."""
@@ -162,6 +171,11 @@ def unreachable(url: str, problem: Exception) -> Problem:
     return Problem(f"{url} cannot be reached ({problem}); is the server up?")
 
 
+def may_resume(problem: Problem, failures: int) -> bool:
+    """True if a stream that broke off, or could not begin, is tried again."""
+    return (problem.code == "unreachable" or problem.status in RETRIED) and failures < TRIES
+
+
 def pause(attempt: int, retry_after: str | None = None) -> float:
     """Return the seconds before the next attempt: longer each time, and random so that clients spread out."""
     seconds: float = FIRST_PAUSE * (1 << attempt) * random.uniform(0.5, 1.5)
@@ -254,6 +268,49 @@ def holds(partition: str) -> Call[wire.Holds]:
 def release_hold(job: str, stage: str, partition: str) -> Call[wire.Done]:
     document = {"job": job} | ({"stage": stage} if stage else {})
     return Call(wire.Done, "POST", f"{API}/holds/release", document, partition=partition)
+
+
+def managers(partition: str) -> Call[wire.Managers]:
+    return Call(wire.Managers, "GET", f"{API}/managers", partition=partition)
+
+
+def remove_manager(name: str, partition: str) -> Call[wire.Done]:
+    return Call(wire.Done, "DELETE", f"{API}/managers/{part(name)}", partition=partition)
+
+
+def lanes(partition: str, first: int) -> Call[wire.Lanes]:
+    return Call(wire.Lanes, "GET", f"{API}/lanes", partition=partition, first=first)
+
+
+def watch(name: str, partition: str, after: int | None) -> Call[bytes]:
+    return Call(bytes, "GET", f"{API}/watch", partition=partition, job=part(name) if name else "", after=after)
+
+
+class EventReader:
+    """Reads the events of a stream from its parts."""
+
+    def __init__(self, after: int | None) -> None:
+        self.after = after
+        """The id of the last event; a broken stream resumes after it."""
+        self._rest = b""
+
+    def restart(self) -> None:
+        """Forget the part of an event that a broken stream ended with."""
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[wire.Event]:
+        """Yield the events that are complete with this part."""
+        *blocks, self._rest = (self._rest + data).split(b"\n\n")
+        for block in blocks:
+            fields = dict(line.split(b": ", 1) for line in block.split(b"\n") if b": " in line)
+            if b"data" in fields and b"event" in fields:
+                if fields[b"event"] == b"reset":
+                    note = msgspec.json.decode(fields[b"data"], type=wire.Done).note
+                    yield wire.Event(what="reset", at=time.time(), reason=note)
+                else:
+                    yield msgspec.json.decode(fields[b"data"], type=wire.Event)
+            if b"id" in fields:
+                self.after = int(fields[b"id"])
 
 
 def pools(partition: str) -> Call[wire.Pools]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
 from fairlead.client import calls
 from fairlead.client.calls import (
@@ -15,6 +15,8 @@ from fairlead.client.calls import (
     Call,
     Document,
     Moment,
+    Page,
+    Problem,
     is_untrusted,
     pause,
     problem_of,
@@ -23,14 +25,6 @@ from fairlead.client.calls import (
 from fairlead.client.endpoint import Endpoint, find_endpoint
 from fairlead.client.http import LOST, Connections
 from fairlead.wire import api as wire
-
-
-class Paged(Protocol):
-    @property
-    def next(self) -> str: ...
-
-
-Page = TypeVar("Page", bound=Paged)
 
 
 class Client:
@@ -81,6 +75,7 @@ class Client:
         return items
 
     def job(self, job: str) -> wire.Job:
+        """Return a job."""
         return self.send(calls.job(job, self.partition))
 
     def jobs(self, **filters: Any) -> Iterator[wire.Job]:
@@ -89,6 +84,7 @@ class Client:
             yield from page.jobs
 
     def tasks(self, job: str, stage: str = "") -> Iterator[wire.Task]:
+        """Yield the tasks of a job, or of one of its stages, by index."""
         for page in self._pages(
             lambda cursor: calls.tasks(job, self.partition, stage=stage, cursor=cursor, limit=1000)
         ):
@@ -105,9 +101,11 @@ class Client:
                 raise TimeoutError(f"job {job} is still {view.state}")
 
     def kill(self, job: str) -> str:
+        """Kill a job. Returns a note, such as that it was over already."""
         return self.send(calls.kill(job, self.partition)).note
 
     def scale(self, job: str, count: int, stage: str = "") -> str:
+        """Give a job, or one of its stages, another number of tasks."""
         return self.send(calls.scale(job, count, stage, self.partition)).note
 
     def set_priority(self, job: str, priority: int) -> str:
@@ -115,9 +113,11 @@ class Client:
         return self.send(calls.set_priority(job, priority, self.partition)).note
 
     def explain(self, job: str) -> wire.Explanation:
+        """Return why the tasks of a job wait."""
         return self.send(calls.explain(job, self.partition))
 
     def attempts(self, job: str) -> wire.Attempts:
+        """Return the attempts of a job's tasks: where and when they ran, and how they ended."""
         return self.send(calls.attempts(job, self.partition, limit=1000))
 
     def log(
@@ -145,33 +145,79 @@ class Client:
     # -- the cluster ---------------------------------------------------------------------------------------------
 
     def nodes(self, **filters: Any) -> Iterator[wire.Node]:
+        """Yield the nodes. Filters: `state`, `pool`."""
         for page in self._pages(lambda cursor: calls.nodes(self.partition, cursor=cursor, **filters)):
             yield from page.nodes
 
     def partitions(self) -> list[str]:
+        """Return the names of the partitions."""
         return [partition.name for partition in self.send(calls.partitions()).partitions]
 
     def queues(self) -> list[wire.Queue]:
+        """Return all queues, parents before children."""
         return self.send(calls.queues(self.partition)).queues
+
+    def lanes(self, first: int = 10) -> wire.Lanes:
+        """Return the waiting work by queue and shape, with the first asks of each lane."""
+        return self.send(calls.lanes(self.partition, first))
+
+    def watch(
+        self, job: str = "", after: int | None = None, began: Callable[[], None] = lambda: None
+    ) -> Iterator[wire.Event]:
+        """Yield events of jobs, tasks and nodes as they happen, without end: of one job, or of all that are visible.
+
+        `after` is the number of a record to begin after, instead of now. A broken stream is resumed. The event `reset`
+        means that events were missed: read the state again. `began` is called when the stream has begun, and again when
+        it was resumed: what happens from then on is not missed.
+        """
+        reader = calls.EventReader(after)
+        failures = 0
+        while True:
+            reader.restart()
+            try:
+                for part in self.stream(calls.watch(job, self.partition, reader.after), lambda headers: began()):
+                    failures = 0
+                    yield from reader.feed(part)
+            except Problem as problem:
+                if not calls.may_resume(problem, failures):
+                    raise
+            failures += 1
+            time.sleep(pause(failures))
+
+    def managers(self) -> list[wire.Manager]:
+        """Return the resource managers. Only for operators."""
+        return self.send(calls.managers(self.partition)).managers
+
+    def remove_manager(self, name: str) -> str:
+        """Remove a resource manager: its jobs are killed and its nodes leave."""
+        return self.send(calls.remove_manager(name, self.partition)).note
 
     def holds(self) -> list[wire.Hold]:
         """Return the nodes that are held for jobs that have waited too long."""
         return self.send(calls.holds(self.partition)).holds
+
+    def promises(self) -> list[wire.Promise]:
+        """Return the nodes with capacity on its way that only one job may use."""
+        return self.send(calls.holds(self.partition)).promises
 
     def release_hold(self, job: str, stage: str = "") -> str:
         """Release the nodes held for a job, or for one of its stages."""
         return self.send(calls.release_hold(job, stage, self.partition)).note
 
     def pools(self) -> list[wire.Pool]:
+        """Return the pools with their nodes and orders."""
         return self.send(calls.pools(self.partition)).pools
 
     def pool(self, pool: str) -> wire.Pool:
+        """Return a pool."""
         return self.send(calls.pool(pool, self.partition))
 
     def pause_pool(self, pool: str) -> str:
+        """Pause a pool: it neither grows nor shrinks by itself."""
         return self.send(calls.move_pool(pool, "pause", self.partition)).note
 
     def resume_pool(self, pool: str) -> str:
+        """Resume a paused pool at once."""
         return self.send(calls.move_pool(pool, "resume", self.partition)).note
 
     def scale_pool(self, pool: str, nodes: int) -> str:
@@ -213,6 +259,7 @@ class Client:
         self.send(calls.set_secret(name, value, expires_in))
 
     def remove_secret(self, name: str) -> None:
+        """Remove a secret."""
         self.send(calls.remove_secret(name))
 
     # -- requests ------------------------------------------------------------------------------------------------

@@ -162,7 +162,14 @@ def node_answer(partition: Partition, row: int) -> wire.Node:
         avoided=nodes.node_id[row] in nodes.avoided,
         disconnected=optional_seconds(nodes.disconnected.get(nodes.node_id[row])),
         reason=nodes.reasons.get(nodes.node_id[row], ""),
+        held_for=_held_for(partition, nodes.node_id[row]),
     )
+
+
+def _held_for(partition: Partition, node_id: int) -> list[str]:
+    """Return the jobs that a node is held for or promised to."""
+    earmarks = [partition.earmark_of(seq) for seq in partition.nodes.held.get(node_id, ())]
+    return sorted({earmark.job for earmark in earmarks if earmark is not None})
 
 
 def node_state(nodes: NodeTable, row: int) -> str:
@@ -244,6 +251,24 @@ def hold_answers(partition: Partition, sees: Callable[[Job], bool], now: Micros)
     ]
 
 
+def promise_answers(partition: Partition, sees: Callable[[Job], bool]) -> list[wire.Promise]:
+    """Return the promises to jobs that the caller may see, the oldest first."""
+    nodes, allocations = partition.nodes, partition.allocations
+    return [
+        wire.Promise(
+            job=promise.job,
+            stage=partition.jobs[promise.job].stages[promise.stage].name,
+            tasks=promise.tasks,
+            nodes=[nodes.name[nodes.rows[node_id]] for node_id in promise.nodes],
+            since=seconds(promise.since),
+            stopping=sum(count(allocations[number].indices) for number in promise.victims if number in allocations),
+            ordered=promise.ordered,
+        )
+        for promise in sorted(partition.promises.values(), key=lambda promise: (promise.since, promise.seq))
+        if sees(partition.jobs[promise.job])
+    ]
+
+
 def _ask_answer(ask: Ask) -> wire.Ask:
     view = ask_view(ask)
     return wire.Ask(
@@ -269,11 +294,17 @@ def partition_answer(partition: Partition) -> wire.Partition:
 
 
 def manager_answers(partition: Partition) -> list[wire.Manager]:
-    nodes: dict[str, int] = {}
-    for row in partition.nodes.rows.values():
-        nodes[partition.nodes.manager[row]] = nodes.get(partition.nodes.manager[row], 0) + 1
+    """Return the resource managers by name."""
+    nodes = Counter(partition.nodes.manager[row] for row in partition.nodes.rows.values())
+    jobs = Counter(job.manager for job in partition.jobs.values() if not job.over)
     return [
-        wire.Manager(name=name, registered=seconds(manager.registered), nodes=nodes.get(name, 0))
+        wire.Manager(
+            name=name,
+            registered=seconds(manager.registered),
+            nodes=nodes[name],
+            jobs=jobs[name],
+            reported=partition.reign.has_heard(name),
+        )
         for name, manager in sorted(partition.managers.items())
     ]
 

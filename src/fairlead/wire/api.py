@@ -136,14 +136,77 @@ class PartitionDocument(Request, kw_only=True, forbid_unknown_fields=False):
     pools: dict[str, Any] | UnsetType = UNSET
 
 
+class ManagerNodeDocument(Request, kw_only=True):
+    """A node of a resource manager: added or updated, or moved to another state by `action`."""
+
+    name: Name
+    action: Literal["add", "update", "drain", "disable", "enable", "lose", "remove"] | UnsetType = UNSET
+    resources: dict[str, Amount] | UnsetType = UNSET
+    labels: dict[str, str] | UnsetType = UNSET
+    taints: list[str] | UnsetType = UNSET
+    pool: str | UnsetType = UNSET
+    users: list[str] | UnsetType = UNSET
+
+
+class ManagerJobDocument(Request, kw_only=True):
+    """A job of a resource manager, without stages: its asks become its stages. With `remove` it ends."""
+
+    job: Name
+    name: Name | UnsetType = UNSET
+    user: Name | UnsetType = UNSET
+    groups: list[str] | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    labels: dict[str, str] | UnsetType = UNSET
+    preemptible: bool | UnsetType = UNSET
+    remove: bool | UnsetType = UNSET
+
+
+class ManagerAskDocument(Request, kw_only=True):
+    """An ask: `count` equal tasks of a job, with the keys of a stage. Sent again with another count it is scaled; with
+    `withdraw` its waiting tasks are given up."""
+
+    job: Name
+    ask: Name
+    count: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
+    min: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
+    resources: dict[str, Amount] | UnsetType = UNSET
+    selectors: dict[str, str | list[str]] | UnsetType = UNSET
+    tolerations: list[str] | UnsetType = UNSET
+    pool: Name | UnsetType = UNSET
+    estimate: Duration | UnsetType = UNSET
+    scaling: Literal["strict", "partial"] | UnsetType = UNSET
+    near: str | UnsetType = UNSET
+    apart: bool | UnsetType = UNSET
+    withdraw: bool | UnsetType = UNSET
+
+
+class ManagerReleaseDocument(Request, kw_only=True):
+    """Allocations that ended: of one task, of an ask, or of a whole job."""
+
+    job: Name
+    ask: Name | UnsetType = UNSET
+    index: Annotated[int, Meta(ge=0, lt=10_000_000)] | UnsetType = UNSET
+
+
+class ManagerRecoveryDocument(Request, kw_only=True):
+    """A task that runs on a node of the manager, also if the journal does not have it."""
+
+    job: Name
+    ask: Name
+    node: Name
+    index: Annotated[int, Meta(ge=0, lt=10_000_000)] | UnsetType = UNSET
+    resources: dict[str, Amount] | UnsetType = UNSET
+
+
 class UpdateDocument(Request, kw_only=True):
     """An update of a resource manager, applied in this order: nodes, jobs, recover, asks, releases."""
 
-    nodes: list[dict[str, Any]] | UnsetType = UNSET
-    jobs: list[dict[str, Any]] | UnsetType = UNSET
-    recover: list[dict[str, Any]] | UnsetType = UNSET
-    asks: list[dict[str, Any]] | UnsetType = UNSET
-    releases: list[dict[str, Any]] | UnsetType = UNSET
+    nodes: list[ManagerNodeDocument] | UnsetType = UNSET
+    jobs: list[ManagerJobDocument] | UnsetType = UNSET
+    recover: list[ManagerRecoveryDocument] | UnsetType = UNSET
+    asks: list[ManagerAskDocument] | UnsetType = UNSET
+    releases: list[ManagerReleaseDocument] | UnsetType = UNSET
 
 
 class RequestorDocument(Request, kw_only=True):
@@ -338,6 +401,8 @@ class Node(Answer, frozen=True, kw_only=True):
     credential_expires: float | None = None
     reason: str = ""
     """Why an operator drained or disabled it."""
+    held_for: list[str] = []
+    """The jobs that it is held for or promised to. It takes no new work of other jobs."""
 
 
 class Nodes(Answer, frozen=True, kw_only=True):
@@ -406,7 +471,10 @@ class Lane(Answer, frozen=True, kw_only=True):
 
 
 class Lanes(Answer, frozen=True, kw_only=True):
+    """`ready` is false until the partition is ready: before that nothing is placed, whatever waits."""
+
     lanes: list[Lane]
+    ready: bool
 
 
 class Hold(Answer, frozen=True, kw_only=True):
@@ -421,8 +489,24 @@ class Hold(Answer, frozen=True, kw_only=True):
     until: float
 
 
+class Promise(Answer, frozen=True, kw_only=True):
+    """Nodes with capacity on its way that only one job may use: tasks stop there for it, or they were ordered for it
+    and wait for the other ordered nodes."""
+
+    job: str
+    stage: str
+    tasks: int
+    """Number of tasks that the nodes are promised to."""
+    nodes: list[str]
+    since: float
+    stopping: int
+    """Number of tasks that still stop for it."""
+    ordered: bool
+
+
 class Holds(Answer, frozen=True, kw_only=True):
     holds: list[Hold]
+    promises: list[Promise]
 
 
 class PoolUse(Answer, frozen=True, kw_only=True):
@@ -554,6 +638,10 @@ class Manager(Answer, frozen=True, kw_only=True):
     name: str
     registered: float
     nodes: int
+    jobs: int
+    """Number of its jobs that are not over."""
+    reported: bool
+    """True if it has sent an update since the start of the server. Until then the partition waits for it."""
 
 
 class Managers(Answer, frozen=True, kw_only=True):

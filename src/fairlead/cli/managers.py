@@ -1,0 +1,45 @@
+"""`fairlead manager`: list and remove resource managers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fairlead.cli.options import AsJson, Partition, open_client
+from fairlead.cli.output import ago, calls_server, print_json, print_list, print_text
+
+manager = typer.Typer(name="manager", help="List and remove resource managers.", no_args_is_help=True)
+
+
+@manager.command("list")
+@calls_server
+def list_managers(partition: Partition = "", as_json: AsJson = False) -> None:
+    """List resource managers: outside schedulers that bring their own nodes and jobs."""
+    with open_client(partition) as client:
+        managers = client.managers()
+    print_list(
+        managers,
+        as_json,
+        ("MANAGER", "REGISTERED", "REPORTED", "NODES", "JOBS"),
+        lambda entry: (entry.name, ago(entry.registered), "yes" if entry.reported else "no", entry.nodes, entry.jobs),
+    )
+
+
+@manager.command("remove")
+@calls_server
+def remove_manager(
+    name: Annotated[str, typer.Argument(help="The name of a resource manager.", metavar="MANAGER")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Remove a resource manager that does not come back: kill its jobs and remove its nodes at once."""
+    if not yes:
+        typer.confirm(f"Kill all jobs of {name} and remove its nodes?", abort=True)
+    with open_client(partition) as client:
+        note = client.remove_manager(name)
+    if as_json:
+        print_json({"note": note})
+    else:
+        print_text(note or f"{name} is removed")

@@ -1,0 +1,62 @@
+"""`fairlead watch`: events of jobs, tasks and nodes as they happen."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairlead.cli.options import AsJson, Partition, open_client
+from fairlead.cli.output import calls_server, clock, print_json, print_text
+
+if TYPE_CHECKING:
+    from fairlead.wire import api as wire
+
+
+class _Over(Exception):
+    """The watched job was over when the stream began."""
+
+
+@calls_server
+def watch(
+    job: Annotated[str, typer.Argument(help="The id of a job. By default all jobs and nodes.", metavar="JOB")] = "",
+    after: Annotated[
+        int | None, typer.Option(help="Begin after this record of the journal, instead of now.", min=0)
+    ] = None,
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show what happens to jobs, tasks and nodes, until interrupted. With --json, print one line per event.
+
+    With the id of a job, end when that job is over.
+    """
+    with open_client(partition) as client, suppress(KeyboardInterrupt, _Over):
+
+        def check() -> None:
+            if job and client.job(job).over:
+                raise _Over
+
+        for event in client.watch(job, after, check):
+            if as_json:
+                print_json(event)
+            else:
+                print_text(_line(event))
+            if job and event.what == "state" and event.state in ("succeeded", "failed", "killed"):
+                return
+
+
+def _line(event: wire.Event) -> str:
+    """Return an event as one line: when, what, of which job or node, and why."""
+    spans = [event.indices[at : at + 2] for at in range(0, len(event.indices), 2)]
+    tasks = ",".join(f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in spans)
+    what = [
+        event.what,
+        f"job {event.job}" if event.job else "",
+        f"{event.stage}[{tasks}]" if tasks else event.stage,
+        f"attempt {event.attempt}" if event.attempt > 1 else "",
+        f"on {event.node}" if event.job and event.node else event.node,
+        event.state,
+    ]
+    reason = f": {event.reason}" if event.reason else ""
+    return f"{clock(event.at)}  {' '.join(filter(None, what))}{reason}"
