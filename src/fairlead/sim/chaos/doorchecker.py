@@ -119,8 +119,7 @@ class _Starts:
         self.partition = partition
         self.changes = changes
         self.ready = ready
-        self._ordered = More()
-        """Tasks for which this cycle has ordered nodes."""
+        self._orders_judged = False
         self._new: set[int] = set()
         """Ids of the allocations that this cycle has placed."""
 
@@ -141,7 +140,7 @@ class _Starts:
             )
             need(not reason, f"tasks of {_name(stage)} are sent ahead in a chain, and may not start: {reason}")
         elif isinstance(change, Ordered):
-            self._judge_order(change)
+            self._judge_orders()
         elif isinstance(change, Promised) and change.cause != "order":
             reason = refusal_to_claim(partition, partition.waits(change.job, change.stage, change.kind))
             need(not reason, f"tasks are stopped for job {change.job}, which may not start: {reason}")
@@ -169,22 +168,27 @@ class _Starts:
             need(not reason, f"tasks of {_name(stage)} are placed, and may not start: {reason}")
             more.add([(stage, many)])
 
-    def _judge_order(self, change: Ordered) -> None:
-        """Check that all tasks of a cycle's orders may start together when every pool is at its `max`."""
+    def _judge_orders(self) -> None:
+        """Check once that all tasks of a cycle's orders may start together when every pool is at its `max`."""
+        if self._orders_judged:
+            return
+        self._orders_judged = True
         partition = self.partition
         wanted: dict[Key, int] = {}
-        for nodes, meant in change.nodes:
-            for job, position, kind, tasks in meant:
-                wanted[job, position, kind] = wanted.get((job, position, kind), 0) + nodes * tasks
+        for change in self.changes:
+            for nodes, meant in change.nodes if isinstance(change, Ordered) else ():
+                for job, position, kind, tasks in meant:
+                    wanted[job, position, kind] = wanted.get((job, position, kind), 0) + nodes * tasks
         by_ask: dict[int, Ordering] = {}
         for key, tasks in wanted.items():
             ask = partition.waits(*key)
             by_ask.setdefault(id(ask), (ask, []))[1].append((partition.jobs[key[0]].stages[key[1]], tasks))
-        # The rest of a share may go to a gang of any size, so the order of the asks matters.
+        rights, ordered = _rights_of_pools(partition), More()
+        # The rest of a share may go to a gang of any size, so the order of the asks matters, whatever their pools.
         for ask, started in sorted(by_ask.values(), key=cmp_to_key(_by_turn)):
-            reason = refusal(partition, ask, started, gang=True, more=self._ordered, rights=_rights_of_pools(partition))
+            reason = refusal(partition, ask, started, gang=True, more=ordered, rights=rights)
             need(not reason, f"nodes are ordered for {_name(started[0][0])}, which may not start: {reason}")
-            self._ordered.add(started)
+            ordered.add(started)
 
 
 def _by_turn(one: Ordering, other: Ordering) -> int:
