@@ -138,7 +138,7 @@ def test_a_parameter_that_a_request_does_not_have_is_refused(site: Serving) -> N
         answer = site.as_owner.get(f"/api/v1/{path}")
         assert (answer.status_code, answer.json()["field"]) == (422, name)
         assert remedy in answer.json()["detail"]
-    with Client(site.url, site.owner) as client, pytest.raises(Problem, match="usr: .*did you mean user"):
+    with Client(site.url, site.owner) as client, pytest.raises(Problem, match=r"usr: .*did you mean user"):
         list(client.jobs(usr="ann"))
 
 
