@@ -174,7 +174,7 @@ def test_an_untrusted_certificate_names_the_variable(tmp_path: Path) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-nodes", "-subj", "/CN=localhost"),
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-nodes", "-subj", "/CN=box"),
             *("-addext", "subjectAltName=IP:127.0.0.1"),
             *("-keyout", str(key), "-out", str(certificate)),
         ],
@@ -201,7 +201,10 @@ def test_an_untrusted_certificate_names_the_variable(tmp_path: Path) -> None:
     )
     try:
         assert process.stdout is not None
-        process.stdout.readline()
+        url = json.loads(process.stdout.readline())["url"].replace("127.0.0.1", "localhost")
+        token = (tmp_path / "data" / "token").read_text().strip()
+        done = ask("ps", FAIRLEAD_URL=url, FAIRLEAD_TOKEN=token, FAIRLEAD_CA=str(certificate))
+        assert "write the server in the URL by a name that its certificate has" in words(done)
         for arguments in (("ps",), ("down", "--kill")):
             done = ask(*arguments)
             assert done.returncode != 0 and "set FAIRLEAD_CA" in words(done)
