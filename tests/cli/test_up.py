@@ -108,6 +108,14 @@ def test_output_goes_to_a_file(up: Up) -> None:
     assert "%z in" in up.ask("submit", "-o", "%z", "--", "true").stderr
 
 
+def test_logs_of_an_array_say_which_task_is_shown(up: Up) -> None:
+    job = up.run("submit", "--wait", "--array", "3", "--shell", "--", "echo $FAIRLEAD_INDEX").strip()
+    done = up.ask("logs", job)
+    assert (done.stdout, done.stderr) == ("0\n", "fairlead: task 0 of 3 tasks; -i shows another\n")
+    done = up.ask("logs", job, "-i", "0")
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
 def test_a_task_runs_where_it_was_submitted(up: Up) -> None:
     assert up.run("run", "--cpu", "0.1", "--", "pwd").strip() == str(up.folder.parent)
 

@@ -137,7 +137,8 @@ def enable(name: NodeName, partition: Partition = "", as_json: AsJson = False) -
 @node.command()
 @calls_server
 def remove(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Remove a node. Tasks running there are lost at once."""
+    """Remove a node. Tasks running there are lost at once. An agent that still runs joins again: stop it before, or
+    revoke its key."""
     _do("DELETE", f"nodes/{_part(name)}", as_json, f"{name} was removed", partition=partition)
 
 

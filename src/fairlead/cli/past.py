@@ -143,6 +143,8 @@ def _amount(kind: str, row: wire.Used) -> float:
 
 
 def _hours(hours: float) -> str:
+    if 0 < hours < 0.0001:
+        return "<0.0001"
     return f"{hours:.3g}" if hours < 100 else f"{hours:.0f}"
 
 
