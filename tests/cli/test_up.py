@@ -239,8 +239,10 @@ def test_values_that_make_no_sense(up: Up) -> None:
         done = up.ask("token", "create", "--expires-in", "0", "--role", *role)
         assert (done.returncode, done.stdout) == (1, "")
         assert "expires_in: 0 would make a token that has expired already" in done.stderr
-    done = up.ask("wait", "--timeout", "-3", "none")
-    assert done.returncode == 2 and "-3.0 is not in the range" in done.stderr
+    for timeout in ("5x", "nan", "inf", "-3"):
+        done = up.ask("wait", "--timeout", timeout, "none")
+        assert done.returncode == 2 and "is not a time to wait; write 5m" in done.stderr
+    assert "there is no job" in up.ask("wait", "--timeout", "1m30s", "none").stderr
     for text in ("", "\n"):
         done = up.ask("secret", "set", "pw", text=text)
         assert (done.returncode, done.stdout) == (1, "")

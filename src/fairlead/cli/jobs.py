@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairlead.cli.interrupts import interrupts
-from fairlead.cli.options import AsJson, JobName, Partition, open_client, pairs
+from fairlead.cli.options import AsJson, JobName, Partition, open_client, pairs, seconds_of
 from fairlead.cli.output import (
     TIME_OVER,
     ago,
@@ -641,13 +642,13 @@ def priority(
 def wait(
     jobs: Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB…")],
     timeout: Annotated[
-        float | None, typer.Option(help="Longest wait in seconds; after it the exit code is 124.", min=0)
+        str | None, typer.Option(help="Longest wait, such as 5m or 30 (seconds); after it the exit code is 124.")
     ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
     """Wait until jobs have finished. The exit code is 0 if all succeeded, 1 otherwise."""
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = None if timeout is None else time.monotonic() + _wait_seconds(timeout)
     results: list[wire.Job] = []
     with open_client(partition) as client, progress("jobs", jobs, as_json) as waiting:
         for job in waiting:
@@ -662,6 +663,15 @@ def wait(
             print_text(f"{result.id}: {result.state}{f', {result.reason}' if result.reason else ''}")
     if any(result.state != "succeeded" for result in results):
         raise typer.Exit(1)
+
+
+def _wait_seconds(text: str) -> float:
+    seconds = seconds_of(text)
+    with suppress(ValueError):
+        seconds = float(text) if seconds is None else seconds
+    if seconds is None or not 0 <= seconds < inf:
+        raise typer.BadParameter(f"{text!r} is not a time to wait; write 5m, or 30 for seconds", param_hint="--timeout")
+    return seconds
 
 
 def _end_as(client: Client, job: wire.Job, quiet: bool) -> None:
