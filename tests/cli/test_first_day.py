@@ -98,6 +98,7 @@ def test_setting_a_share_shows_its_siblings(up: Up) -> None:
     assert "root.ml: share 150 of 200, entitled to 75.0% of the cluster" in done.stdout
     assert "root.default: share 50 of 200, entitled to 25.0% of the cluster" in done.stdout
     assert "root.ci has no share and is entitled to nothing" in done.stderr
+    assert "ml       active  150  " in up.run("queue", "list")
     up.run("share", "set", "root.ci", "200")
     assert "warning" not in up.ask("share", "set", "root.ml", "150").stderr
 
