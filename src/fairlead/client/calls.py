@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from difflib import get_close_matches
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
@@ -214,6 +213,8 @@ def job_document(command: list[str] | None, document: Document | None, fields: d
 
 def _hint(wrong: str, known: Iterable[str]) -> str:
     """Return what may have been meant by a field that a job does not have."""
+    from difflib import get_close_matches
+
     if wrong in ("cpu", "cpus", "memory", "gpu", "gpus"):
         return f"; write resources={{{wrong.removesuffix('s')!r}: …}}"
     close = [name for name in sorted(known) if name.startswith(wrong)] or get_close_matches(wrong, sorted(known), n=1)
