@@ -788,6 +788,10 @@ COMMANDS: dict[str, tuple[Any, str]] = {
         Scale(job="dead", stage="w", count=2, **ANN),
         "job: job dead is over (killed) and cannot be scaled; submit it again",
     ),
+    "the priority of an ended job": (
+        SetPriority(job="dead", priority=-1, **ANN),
+        "job: job dead is over (killed), and its priority has no effect",
+    ),
     "scaling below zero": (
         Scale(job="run", stage="w", count=-1, **ANN),
         "count: -1 is not accepted; write a whole number from 0 to 10000000",

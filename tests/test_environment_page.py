@@ -43,7 +43,7 @@ def is_environment(node: ast.AST) -> bool:
 
 
 def variables_read(source: str) -> set[str]:
-    """Return the variables that a module reads from `os.environ`."""
+    """Return the variables that a module reads from `os.environ`, or names as the source of an option."""
     tree = ast.parse(source)
     known_texts = constants(tree)
     keys: list[ast.AST] = []
@@ -52,6 +52,8 @@ def variables_read(source: str) -> set[str]:
             keys.append(node.slice)
         elif isinstance(node, ast.Compare) and any(is_environment(right) for right in node.comparators):
             keys.append(node.left)
+        elif isinstance(node, ast.keyword) and node.arg == "envvar":
+            keys.append(node.value)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if is_environment(node.func.value) and node.func.attr in ("get", "pop"):
                 keys.append(node.args[0])

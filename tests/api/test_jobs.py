@@ -128,6 +128,20 @@ def test_pages_and_filters(site: Serving) -> None:
     assert site.as_owner.get("/api/v1/jobs", params={"limit": 1001}).status_code == 400
 
 
+def test_a_parameter_that_a_request_does_not_have_is_refused(site: Serving) -> None:
+    for path, name, remedy in (
+        ("jobs?usr=ann", "usr", "did you mean user?"),
+        ("jobs?job_id=7", "job_id", "it has cursor, label, limit, name, partition, queue, state, user"),
+        ("history?stat=failed", "stat", "did you mean state?"),
+        ("whoami?verbose=1", "verbose", "leave it out"),
+    ):
+        answer = site.as_owner.get(f"/api/v1/{path}")
+        assert (answer.status_code, answer.json()["field"]) == (422, name)
+        assert remedy in answer.json()["detail"]
+    with Client(site.url, site.owner) as client, pytest.raises(Problem, match=r"usr: .*did you mean user"):
+        list(client.jobs(usr="ann"))
+
+
 def test_tasks_in_pages(site: Serving) -> None:
     stages = [{"name": "a", "count": 5}, {"name": "b", "count": 4}]
     name = submit(site.as_owner, {"stages": stages})

@@ -98,6 +98,7 @@ def test_setting_a_share_shows_its_siblings(up: Up) -> None:
     assert "root.ml: share 150 of 200, entitled to 75.0% of the cluster" in done.stdout
     assert "root.default: share 50 of 200, entitled to 25.0% of the cluster" in done.stdout
     assert "root.ci has no share and is entitled to nothing" in done.stderr
+    assert "ml       active  150  " in up.run("queue", "list")
     up.run("share", "set", "root.ci", "200")
     assert "warning" not in up.ask("share", "set", "root.ml", "150").stderr
 
@@ -174,7 +175,7 @@ def test_an_untrusted_certificate_names_the_variable(tmp_path: Path) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-nodes", "-subj", "/CN=localhost"),
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-days", "2", "-nodes", "-subj", "/CN=box"),
             *("-addext", "subjectAltName=IP:127.0.0.1"),
             *("-keyout", str(key), "-out", str(certificate)),
         ],
@@ -201,7 +202,10 @@ def test_an_untrusted_certificate_names_the_variable(tmp_path: Path) -> None:
     )
     try:
         assert process.stdout is not None
-        process.stdout.readline()
+        url = json.loads(process.stdout.readline())["url"].replace("127.0.0.1", "localhost")
+        token = (tmp_path / "data" / "token").read_text().strip()
+        done = ask("ps", FAIRLEAD_URL=url, FAIRLEAD_TOKEN=token, FAIRLEAD_CA=str(certificate))
+        assert "write the server in the URL by a name that its certificate has" in words(done)
         for arguments in (("ps",), ("down", "--kill")):
             done = ask(*arguments)
             assert done.returncode != 0 and "set FAIRLEAD_CA" in words(done)

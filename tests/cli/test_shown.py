@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fairlead
+from fairlead.cli.past import _hours
 from tests.live import PROGRAM, Up
 
 CONFIG = """
@@ -49,6 +50,29 @@ def test_lists_say_that_they_are_cut(up: Up) -> None:
     up.ask("wait", *jobs)
     done = up.ask("history", "--limit", "1")
     assert "only 1 jobs, the newest, are shown" in done.stderr
+
+
+def test_a_job_that_is_scaled_to_nothing_says_that_it_ends(up: Up) -> None:
+    job = up.run("submit", "--array", "2", "sleep", "600").strip()
+    assert up.run("scale", job, "1") == f"{job}: 1 tasks\n"
+    assert up.run("scale", job, "0") == f"{job}: 0 tasks; the job has none left, and ends\n"
+    up.run("wait", job)
+
+
+def test_output_in_a_folder_that_does_not_exist(up: Up) -> None:
+    done = up.ask("run", "-o", "no-such-folder/%a.txt", "true")
+    assert "its output no-such-folder/0.txt: No such file or directory; create its folder first" in done.stderr
+    done = up.ask("run", "--directory", "/no/such", "true")
+    assert "its working directory /no/such: No such file or directory\n" in done.stderr
+
+
+def test_hours_that_are_almost_none_are_no_powers_of_ten() -> None:
+    assert [_hours(hours) for hours in (0.0, 8.5e-06, 0.25, 1234.5)] == ["0", "<0.0001", "0.25", "1234"]
+
+
+def test_a_manager_that_does_not_exist_needs_no_confirmation(up: Up) -> None:
+    done = up.ask("manager", "remove", "nobody")
+    assert "Kill all jobs" not in done.stdout and "there is no" in done.stderr
 
 
 def test_waiting_is_not_running(up: Up) -> None:

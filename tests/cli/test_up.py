@@ -108,6 +108,14 @@ def test_output_goes_to_a_file(up: Up) -> None:
     assert "%z in" in up.ask("submit", "-o", "%z", "--", "true").stderr
 
 
+def test_logs_of_an_array_say_which_task_is_shown(up: Up) -> None:
+    job = up.run("submit", "--wait", "--array", "3", "--shell", "--", "echo $FAIRLEAD_INDEX").strip()
+    done = up.ask("logs", job)
+    assert (done.stdout, done.stderr) == ("0\n", "fairlead: task 0 of 3 tasks; -i shows another\n")
+    done = up.ask("logs", job, "-i", "0")
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
 def test_a_task_runs_where_it_was_submitted(up: Up) -> None:
     assert up.run("run", "--cpu", "0.1", "--", "pwd").strip() == str(up.folder.parent)
 
@@ -231,8 +239,10 @@ def test_values_that_make_no_sense(up: Up) -> None:
         done = up.ask("token", "create", "--expires-in", "0", "--role", *role)
         assert (done.returncode, done.stdout) == (1, "")
         assert "expires_in: 0 would make a token that has expired already" in done.stderr
-    done = up.ask("wait", "--timeout", "-3", "none")
-    assert done.returncode == 2 and "-3.0 is not in the range" in done.stderr
+    for timeout in ("5x", "nan", "inf", "-3"):
+        done = up.ask("wait", "--timeout", timeout, "none")
+        assert done.returncode == 2 and "is not a time to wait; write 5m" in done.stderr
+    assert "there is no job" in up.ask("wait", "--timeout", "1m30s", "none").stderr
     for text in ("", "\n"):
         done = up.ask("secret", "set", "pw", text=text)
         assert (done.returncode, done.stdout) == (1, "")

@@ -90,6 +90,23 @@ def test_options_that_would_be_ignored_are_refused(up: Up, arguments: tuple[str,
     assert said in words.replace("Invalid value for ", "")
 
 
+def test_a_field_that_a_job_does_not_have_is_refused_with_what_was_meant(up: Up) -> None:
+    with fairlead.Client(up.url, up.token) as client:
+        for fields, said in (
+            ({"resource": {"cpu": 1}}, "no field resource .did you mean resources"),
+            ({"env": {"A": "1"}}, "no field env .did you mean environment"),
+            ({"cpus": 2}, r"write resources=.'cpu': …"),
+            ({"zzz": 2}, "no field zzz; it has after, .*, queue, resources, "),
+        ):
+            with pytest.raises(TypeError, match=said):
+                client.submit(["true"], **fields)
+
+
+def test_run_does_not_offer_a_file(up: Up) -> None:
+    assert "--file" in up.ask("submit").stderr
+    assert "--file" not in up.ask("run").stderr
+
+
 def test_input_of_run_is_refused(up: Up, tmp_path: Path) -> None:
     done = up.ask("run", "--", "wc", "-c", text="hello")
     assert (done.returncode, done.stdout) == (2, "")

@@ -7,6 +7,7 @@ from typing import Any, cast
 from litestar import Litestar, Request, Response, Router
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
+from litestar.params import QueryParameter
 from litestar.plugins import PluginProtocol
 from litestar.types import ControllerRouterHandler
 
@@ -18,6 +19,7 @@ from fairlead.api.openapi import described
 from fairlead.api.problems import MEDIA_TYPE, Unserved, plain
 from fairlead.api.smallfile import FileProblem
 from fairlead.core.errors import Refused
+from fairlead.core.reader import suggestion
 from fairlead.wire import api as wire
 
 NOUNS = (jobs, logs, history, usage, cluster, pools, config, managers, watch, secrets, access)
@@ -31,10 +33,28 @@ class Application(Litestar):
         return plugins
 
 
+async def refuse_unknown_parameters(request: Request[Any, Any, Any]) -> None:
+    """Refuse a request with a parameter that its route does not have; the framework would ignore it."""
+    if not request.scope["query_string"]:
+        return
+    known = sorted(
+        parameter.kwarg_definition.name or name
+        for name, parameter in request.route_handler.parsed_fn_signature.parameters.items()
+        if isinstance(parameter.kwarg_definition, QueryParameter)
+    )
+    for name in request.query_params:
+        if name not in known:
+            it_has = f"it has {', '.join(known)}" if known else "leave it out"
+            raise Refused(name[:64], f"this request has no such parameter{suggestion(name, known)}; {it_has}")
+
+
 def handlers() -> list[ControllerRouterHandler]:
     """Return all route handlers."""
     below = [handler for noun in NOUNS for handler in noun.HANDLERS]
-    return [*health.HANDLERS, Router("/api/v1", route_handlers=below, dto=Document)]
+    return [
+        *health.HANDLERS,
+        Router("/api/v1", route_handlers=below, dto=Document, before_request=refuse_unknown_parameters),
+    ]
 
 
 def application(services: Services) -> Gate:

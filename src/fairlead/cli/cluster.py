@@ -137,7 +137,8 @@ def enable(name: NodeName, partition: Partition = "", as_json: AsJson = False) -
 @node.command()
 @calls_server
 def remove(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Remove a node. Tasks running there are lost at once."""
+    """Remove a node. Tasks running there are lost at once. An agent that still runs joins again: stop it before, or
+    revoke its key."""
     _do("DELETE", f"nodes/{_part(name)}", as_json, f"{name} was removed", partition=partition)
 
 
@@ -171,7 +172,7 @@ def list_queues(partition: Partition = "", as_json: AsJson = False) -> None:
         lambda queue: (
             "  " * queue.path.count(".") + queue.path.rpartition(".")[2],
             queue.state,
-            "" if queue.share is None else f"{queue.share}%",
+            "" if queue.share is None else queue.share,
             amounts(queue.used) or "-",
             "" if queue.limit is None else amounts(queue.limit),
             queue.running,
@@ -392,7 +393,7 @@ def list_shares(partition: Partition = "", as_json: AsJson = False) -> None:
 @calls_server
 def set_shares(
     path: QueuePath,
-    percent: Annotated[int, typer.Argument(help="Share among its siblings, in percent.", min=0)],
+    share: Annotated[int, typer.Argument(help="Share, relative to those of its siblings.", metavar="SHARE", min=0)],
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
@@ -401,7 +402,7 @@ def set_shares(
     Siblings divide their parent by their shares: 150 beside 50 is three quarters. A queue without a share is entitled
     to nothing beside siblings that have one.
     """
-    _set_shares({"shares": {path: percent}}, partition, as_json)
+    _set_shares({"shares": {path: share}}, partition, as_json)
     if not as_json:
         _show_siblings(path, partition)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairlead.cli.interrupts import interrupts
-from fairlead.cli.options import AsJson, JobName, Partition, open_client, pairs
+from fairlead.cli.options import AsJson, JobName, Partition, open_client, pairs, seconds_of
 from fairlead.cli.output import (
     TIME_OVER,
     ago,
@@ -182,7 +183,7 @@ def run(
     if has_input():
         fail(REMEDY, as_json and {"ok": False, "problem": REMEDY}, 2)
     try:
-        _submit(None, options, partition, False, True, as_json)
+        _submit(None, options, partition, False, True, as_json, or_file="")
     finally:
         if has_input():  # it came later
             typer.echo(f"fairlead: warning: standard input was ignored: {REMEDY}", err=True)
@@ -196,13 +197,19 @@ DOCUMENT_OPTIONS = frozenset(
 
 @calls_server
 def _submit(
-    file: Path | None, options: dict[str, Any], partition: str, wait: bool, follow: bool, as_json: bool
+    file: Path | None,
+    options: dict[str, Any],
+    partition: str,
+    wait: bool,
+    follow: bool,
+    as_json: bool,
+    or_file: str = ", or --file",
 ) -> None:
     from fairlead.cli.following import follow_job
     from fairlead.client import calls
 
     with open_client(partition) as client:
-        document = _from_file(file, options) if file is not None else _from_options(client, options)
+        document = _from_file(file, options) if file is not None else _from_options(client, options, or_file)
         if not (wait or follow):
             submitted = client.send(calls.submit(document, client.partition))
             if as_json:
@@ -214,6 +221,8 @@ def _submit(
         with interrupts() as interrupt:
             submitted = client.send(calls.submit(document, client.partition))
             job = submitted.job
+            if not (follow or as_json):
+                typer.echo(job)
             _warn(submitted)
             try:
                 interrupt.raises()
@@ -273,9 +282,9 @@ def _from_file(file: Path, options: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _from_options(client: Client, options: dict[str, Any]) -> dict[str, Any]:
+def _from_options(client: Client, options: dict[str, Any], or_file: str) -> dict[str, Any]:
     if not options["command"]:
-        raise typer.BadParameter("give a program and its arguments, or --file", param_hint="COMMAND")
+        raise typer.BadParameter(f"give a program and its arguments{or_file}", param_hint="COMMAND")
     if options["array"] and options["gang"]:
         raise typer.BadParameter("the tasks start one by one or together; drop --array or --gang", param_hint="--gang")
     command = ["/bin/sh", "-c", " ".join(options["command"])] if options["shell"] else options["command"]
@@ -508,7 +517,9 @@ def _code(exit_code: int | None) -> str:
 @calls_server
 def logs(
     job: JobName,
-    index: Annotated[int, typer.Option("--index", "-i", help="Index of the task.", min=0)] = 0,
+    index: Annotated[
+        int | None, typer.Option("--index", "-i", help="Index of the task.", min=0, show_default="0")
+    ] = None,
     stage: Annotated[str, typer.Option(help="Name of the stage, if the job has several.")] = "",
     stderr: Annotated[bool, typer.Option("--stderr", help="Show standard error instead of standard output.")] = False,
     follow: Annotated[
@@ -527,6 +538,11 @@ def logs(
     with open_client(partition) as client:
         if follow:
             until_started(client, job)
+        if index is None:
+            index = 0
+            tasks = sum(entry.count for entry in client.job(job).stages if stage in ("", entry.name))
+            if tasks > 1 and not as_json:
+                typer.echo(f"fairlead: task 0 of {tasks} tasks; -i shows another", err=True)
         stream = "err" if stderr else "out"
         show = documents(stream) if as_json else None
         output = TaskOutput(client, job, stage, index, (stream,), show=show)
@@ -592,9 +608,11 @@ def scale(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Change the number of tasks of a stage."""
+    """Change the number of tasks of a stage. A job that has no tasks left ends."""
     with open_client(partition) as client:
         note = client.scale(job, count, stage)
+        if not count and not note and not any(entry.count for entry in client.job(job).stages):
+            note = "0 tasks; the job has none left, and ends"
     if as_json:
         print_json({"note": note})
     else:
@@ -608,7 +626,7 @@ def priority(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Change the priority of a job. Owners may lower it, operators may raise it too.
+    """Change the priority of a job. Owners may raise it up to their max_priority, operators as they like.
 
     A negative number follows --: fairlead priority 17 -- -5
     """
@@ -624,13 +642,13 @@ def priority(
 def wait(
     jobs: Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB…")],
     timeout: Annotated[
-        float | None, typer.Option(help="Longest wait in seconds; after it the exit code is 124.", min=0)
+        str | None, typer.Option(help="Longest wait, such as 5m or 30 (seconds); after it the exit code is 124.")
     ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
     """Wait until jobs have finished. The exit code is 0 if all succeeded, 1 otherwise."""
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = None if timeout is None else time.monotonic() + _wait_seconds(timeout)
     results: list[wire.Job] = []
     with open_client(partition) as client, progress("jobs", jobs, as_json) as waiting:
         for job in waiting:
@@ -645,6 +663,15 @@ def wait(
             print_text(f"{result.id}: {result.state}{f', {result.reason}' if result.reason else ''}")
     if any(result.state != "succeeded" for result in results):
         raise typer.Exit(1)
+
+
+def _wait_seconds(text: str) -> float:
+    seconds = seconds_of(text)
+    with suppress(ValueError):
+        seconds = float(text) if seconds is None else seconds
+    if seconds is None or not 0 <= seconds < inf:
+        raise typer.BadParameter(f"{text!r} is not a time to wait; write 5m, or 30 for seconds", param_hint="--timeout")
+    return seconds
 
 
 def _end_as(client: Client, job: wire.Job, quiet: bool) -> None:

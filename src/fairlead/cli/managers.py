@@ -35,9 +35,9 @@ def remove_manager(
     as_json: AsJson = False,
 ) -> None:
     """Remove a resource manager that does not come back: kill its jobs and remove its nodes at once."""
-    if not yes:
-        typer.confirm(f"Kill all jobs of {name} and remove its nodes?", abort=True)
     with open_client(partition) as client:
+        if not yes and any(entry.name == name for entry in client.managers()):
+            typer.confirm(f"Kill all jobs of {name} and remove its nodes?", abort=True)
         note = client.remove_manager(name)
     if as_json:
         print_json({"note": note})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -21,6 +22,17 @@ LogLevelOption = Annotated[
 Partition = Annotated[str, typer.Option("--partition", "-p", help="Partition. By default the only one, or `default`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobName = Annotated[str, typer.Argument(help="The id of a job.", metavar="JOB")]
+
+
+UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "min": 60, "m": 60, "s": 1}
+DURATION = re.compile(r"(?:[0-9]{1,6}(?:w|d|h|min|m|s))+")
+
+
+def seconds_of(text: str) -> float | None:
+    """Return the seconds of a duration such as 1h30m; None if the text is none."""
+    if not DURATION.fullmatch(text):
+        return None
+    return float(sum(int(number) * UNITS[unit] for number, unit in re.findall(r"([0-9]+)([a-z]+)", text)))
 
 
 def open_client(partition: str = "") -> Client:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from datetime import datetime, timedelta
+import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fairlead.cli.options import AsJson, Partition, open_client
+from fairlead.cli.options import AsJson, Partition, open_client, seconds_of
 from fairlead.cli.output import ago, calls_server, first, lasted, print_json, print_table, say_cut
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ Since = Annotated[
     typer.Option(help="Begin of the time: a date such as 2026-11-30 or 2026-11-30T12:00, or an age such as 7d or 12h."),
 ]
 Until = Annotated[str, typer.Option(help="End of the time, written like --since. By default now.")]
-UNITS = {"w": "weeks", "d": "days", "h": "hours", "min": "minutes", "m": "minutes", "s": "seconds"}
-AGE = re.compile(r"(?:[0-9]{1,6}(?:w|d|h|min|m|s))+")
 EPOCH = re.compile(r"[0-9]{9,12}(\.[0-9]+)?")
 GIB = 2**30
 
@@ -34,18 +33,14 @@ def moment(text: str, option: str) -> float | None:
         return None
     if EPOCH.fullmatch(text):
         return float(text)
+    age = seconds_of(text)
+    if age is not None:
+        return time.time() - age
     try:
-        if AGE.fullmatch(text):
-            parts = re.findall(r"([0-9]+)([a-z]+)", text)
-            return (datetime.now() - sum((_age(*part) for part in parts), timedelta())).timestamp()
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         problem = f"{text!r} is not a time; write 2026-11-30, 2026-11-30T12:00, or an age such as 7d or 12h"
         raise typer.BadParameter(problem, param_hint=option) from None
-
-
-def _age(number: str, unit: str) -> timedelta:
-    return timedelta(**{UNITS[unit]: int(number)})
 
 
 @calls_server
@@ -143,6 +138,8 @@ def _amount(kind: str, row: wire.Used) -> float:
 
 
 def _hours(hours: float) -> str:
+    if 0 < hours < 0.0001:
+        return "<0.0001"
     return f"{hours:.3g}" if hours < 100 else f"{hours:.0f}"
 
 

@@ -162,12 +162,12 @@ def is_untrusted(problem: Exception) -> bool:
 
 def unreachable(url: str, problem: Exception) -> Problem:
     if is_untrusted(problem):
-        why = re.sub(r"^.*certificate verify failed: | \(_ssl.*$", "", str(problem))
-        return Problem(
-            f"the certificate of {url} is not trusted ({why}); set {AUTHORITY} (in Python authority=…) to a file with "
-            "the certificates to trust",
-            code="untrusted",
-        )
+        why = re.sub(r"^.*certificate verify failed: |\.? \(_ssl.*$", "", str(problem))
+        if "mismatch" in why:
+            remedy = "write the server in the URL by a name that its certificate has"
+        else:
+            remedy = f"set {AUTHORITY} (in Python authority=…) to a file with the certificates to trust"
+        return Problem(f"the certificate of {url} is not trusted ({why}); {remedy}", code="untrusted")
     return Problem(f"{url} cannot be reached ({problem}); is the server up?")
 
 
@@ -202,9 +202,23 @@ def job_document(command: list[str] | None, document: Document | None, fields: d
     if not command:
         raise TypeError("a job needs a command, or a document that has one")
     stage_keys = set(wire.StageDocument.__struct_fields__) - {"name"}
+    for key in fields:
+        known = stage_keys.union(wire.JobDocument.__struct_fields__)
+        if key not in known:
+            raise TypeError(f"a job has no field {key}{_hint(key, known)}")
     stage = {key: value for key, value in fields.items() if key in stage_keys and value is not None}
     job = {key: value for key, value in fields.items() if key not in stage_keys and value is not None}
     return {**job, "stages": [{"command": list(command), **stage}]}
+
+
+def _hint(wrong: str, known: Iterable[str]) -> str:
+    """Return what may have been meant by a field that a job does not have."""
+    from difflib import get_close_matches
+
+    if wrong in ("cpu", "cpus", "memory", "gpu", "gpus"):
+        return f"; write resources={{{wrong.removesuffix('s')!r}: …}}"
+    close = [name for name in sorted(known) if name.startswith(wrong)] or get_close_matches(wrong, sorted(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else f"; it has {', '.join(sorted(known))}"
 
 
 def submit(document: Document, partition: str) -> Call[wire.Submitted]:

@@ -71,11 +71,13 @@ class Starter:
         except (OSError, ValueError) as problem:
             shared = self._person and directory.startswith(("/tmp/", "/var/tmp/"))
             own = "; every user has a /tmp of its own on this node" if shared else ""
-            return ("failed", 126, f"its working directory {directory}: {problem}{own}", 0, 0, 0)
+            why = problem.strerror if isinstance(problem, OSError) else problem
+            return ("failed", 126, f"its working directory {directory}: {why}{own}", 0, 0, 0)
         try:
             files = _open_files(task, output, error) if output or error else (None, None)
         except OSError as problem:
-            return ("failed", 126, f"its output {problem.filename}: {problem.strerror}", 0, 0, 0)
+            remedy = "; create its folder first" if isinstance(problem, FileNotFoundError) else ""
+            return ("failed", 126, f"its output {problem.filename}: {problem.strerror}{remedy}", 0, 0, 0)
         path = self._path(command[0] if command else "", environment.get("PATH", os.defpath))
         gpus = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
         try:

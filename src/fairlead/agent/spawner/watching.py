@@ -56,7 +56,9 @@ def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple
     for pid, task in limits.items():
         assert task.spec is not None
         if used[pid] > task.spec[4] and not task.cause:
-            yield task, f"it used {used[pid] >> 20} MiB of memory; its limit is {task.spec[4] >> 20} MiB"
+            limit = task.spec[4]
+            text = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
+            yield task, f"it used {used[pid] >> 20} MiB of memory; its limit is {text}"
 
 
 def orphans(marks: Marks, guard: int) -> list[int]:

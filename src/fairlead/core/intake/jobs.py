@@ -203,6 +203,8 @@ def set_priority(plan: Plan, command: SetPriority) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "change the priority of")
     priority = parse_count(command.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY)
+    if job.over:
+        raise Refused("job", f"job {job.id} is over ({job.state}), and its priority has no effect", "conflict")
     if priority == job.priority:
         return Accepted(note="no change")
     if priority > job.priority:
