@@ -57,6 +57,7 @@ class Talk:
             self.line,
             self.table,
             lambda user: "/nowhere",
+            lambda: [""],
             lambda ask, end, length, lock: self.leases.append((ask, end)),
             lambda: None,
             self.epochs.append,

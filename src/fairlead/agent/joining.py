@@ -67,6 +67,9 @@ class Outside(Protocol):
     def logs_of(self, user: str) -> str:
         """Return the folder with the logs of a user."""
 
+    def users_with_logs(self) -> list[str]:
+        """Return the users that may have logs here; only an empty name if all share one folder."""
+
 
 class Epoch:
     """The highest epoch seen. Orders of an earlier epoch are refused, also after a restart of the agent."""
@@ -192,6 +195,7 @@ class Joining:
             channel,
             table,
             self._outside.logs_of,
+            self._outside.users_with_logs,
             self._lease,
             self.deliver,
             self._epoch.check,

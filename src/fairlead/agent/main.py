@@ -198,6 +198,9 @@ class Agent:
     def logs_of(self, user: str) -> str:
         return str(self._directory / "logs" if self._helper is None else self._helper.users / user / "logs")
 
+    def users_with_logs(self) -> list[str]:
+        return [""] if self._helper is None else [folder.name for folder in self._helper.folders()]
+
     def _facts(self) -> dict[str, str]:
         """Return labels that describe how users are separated here."""
         if self._helper is not None:
@@ -206,8 +209,7 @@ class Agent:
 
     async def _sweep(self) -> None:
         while True:
-            users = [""] if self._helper is None else [folder.name for folder in self._helper.folders()]
-            for user in users:
+            for user in self.users_with_logs():
                 try:
                     await asyncio.to_thread(remove_old, self.logs_of(user))
                 except FileNotFoundError:

@@ -64,6 +64,11 @@ class StageDocument(Request, kw_only=True):
     """File for standard output, and for standard error without `error`. %j is the job, %s the stage, %a the index,
     %r the attempt. Existing files are continued."""
     error: str | UnsetType = UNSET
+    results: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1_000)]], Meta(max_length=100)] | UnsetType = (
+        UNSET
+    )
+    """Files to collect when a task ends by itself: patterns relative to the working directory, with `*`, `?`, `[abc]`,
+    `**` for any folders, and the codes of `output`."""
 
 
 class JobDocument(Request, kw_only=True):
