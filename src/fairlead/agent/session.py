@@ -54,12 +54,14 @@ MICRO = 1_000_000
 class Refused(Exception):
     """The server refuses this agent, or this agent refuses the server.
 
-    `final` means that retrying does not help until a person acts.
+    `final` means that retrying does not help until a person acts. With `may_pass`, that is so unless the agent has
+    joined before: then the network may lead to another machine for a while.
     """
 
-    def __init__(self, problem: str, final: bool) -> None:
+    def __init__(self, problem: str, final: bool, may_pass: bool = False) -> None:
         super().__init__(problem)
         self.final = final
+        self.may_pass = may_pass
 
 
 class KeyRenewed(Exception):

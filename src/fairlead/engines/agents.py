@@ -217,8 +217,11 @@ class Agents:
                 await connection.send(encode(wire.Work(epoch, stops=stops, confirmed=(message.number,))))
             elif isinstance(message, wire.Beat):
                 await connection.send(encode(wire.Beaten(message.number)))
-        problem = f"partition {partition} was removed; stop this agent, or have it join another partition"
-        await connection.send(encode(wire.Refusal(problem)))  # not for good: the partition may be added again
+        problem = (
+            f"partition {partition} was removed, and its tasks have ended; join another one with --partition, or start "
+            "the agent again when the partition is back"
+        )
+        await connection.send(encode(wire.Refusal(problem, final=True)))
 
     async def _serve(self, partition: str, connection: Connection) -> None:
         peer, hello = await self._greeting(partition, connection)

@@ -56,6 +56,9 @@ class Sink(Protocol):
     def finish(self) -> None:
         """Store all of the logs."""
 
+    def close(self) -> None:
+        """Remove what was not stored."""
+
 
 class Hub(Protocol):
     def outputs(self, partition: str, node: str, asked: OutputRequest) -> AsyncIterator[OutputPart]: ...
@@ -111,8 +114,8 @@ class Collector:
 
     def collected(self, partition: str, node: str, tasks: Tasks) -> None:
         """Take tasks whose result files are on a node."""
-        expected = self._expected.setdefault((partition, tasks.number), set())
         if self.add((partition, node), tasks, logs=False):
+            expected = self._expected.setdefault((partition, tasks.number), set())
             expected.update((tasks.stage, tasks.attempt, index) for index in indices(tasks.indices))
 
     def expected(self, partition: str, number: int) -> int:
@@ -218,15 +221,18 @@ class Collector:
             wanted = _of(tasks, source.indices)
             sink = await asyncio.to_thread(self._sink, partition, source, wanted)
             asked = OutputRequest(0, wanted, source.user, block.logs, source.max_files, source.max_bytes)
-            async for part in self._hub.outputs(partition, name, asked):
-                self._progress[node] = self._progress.get(node, 0) + 1
-                if part.outputs or part.collected:
-                    stored = await asyncio.to_thread(sink.write, part)
-                    if stored:
-                        done = _of(tasks, Ranges.from_indices(sorted(stored)).flat())
-                        self._hub.taken(partition, name, done, source.user)
-                        self._forget(node, done)
-            await asyncio.to_thread(sink.finish)
+            try:
+                async for part in self._hub.outputs(partition, name, asked):
+                    self._progress[node] = self._progress.get(node, 0) + 1
+                    if part.outputs or part.collected:
+                        stored = await asyncio.to_thread(sink.write, part)
+                        if stored:
+                            done = _of(tasks, Ranges.from_indices(sorted(stored)).flat())
+                            self._hub.taken(partition, name, done, source.user)
+                            self._forget(node, done)
+                await asyncio.to_thread(sink.finish)
+            finally:
+                await asyncio.to_thread(sink.close)
         if block.logs:
             await asyncio.to_thread(self._copied, partition, name, tasks)
         self._forget(node, tasks)

@@ -715,6 +715,35 @@ class StageUse(Answer, frozen=True, kw_only=True):
     most_memory: int
 
 
+class ResultFile(Answer, frozen=True, kw_only=True):
+    """A result file of a task."""
+
+    name: str
+    """Its path below the working directory of the task."""
+    size: int
+    """In bytes."""
+
+
+class TaskResults(Answer, frozen=True, kw_only=True):
+    """The result files of one attempt of a task."""
+
+    stage: str
+    index: int
+    attempt: int
+    files: list[ResultFile]
+    warning: str
+    """What was not collected, and why; empty if all was."""
+
+
+class Results(Answer, frozen=True, kw_only=True):
+    """The result files of a job, by task."""
+
+    tasks: list[TaskResults]
+    waiting: int
+    """Tasks that have ended and whose result files are on their way from the nodes."""
+    next: str
+
+
 class Attempts(Answer, frozen=True, kw_only=True):
     """The attempts of a job in the order in which they ended, and the use of its stages."""
 
