@@ -237,6 +237,9 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         )
         collector.ended(ended)
 
+    def collected(partition: str, node: str, tasks: Tasks) -> None:
+        collector.collected(partition, node, tasks)
+
     def pool_log(level: str, event: str, fields: dict[str, Any]) -> None:
         (log.warning if level == "warning" else log.info)(event, **fields)
 
@@ -264,12 +267,11 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         ended=used,
         gang_seed=secrets.gang_seed,
         lock=str(lock.resolve()),
-        collected=lambda partition, node, tasks: collector.collected(partition, node, tasks),
+        collected=collected,
     )
 
-    def record(partition: str, number: int, row: ResultRow) -> None:
-        history.put_results(partition, number, row)
-        if row.warning:
+    def record(partition: str, number: int, row: ResultRow, replace: bool) -> None:
+        if history.put_results(partition, number, row, replace) and row.warning:
             log.warning(
                 "results incomplete",
                 partition=partition,
@@ -282,8 +284,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
 
     collector = Collector(
         hub,
-        lambda partition, source, tasks: outputs.receive(
-            partition, source.user, tasks, (source.max_files, source.max_bytes), record
+        lambda partition, source, tasks, logs: outputs.receive(
+            partition, source.user, tasks, (source.max_files, source.max_bytes), record, only_results=not logs
         ),
         _source_of(lambda: control, history),
         lambda event, fields: log.warning(event, **fields),

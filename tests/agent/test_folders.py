@@ -83,7 +83,9 @@ def test_logs_that_cannot_be_removed_end_no_agent(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(main, "remove_old", remove)
     users = ["ann", "bob"]
-    agent: Any = SimpleNamespace(users_with_logs=lambda: users, logs_of=str, _log=lambda what, about: said.append(about))
+    agent: Any = SimpleNamespace(
+        users_with_logs=lambda: users, logs_of=str, _log=lambda what, about: said.append(about)
+    )
 
     async def story() -> None:
         sweeping = asyncio.create_task(main.Agent._sweep(agent))

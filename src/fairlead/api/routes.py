@@ -10,9 +10,8 @@ from litestar.exceptions import HTTPException
 from litestar.plugins import PluginProtocol
 from litestar.types import ControllerRouterHandler
 
-from fairlead.api import access, cluster, config, health, history, jobs, logs, managers, pools
+from fairlead.api import access, cluster, config, health, history, jobs, logs, managers, pools, secrets, usage, watch
 from fairlead.api import results as result_files
-from fairlead.api import secrets, usage, watch
 from fairlead.api.agents import agents
 from fairlead.api.context import Document, Services, http_error, refused
 from fairlead.api.middleware import App, Gate

@@ -39,14 +39,18 @@ def results(
     paths: list[Path] = []
     with open_client(partition) as client:
         try:
-            for task in index or [None]:
-                tasks += client.results(job, stage, task, attempt)
+            chosen: list[int | None] = [*index] if index else [None]
+            for number in chosen:
+                tasks += client.results(job, stage, number, attempt)
                 if directory is not None:
-                    paths += client.fetch(job, directory, stage, task, attempt)
+                    paths += client.fetch(job, directory, stage, number, attempt)
         except TimeoutError as problem:
             fail(f"{problem}; ask again later", as_json and {"ok": False, "problem": str(problem)})
         except OSError as problem:
-            fail(f"{problem.filename or directory}: {problem.strerror}", as_json and {"ok": False, "problem": str(problem)})
+            fail(
+                f"{problem.filename or directory}: {problem.strerror}",
+                as_json and {"ok": False, "problem": str(problem)},
+            )
     if as_json:
         document: dict[str, Any] = {"tasks": tasks}
         print_json(document if directory is None else {**document, "written": [str(path) for path in paths]})

@@ -383,7 +383,7 @@ def results(name: str, partition: str, **filters: Any) -> Call[wire.Results]:
 
 
 def result_file(name: str, task: wire.TaskResults, file: str, partition: str) -> Call[bytes]:
-    options = {"stage": task.stage, "index": task.index, "attempt": task.attempt, "name": file}
+    options: dict[str, Any] = {"stage": task.stage, "index": task.index, "attempt": task.attempt, "name": file}
     return Call(bytes, "GET", f"{API}/jobs/{part(name)}/results/file", partition=partition, **options)
 
 

@@ -78,12 +78,12 @@ class Collector:
     def __init__(
         self,
         hub: Hub,
-        sink: Callable[[str, Source, Tasks], Sink],
+        sink: Callable[[str, Source, Tasks, bool], Sink],
         source: Callable[[Node, Tasks, bool], Awaitable[Source]],
         log: Log = lambda event, fields: None,
         copied: Callable[[str, str, Tasks], None] = lambda partition, node, tasks: None,
     ) -> None:
-        """`sink` returns where the output of a partition's tasks goes.
+        """`sink` returns where the output of a partition's tasks goes. Its last argument is True if it has logs too.
 
         `source` looks tasks of a node up. Its last argument is True if it has to check that they ran on that node.
         `copied` is called with tasks of a partition's node when their output is stored; it waits for a disk.
@@ -219,7 +219,7 @@ class Collector:
         source = await self._source(node, tasks, not block.logs)
         if source.user and source.indices:
             wanted = _of(tasks, source.indices)
-            sink = await asyncio.to_thread(self._sink, partition, source, wanted)
+            sink = await asyncio.to_thread(self._sink, partition, source, wanted, block.logs)
             asked = OutputRequest(0, wanted, source.user, block.logs, source.max_files, source.max_bytes)
             try:
                 async for part in self._hub.outputs(partition, name, asked):

@@ -16,12 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import mkdtemp
 from time import time
-from typing import NamedTuple
 from urllib.parse import quote
 
-from fairlead.core.ranges import Ranges
+import msgspec
+
+from fairlead.core.ranges import Ranges, indices
 from fairlead.history.stores import Store
-from fairlead.wire.agent import Collected, LogRequest, Output, OutputPart, Tasks
+from fairlead.wire.agent import Collected, LogRequest, Output, OutputPart, Stream, Tasks
 from fairlead.wire.results import is_safe_name
 
 JOBS_PER_FOLDER, TASKS_PER_FOLDER = 100, 100
@@ -30,9 +31,10 @@ LARGEST = 64 << 20
 CHECKED_AFTER = 16
 """The limits are applied whenever this part of the size, one in so many, was written."""
 PUT_AT_ONCE = 8
+NOT_THERE = "its files were not on its node any more, or the disk of the node was full"
 
 
-class ResultRow(NamedTuple):
+class ResultRow(msgspec.Struct, frozen=True):
     """The result files of one attempt of a task, as the history keeps them."""
 
     stage: str
@@ -44,12 +46,15 @@ class ResultRow(NamedTuple):
     """What was not collected, and why; empty if all was."""
 
 
+Record = Callable[[str, int, ResultRow, bool], None]
+"""Keeps the result files of a task, by partition and number of the job, before they are confirmed to the node. The last
+argument is False if a row that is there already stays."""
+
+
 class OutputStore:
     """Stores and finds output. It may be used by several threads; its methods wait for the store."""
 
-    def __init__(
-        self, store: Store, size: int = 2**62, age: float = 2.0**40, now: Callable[[], float] = time
-    ) -> None:
+    def __init__(self, store: Store, size: int = 2**62, age: float = 2.0**40, now: Callable[[], float] = time) -> None:
         """`size` is the limit of all output in bytes, `age` the time in seconds after which a file is removed."""
         self._now = now
         self._store = store
@@ -64,13 +69,14 @@ class OutputStore:
         user: str,
         tasks: Tasks,
         limits: tuple[int, int],
-        record: Callable[[str, int, ResultRow], None],
+        record: Record,
+        only_results: bool,
     ) -> Incoming:
         """Return where the output of a block of tasks goes. `limits` are the most result files and bytes of a task.
 
-        `record` is called with the partition, the number of the job and its result files before they are confirmed.
+        With `only_results`, the node has said that it has result files of these tasks, and a task without any is noted.
         """
-        return Incoming(self, partition, user, tasks, limits, record)
+        return Incoming(self, partition, user, tasks, limits, record, only_results)
 
     def size(self, partition: str, asked: LogRequest) -> int | None:
         """Return the size of a log; None if it is not here."""
@@ -132,7 +138,8 @@ class Incoming:
         user: str,
         tasks: Tasks,
         limits: tuple[int, int],
-        record: Callable[[str, int, ResultRow], None],
+        record: Record,
+        only_results: bool,
     ) -> None:
         self._store = store
         self._partition = partition
@@ -141,6 +148,8 @@ class Incoming:
         self._asked = Ranges(tasks.indices)
         self._limits = limits
         self._record = record
+        self._only_results = only_results
+        self._stored: set[int] = set()
         self._folder = store.folder()
         self._logs: dict[str, Path] = {}
         """Key → the file that is not complete."""
@@ -158,12 +167,18 @@ class Incoming:
             if collected.index in self._asked:
                 self._store_results(collected)
                 stored.append(collected.index)
+        self._stored.update(stored)
         return tuple(stored)
 
     def finish(self) -> None:
-        """Store all logs of the block."""
+        """Store all logs of the block, and note tasks whose result files were announced and did not come."""
         self._store.put(self._logs, durable=False)
         self._logs = {}
+        tasks = self._tasks
+        for index in indices(tasks.indices) if self._only_results else ():
+            if index not in self._stored:
+                row = ResultRow(tasks.stage, index, tasks.attempt, (), NOT_THERE)
+                self._record(self._partition, tasks.number, row, False)
 
     def close(self) -> None:
         """Remove what is not complete."""
@@ -171,7 +186,7 @@ class Incoming:
 
     def _write_log(self, item: Output) -> None:
         tasks = self._tasks
-        stream = "err" if item.stream == "err" else "out"
+        stream: Stream = "err" if item.stream == "err" else "out"
         if item.offset + len(item.data) > LARGEST:
             return
         log = LogRequest(0, tasks.number, tasks.stage, item.index, tasks.attempt, stream, user=self._user)
@@ -207,8 +222,8 @@ class Incoming:
             files[name] = size
             paths[result_key(self._partition, self._user, tasks.number, row, name)] = path
         self._store.put(paths, durable=True)
-        row = row._replace(files=tuple(files.items()), warning="; ".join(warnings))
-        self._record(self._partition, tasks.number, row)
+        row = msgspec.structs.replace(row, files=tuple(files.items()), warning="; ".join(warnings))
+        self._record(self._partition, tasks.number, row, True)
 
 
 def log_key(partition: str, asked: LogRequest) -> str:

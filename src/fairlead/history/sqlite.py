@@ -328,14 +328,18 @@ class History:
             found = Ranges(difference(found.flat(), shared))
         return ran.flat()
 
-    def put_results(self, partition: str, number: int, row: ResultRow) -> None:
-        """Keep which result files an attempt of a task has. They are safe from a power failure after this call."""
+    def put_results(self, partition: str, number: int, row: ResultRow, replace: bool = True) -> bool:
+        """Keep which result files an attempt of a task has. They are safe from a power failure after this call.
+
+        Returns False if there was a row already and `replace` is not set.
+        """
         try:
             with closing(self._open()) as db:
                 db.execute("PRAGMA synchronous = FULL")
                 with db:
-                    values = (partition, number, *row[:3], _text(row.files), row.warning)
-                    db.execute("REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                    values = (partition, number, row.stage, row.index, row.attempt, _text(row.files), row.warning)
+                    way = "REPLACE" if replace else "INSERT OR IGNORE"
+                    return db.execute(f"{way} INTO results VALUES (?, ?, ?, ?, ?, ?, ?)", values).rowcount > 0
         except (sqlite3.Error, JournalError) as problem:
             raise OSError(f"the history cannot be written: {problem}") from problem
 
@@ -360,7 +364,8 @@ class History:
         with self._reading() as db:
             rows = db.execute(f"{sql} ORDER BY stage, place LIMIT {limit:d} OFFSET {skip:d}", values).fetchall()
         return [
-            ResultRow(*row[:3], msgspec.json.decode(row[3], type=tuple[tuple[str, int], ...]), row[4]) for row in rows
+            ResultRow(stage, place, last, msgspec.json.decode(files, type=tuple[tuple[str, int], ...]), warning)
+            for stage, place, last, files, warning in rows
         ]
 
     def _ask(self, sql: str, *values: Any) -> list[Any]:

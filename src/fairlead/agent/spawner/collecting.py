@@ -83,11 +83,7 @@ class Collection:
             self._walk(folder, above, rest)
         for name in self._entries(folder, above):
             path = above + name
-            if deep:
-                matches = not name.startswith(".")
-            else:
-                matches = fits(name, part)
-            if not matches:
+            if not fits(name, part):
                 continue
             try:
                 mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode

@@ -319,7 +319,7 @@ class Tasks:
             try:
                 collecting.write_list(self._prefix(task), task.meta[0], [], [problem])
             except OSError:
-                pass  # the disk is full; then the agent finds nothing, and says so
+                return self._free(task, task.result)  # the disk is full; the server notes that nothing was collected
         self._free(task, task.result)
 
     def _prefix(self, task: Task) -> str:
