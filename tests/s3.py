@@ -24,7 +24,7 @@ class S3(NamedTuple):
     def environment(self) -> dict[str, str]:
         return {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Return the names of all objects."""
         import obstore
         from obstore.store import S3Store

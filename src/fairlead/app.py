@@ -188,8 +188,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.engines.agents import Agents
     from fairlead.engines.base import Ended
     from fairlead.engines.collecting import Collector
-    from fairlead.history.outputs import OutputStore, ResultRow
-    from fairlead.history.recorder import HistoryRecorder
+    from fairlead.history.outputs import OutputStore
+    from fairlead.history.recorder import HistoryRecorder, ResultRow
     from fairlead.history.sqlite import History, Used
     from fairlead.journal.room import need_room
     from fairlead.journal.snapshot import Snapshots

@@ -262,7 +262,7 @@ def test_a_task_that_proc_hides_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     limits = Limits(f"test-{os.getpid()}")
     starter = Starter(limits, "mark:", str(tmp_path), "/", {})
     tasks = Tasks(Ledger(open_files(str(tmp_path / "ledger"))), limits, starter, str(tmp_path))
-    spec = (("/bin/sh", "-c", script), {}, "/", 0, 0, "", "")
+    spec = (("/bin/sh", "-c", script), {}, "/", 0, 0, "", "", None)
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     tasks.start(1)
     (task,) = tasks.by_key.values()
@@ -564,7 +564,7 @@ def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path)
 def test_a_folder_of_logs_that_cannot_be_made_changes_no_rights_of_later_files(tmp_path: Path) -> None:
     (tmp_path / "0.0").symlink_to("nowhere")
     starter = Starter(Limits("test"), "mark:", str(tmp_path), "/", {})
-    task = Task((1, "main", 1, 0), ("job1", 1, "main", 1), 0, (("/bin/true",), {}, "/", 0, 0, "", ""), None)
+    task = Task((1, "main", 1, 0), ("job1", 1, "main", 1), 0, (("/bin/true",), {}, "/", 0, 0, "", "", None), None)
     before = os.umask(0o022)
     try:
         assert starter.start(task) is not None
@@ -577,7 +577,7 @@ def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
     ledger = Ledger(open_files(path))
     tasks = Tasks(ledger, limits := Limits("test"), Starter(limits, "mark:", str(tmp_path), "/", {}), str(tmp_path))
-    spec = (("true",), {}, "/", 0, 0, "", "")
+    spec = (("true",), {}, "/", 0, 0, "", "", None)
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     assert tasks.starting
     assert set(Ledger(open_files(path)).tasks) == {(1, "main", 1, 0)}

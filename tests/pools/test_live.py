@@ -147,7 +147,7 @@ def test_output_in_an_object_store_outlives_the_node(tmp_path: Path) -> None:
             until(lambda: pool(up)["use"]["total"] == 0)
             assert not (up.folder / "outputs").exists()
             check_output(up, tmp_path / "fetched", job)
-            keys = {key.rpartition("/")[2] for key in s3.keys()}
+            keys = {key.rpartition("/")[2] for key in s3.names()}
             assert {"r-0.txt", f"{job}.main.0.1.out", f"{job}.main.0.1.err"} <= keys
 
 

@@ -31,8 +31,7 @@ from fairlead.core.model import Job, JobSpec, Micros
 from fairlead.core.state import Partition
 from fairlead.engines.base import Connection
 from fairlead.history.filter import JobFilter
-from fairlead.history.outputs import ResultRow
-from fairlead.history.recorder import AttemptRow, JobRow
+from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
 from fairlead.history.usage import UsageReport
 from fairlead.views.metrics.lanes import LaneFigures
 from fairlead.views.metrics.scraped import InboxFigures

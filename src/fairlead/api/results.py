@@ -18,7 +18,7 @@ from fairlead.api.logs import MAX_INDEX
 from fairlead.api.problems import Unserved
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
-from fairlead.history.outputs import ResultRow
+from fairlead.history.recorder import ResultRow
 from fairlead.wire import api as wire
 
 HttpRequest = Request[Any, Any, Any]

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import msgspec
 
 from fairlead.core.ranges import Ranges, indices
+from fairlead.history.recorder import ResultRow
 from fairlead.history.stores import Store
 from fairlead.wire.agent import Collected, LogRequest, Output, OutputPart, Stream, Tasks
 from fairlead.wire.results import is_safe_name
@@ -32,18 +33,6 @@ CHECKED_AFTER = 16
 """The limits are applied whenever this part of the size, one in so many, was written."""
 PUT_AT_ONCE = 8
 NOT_THERE = "its files were not on its node any more, or the disk of the node was full"
-
-
-class ResultRow(msgspec.Struct, frozen=True):
-    """The result files of one attempt of a task, as the history keeps them."""
-
-    stage: str
-    index: int
-    attempt: int
-    files: tuple[tuple[str, int], ...]
-    """Names and sizes."""
-    warning: str
-    """What was not collected, and why; empty if all was."""
 
 
 Record = Callable[[str, int, ResultRow, bool], None]

@@ -127,28 +127,27 @@ def _profile() -> dict[str, str]:
 
     The environment comes first, as it does there.
     """
-    found: dict[str, str] = {}
     profile = os.environ.get("AWS_PROFILE", "default")
-    places = (
-        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", profile, "AWS_ACCESS_KEY_ID"),
-        ("AWS_CONFIG_FILE", "config", profile if profile == "default" else f"profile {profile}", "AWS_REGION"),
-    )
-    for variable, name, section, given in places:
-        if given in os.environ:
-            continue
-        file = Path(os.environ.get(variable) or Path.home() / ".aws" / name)
-        reader = ConfigParser(interpolation=None)
-        try:
-            reader.read(file)
-        except ConfigError as problem:
-            raise Unusable(f"{file}: {problem.message}; correct the file") from None
-        if reader.has_section(section):
-            for key in ("aws_access_key_id", "aws_secret_access_key", "aws_session_token", "region"):
-                if key in reader[section]:
-                    found.setdefault(key.removeprefix("aws_"), reader[section][key])
-    if "AWS_REGION" in os.environ or "AWS_DEFAULT_REGION" in os.environ:
-        found.pop("region", None)
+    folder = Path.home() / ".aws"
+    found: dict[str, str] = {}
+    if "AWS_ACCESS_KEY_ID" not in os.environ:
+        file = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials")
+        found |= _section(file, profile, "access_key_id", "secret_access_key", "session_token")
+    if "AWS_REGION" not in os.environ and "AWS_DEFAULT_REGION" not in os.environ:
+        file = Path(os.environ.get("AWS_CONFIG_FILE") or folder / "config")
+        found |= _section(file, profile if profile == "default" else f"profile {profile}", "region")
     return found
+
+
+def _section(file: Path, section: str, *keys: str) -> dict[str, str]:
+    """Return these keys of a section of a file, as far as they are there."""
+    reader = ConfigParser(interpolation=None)
+    try:
+        reader.read(file)
+    except ConfigError as problem:
+        raise Unusable(f"{file}: {problem.message}; correct the file") from None
+    values = reader[section] if reader.has_section(section) else {}
+    return {key: value for key in keys if (value := values.get(key) or values.get(f"aws_{key}"))}
 
 
 def _cause(problem: BaseException) -> str:

@@ -18,8 +18,7 @@ import msgspec
 from fairlead.core.ranges import Ranges, count, difference
 from fairlead.history.copies import mark_copied, not_copied
 from fairlead.history.filter import EVERY_JOB, JobFilter, condition
-from fairlead.history.outputs import ResultRow
-from fairlead.history.recorder import AttemptRow, JobRow
+from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
 from fairlead.history.schema import create_tables
 from fairlead.history.usage import UsageReport, add_ended
 from fairlead.journal.base import JournalError
