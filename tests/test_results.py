@@ -196,3 +196,45 @@ def test_large_results_arrive_whole(client: Client, tmp_path: Path) -> None:
     job = run(client, tmp_path, "true", ["data"])
     (path,) = client.fetch(job, tmp_path / "target")
     assert path.read_bytes() == data
+
+
+def test_results_survive_a_crash_between_the_end_and_the_copy(tmp_path: Path) -> None:
+    """On a node of its own: the agent names what it still has when it joins the next server."""
+    up = Up(tmp_path / "data")
+    try:
+        up.until("node", "list", said="box")
+        incoming = up.folder / "outputs" / ".incoming"
+        incoming.rmdir()
+        incoming.write_text("not a folder, so nothing can be stored")
+        with Client(up.url, up.token) as client:
+            job = run(client, tmp_path, "echo kept >a; echo $FAIRLEAD_INDEX", ["a"])
+            with pytest.raises(TimeoutError, match="the result files of 1 tasks"):
+                client.results(job, timeout=0.0)
+        (tmp_path / "a").write_text("changed later")
+        up.process.kill()
+        up.process.wait(SECONDS)
+        incoming.unlink()
+        up.start()
+        up.until("results", job, said="main.0  1")
+        with Client(up.url, up.token) as client:
+            (path,) = client.fetch(job, tmp_path / "fetched")
+        assert path.read_text() == "kept\n" and up.run("logs", job) == "0\n"
+    finally:
+        up.close()
+
+
+def test_results_are_removed_by_age_and_the_list_says_so_when_they_are_asked_for(tmp_path: Path) -> None:
+    up = Up(tmp_path / "data", "--name", "box", "--resource", "cpu=4", "--outputs-size", "1Ki")
+    try:
+        up.until("node", "list", said="box")
+        with Client(up.url, up.token) as client:
+            first = run(client, tmp_path, "head -c 900 /dev/zero >a", ["a"])
+            assert client.fetch(first, tmp_path / "first")
+            run(client, tmp_path, "head -c 900 /dev/zero >b", ["b"])
+            up.until("results", str(int(first) + 1), said="b")
+            assert names(client, first) == {"main.0.1": ["a"]}, "the history keeps what was collected"
+            with pytest.raises(Problem, match="was removed, because of its age or the size of all files") as gone:
+                client.fetch(first, tmp_path / "again")
+            assert gone.value.code == "gone" and not list((tmp_path / "again").rglob("a"))
+    finally:
+        up.close()
