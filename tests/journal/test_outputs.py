@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import time
+from typing import Any
 
 import msgspec
 import pytest
 
-from fairlead.app import Failed, Serve, _store_of
+from fairlead.app import Failed, Serve, _source_of, _store_of
+from fairlead.core.state import Partition
 from fairlead.history.outputs import LARGEST, OutputStore
-from fairlead.history.recorder import ResultRow
+from fairlead.history.recorder import HistoryRecorder, ResultRow
 from fairlead.history.s3 import ObjectStore, Unusable
+from fairlead.history.sqlite import History
 from fairlead.history.stores import INCOMING, FolderStore, Store
+from fairlead.testing import World
 from fairlead.wire.agent import Collected, LogRequest, Output, OutputPart, Tasks
 from tests.s3 import S3, s3_server
 
@@ -211,6 +216,43 @@ def test_incomplete_files_of_a_crash_are_removed(tmp_path: Path) -> None:
     assert files(tmp_path / INCOMING) and list(store.all()) == []
     FolderStore(tmp_path)
     assert files(tmp_path) == []
+
+
+def test_a_node_can_add_result_files_only_to_tasks_that_ran_on_it(tmp_path: Path) -> None:
+    history = History(tmp_path / "history")
+    w = World(observers=[HistoryRecorder(history)])
+    w.nodes(2, prefix="n", cpu=1)
+    job = w.submit(user="ann", stages=[{"array": 2, "resources": {"cpu": 1}, "duration": 10}])
+    w.cycle()
+    places = {index: node for (_, index), node in w.placements(job).items()}
+
+    class Control:
+        def find(self, partition: str) -> Control:
+            return self
+
+        async def read(self, look: Callable[[Partition], Any]) -> Any:
+            return look(w.partition())
+
+    control: Any = Control()
+    find = _source_of(lambda: control, history)
+
+    def allowed(node: str, attempt: int = 1, number: int | None = None, check: bool = True) -> tuple[str, Any]:
+        tasks = Tasks(job, w.partition().jobs[job].number if number is None else number, "main", attempt, (0, 2))
+        source = asyncio.run(find((PARTITION, node), tasks, check))
+        return source.user, source.indices
+
+    for index, node in places.items():
+        assert allowed(node) == ("ann", (index, index + 1))
+        assert allowed(node, attempt=2) == ("ann", ())
+        assert allowed(node, number=99) == ("", ())
+        assert allowed(node, check=False) == ("ann", (0, 2))
+    assert allowed("other") == ("ann", ())
+    w.advance(60)
+    assert w.job(job).state == "succeeded"
+    for index, node in places.items():
+        assert allowed(node) == ("ann", (index, index + 1)), "the history knows where it ran"
+    assert allowed("other") == ("ann", ())
+    history.close()
 
 
 # -- object stores that cannot be used -----------------------------------------------------------------------------
