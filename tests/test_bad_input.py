@@ -53,14 +53,15 @@ NOT_A_QUEUE = "is not a queue's name; use 1 to 63 letters, digits or _ @ + - and
 JOB_KEYS = "it has after, gang, groups, labels, name, preemptible, priority, queue, stages, user"
 STAGE_KEYS = (
     "it has apart, array, command, count, directory, environment, error, estimate, min, name, near, on_loss, output, "
-    "pool, resources, scaling, secrets, selectors, time_limit, tolerations, tries"
+    "pool, resources, results, scaling, secrets, selectors, time_limit, tolerations, tries"
 )
 NODE_KEYS = "it has labels, name, pool, resources, taints, users"
 PARTITION_KEYS = (
     "it has backfill, batch_window, chain, checks, fence, heartbeat, held_nodes_percent, hold_for, hold_large, "
     "keep_ended, keep_keys, launch_timeout, lease, max_batch, max_launch_tries, max_orders, max_placed, "
-    "max_queued_bytes, max_queued_jobs, place, pool_pause, pools, preempt, preempt_grace, promise_for, "
-    "queues, ready_after, rebalance_after, rebalance_threshold, replace_within, requestors, seed, starving_after, unit"
+    "max_queued_bytes, max_queued_jobs, max_result_bytes, max_result_files, place, pool_pause, pools, preempt, "
+    "preempt_grace, promise_for, queues, ready_after, rebalance_after, rebalance_threshold, "
+    "replace_within, requestors, seed, starving_after, unit"
 )
 QUEUE_KEYS = (
     "it has share, guarantee, limit, max_jobs, order, scale_first, preemptible, submit, admin, users, "

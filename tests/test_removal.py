@@ -94,8 +94,8 @@ def test_a_server_that_ends_between_the_removal_and_the_messages(monkeypatch: py
     """Nothing of the removal is durable but the configuration, so the next server derives the same messages."""
     w = at_night()
 
-    def ends(cluster: Cluster, now: int) -> Any:
-        follow(cluster, now)
+    def ends(cluster: Cluster, now: int, user: str) -> Any:
+        follow(cluster, now, user)
         raise Stopped("the server ended")
 
     follow = Cluster._follow
@@ -159,7 +159,7 @@ async def greet(site: Serving, connection: ClientConnection, *running: Tasks) ->
 def write_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server writes the configuration without the night, and ends at once."""
 
-    def ends(cluster: Cluster, now: int) -> Any:
+    def ends(cluster: Cluster, now: int, user: str) -> Any:
         raise Stopped("the server ended")
 
     with monkeypatch.context() as patched, SqliteJournal(folder / "journal", synchronous="off") as journal:
@@ -199,7 +199,7 @@ def test_an_agent_of_a_removed_partition_is_told_to_stop(
                 encode(wire.Reports(2, tuple(wire.Report(each, "stopped") for each in (tasks, late))))
             )
             refusal = await receive(connection, wire.Refusal)
-            assert "partition night was removed" in refusal.problem and not refusal.final
+            assert "partition night was removed" in refusal.problem and refusal.final
         async with joining(site) as connection:  # it has nothing to stop any more
             await greet(site, connection)
             assert isinstance(await receive(connection, wire.Refusal), wire.Refusal)

@@ -17,7 +17,8 @@ from fairlead import policies
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_node
 from fairlead.core.errors import Refused
-from fairlead.core.ranges import Ranges
+from fairlead.core.ranges import Ranges, difference
+from fairlead.core.ranges import indices as each_index
 from fairlead.core.resources import MEMORY, SECOND, parse_duration, parse_quantity
 from fairlead.journal.base import JournalError
 from fairlead.journal.sql import SqliteJournal
@@ -34,14 +35,15 @@ if TYPE_CHECKING:
     from fairlead.api.logfile import LogFile
     from fairlead.core.settings import PartitionConfig
     from fairlead.core.state import Partition
-    from fairlead.engines.collecting import Collector
+    from fairlead.engines.collecting import Collector, Node, Source
     from fairlead.history.outputs import OutputStore
     from fairlead.history.sqlite import History
+    from fairlead.history.stores import Store
     from fairlead.pools.base import Log, PoolKind, Provider
-    from fairlead.wire.agent import OutputPart, Tasks
+    from fairlead.wire.agent import Tasks
 
 SWEEP = 3600.0
-"""Seconds between two removals of old copies of logs."""
+"""Seconds between two removals of old output."""
 
 __all__ = [
     "Failed",
@@ -156,8 +158,10 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     log_size: str
     log_level: LogLevel = "info"
     history_size: str
-    outputs: Path | None
-    """The folder for logs of nodes that may be gone; by default in the data directory."""
+    outputs: str = ""
+    """Where output of tasks is kept: a folder, by default in the data directory, or s3://BUCKET/PREFIX."""
+    outputs_endpoint: str = ""
+    """The address of the object store, by default that of AWS."""
     outputs_size: str
     outputs_age: str
 
@@ -185,7 +189,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.engines.base import Ended
     from fairlead.engines.collecting import Collector
     from fairlead.history.outputs import OutputStore
-    from fairlead.history.recorder import HistoryRecorder
+    from fairlead.history.recorder import HistoryRecorder, ResultRow
     from fairlead.history.sqlite import History, Used
     from fairlead.journal.room import need_room
     from fairlead.journal.snapshot import Snapshots
@@ -233,6 +237,9 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         )
         collector.ended(ended)
 
+    def collected(partition: str, node: str, tasks: Tasks) -> None:
+        collector.collected(partition, node, tasks)
+
     def pool_log(level: str, event: str, fields: dict[str, Any]) -> None:
         (log.warning if level == "warning" else log.info)(event, **fields)
 
@@ -249,10 +256,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         identities = Identities(directory, tokens)
     except FileProblem as problem:
         raise Failed(str(problem)) from problem
-    try:
-        outputs = OutputStore(settings.outputs or directory / "outputs", outputs_size, outputs_age, seconds)
-    except OSError as problem:
-        raise Failed(f"{problem.filename}: {problem.strerror}; name another folder with --outputs") from problem
+    outputs = OutputStore(await asyncio.to_thread(_store_of, settings), outputs_size, outputs_age, seconds)
     lock = directory / "server.lock"
     running = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(running, fcntl.LOCK_SH)  # released when this process ends
@@ -263,12 +267,27 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         ended=used,
         gang_seed=secrets.gang_seed,
         lock=str(lock.resolve()),
+        collected=collected,
     )
+
+    def record(partition: str, number: int, row: ResultRow, replace: bool) -> None:
+        if history.put_results(partition, number, row, replace) and row.warning:
+            log.warning(
+                "results incomplete",
+                partition=partition,
+                number=number,
+                stage=row.stage,
+                index=row.index,
+                attempt=row.attempt,
+                problem=row.warning,
+            )
 
     collector = Collector(
         hub,
-        _store_in(outputs),
-        _owner_of_job(lambda: control, history),
+        lambda partition, source, tasks, logs: outputs.receive(
+            partition, source.user, tasks, (source.max_files, source.max_bytes), record, only_results=not logs
+        ),
+        _source_of(lambda: control, history),
         lambda event, fields: log.warning(event, **fields),
         history.mark_copied,
     )
@@ -328,6 +347,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         lambda error: log.error("fault", error=repr(error), exc_info=error),
         lambda event, fields: log.info(event, **fields),
         outputs,
+        collector.expected,
     )
     try:
         await control.start()
@@ -337,7 +357,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     resumed.set()
     http = server(application(site), settings.certificate, settings.key)
     serving = asyncio.create_task(http.serve(sockets=[listening]))
-    sweeping = asyncio.create_task(_sweep(outputs))
+    sweeping = asyncio.create_task(_sweep(outputs, log))
     try:
         spare_the_collector()
         warning = ""
@@ -362,42 +382,69 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         log_file.close()
 
 
-def _store_in(outputs: OutputStore) -> Callable[[str, str, Tasks, OutputPart], None]:
-    """Return a function that stores the part of some tasks' logs that an agent sent."""
-    from fairlead.wire.agent import LogRequest
+def _store_of(settings: Serve) -> Store:
+    """Return the store that the settings name. Raises `Failed` if it cannot be used."""
+    from fairlead.history.s3 import SCHEME, ObjectStore, Unusable
+    from fairlead.history.stores import FolderStore
 
-    def store(partition: str, user: str, tasks: Tasks, part: OutputPart) -> None:
-        asked = Ranges(tasks.indices)
-        pieces: list[tuple[LogRequest, int, bytes]] = []
-        for item in part.outputs:
-            if item.index in asked:
-                log_of = LogRequest(0, tasks.number, tasks.stage, item.index, tasks.attempt, item.stream, user=user)
-                pieces.append((log_of, item.offset, item.data))
-        outputs.write(partition, pieces)
+    named = settings.outputs
+    try:
+        if named.startswith(SCHEME):
+            return ObjectStore(named, settings.directory / "incoming", settings.outputs_endpoint)
+        if "://" in named:
+            raise Unusable(f"{named} is neither a folder nor s3://BUCKET/PREFIX; write one of them with --outputs")
+        if settings.outputs_endpoint:
+            raise Unusable("--outputs-endpoint is for an object store; name one with --outputs s3://BUCKET/PREFIX")
+        return FolderStore(Path(named) if named else settings.directory / "outputs")
+    except Unusable as problem:
+        raise Failed(str(problem)) from problem
+    except OSError as problem:
+        raise Failed(f"{problem.filename}: {problem.strerror}; name another folder with --outputs") from problem
 
-    return store
 
+def _source_of(control: Callable[[], Control], history: History) -> Callable[[Node, Tasks, bool], Awaitable[Source]]:
+    """Return a function that finds the user of tasks and the limits of their result files, also of past jobs.
 
-def _owner_of_job(control: Callable[[], Control], history: History) -> Callable[[str, str, int], Awaitable[str]]:
-    """Return a function that finds the user of a job by id and number, also after the job was forgotten."""
+    With its last argument it leaves out tasks that did not run on the node: a node must not add to the results of
+    other tasks.
+    """
     from fairlead.api.problems import Unserved
     from fairlead.engines.base import Away
+    from fairlead.engines.collecting import Source
+    from fairlead.wire.agent import Tasks
 
-    async def user_of(partition: str, job_id: str, number: int) -> str:
-        def look(state: Partition) -> str:
-            job = state.jobs.get(job_id)
-            return "" if job is None or job.number != number else job.spec.user
+    async def source_of(node: Node, tasks: Tasks, check: bool) -> Source:
+        def look(state: Partition) -> tuple[Source, tuple[int, ...]]:
+            settings = state.settings
+            job = state.jobs.get(tasks.job)
+            stage = job.stage(tasks.stage) if job is not None and job.number == tasks.number else None
+            user = "" if job is None or job.number != tasks.number else job.spec.user
+            node_id = state.nodes.find(node[1])
+            live = (stage.live or {}) if stage is not None and node_id is not None else {}
+            here = [
+                index
+                for index in each_index(tasks.indices)
+                if (task := live.get(index)) is not None and (task.attempt, task.node) == (tasks.attempt, node_id)
+            ]
+            found = Ranges.from_indices(here).flat() if check else tasks.indices
+            return Source(user, found, settings.max_result_files, settings.max_result_bytes), found
 
         try:
-            user = await control().find(partition).read(look)
+            source, found = await control().find(node[0]).read(look)
         except (Refused, Unserved):
             raise Away("the partition is not served now") from None
-        if user:
-            return user
-        row = await asyncio.to_thread(history.job, partition, job_id)
-        return "" if row is None or row.number != number else row.user
+        if not source.user:
+            row = await asyncio.to_thread(history.job, node[0], tasks.job)
+            source = source._replace(user="" if row is None or row.number != tasks.number else row.user)
+        rest = difference(tasks.indices, found)
+        if rest and source.user:
+            past = Tasks(tasks.job, tasks.number, tasks.stage, tasks.attempt, rest)
+            ran = Ranges(await asyncio.to_thread(history.ran_on, node[0], node[1], past))
+            ran.add(found)
+            source = source._replace(indices=ran.flat())
+        return source
 
-    return user_of
+    return source_of
 
 
 async def _resume_copies(control: Control, history: History, collector: Collector) -> None:
@@ -413,11 +460,14 @@ async def _resume_copies(control: Control, history: History, collector: Collecto
             collector.add((partition, node), tasks)
 
 
-async def _sweep(outputs: OutputStore) -> None:
-    """Remove old copies of logs from time to time."""
+async def _sweep(outputs: OutputStore, log: FilteringBoundLogger) -> None:
+    """Remove old output, at the start and from time to time."""
     while True:
+        try:
+            await asyncio.to_thread(outputs.shrink)
+        except OSError as problem:
+            log.warning("old output not removed", problem=str(problem))
         await asyncio.sleep(SWEEP)
-        await asyncio.to_thread(outputs.shrink)
 
 
 def rotate_secrets_key(directory: Path, given: Path | None) -> Path:

@@ -82,8 +82,10 @@ def test_logs_that_cannot_be_removed_end_no_agent(monkeypatch: pytest.MonkeyPatc
             raise RecursionError("too deep")
 
     monkeypatch.setattr(main, "remove_old", remove)
-    helper = SimpleNamespace(folders=lambda: [Path("ann"), Path("bob")])
-    agent: Any = SimpleNamespace(_helper=helper, logs_of=str, _log=lambda what, about: said.append(about))
+    users = ["ann", "bob"]
+    agent: Any = SimpleNamespace(
+        users_with_logs=lambda: users, logs_of=str, _log=lambda what, about: said.append(about)
+    )
 
     async def story() -> None:
         sweeping = asyncio.create_task(main.Agent._sweep(agent))

@@ -16,6 +16,7 @@ from fairlead.agent.joining import Epoch, Joining
 from fairlead.agent.logs import PART, log_path, read_log
 from fairlead.agent.main import Agent, Settings
 from fairlead.agent.session import KeyRenewed, Refused, Session
+from fairlead.agent.spawner.collecting import write_list
 from fairlead.agent.task_table import TaskTable
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import Hello, LogRequest, NewKey, Tasks, Welcome, decode_from_agent, encode
@@ -57,6 +58,7 @@ class Talk:
             self.line,
             self.table,
             lambda user: "/nowhere",
+            lambda: [""],
             lambda ask, end, length, lock: self.leases.append((ask, end)),
             lambda: None,
             self.epochs.append,
@@ -97,6 +99,30 @@ def test_a_lease_counts_from_when_the_server_was_asked() -> None:
         (first_ask, first_end), (ask, end) = talk.leases[:2]
         assert before + 1.0 <= first_end <= end <= sent + 1.0
         assert first_end - first_ask == pytest.approx(0.1) == end - ask
+        running.cancel()
+
+    tell(story)
+
+
+def test_an_agent_names_the_result_files_that_it_still_has_when_it_joins(tmp_path: Path) -> None:
+    """As after a crash of the server that had confirmed the end of the task. They are removed when it has them."""
+    (tmp_path / "0.0").mkdir()
+    write_list(str(tmp_path / "0.0" / "1.main.4.2"), "j", [], ["a warning"])
+    left = Tasks("j", 1, "main", 2, (4, 5))
+
+    async def story(talk: Talk) -> None:
+        talk.session._logs = lambda user: str(tmp_path)
+        talk.line.say(WELCOME)
+        running = asyncio.create_task(talk.run())
+        assert await talk.line.to_server.get() == HELLO
+        assert await talk.line.to_server.get() == wire.Staged((left,))
+        talk.line.say(wire.OutputRequest(9, left, "ann", False, 1, 1))
+        while not isinstance(part := await talk.line.to_server.get(), wire.OutputPart):
+            pass
+        assert (part.request, part.collected) == (9, (wire.Collected(4, (), "a warning"),))
+        talk.line.say(wire.Taken(left, "ann"))
+        while list((tmp_path / "0.0").iterdir()):
+            await asyncio.sleep(0.01)
         running.cancel()
 
     tell(story)

@@ -21,7 +21,7 @@ import pytest
 
 from fairlead.agent import link
 from fairlead.agent.link import end_all, prepare
-from fairlead.agent.spawner import guard, processes
+from fairlead.agent.spawner import collecting, guard, processes
 from fairlead.agent.spawner import ledger as ledger_of_spawner
 from fairlead.agent.spawner import tasks as tasks_of_spawner
 from fairlead.agent.spawner.files import LARGE
@@ -71,6 +71,7 @@ class Spawner:
             more.get("memory", 0),
             more.get("output", ""),
             more.get("error", ""),
+            more.get("results"),
         )
         meta = (f"job{number}", number, "main", 1)
         self.send("launch", [(meta, spec, list(range(count)), chain, rooms > 0, None)], {chain: rooms} if rooms else {})
@@ -262,7 +263,7 @@ def test_a_task_that_proc_hides_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     limits = Limits(f"test-{os.getpid()}")
     starter = Starter(limits, "mark:", str(tmp_path), "/", {})
     tasks = Tasks(Ledger(open_files(str(tmp_path / "ledger"))), limits, starter, str(tmp_path))
-    spec = (("/bin/sh", "-c", script), {}, "/", 0, 0, "", "")
+    spec = (("/bin/sh", "-c", script), {}, "/", 0, 0, "", "", None)
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     tasks.start(1)
     (task,) = tasks.by_key.values()
@@ -280,6 +281,54 @@ def test_a_task_that_proc_hides_is_stopped(tmp_path: Path, monkeypatch: pytest.M
         with contextlib.suppress(ProcessLookupError):
             os.killpg(task.pid, signal.SIGKILL)
         limits.close()
+
+
+def test_an_end_is_reported_when_its_files_are_collected(spawner: Spawner, tmp_path: Path) -> None:
+    results = ((str(tmp_path)[1:] + "/r-%a-%r-%j",), 10, 1000)
+    script = f"echo $FAIRLEAD_INDEX >{tmp_path}/r-$FAIRLEAD_INDEX-1-job1; exit $FAIRLEAD_INDEX"
+    keys = spawner.launch(script, count=2, results=results)
+    spawner.until(lambda: len(spawner.ended) == 2)
+    for index, key in enumerate(keys):
+        assert spawner.ended[key][:2] == ("exit", index) and spawner.ended[key][6] is True
+        log = spawner.log(key)
+        assert log.with_suffix(".file0").read_text() == f"{index}\n"
+        assert log.with_suffix(".files").read_text() == f"job job1\nfile 2 {str(tmp_path)[1:]}/r-{index}-1-job1\n"
+    (other,) = spawner.launch("true", number=2)
+    spawner.until(lambda: other in spawner.ended)
+    assert len(spawner.ended[other]) == 6
+
+
+def test_a_stop_ends_collecting_and_the_result_of_the_task_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "_collect", lambda task, prefix, home: sleep(SECONDS))
+    limits = Limits(f"test-{os.getpid()}")
+    starter = Starter(limits, "mark:", str(tmp_path), "/", {})
+    tasks = Tasks(Ledger(open_files(str(tmp_path / "ledger"))), limits, starter, str(tmp_path))
+    spec = (("/bin/sh", "-c", "exit 3"), {}, "/", 0, 0, "", "", (("*",), 10, 1000))
+    tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
+    tasks.start(1)
+    (task,) = tasks.by_key.values()
+
+    def work(true: Callable[[], Any]) -> None:
+        until = monotonic() + SECONDS
+        while not true():
+            assert monotonic() < until
+            sleep(0.02)
+            tasks.tick()
+            tasks.reap()
+
+    work(lambda: tasks._collecting)
+    (pid,) = tasks._collecting
+    tasks.tick()  # it is no orphan
+    assert tasks.at_work and alive(pid)
+    tasks.stop([(task.key, 5.0)])
+    work(lambda: not tasks.at_work)
+    assert task.result is not None and (task.result[:2], task.result[6:]) == (("exit", 3), (True,))
+    assert (
+        tmp_path / "0.0" / "1.main.0.1.files"
+    ).read_text() == "job job1\nwarning collecting its files was interrupted\n"
+    limits.close()
 
 
 def test_a_second_spawner_ends_while_the_first_lives(spawner: Spawner) -> None:
@@ -564,7 +613,7 @@ def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path)
 def test_a_folder_of_logs_that_cannot_be_made_changes_no_rights_of_later_files(tmp_path: Path) -> None:
     (tmp_path / "0.0").symlink_to("nowhere")
     starter = Starter(Limits("test"), "mark:", str(tmp_path), "/", {})
-    task = Task((1, "main", 1, 0), ("job1", 1, "main", 1), 0, (("/bin/true",), {}, "/", 0, 0, "", ""), None)
+    task = Task((1, "main", 1, 0), ("job1", 1, "main", 1), 0, (("/bin/true",), {}, "/", 0, 0, "", "", None), None)
     before = os.umask(0o022)
     try:
         assert starter.start(task) is not None
@@ -577,7 +626,7 @@ def test_a_task_is_written_down_before_it_can_start(tmp_path: Path) -> None:
     path = str(tmp_path / "ledger")
     ledger = Ledger(open_files(path))
     tasks = Tasks(ledger, limits := Limits("test"), Starter(limits, "mark:", str(tmp_path), "/", {}), str(tmp_path))
-    spec = (("true",), {}, "/", 0, 0, "", "")
+    spec = (("true",), {}, "/", 0, 0, "", "", None)
     tasks.launch([(("job1", 1, "main", 1), spec, [0], 0, False, None)], {})
     assert tasks.starting
     assert set(Ledger(open_files(path)).tasks) == {(1, "main", 1, 0)}

@@ -23,7 +23,7 @@ from fairlead.agent import split
 from fairlead.agent.spawner import root
 from fairlead.agent.spawner.confine import KEY_CALL
 from fairlead.agent.spawner.users import NotAllowed, find_person
-from fairlead.wire.agent import LogRequest
+from fairlead.wire.agent import LogRequest, OutputRequest, Tasks
 from tests.agent.plant import JOIN_TOKEN, PARTITION, SECONDS, Machine, Plant
 from tests.live import PROGRAM
 from tests.people import People, needs_root, people
@@ -125,6 +125,25 @@ async def cannot_lead_its_log_elsewhere(plant: Plant, one: Machine, two: People)
     await run(plant, "bob", f"rm {users}/bob/logs/0.0; mkdir {users}/bob/logs/0.0")
 
 
+async def has_its_result_files_collected_with_its_own_rights(plant: Plant, one: Machine, two: People) -> None:
+    script = "umask 077; mkdir -p out; echo private >out/mine"
+    ann = await plant.submit(["/bin/sh", "-c", script], results=["out/*"])
+    bob = await plant.submit(["true"], user="bob", directory="/", results=["etc/shadow", f"{two.folder}/**"[1:]])
+    for user, job, found, said in (("ann", ann, {"out/mine": b"private\n"}, ""), ("bob", bob, {}, "Permission denied")):
+        assert await plant.over(job) == "succeeded", await plant.job(job, lambda each: each.reason)
+        tasks = Tasks(job, await plant.job(job, lambda each: each.number), "main", 1, (0, 1))
+        asked = OutputRequest(0, tasks, user, False, 10, 1000)
+        parts = [part async for part in plant.hub.outputs(PARTITION, "n1", asked)]
+        assert {piece.name: piece.data for part in parts for piece in part.outputs} == found
+        (collected,) = [each for part in parts for each in part.collected]
+        assert said in collected.warning and bool(said) == bool(collected.warning)
+        folder = one.directory / "users" / user / "logs"
+        assert len(list(folder.glob("*/*.files"))) == 1
+        plant.hub.taken(PARTITION, "n1", tasks, user)
+        while list(folder.glob("*/*.file*")):
+            await asyncio.sleep(0.02)
+
+
 async def is_refused_with_a_reason(plant: Plant, one: Machine, two: People) -> None:
     for user, why in (
         ("eve", "uid 0, and this node allows"),
@@ -176,6 +195,7 @@ def test_a_user_on_a_node(two: People, tmp_path: Path) -> None:
                 has_its_own_tmp,
                 has_limits,
                 is_ended_when_it_takes_too_much_memory,
+                has_its_result_files_collected_with_its_own_rights,
                 cannot_lead_its_log_elsewhere,
                 is_refused_with_a_reason,
                 ends_with_its_spawner_and_not_with_the_agent,

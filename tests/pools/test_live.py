@@ -19,6 +19,7 @@ import pytest
 from fairlead import Client
 from fairlead.client import Problem
 from tests.live import PROGRAM, SECONDS, Up
+from tests.s3 import s3_server
 
 ROOT = Path(__file__).parents[2]
 CLOUD = ROOT / "examples" / "pools" / "mycloud.py"
@@ -27,7 +28,9 @@ LONG = 4 * SECONDS  # many agents have to start on a machine that may be busy
 
 
 @contextmanager
-def fleet(folder: Path, most: int, provider: dict[str, Any], lease: str = "1min", **more: str) -> Iterator[Up]:
+def fleet(
+    folder: Path, most: int, provider: dict[str, Any], lease: str = "1min", options: tuple[str, ...] = (), **more: str
+) -> Iterator[Up]:
     pool = {"node": {"cpu": 1, "memory": "64Mi"}, "max": most, "idle_for": "1s", "provider": provider}
     config = folder / "fairlead.json"
     settings = {**SETTINGS, "lease": lease, "pools": {"work": pool}}
@@ -36,7 +39,7 @@ def fleet(folder: Path, most: int, provider: dict[str, Any], lease: str = "1min"
         port = str(free.getsockname()[1])
     before = dict(os.environ)
     os.environ.update(more)
-    up = Up(folder / "data", "--name", "box", "--config", str(config), "--port", port)
+    up = Up(folder / "data", "--name", "box", "--config", str(config), "--port", port, *options)
     try:
         yield up
     finally:
@@ -96,24 +99,79 @@ def processes(folder: Path) -> list[psutil.Process]:
     ]
 
 
+def submit_with_results(up: Up, folder: Path, waits_for: Path | None = None) -> str:
+    """Three tasks, one after the other, with output and result files."""
+    wait = f"while [ ! -e {waits_for} ]; do sleep 0.05; done; " if waits_for else ""
+    script = f"{wait}echo $FAIRLEAD_INDEX; echo oops >&2; echo $FAIRLEAD_INDEX >r-$FAIRLEAD_INDEX.txt"
+    document = {
+        "command": ["sh", "-c", script],
+        "pool": "work",
+        "array": 3,
+        "resources": {"cpu": 1},
+        "directory": str(folder),
+        "results": ["r-%a.txt"],
+    }
+    return up.run("submit", "-f", "-", text=json.dumps(document)).strip()
+
+
+def check_output(up: Up, folder: Path, job: str) -> None:
+    """All output of `submit_with_results` is there, and nothing is left of its machines."""
+    assert list((up.folder / "pools" / "default" / "work").iterdir()) == []
+    assert [up.run("logs", job, "-i", str(index)) for index in range(3)] == ["0\n", "1\n", "2\n"]
+    assert up.run("logs", job, "--stderr", "--tail", "3", "--follow") == "ps\n"
+    up.run("results", job, "-o", str(folder))
+    assert [(folder / f"main.{at}" / f"r-{at}.txt").read_text() for at in range(3)] == ["0\n", "1\n", "2\n"]
+    token = up.run("token", "create", "--role", "user", "--user", "bob").splitlines()[0].strip()
+    with Client(up.url, token) as bob:
+        with pytest.raises(Problem, match="no job"):
+            list(bob.log(job))
+        with pytest.raises(Problem, match="no job"):
+            bob.results(job)
+    assert log(up, "output not copied") == []
+
+
 def test_output_outlives_the_node(tmp_path: Path) -> None:
     with fleet(tmp_path, 1, {"local": {}}) as up:
-        document = {
-            "command": ["sh", "-c", "echo $FAIRLEAD_INDEX; echo oops >&2"],
-            "pool": "work",
-            "count": 3,
-            "min": 1,
-        }
-        job = up.run("submit", "-f", "-", text=json.dumps({**document, "resources": {"cpu": 1}})).strip()
+        job = submit_with_results(up, tmp_path)
         assert up.run("wait", job) == f"{job}: succeeded\n"
         until(lambda: pool(up)["use"]["total"] == 0)
-        assert list((up.folder / "pools" / "default" / "work").iterdir()) == []  # nothing is left of the machine
-        assert [up.run("logs", job, "-i", str(index)) for index in range(3)] == ["0\n", "1\n", "2\n"]
-        assert up.run("logs", job, "--stderr", "--tail", "3", "--follow") == "ps\n"
-        token = up.run("token", "create", "--role", "user", "--user", "bob").splitlines()[0].strip()
-        with Client(up.url, token) as bob, pytest.raises(Problem, match="no job"):
-            list(bob.log(job))
-        assert log(up, "logs not copied") == []
+        check_output(up, tmp_path / "fetched", job)
+
+
+def test_output_in_an_object_store_outlives_the_node(tmp_path: Path) -> None:
+    with s3_server() as s3:
+        options = ("--outputs", f"s3://{s3.bucket}/fairlead", "--outputs-endpoint", s3.url)
+        with fleet(tmp_path, 1, {"local": {}}, options=options, **s3.environment) as up:
+            job = submit_with_results(up, tmp_path)
+            assert up.run("wait", job) == f"{job}: succeeded\n"
+            until(lambda: pool(up)["use"]["total"] == 0)
+            assert not (up.folder / "outputs").exists()
+            check_output(up, tmp_path / "fetched", job)
+            keys = {key.rpartition("/")[2] for key in s3.names()}
+            assert {"r-0.txt", f"{job}.main.0.1.out", f"{job}.main.0.1.err"} <= keys
+
+
+def test_output_survives_a_crash_between_the_end_and_the_copy(tmp_path: Path) -> None:
+    """Until the output is stored, the node stays, also with a new server."""
+    with fleet(tmp_path, 1, {"local": {}}) as up:
+        flag = tmp_path / "flag"
+        job = submit_with_results(up, tmp_path, flag)
+        until(lambda: '"running":1' in up.run("show", job, "--json"))
+        incoming = up.folder / "outputs" / ".incoming"
+        incoming.rmdir()
+        incoming.write_text("not a folder, so nothing can be stored")
+        flag.touch()
+        assert up.run("wait", job) == f"{job}: succeeded\n"
+        until(lambda: log(up, "output not stored"))
+        assert pool(up)["use"]["total"] == 1
+        with Client(up.url, up.token) as client, pytest.raises(TimeoutError, match="still on their way"):
+            client.results(job, timeout=0)
+        up.process.kill()
+        up.process.wait(SECONDS)
+        incoming.unlink()
+        up.start()
+        until(lambda: pool(up)["use"] is not None and pool(up)["use"]["total"] == 0)
+        check_output(up, tmp_path / "fetched", job)
 
 
 def test_from_none_to_eight_and_back(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ Key = tuple[int, str, int, int]
 """Job number, stage, attempt, index."""
 Meta = tuple[str, int, str, int]
 """Job id, job number, stage, attempt."""
-Result = tuple[str, int, str, int, int, int]
-"""Kind of end, exit code or signal, reason, microseconds of run time and of CPU time, peak memory in bytes."""
+Result = tuple[str, int, str, int, int, int] | tuple[str, int, str, int, int, int, bool]
+"""Kind of end, exit code or signal, reason, microseconds of run time and of CPU time, peak memory in bytes; True if
+result files were collected, or if it was tried."""
 Task = tuple[int, str, int]
 """Job number, stage, index: a task, whatever its attempt."""
 Frame = tuple[Any, ...]

@@ -101,9 +101,10 @@ async def prove(channel: Channel, node: str, key: Key, server: bytes, instance: 
     exchange = Exchange(server, challenge.partition, node, ours, challenge.nonce)
     if challenge.key != server or not is_signed(server, challenge.signature, exchange.for_server()):
         raise Refused(
-            "the server has another key than the one that this machine is to join; "
-            "if the server was installed again, start the agent with a new join token (--token-file)",
-            False,
+            "the server has another key than the one that this machine is to join; check the address, or if the server "
+            f"was installed again, join with a new token: fairlead token create --role join --node {node}",
+            True,
+            may_pass=True,
         )
     signature = key.sign(exchange.for_node(key.public, instance))
     await channel.send(encode(Proof(key.public, signature, instance, secret)))

@@ -23,6 +23,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 REPEATED = 300.0
 """Seconds after which the same reason for being disconnected is logged again."""
 
+PATIENCE = 600.0
+"""Seconds for which an agent that has joined waits for a refusal to pass that may pass."""
+
 Log = Callable[[str, dict[str, Any]], None]
 
 
@@ -66,6 +69,9 @@ class Outside(Protocol):
 
     def logs_of(self, user: str) -> str:
         """Return the folder with the logs of a user."""
+
+    def users_with_logs(self) -> list[str]:
+        """Return the users that may have logs here; only an empty name if all share one folder."""
 
 
 class Epoch:
@@ -125,6 +131,8 @@ class Joining:
         self._first = 0
         """Number of spawners that have to list their tasks before the agent joins."""
         self._session: Session | None = None
+        self._last_joined = float("-inf")
+        """When the last connection ended on which the server knew this agent."""
         self._logged = ("", "", 0.0)
         """The last reason for being disconnected that was logged, and when."""
         self._lease_of_tasks: Frame | None = None
@@ -153,7 +161,7 @@ class Joining:
                 async with self._outside.connect() as (channel, address):
                     await self._talk(channel, address)
             except Refused as refused:
-                if refused.final:
+                if refused.final and not (refused.may_pass and self._steady() < self._last_joined + PATIENCE):
                     raise
                 self._log_once("refused", str(refused))
             except KeyRenewed:
@@ -162,6 +170,8 @@ class Joining:
                 self._log_once("disconnected", str(problem))
             finally:
                 was_joined = self.joined.is_set()
+                if was_joined:
+                    self._last_joined = self._steady()
                 self.joined.clear()
                 self._session = None
             pause = FIRST_PAUSE if was_joined else min(LONGEST_PAUSE, 2 * pause)
@@ -192,6 +202,7 @@ class Joining:
             channel,
             table,
             self._outside.logs_of,
+            self._outside.users_with_logs,
             self._lease,
             self.deliver,
             self._epoch.check,

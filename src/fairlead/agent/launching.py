@@ -48,7 +48,8 @@ def surroundings(node: str, gpus: tuple[str, ...], inherited: Mapping[str, str],
     return Surroundings(node, home if os.path.isdir(home) else "/", kept, gpus)
 
 
-SpawnerSpec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str]
+ResultSpec = tuple[tuple[str, ...], int, int]
+SpawnerSpec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str, ResultSpec | None]
 
 
 def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpec:
@@ -64,7 +65,8 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpe
     if launch.gang is not None:
         environment |= gang_variables(launch.gang)
     directory = spec.directory or around.directory
-    return spec.command, environment, directory, spec.cpu, spec.memory, spec.output, spec.error
+    results = (spec.results, spec.max_result_files, spec.max_result_bytes) if spec.results else None
+    return spec.command, environment, directory, spec.cpu, spec.memory, spec.output, spec.error, results
 
 
 def _thread_variables(milli_cpu: int, chosen: Mapping[str, str]) -> dict[str, str]:

@@ -10,8 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from time import time
 
+import msgspec
+
 from fairlead.agent.launching import each_of
-from fairlead.agent.spawner.files import open_plain
+from fairlead.agent.results import open_own, read_results
 from fairlead.agent.spawner.records import folder_of
 from fairlead.wire.agent import LogPart, LogRequest, Output, OutputPart, OutputRequest, Stream
 
@@ -63,12 +65,15 @@ async def read_log(logs: str, request: LogRequest, is_over: Callable[[], bool]) 
 
 
 async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[OutputPart]:
-    """Yield all logs of some tasks, in parts of about `PART` bytes."""
+    """Yield the result files of some tasks and, if they are asked for, all logs, in parts of about `PART` bytes."""
     tasks = request.tasks
     waiting: list[Output] = []
     size = 0
     for index in each_of(tasks.indices):
-        for stream in STREAMS:
+        results = read_results(logs, tasks, index, request.max_result_files, request.max_result_bytes)
+        async for part in results:
+            yield msgspec.structs.replace(part, request=request.request)
+        for stream in STREAMS if request.logs else ():
             log = LogRequest(0, tasks.number, tasks.stage, index, tasks.attempt, stream, user=request.user)
             async for piece in read_log(logs, log, lambda: True):
                 if piece.data:
@@ -118,7 +123,7 @@ def _remove_old_files(folder: int, limit: float) -> list[str]:
 
 def _size(path: Path) -> int:
     """Return the size of a log; 0 if it is missing or not a plain file of its user."""
-    fd = _open(path)
+    fd = open_own(path)
     if fd is None:
         return 0
     try:
@@ -128,7 +133,7 @@ def _size(path: Path) -> int:
 
 
 def _read(path: Path, offset: int, most: int) -> bytes:
-    fd = _open(path)
+    fd = open_own(path)
     if fd is None:
         return b""
     try:
@@ -137,25 +142,3 @@ def _read(path: Path, offset: int, most: int) -> bytes:
         return b""  # the disk cannot read it
     finally:
         os.close(fd)
-
-
-def _open(path: Path) -> int | None:
-    """Open a log if it is a plain file of the user that owns its folder; None otherwise.
-
-    The user could replace the folder by a link to files that the agent can read and the user cannot.
-    """
-    folders: list[int] = []
-    try:
-        folders.append(os.open(path.parent.parent, os.O_PATH | os.O_DIRECTORY))
-        owner = os.fstat(folders[0]).st_uid
-        folders.append(os.open(path.parent.name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folders[0]))
-        fd = open_plain(path.name, os.O_RDONLY, folders[1])
-    except OSError:
-        return None
-    finally:
-        for folder in folders:
-            os.close(folder)
-    if os.fstat(fd).st_uid == owner:
-        return fd
-    os.close(fd)
-    return None

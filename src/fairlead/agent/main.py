@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import InvalidMessage, WebSocketException
 
 from fairlead.agent.identity import Identity
 from fairlead.agent.joining import Epoch, Joining, Log
@@ -33,6 +33,12 @@ SPAWNER_TIMEOUT = 10.0
 """Seconds within which the spawners of users have to list their tasks when the agent starts."""
 SWEEP = 3600.0
 """Seconds between two removals of old logs."""
+
+
+OUT_OF_TIME = (9, 10)
+"""OpenSSL's codes for a certificate that is not valid yet, or not any more."""
+OTHER_NAME = (62, 64)
+"""Its codes for the certificate of another host or address."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +147,14 @@ class Agent:
                 proxy=None,
             ) as connection:
                 yield _Channel(connection), settings.address or str(connection.local_address[0])
+        except ssl.SSLCertVerificationError as problem:
+            raise _untrusted(settings, problem) from problem
+        except ssl.SSLError as problem:
+            remedy = "check that the server has a certificate (--certificate) and that no proxy is in between"
+            raise ConnectionError(f"TLS with {settings.join} failed ({problem.reason}); {remedy}") from problem
+        except InvalidMessage as problem:
+            remedy = "check the address, and write https:// if the server has a certificate"
+            raise ConnectionError(f"{settings.join} does not answer as a Fairlead server does; {remedy}") from problem
         except WebSocketException as problem:
             raise ConnectionError(str(problem)) from problem
 
@@ -198,6 +212,9 @@ class Agent:
     def logs_of(self, user: str) -> str:
         return str(self._directory / "logs" if self._helper is None else self._helper.users / user / "logs")
 
+    def users_with_logs(self) -> list[str]:
+        return [""] if self._helper is None else [folder.name for folder in self._helper.folders()]
+
     def _facts(self) -> dict[str, str]:
         """Return labels that describe how users are separated here."""
         if self._helper is not None:
@@ -206,8 +223,7 @@ class Agent:
 
     async def _sweep(self) -> None:
         while True:
-            users = [""] if self._helper is None else [folder.name for folder in self._helper.folders()]
-            for user in users:
+            for user in self.users_with_logs():
                 try:
                     await asyncio.to_thread(remove_old, self.logs_of(user))
                 except FileNotFoundError:
@@ -245,6 +261,18 @@ def _trust(settings: Settings) -> ssl.SSLContext | None:
         cause = problem.strerror or problem
         remedy = "name a PEM file that the agent's user can read, with --ca or FAIRLEAD_CA"
         raise Refused(f"{settings.authority} has no certificates to trust ({cause}); {remedy}", True) from None
+
+
+def _untrusted(settings: Settings, problem: ssl.SSLCertVerificationError) -> Refused:
+    """Return why the certificate of the server is not trusted, and what to do."""
+    if problem.verify_code in OUT_OF_TIME:
+        final, remedy = False, "renew it on the server, or set the clock of this machine"
+    elif problem.verify_code in OTHER_NAME:
+        final, remedy = True, "join by a name that the certificate has, or add this one to the certificate"
+    else:
+        final, remedy = True, "name the file with the certificate of its authority, with --ca or FAIRLEAD_CA"
+    told = f"the certificate of {settings.join} is not trusted ({problem.verify_message}); {remedy}"
+    return Refused(told, final, may_pass=True)
 
 
 def _number_in(file: Path) -> int:

@@ -102,7 +102,7 @@ class Reporting:
     def batch(self) -> tuple[int, tuple[Report, ...]]:
         """Return the number of the next batch, by which it will be confirmed, and its reports."""
         reports, self._answers = self._answers[:MAX_REPORTS], self._answers[MAX_REPORTS:]
-        groups: dict[tuple[Meta, str, int, str], list[Entry]] = {}
+        groups: dict[tuple[Meta, str, int, str, bool], list[Entry]] = {}
         taken: list[Key] = []
         for key, entry in self._news.items():
             if len(groups) + len(reports) >= MAX_REPORTS:
@@ -112,13 +112,13 @@ class Reporting:
                 continue
             entry.told = True
             result = entry.result
-            outcome = ("running", 0, "") if result is None else (result[0], result[1], result[2])
+            outcome = ("running", 0, "", False) if result is None else (*result[:3], bool(result[6:]))
             groups.setdefault((entry.meta, *outcome), []).append(entry)
         for key in taken:
             del self._news[key]
         ended: list[Key] = []
-        for (meta, how, code, why), entries in groups.items():
-            reports.append(_report(meta, how, code, why, entries))
+        for (meta, how, code, why, collected), entries in groups.items():
+            reports.append(_report(meta, how, code, why, collected, entries))
             if how != "running":
                 ended += [entry.key for entry in entries]
         self._number += 1
@@ -138,7 +138,7 @@ class Reporting:
         return batch.ended
 
 
-def _report(meta: Meta, how: str, code: int, why: str, entries: list[Entry]) -> Report:
+def _report(meta: Meta, how: str, code: int, why: str, collected: bool, entries: list[Entry]) -> Report:
     tasks = Tasks(*meta, flat_of([entry.key[3] for entry in entries]))
     if how == "running":
         return Report(tasks, "running")
@@ -155,6 +155,7 @@ def _report(meta: Meta, how: str, code: int, why: str, entries: list[Entry]) -> 
         ran=tuple(result[3] for result in results),
         cpu=tuple(result[4] for result in results),
         memory=tuple(result[5] for result in results),
+        results=collected,
     )
 
 

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from fairlead.agent.logs import read_log, read_outputs
+from fairlead.agent.results import remove_results, staged_results
 from fairlead.agent.spawner.pace import Pace
 from fairlead.agent.task_table import TaskTable
 from fairlead.wire.agent import (
@@ -30,6 +31,8 @@ from fairlead.wire.agent import (
     Renew,
     Renewed,
     Reports,
+    Staged,
+    Taken,
     Welcome,
     Work,
     decode_from_server,
@@ -51,12 +54,14 @@ MICRO = 1_000_000
 class Refused(Exception):
     """The server refuses this agent, or this agent refuses the server.
 
-    `final` means that retrying does not help until a person acts.
+    `final` means that retrying does not help until a person acts. With `may_pass`, that is so unless the agent has
+    joined before: then the network may lead to another machine for a while.
     """
 
-    def __init__(self, problem: str, final: bool) -> None:
+    def __init__(self, problem: str, final: bool, may_pass: bool = False) -> None:
         super().__init__(problem)
         self.final = final
+        self.may_pass = may_pass
 
 
 class KeyRenewed(Exception):
@@ -94,13 +99,14 @@ class Session:
         channel: Channel,
         table: TaskTable,
         logs: Callable[[str], str],
+        users: Callable[[], list[str]],
         lease: Callable[[float, float, float, str], None],
         deliver: Callable[[], None],
         check_epoch: Callable[[int], None],
         keys: Keys,
         steady: Callable[[], float] = monotonic,
     ) -> None:
-        """`logs` returns the folder with the logs of a user.
+        """`logs` returns the folder with the logs of a user, `users` those users of which there may be any.
 
         `lease` is called with the times at which tasks are asked and forced to end, the length of a lease, and the
         server's lock if the server is on this machine. `deliver` sends the table's outbox to spawners. `check_epoch`
@@ -109,6 +115,7 @@ class Session:
         self._channel = channel
         self._table = table
         self._logs = logs
+        self._users = users
         self._lease = lease
         self._deliver = deliver
         self._check_epoch = check_epoch
@@ -144,6 +151,7 @@ class Session:
         parts = (self._listen(), self._report(), self._report_long_runs(), self._beat())
         work = [asyncio.create_task(part) for part in parts]
         try:
+            await self._tell_staged()
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             for task in work:
                 if task.done():
@@ -178,6 +186,8 @@ class Session:
                 self._start_reader(message, self._send_log(message))
             case OutputRequest():
                 self._start_reader(message, self._send_outputs(message))
+            case Taken():
+                remove_results(self._logs(message.user), message.tasks)
             case LogCancel():
                 reader = self._readers.pop(message.request, None)
                 if reader is not None:
@@ -258,6 +268,13 @@ class Session:
             number += 1
             self._beats[number] = self._steady()
             await self._channel.send(encode(Beat(number, self._table.started("running", "ended"))))
+
+    async def _tell_staged(self) -> None:
+        """Name the tasks whose result files the server has not taken yet, as after a restart of either side."""
+        for user in self._users():
+            staged = staged_results(self._logs(user))
+            if staged:
+                await self._channel.send(encode(Staged(tuple(staged))))
 
     # -- logs ----------------------------------------------------------------------------------------------------
 

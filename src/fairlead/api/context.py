@@ -31,7 +31,7 @@ from fairlead.core.model import Job, JobSpec, Micros
 from fairlead.core.state import Partition
 from fairlead.engines.base import Connection
 from fairlead.history.filter import JobFilter
-from fairlead.history.recorder import AttemptRow, JobRow
+from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
 from fairlead.history.usage import UsageReport
 from fairlead.views.metrics.lanes import LaneFigures
 from fairlead.views.metrics.scraped import InboxFigures
@@ -43,6 +43,7 @@ TOKEN_ENDED = "the token was revoked or has expired"
 FAREWELL = {
     "text/event-stream": f'event: end\ndata: {{"note":"{TOKEN_ENDED}"}}\n\n'.encode(),
     "text/plain; charset=utf-8": f"\n[fairlead: {TOKEN_ENDED}]\n".encode(),
+    "application/octet-stream": b"",
 }
 """Media type of a stream → its last bytes when its token is revoked or expires."""
 
@@ -79,15 +80,25 @@ class Records(Protocol):
 
     def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]: ...
 
+    def results(
+        self, partition: str, number: int, stage: str, index: int | None, attempt: int | None, skip: int, limit: int
+    ) -> list[ResultRow]: ...
+
     def flush(self, seconds: float) -> None: ...
 
 
 class Outputs(Protocol):
-    """Logs that were copied from nodes. Its methods wait for a disk."""
+    """Logs and result files that were copied from nodes. Its methods wait for a disk or an object store."""
 
     def size(self, partition: str, asked: LogRequest) -> int | None: ...
 
     def read(self, partition: str, asked: LogRequest, offset: int, most: int) -> bytes: ...
+
+    def result_size(self, partition: str, user: str, number: int, row: ResultRow, name: str) -> int | None: ...
+
+    def read_result(
+        self, partition: str, user: str, number: int, row: ResultRow, name: str, offset: int, most: int
+    ) -> bytes: ...
 
 
 class Measured(Protocol):
@@ -130,9 +141,14 @@ class Services:
         fault: Callable[[Exception], None] = lambda error: None,
         log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
         outputs: Outputs | None = None,
+        expected_results: Callable[[str, int], int] = lambda partition, number: 0,
     ) -> None:
-        """`fault` is called with internal errors, `log` with events for the server's log."""
+        """`fault` is called with internal errors, `log` with events for the server's log.
+
+        `expected_results` returns the number of tasks of a job whose result files are on their way.
+        """
         self.outputs = outputs
+        self.expected_results = expected_results
         self.control = control
         self.hub = hub
         self.records = records

@@ -359,6 +359,22 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
             "next": "",
         },
     ),
+    "results": (
+        None,
+        {
+            "tasks": [
+                {
+                    "stage": "main",
+                    "index": 0,
+                    "attempt": 1,
+                    "files": [{"name": "out/model.pt", "size": 1048576}],
+                    "warning": "",
+                }
+            ],
+            "waiting": 0,
+            "next": "",
+        },
+    ),
     "whoami": (None, {"user": "ann", "groups": ["ml"], "role": "user"}),
     "tokens": (None, {"tokens": [TOKEN]}),
     "createToken": (

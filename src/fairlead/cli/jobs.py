@@ -96,6 +96,15 @@ Output = Annotated[
         metavar="PATTERN",
     ),
 ]
+ResultPattern = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--result",
+        help="Files to collect when a task ends by itself, such as 'out/*.csv' or 'model/**', below the working "
+        "directory; may be repeated. %a is the index, and so on as for --output.",
+        metavar="PATTERN",
+    ),
+]
 Error = Annotated[str | None, typer.Option("--error", help="File for standard error.", metavar="PATTERN")]
 Shell = Annotated[bool, typer.Option("--shell", help="Run the command with /bin/sh -c.")]
 File = Annotated[
@@ -128,6 +137,7 @@ def submit(
     directory: Directory = None,
     output: Output = None,
     error: Error = None,
+    result: ResultPattern = None,
     shell: Shell = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and exit with its status.")] = False,
     follow: Annotated[
@@ -168,6 +178,7 @@ def run(
     directory: Directory = None,
     output: Output = None,
     error: Error = None,
+    result: ResultPattern = None,
     shell: Shell = False,
     partition: Partition = "",
     as_json: AsJson = False,
@@ -191,7 +202,7 @@ def run(
 
 DOCUMENT_OPTIONS = frozenset(
     "command name queue array gang cpu memory gpu resource priority after env secret label selector toleration pool "
-    "estimate time_limit tries directory output error shell".split()
+    "estimate time_limit tries directory output error result shell".split()
 )
 
 
@@ -314,6 +325,7 @@ def _from_options(client: Client, options: dict[str, Any], or_file: str) -> dict
         "directory": directory,
         "output": options["output"],
         "error": options["error"],
+        "results": options["result"],
     }
     job = {
         "name": options["name"] or _name_of(options["command"][0]),

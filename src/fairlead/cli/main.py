@@ -12,7 +12,21 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
-from fairlead.cli import agent, bench, cluster, config, jobs, journal, managers, past, pools, serving, top, watch
+from fairlead.cli import (
+    agent,
+    bench,
+    cluster,
+    config,
+    jobs,
+    journal,
+    managers,
+    past,
+    pools,
+    results,
+    serving,
+    top,
+    watch,
+)
 from fairlead.cli.simulate import simulate
 
 app = typer.Typer(
@@ -35,6 +49,7 @@ for command in (
     jobs.ps,
     jobs.show,
     jobs.logs,
+    results.results,
     jobs.kill,
     jobs.scale,
     jobs.priority,

@@ -60,13 +60,18 @@ SecretsKey = Annotated[
 LogSize = Annotated[str, typer.Option(help="Largest size of the server's log; older lines are dropped.")]
 HistorySize = Annotated[str, typer.Option(help="Largest size of the history; jobs that ended first are dropped.")]
 Outputs = Annotated[
-    Path | None,
+    str,
     typer.Option(
-        help="Folder for copies of the logs of pool nodes. By default in the data directory.", metavar="FOLDER"
+        help="Folder, or object store s3://BUCKET/PREFIX, for result files and for copies of the logs of pool nodes. "
+        "By default a folder in the data directory.",
+        metavar="PLACE",
     ),
 ]
-OutputsSize = Annotated[str, typer.Option(help="Largest size of these copies; the oldest are dropped.")]
-OutputsAge = Annotated[str, typer.Option(help="Age at which these copies are dropped.")]
+OutputsEndpoint = Annotated[
+    str, typer.Option(help="Address of the object store, if it is not that of AWS.", metavar="URL")
+]
+OutputsSize = Annotated[str, typer.Option(help="Largest size of this output; the oldest is dropped.")]
+OutputsAge = Annotated[str, typer.Option(help="Age at which this output is dropped.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -83,7 +88,8 @@ def up(
     log_size: LogSize = "160Mi",
     log_level: LogLevelOption = "info",
     history_size: HistorySize = "4Gi",
-    outputs: Outputs = None,
+    outputs: Outputs = "",
+    outputs_endpoint: OutputsEndpoint = "",
     outputs_size: OutputsSize = "16Gi",
     outputs_age: OutputsAge = "30d",
     as_json: AsJson = False,
@@ -115,7 +121,7 @@ def up(
         options,
         log_size,
         history_size,
-        (outputs, outputs_size, outputs_age),
+        (outputs, outputs_endpoint, outputs_size, outputs_age),
         log_level,
     )
 
@@ -133,7 +139,8 @@ def server(
     log_size: LogSize = "160Mi",
     log_level: LogLevelOption = "info",
     history_size: HistorySize = "4Gi",
-    outputs: Outputs = None,
+    outputs: Outputs = "",
+    outputs_endpoint: OutputsEndpoint = "",
     outputs_size: OutputsSize = "16Gi",
     outputs_age: OutputsAge = "30d",
     as_json: AsJson = False,
@@ -151,7 +158,7 @@ def server(
         None,
         log_size,
         history_size,
-        (outputs, outputs_size, outputs_age),
+        (outputs, outputs_endpoint, outputs_size, outputs_age),
         log_level,
     )
 
@@ -227,7 +234,7 @@ def _run(
     agent: list[str] | None,
     log_size: str,
     history_size: str,
-    outputs: tuple[Path | None, str, str],
+    outputs: tuple[str, str, str, str],
     log_level: LogLevel,
 ) -> None:
     """Run a server. `agent` holds the options of the agent to run beside it, or None for no agent."""
@@ -296,8 +303,9 @@ def _run(
         log_level=log_level,
         history_size=history_size,
         outputs=outputs[0],
-        outputs_size=outputs[1],
-        outputs_age=outputs[2],
+        outputs_endpoint=outputs[1],
+        outputs_size=outputs[2],
+        outputs_age=outputs[3],
     )
     try:
         uvloop.run(_main(settings, listening, url, as_json, agent))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
-from fairlead.client import calls
+from fairlead.client import calls, fetching
 from fairlead.client.calls import (
     REQUEST_TIMEOUT,
     RETRIED,
@@ -148,6 +150,71 @@ class AsyncClient:
         call = calls.log(job, self.partition, **options, attempt=attempt, after=after)
         async for part in self.stream(call, lambda headers: began(int(headers.get("fairlead-attempt", 0)))):
             yield part
+
+    async def results(
+        self,
+        job: str,
+        stage: str = "",
+        index: int | None = None,
+        attempt: int | None = None,
+        timeout: float = calls.RESULTS,
+    ) -> list[wire.TaskResults]:
+        """Return the result files that were collected when tasks of a job ended: of their last attempts by default.
+
+        Files that are on their way from nodes are waited for; `TimeoutError` is raised after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        filters = {"stage": stage, "index": index, "attempt": attempt, "limit": 1000}
+        while True:
+            tasks: list[wire.TaskResults] = []
+            waiting = 0
+            async for page in self._pages(lambda cursor: calls.results(job, self.partition, cursor=cursor, **filters)):
+                tasks += page.tasks
+                waiting = max(waiting, page.waiting)
+            if not waiting:
+                return tasks
+            if time.monotonic() >= deadline:
+                raise calls.still_waiting(job, waiting)
+            await asyncio.sleep(calls.RESULT_POLL)
+
+    async def fetch(
+        self,
+        job: str,
+        directory: str | os.PathLike[str] = ".",
+        stage: str = "",
+        index: int | None = None,
+        attempt: int | None = None,
+        timeout: float = calls.RESULTS,
+    ) -> list[Path]:
+        """Write the result files of a job below a directory, as `STAGE.INDEX/NAME`, and return their paths.
+
+        Existing files are replaced. Links in the directory are not followed.
+        """
+        place = Path(directory)
+        paths: list[Path] = []
+        for task in await self.results(job, stage, index, attempt, timeout):
+            for file in task.files:
+                await self._fetch(job, place, task, file)
+                paths.append(fetching.target(place, task, file))
+        return paths
+
+    async def _fetch(self, job: str, place: Path, task: wire.TaskResults, file: wire.ResultFile) -> None:
+        """Fetch one file. A transfer that breaks off is started again."""
+        failures = 0
+        while True:
+            try:
+                with fetching.new_file(place, task, file) as output:
+                    async for part in self.stream(calls.result_file(job, task, file.name, self.partition)):
+                        output.write(part)
+                return
+            except fetching.Broken:
+                problem = fetching.cut_off(file)
+            except Problem as refusal:
+                problem = refusal
+            failures += 1
+            if not calls.may_resume(problem, failures):
+                raise problem
+            await asyncio.sleep(pause(failures))
 
     # -- the cluster ---------------------------------------------------------------------------------------------
 

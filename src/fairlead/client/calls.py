@@ -43,6 +43,9 @@ REQUEST_TIMEOUT = 30.0
 """Seconds to wait for an answer."""
 POLL = 30.0
 """Seconds that one request waits for the end of a job."""
+RESULTS = 60.0
+"""Seconds to wait for result files that are on their way from nodes."""
+RESULT_POLL = 0.2
 REPORT = 600.0
 """Seconds that a report of use may take; it may read the whole history."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
@@ -387,6 +390,19 @@ def remove_secret(name: str) -> Call[wire.Done]:
 
 def log(name: str, partition: str, **options: Any) -> Call[bytes]:
     return Call(bytes, "GET", f"{API}/jobs/{part(name)}/log", partition=partition, **options)
+
+
+def results(name: str, partition: str, **filters: Any) -> Call[wire.Results]:
+    return Call(wire.Results, "GET", f"{API}/jobs/{part(name)}/results", partition=partition, **filters)
+
+
+def result_file(name: str, task: wire.TaskResults, file: str, partition: str) -> Call[bytes]:
+    options: dict[str, Any] = {"stage": task.stage, "index": task.index, "attempt": task.attempt, "name": file}
+    return Call(bytes, "GET", f"{API}/jobs/{part(name)}/results/file", partition=partition, **options)
+
+
+def still_waiting(job: str, waiting: int) -> TimeoutError:
+    return TimeoutError(f"the result files of {waiting} tasks of job {job} are still on their way from their nodes")
 
 
 def part(name: str) -> str:

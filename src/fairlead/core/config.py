@@ -108,6 +108,8 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         max_queued_jobs=read.count("max_queued_jobs", default.max_queued_jobs, 1),
         max_queued_bytes=_bytes(read, "max_queued_bytes", default.max_queued_bytes),
         checks=_checks(read, "checks"),
+        max_result_files=read.count("max_result_files", default.max_result_files, 1, 100_000),
+        max_result_bytes=_bytes(read, "max_result_bytes", default.max_result_bytes),
     )
     read.close()
     return PartitionConfig(settings, queues, pools)

@@ -19,6 +19,9 @@ MAX_PRIORITY = 1_000_000
 MAX_JOB = 2 * 2**20
 """Maximum length of all texts of a job together, in characters."""
 MAX_LABELS = 100
+MAX_RESULTS = 100
+"""Patterns of result files of a stage."""
+MAX_PATTERN = 1_000
 MAX_LABEL = 1_000
 """Maximum length of the value of a label, in characters."""
 
@@ -95,6 +98,7 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         secrets=read.pairs("secrets", names=False, most=MAX_LABELS),
         output=_pattern(read, "output"),
         error=_pattern(read, "error"),
+        results=_results(read),
     )
     if stage.directory and not stage.directory.startswith("/"):
         raise Refused(
@@ -130,6 +134,11 @@ def _parse_size(read: Reader) -> tuple[int, int | None]:
 def _pattern(read: Reader, key: str) -> str:
     """Read the name of a file, in which %j, %s, %a and %r stand for job, stage, index and attempt."""
     text = read.text(key, "", most=4_096)
+    _check_codes(text, read.at(key))
+    return text
+
+
+def _check_codes(text: str, field: str) -> None:
     codes = text.split("%")[1:]
     while codes:
         code = codes.pop(0)
@@ -137,18 +146,37 @@ def _pattern(read: Reader, key: str) -> str:
             codes.pop(0)
         elif code[:1] not in PATTERN_CODES:
             raise Refused(
-                read.at(key),
+                field,
                 f"%{code[:1]} in {shown(text)} stands for nothing; write %j for the id of the job, %s for the stage, "
                 "%a for the index of the task, %r for its attempt, or %% for a percent sign",
             )
-    return text
+
+
+def _results(read: Reader) -> tuple[str, ...]:
+    """Read the patterns of result files. They are relative, and cannot lead out of the working directory."""
+    patterns = read.texts("results", most=MAX_RESULTS)
+    for at, pattern in enumerate(patterns):
+        field = read.at(f"results[{at}]")
+        _check_codes(pattern, field)
+        problem = ""
+        if not pattern or len(pattern) > MAX_PATTERN:
+            problem = f"a pattern has 1 to {MAX_PATTERN} characters; write one such as out/*.csv"
+        elif pattern.startswith("/") or ".." in pattern.split("/"):
+            problem = f"{shown(pattern)} leads out of the working directory; write a path below it, or set directory"
+        elif not pattern.isprintable():
+            problem = f"{shown(pattern)} has control characters; files with such names are not collected"
+        elif pattern.endswith("/"):
+            problem = f"{shown(pattern)} is a directory; write {pattern}** for all files below it"
+        if problem:
+            raise Refused(field, problem)
+    return patterns
 
 
 def _texts(spec: StageSpec) -> Iterator[str]:
     """Yield the texts of a stage that may be long or many."""
     yield from spec.command
     yield from spec.tolerations
-    yield from (spec.directory, spec.output, spec.error)
+    yield from (spec.directory, spec.output, spec.error, *spec.results)
     yield from chain(*spec.environment, *spec.secrets)
     for label, values in spec.selectors:
         yield label

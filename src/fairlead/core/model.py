@@ -72,6 +72,8 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Pattern of the file for standard output; empty for a log of the agent."""
     error: str = ""
     """Pattern of the file for standard error; empty for that of the output, or for a log of the agent."""
+    results: tuple[str, ...] = ()
+    """Patterns of the files that are collected when a task ends."""
 
     def shape_key(self, manager: str, user: str) -> ShapeKey:
         return ShapeKey(

@@ -56,6 +56,8 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     max_queued_jobs: int = 100_000
     max_queued_bytes: int = 512 * 2**20
     checks: tuple[str, ...] = ()
+    max_result_files: int = 1_000
+    max_result_bytes: int = 2**30
 
 
 class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):

@@ -77,10 +77,14 @@ class Agents:
         gang_seed: bytes = b"",
         lock: str = "",
         steady: Callable[[], float] = monotonic,
+        collected: Callable[[str, str, Tasks], None] = lambda partition, node, tasks: None,
     ) -> None:
         """`ended` is called with all tasks that ended, after their ends are durable.
 
         A task that an agent reports again, as after a restart of the server, is marked as stale.
+
+        `collected` is called with partition, node and tasks whose result files are on the node, before their end is
+        durable. It is the word of the node alone.
 
         Keys of gangs are derived from `gang_seed`; they survive a restart only if the same seed is given again.
         `lock` is a file that is locked while this process runs, for agents on the same machine.
@@ -90,6 +94,7 @@ class Agents:
         self._secrets = secrets
         self._gang_seed = gang_seed or token_bytes(32)
         self._ended = ended
+        self._collected = collected
         self._lock = lock
         self._steady = steady
         self._reigns: dict[str, LedPartition] = {}
@@ -212,8 +217,11 @@ class Agents:
                 await connection.send(encode(wire.Work(epoch, stops=stops, confirmed=(message.number,))))
             elif isinstance(message, wire.Beat):
                 await connection.send(encode(wire.Beaten(message.number)))
-        problem = f"partition {partition} was removed; stop this agent, or have it join another partition"
-        await connection.send(encode(wire.Refusal(problem)))  # not for good: the partition may be added again
+        problem = (
+            f"partition {partition} was removed, and its tasks have ended; join another one with --partition, or start "
+            "the agent again when the partition is back"
+        )
+        await connection.send(encode(wire.Refusal(problem, final=True)))
 
     async def _serve(self, partition: str, connection: Connection) -> None:
         peer, hello = await self._greeting(partition, connection)
@@ -327,6 +335,9 @@ class Agents:
                 reign.nodes[attached.node].heard = self._steady()
                 match message:
                     case wire.Reports():
+                        for report in message.reports:
+                            if report.results:
+                                self._tell_collected(partition, attached, report.tasks)
                         slots = await self._take(
                             reign, [command_of(attached.node, report) for report in message.reports]
                         )
@@ -341,6 +352,9 @@ class Agents:
                         reader = attached.readers.get(message.request)
                         if reader is not None:
                             reader.put_nowait(message)
+                    case wire.Staged():
+                        for tasks in message.tasks:
+                            self._tell_collected(partition, attached, tasks)
                     case wire.NewKey():
                         await self._credentials.renew(attached.peer, message)
                         self._log("node key renewed", {"partition": partition, "node": attached.node})
@@ -352,6 +366,10 @@ class Agents:
                 reader.put_nowait(None)
             for task in waiting:
                 task.cancel()
+
+    def _tell_collected(self, partition: str, attached: Attached, tasks: Tasks) -> None:
+        check_flat(tasks.indices, "indices")
+        self._collected(partition, attached.node, tasks)
 
     async def _send(self, attached: Attached) -> None:
         """Send all messages to the agent, in order."""
@@ -499,10 +517,17 @@ class Agents:
                 yield part
 
     async def outputs(self, partition: str, node: str, asked: wire.OutputRequest) -> AsyncIterator[wire.OutputPart]:
-        """Yield the logs of tasks from their node. Raises `Away` as `log` does."""
+        """Yield the logs and result files of tasks from their node. Raises `Away` as `log` does."""
         async for part in self._read(partition, node, asked):
             if isinstance(part, wire.OutputPart):
                 yield part
+
+    def taken(self, partition: str, node: str, tasks: Tasks, user: str) -> None:
+        """Tell a node that the result files of tasks are stored. A node that is away names them again when it joins."""
+        reign = self._reigns.get(partition)
+        attached = reign.attached.get(node) if reign is not None else None
+        if attached is not None:
+            attached.put(wire.Taken(tasks, user))
 
     async def _read(
         self, partition: str, node: str, asked: wire.LogRequest | wire.OutputRequest

@@ -1,7 +1,9 @@
-"""Copies the logs of ended tasks from nodes of pools to the server, because such a node may be gone soon.
+"""Takes the output of ended tasks from their nodes: result files from every node, logs from nodes of pools.
 
-Nothing waits for it but the return of a node to its pool. Tasks are collected into blocks, a node sends one block at
-a time, and few nodes send at once, so that a flood of tasks is not slowed down.
+A node of a pool may be gone soon. Nothing waits for the copies but the return of a node to its pool, and the reader of
+results. Tasks are collected into blocks, a node sends one block at a time, and few nodes send at once, so that a flood
+of tasks is not slowed down. The result files of a task are named before its end is durable, so they come first: when
+the logs of a task are copied, its result files are stored.
 """
 
 from __future__ import annotations
@@ -9,85 +11,144 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from fairlead.core.ranges import Ranges, count, split
+from fairlead.core.ranges import Flat, Ranges, count, indices, split
 from fairlead.engines.base import Away, Ended, Log
 from fairlead.wire.agent import OutputPart, OutputRequest, Tasks
 
 AT_ONCE = 4
-"""Nodes that send logs at a time."""
+"""Nodes that send output at a time."""
 BLOCK = 500
-"""Tasks whose logs are asked for at a time."""
+"""Tasks whose output is asked for at a time."""
 MOST_WAITING = 1_000_000
-"""Tasks of a node whose logs may wait to be copied. The logs of further tasks stay on the node."""
+"""Tasks of a node whose output may wait to be copied. That of further tasks stays on the node."""
 RETURN_TIMEOUT = 60.0
-"""Seconds for which the return of a node to its pool waits for its logs."""
-AWAY_PAUSE, AWAY_TIMES = 1.0, 600
-"""Seconds after which a node that was away is asked again, and how often before its logs are given up."""
+"""Seconds without any progress for which the return of a node to its pool waits for the output on it."""
+RETURN_LIMIT = 1_800.0
+"""Seconds for which the return of a node waits at most, with progress too."""
+PAUSE, TIMES = 1.0, 600
+"""Seconds after which a node that was away is asked again, or a store that failed is tried again, and how often."""
 
 Node = tuple[str, str]
 """Partition and node."""
 
 
+class Source(NamedTuple):
+    """The user of some tasks, those of them that ran on the node that names them, and the limits of result files."""
+
+    user: str
+    """Empty if the job is not known any more."""
+    indices: Flat
+    max_files: int
+    max_bytes: int
+
+
+class Sink(Protocol):
+    """Stores the output of one block of tasks. Its methods wait for a disk or an object store.
+
+    They raise `OSError` if it cannot store now; then the whole block is sent again.
+    """
+
+    def write(self, part: OutputPart) -> tuple[int, ...]:
+        """Store a part. Returns the tasks whose result files are stored, all of them and durably."""
+
+    def finish(self) -> None:
+        """Store all of the logs."""
+
+    def close(self) -> None:
+        """Remove what was not stored."""
+
+
 class Hub(Protocol):
     def outputs(self, partition: str, node: str, asked: OutputRequest) -> AsyncIterator[OutputPart]: ...
 
+    def taken(self, partition: str, node: str, tasks: Tasks, user: str) -> None: ...
+
+
+class _Waiting(NamedTuple):
+    tasks: Tasks
+    logs: bool
+    """True if their logs are copied too, not only their result files."""
+
 
 class Collector:
-    """Collects the logs of ended tasks. All of it is for one asyncio loop."""
+    """Collects the output of ended tasks. All of it is for one asyncio loop."""
 
     def __init__(
         self,
         hub: Hub,
-        store: Callable[[str, str, Tasks, OutputPart], None],
-        user_of: Callable[[str, str, int], Awaitable[str]],
+        sink: Callable[[str, Source, Tasks, bool], Sink],
+        source: Callable[[Node, Tasks, bool], Awaitable[Source]],
         log: Log = lambda event, fields: None,
         copied: Callable[[str, str, Tasks], None] = lambda partition, node, tasks: None,
     ) -> None:
-        """`store` writes a part of the logs of a partition's user; it waits for a disk and may raise `OSError`.
+        """`sink` returns where the output of a partition's tasks goes. Its last argument is True if it has logs too.
 
-        `user_of` returns the user of a job by partition, id and number; empty if the job is not known any more.
-        `copied` is called with tasks of a partition's node when their logs are stored; it waits for a disk.
+        `source` looks tasks of a node up. Its last argument is True if it has to check that they ran on that node.
+        `copied` is called with tasks of a partition's node when their output is stored; it waits for a disk.
         """
         self._copied = copied
         self._hub = hub
-        self._store = store
-        self._user_of = user_of
+        self._sink = sink
+        self._source = source
         self._log = log
-        self._waiting: dict[Node, deque[Tasks]] = {}
+        self._waiting: dict[Node, deque[_Waiting]] = {}
         self._sizes: dict[Node, int] = {}
         self._working: dict[Node, asyncio.Task[None]] = {}
+        self._expected: dict[tuple[str, int], set[tuple[str, int, int]]] = {}
+        """Partition and number of a job → stage, attempt and index of tasks whose result files are to be stored."""
+        self._progress: dict[Node, int] = {}
+        """Parts that a node has sent."""
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     def ended(self, tasks: Iterable[Ended]) -> None:
-        """Take tasks that have ended. Those of nodes that belong to no pool are left alone."""
+        """Take tasks that have ended. The logs of nodes that belong to no pool are left alone."""
         blocks: dict[tuple[Node, tuple[str, int, str, int]], list[int]] = {}
         for task in tasks:
             if task.pool and not task.stale:
                 block = (task.job, task.number, task.stage, task.attempt)
                 blocks.setdefault(((task.partition, task.node), block), []).append(task.index)
-        for (node, block), indices in blocks.items():
-            self.add(node, Tasks(*block, Ranges.from_indices(sorted(indices)).flat()))
+        for (node, block), numbers in blocks.items():
+            self.add(node, Tasks(*block, Ranges.from_indices(sorted(numbers)).flat()))
 
-    def add(self, node: Node, tasks: Tasks) -> None:
-        """Take tasks of a node that have ended and whose logs are to be copied."""
+    def collected(self, partition: str, node: str, tasks: Tasks) -> None:
+        """Take tasks whose result files are on a node."""
+        if self.add((partition, node), tasks, logs=False):
+            expected = self._expected.setdefault((partition, tasks.number), set())
+            expected.update((tasks.stage, tasks.attempt, index) for index in indices(tasks.indices))
+
+    def expected(self, partition: str, number: int) -> int:
+        """Return the number of tasks of a job whose result files are not stored yet."""
+        return len(self._expected.get((partition, number), ()))
+
+    def add(self, node: Node, tasks: Tasks, logs: bool = True) -> bool:
+        """Take tasks of a node that have ended and whose output is to be copied. Returns False if too many wait."""
         size, more = self._sizes.get(node, 0), count(tasks.indices)
         if size + more > MOST_WAITING:
-            self._log("logs not copied", {"node": node[1], "tasks": more, "problem": "too many wait"})
-            return
+            self._log("output not copied", {"node": node[1], "tasks": more, "problem": "too many wait"})
+            return False
         self._sizes[node] = size + more
-        self._waiting.setdefault(node, deque()).append(tasks)
+        self._waiting.setdefault(node, deque()).append(_Waiting(tasks, logs))
         self._start(node)
+        return True
 
     async def settle(self, partition: str, nodes: Sequence[str], seconds: float = RETURN_TIMEOUT) -> None:
-        """Wait until the logs of these nodes are copied, for at most `seconds`: the nodes are about to be gone."""
-        working = [self._working[partition, name] for name in nodes if (partition, name) in self._working]
-        if not working:
-            return
-        await asyncio.wait(working, timeout=seconds)
-        for name in nodes:
-            self._give_up((partition, name), "the node is given back")
+        """Wait until the output of these nodes is copied: the nodes are about to be gone.
+
+        It is given up after `seconds` in which no node has sent anything, and after `RETURN_LIMIT`.
+        """
+        names = [(partition, name) for name in nodes]
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + RETURN_LIMIT
+        while working := [self._working[node] for node in names if node in self._working]:
+            before = [self._progress.get(node, 0) for node in names]
+            _, rest = await asyncio.wait(working, timeout=seconds)
+            stuck = before == [self._progress.get(node, 0) for node in names]
+            if rest and (stuck or loop.time() > limit):
+                break
+        for node in names:
+            self._give_up(node, "the node is given back")
 
     async def close(self) -> None:
         for task in self._working.values():
@@ -95,13 +156,24 @@ class Collector:
         await asyncio.gather(*self._working.values(), return_exceptions=True)
 
     def _give_up(self, node: Node, problem: str) -> None:
-        """Forget logs that still wait."""
+        """Forget output that still waits."""
         tasks = self._sizes.get(node, 0)
         if tasks:
-            self._log("logs not copied", {"node": node[1], "tasks": tasks, "problem": problem})
+            self._log("output not copied", {"node": node[1], "tasks": tasks, "problem": problem})
+            for waiting in self._waiting[node]:
+                self._forget(node, waiting.tasks)
             self._waiting[node].clear()
         if node in self._working:
             self._working[node].cancel()
+
+    def _forget(self, node: Node, tasks: Tasks) -> None:
+        """Expect no result files of these tasks any more."""
+        key = (node[0], tasks.number)
+        expected = self._expected.get(key)
+        if expected is not None:
+            expected.difference_update((tasks.stage, tasks.attempt, index) for index in indices(tasks.indices))
+            if not expected:
+                del self._expected[key]
 
     def _start(self, node: Node) -> None:
         if node not in self._working:
@@ -110,46 +182,71 @@ class Collector:
 
     async def _work(self, node: Node) -> None:
         waiting = self._waiting[node]
-        away = 0
+        failures = 0
+        told = ""
         try:
             while waiting:
                 async with self._turns:
-                    tasks = _first(waiting)
+                    block = _first(waiting)
                     try:
-                        await self._collect(node, tasks)
-                    except Away as problem:
-                        waiting.appendleft(tasks)
-                        away += 1
-                        if away == AWAY_TIMES:
+                        await self._collect(node, block)
+                    except asyncio.CancelledError:
+                        self._forget(node, block.tasks)
+                        raise
+                    except (Away, OSError) as problem:
+                        waiting.appendleft(block)
+                        failures += 1
+                        if isinstance(problem, OSError) and str(problem) != told:
+                            told = str(problem)
+                            self._log(
+                                "output not stored", {"node": node[1], "job": block.tasks.job, "problem": f"{problem}"}
+                            )
+                        if failures == TIMES:
                             return self._give_up(node, str(problem))
-                    except OSError as problem:
-                        self._log("logs not copied", {"node": node[1], "job": tasks.job, "problem": str(problem)})
-                        self._sizes[node] -= count(tasks.indices)
                     else:
-                        self._sizes[node] -= count(tasks.indices)
-                        away = 0
+                        self._sizes[node] -= count(block.tasks.indices)
+                        failures = 0
                         continue
-                await asyncio.sleep(AWAY_PAUSE)
+                await asyncio.sleep(PAUSE)
         finally:
             if not waiting:
+                self._progress.pop(node, None)
                 del self._waiting[node], self._sizes[node]
 
-    async def _collect(self, node: Node, tasks: Tasks) -> None:
+    async def _collect(self, node: Node, block: _Waiting) -> None:
         partition, name = node
-        user = await self._user_of(partition, tasks.job, tasks.number)
-        if not user:
-            return
-        async for part in self._hub.outputs(partition, name, OutputRequest(0, tasks, user)):
-            if part.outputs:
-                await asyncio.to_thread(self._store, partition, user, tasks, part)
-        await asyncio.to_thread(self._copied, partition, name, tasks)
+        tasks = block.tasks
+        source = await self._source(node, tasks, not block.logs)
+        if source.user and source.indices:
+            wanted = _of(tasks, source.indices)
+            sink = await asyncio.to_thread(self._sink, partition, source, wanted, block.logs)
+            asked = OutputRequest(0, wanted, source.user, block.logs, source.max_files, source.max_bytes)
+            try:
+                async for part in self._hub.outputs(partition, name, asked):
+                    self._progress[node] = self._progress.get(node, 0) + 1
+                    if part.outputs or part.collected:
+                        stored = await asyncio.to_thread(sink.write, part)
+                        if stored:
+                            done = _of(tasks, Ranges.from_indices(sorted(stored)).flat())
+                            self._hub.taken(partition, name, done, source.user)
+                            self._forget(node, done)
+                await asyncio.to_thread(sink.finish)
+            finally:
+                await asyncio.to_thread(sink.close)
+        if block.logs:
+            await asyncio.to_thread(self._copied, partition, name, tasks)
+        self._forget(node, tasks)
 
 
-def _first(waiting: deque[Tasks]) -> Tasks:
+def _of(tasks: Tasks, flat: Flat) -> Tasks:
+    return Tasks(tasks.job, tasks.number, tasks.stage, tasks.attempt, flat)
+
+
+def _first(waiting: deque[_Waiting]) -> _Waiting:
     """Take a block of at most `BLOCK` tasks from the queue."""
-    tasks = waiting.popleft()
+    tasks, logs = waiting.popleft()
     if count(tasks.indices) <= BLOCK:
-        return tasks
+        return _Waiting(tasks, logs)
     first, rest = split(tasks.indices, BLOCK)
-    waiting.appendleft(Tasks(tasks.job, tasks.number, tasks.stage, tasks.attempt, rest))
-    return Tasks(tasks.job, tasks.number, tasks.stage, tasks.attempt, first)
+    waiting.appendleft(_Waiting(_of(tasks, rest), logs))
+    return _Waiting(_of(tasks, first), logs)

@@ -46,7 +46,9 @@ class Orders:
                 continue  # the job was removed in the same cycle
             at = spec_numbers.get((effect.number, effect.stage))
             if at is None:
-                at = spec_numbers[effect.number, effect.stage] = specs.setdefault(self._spec(job, stage), len(specs))
+                at = spec_numbers[effect.number, effect.stage] = specs.setdefault(
+                    self._spec(partition, job, stage), len(specs)
+                )
             launch = Launch(
                 tasks_of(effect),
                 at,
@@ -61,8 +63,8 @@ class Orders:
                 launches.append(launch)
         return Work(self._epoch, tuple(specs), tuple(launches), stops_of(message), standing)
 
-    def _spec(self, job: Job, stage: Stage) -> Spec:
-        spec = stage.spec
+    def _spec(self, partition: Partition, job: Job, stage: Stage) -> Spec:
+        spec, settings = stage.spec, partition.settings
         needs = dict(spec.resources)
         values = self._secrets(job.spec.user, tuple(name for _, name in spec.secrets)) if spec.secrets else {}
         return Spec(
@@ -75,6 +77,9 @@ class Orders:
             job.spec.user,
             spec.output,
             spec.error,
+            spec.results,
+            settings.max_result_files if spec.results else 0,
+            settings.max_result_bytes if spec.results else 0,
         )
 
     def _gang(self, partition: Partition, stage: Stage, gangs: dict[int, Gang]) -> Gang:

@@ -1,106 +1,252 @@
-"""The server's copies of logs: one plain file per stream of an attempt, in small folders, limited by age and size.
+"""The server's copies of output: logs and result files of attempts, limited by age and size.
 
-The folder of a log begins with the partition and the user of its job, and a log is looked for only there. So a user
-never gets the log of another one, even if a partition was removed and another of the same name counts jobs anew.
+The key of a file begins with the partition and the user of its job, and a file is looked for only there. So a user
+never gets the output of another one, even if a partition was removed and another of the same name counts jobs anew.
+Each attempt of a task has its own files: `NUMBER.STAGE.INDEX.ATTEMPT` with `.out` and `.err` for the logs, and with
+`.results/NAME` for result files.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import mkdtemp
 from time import time
 from urllib.parse import quote
 
-from fairlead.wire.agent import LogRequest
+import msgspec
+
+from fairlead.core.ranges import Ranges, indices
+from fairlead.history.recorder import ResultRow
+from fairlead.history.stores import Store
+from fairlead.wire.agent import Collected, LogRequest, Output, OutputPart, Stream, Tasks
+from fairlead.wire.results import is_safe_name
 
 JOBS_PER_FOLDER, TASKS_PER_FOLDER = 100, 100
 LARGEST = 64 << 20
 """Bytes that are kept of one log. A node keeps 32 MiB."""
 CHECKED_AFTER = 16
 """The limits are applied whenever this part of the size, one in so many, was written."""
+PUT_AT_ONCE = 8
+NOT_THERE = "its files were not on its node any more, or the disk of the node was full"
+
+
+Record = Callable[[str, int, ResultRow, bool], None]
+"""Keeps the result files of a task, by partition and number of the job, before they are confirmed to the node. The last
+argument is False if a row that is there already stays."""
 
 
 class OutputStore:
-    """Writes and reads logs below a folder. It may be used by several threads; its methods wait for a disk."""
+    """Stores and finds output. It may be used by several threads; its methods wait for the store."""
 
-    def __init__(self, folder: Path, size: int = 2**62, age: float = 2.0**40, now: Callable[[], float] = time) -> None:
-        """`size` is the limit of all logs in bytes, `age` the time in seconds after which a log is removed."""
+    def __init__(self, store: Store, size: int = 2**62, age: float = 2.0**40, now: Callable[[], float] = time) -> None:
+        """`size` is the limit of all output in bytes, `age` the time in seconds after which a file is removed."""
         self._now = now
-        self._folder = folder
+        self._store = store
         self._size = size
         self._age = age
         self._unchecked = 0
         self._lock = threading.Lock()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.shrink()
 
-    def write(self, partition: str, pieces: Sequence[tuple[LogRequest, int, bytes]]) -> None:
-        """Write pieces of logs at their offsets. A request names the log."""
-        for asked, offset, data in pieces:
-            if offset + len(data) > LARGEST:
-                continue
-            path = self._path(partition, asked)
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                os.pwrite(fd, data, offset)
-            finally:
-                os.close(fd)
+    def receive(
+        self,
+        partition: str,
+        user: str,
+        tasks: Tasks,
+        limits: tuple[int, int],
+        record: Record,
+        only_results: bool,
+    ) -> Incoming:
+        """Return where the output of a block of tasks goes. `limits` are the most result files and bytes of a task.
+
+        With `only_results`, the node has said that it has result files of these tasks, and a task without any is noted.
+        """
+        return Incoming(self, partition, user, tasks, limits, record, only_results)
+
+    def size(self, partition: str, asked: LogRequest) -> int | None:
+        """Return the size of a log; None if it is not here."""
+        return self._store.size(log_key(partition, asked))
+
+    def read(self, partition: str, asked: LogRequest, offset: int, most: int) -> bytes:
+        return self._store.read(log_key(partition, asked), offset, most)
+
+    def result_size(self, partition: str, user: str, number: int, row: ResultRow, name: str) -> int | None:
+        """Return the size of a result file; None if it was removed."""
+        return self._store.size(result_key(partition, user, number, row, name))
+
+    def read_result(
+        self, partition: str, user: str, number: int, row: ResultRow, name: str, offset: int, most: int
+    ) -> bytes:
+        key = result_key(partition, user, number, row, name)
+        return self._store.read(key, offset, most)
+
+    def shrink(self) -> None:
+        """Remove files that are too old, then the oldest ones while all are larger than the limit."""
         with self._lock:
-            self._unchecked += sum(len(data) for _, _, data in pieces)
+            self._unchecked = 0
+            files = sorted(self._store.all())
+            total, oldest = sum(file.size for file in files), self._now() - self._age
+            removed: list[str] = []
+            for written, size, key in files:
+                if total <= self._size and written >= oldest:
+                    break
+                removed.append(key)
+                total -= size
+            self._store.remove(removed)
+
+    # -- for `Incoming` ------------------------------------------------------------------------------------------
+
+    def folder(self) -> Path:
+        """Return a new folder for files that are not complete."""
+        return Path(mkdtemp(dir=self._store.incoming))
+
+    def put(self, files: dict[str, Path], durable: bool) -> None:
+        """Store complete files by their keys."""
+        size = sum(path.stat().st_size for path in files.values())
+        with ThreadPoolExecutor(PUT_AT_ONCE) as threads:
+            for _ in threads.map(lambda item: self._store.put(item[0], item[1], durable), files.items()):
+                pass
+        with self._lock:
+            self._unchecked += size
             due = self._unchecked * CHECKED_AFTER > self._size
         if due:
             self.shrink()
 
-    def size(self, partition: str, asked: LogRequest) -> int | None:
-        """Return the size of a log; None if it is not here."""
-        try:
-            return self._path(partition, asked).stat().st_size
-        except OSError:
-            return None
 
-    def read(self, partition: str, asked: LogRequest, offset: int, most: int) -> bytes:
-        try:
-            fd = os.open(self._path(partition, asked), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return b""  # it was removed meanwhile
-        try:
-            return os.pread(fd, most, offset)
-        finally:
-            os.close(fd)
+class Incoming:
+    """Receives the output of one block of tasks: in files that are not complete, which are stored when they are."""
 
-    def shrink(self) -> None:
-        """Remove logs that are too old, then the oldest ones while all are larger than the limit."""
-        with self._lock:
-            self._unchecked = 0
-            files: list[tuple[float, int, str]] = []
-            for place, folders, names in os.walk(self._folder):
-                if not folders and not names and place != str(self._folder):
-                    with suppress(OSError):
-                        os.rmdir(place)
-                for name in names:
-                    with suppress(OSError):
-                        status = os.stat(os.path.join(place, name), follow_symlinks=False)
-                        files.append((status.st_mtime, status.st_size, os.path.join(place, name)))
-            files.sort()
-            total, oldest = sum(size for _, size, _ in files), self._now() - self._age
-            for written, size, path in files:
-                if total <= self._size and written >= oldest:
-                    break
-                with suppress(OSError):
-                    os.unlink(path)
-                total -= size
+    def __init__(
+        self,
+        store: OutputStore,
+        partition: str,
+        user: str,
+        tasks: Tasks,
+        limits: tuple[int, int],
+        record: Record,
+        only_results: bool,
+    ) -> None:
+        self._store = store
+        self._partition = partition
+        self._user = user
+        self._tasks = tasks
+        self._asked = Ranges(tasks.indices)
+        self._limits = limits
+        self._record = record
+        self._only_results = only_results
+        self._stored: set[int] = set()
+        self._folder = store.folder()
+        self._logs: dict[str, Path] = {}
+        """Key → the file that is not complete."""
+        self._files: dict[int, dict[str, Path]] = {}
+        """Task → name → the file that is not complete."""
+        self._bytes: dict[int, int] = {}
 
-    def _path(self, partition: str, asked: LogRequest) -> Path:
-        folder = f"{asked.number // JOBS_PER_FOLDER}.{asked.index // TASKS_PER_FOLDER}"
-        name = f"{asked.number}.{_plain(asked.stage)}.{asked.index}.{asked.attempt}.{asked.stream}"
-        return self._folder / _plain(partition) / _plain(asked.user) / folder / name
+    def write(self, part: OutputPart) -> tuple[int, ...]:
+        """Store a part. Returns the tasks whose result files are stored and recorded."""
+        for item in part.outputs:
+            if item.index in self._asked:
+                (self._write_result if item.stream == "file" else self._write_log)(item)
+        stored: list[int] = []
+        for collected in part.collected:
+            if collected.index in self._asked:
+                self._store_results(collected)
+                stored.append(collected.index)
+        self._stored.update(stored)
+        return tuple(stored)
+
+    def finish(self) -> None:
+        """Store all logs of the block, and note tasks whose result files were announced and did not come."""
+        self._store.put(self._logs, durable=False)
+        self._logs = {}
+        tasks = self._tasks
+        for index in indices(tasks.indices) if self._only_results else ():
+            if index not in self._stored:
+                row = ResultRow(tasks.stage, index, tasks.attempt, (), NOT_THERE)
+                self._record(self._partition, tasks.number, row, False)
+
+    def close(self) -> None:
+        """Remove what is not complete."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write_log(self, item: Output) -> None:
+        tasks = self._tasks
+        stream: Stream = "err" if item.stream == "err" else "out"
+        if item.offset + len(item.data) > LARGEST:
+            return
+        log = LogRequest(0, tasks.number, tasks.stage, item.index, tasks.attempt, stream, user=self._user)
+        file = self._logs.setdefault(log_key(self._partition, log), self._folder / f"log{len(self._logs)}")
+        _write(file, item.offset, item.data)
+
+    def _write_result(self, item: Output) -> None:
+        files = self._files.setdefault(item.index, {})
+        total = self._bytes[item.index] = self._bytes.get(item.index, 0) + len(item.data)
+        most, size = self._limits
+        too_large = total > size or item.offset + len(item.data) > size
+        if not is_safe_name(item.name) or too_large or (item.name not in files and len(files) >= most):
+            return  # the node has sent what it should not: it is named when the task is complete
+        file = files.setdefault(item.name, self._folder / f"file{item.index}.{len(files)}")
+        _write(file, item.offset, item.data)
+
+    def _store_results(self, collected: Collected) -> None:
+        tasks = self._tasks
+        received = self._files.pop(collected.index, {})
+        self._bytes.pop(collected.index, None)
+        row = ResultRow(tasks.stage, collected.index, tasks.attempt, (), "")
+        warnings = [collected.warning] if collected.warning else []
+        files: dict[str, int] = {}
+        paths: dict[str, Path] = {}
+        for name, size in collected.files:
+            path = received.pop(name, None)
+            if path is None and size == 0 and is_safe_name(name) and len(files) < self._limits[0]:
+                path = self._folder / f"file{collected.index}.empty{len(files)}"
+                _write(path, 0, b"")
+            if path is None or path.stat().st_size != size:
+                warnings.append(f"{name[:200]!r} was refused: its name or size is not allowed, or it was not complete")
+                continue
+            files[name] = size
+            paths[result_key(self._partition, self._user, tasks.number, row, name)] = path
+        self._store.put(paths, durable=True)
+        row = msgspec.structs.replace(row, files=tuple(files.items()), warning="; ".join(warnings))
+        self._record(self._partition, tasks.number, row, True)
+
+
+def log_key(partition: str, asked: LogRequest) -> str:
+    """Return the key of a log."""
+    base = _base(partition, asked.user, asked.number, asked.stage, asked.index, asked.attempt)
+    return f"{base}.{asked.stream}"
+
+
+def result_key(partition: str, user: str, number: int, row: ResultRow, name: str) -> str:
+    """Return the key of a result file. Its name has to be safe."""
+    if not is_safe_name(name):
+        raise ValueError(f"{name!r} is no name of a result file")
+    return f"{_base(partition, user, number, row.stage, row.index, row.attempt)}.results/{name}"
+
+
+def _base(partition: str, user: str, number: int, stage: str, index: int, attempt: int) -> str:
+    folder = f"{number // JOBS_PER_FOLDER}.{index // TASKS_PER_FOLDER}"
+    return f"{_plain(partition)}/{_plain(user)}/{folder}/{number}.{_plain(stage)}.{index}.{attempt}"
 
 
 def _plain(name: str) -> str:
     """Return a name as the name of a folder: it cannot lead elsewhere, whatever the name is."""
     quoted = quote(name, safe="")
     return quoted if not quoted.startswith(".") else "%2E" + quoted[1:]
+
+
+def _write(file: Path, offset: int, data: bytes) -> None:
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if offset == 0:
+            os.ftruncate(fd, 0)
+        rest = memoryview(data)
+        while rest:
+            written = os.pwrite(fd, rest, offset)
+            rest, offset = rest[written:], offset + written
+    finally:
+        os.close(fd)

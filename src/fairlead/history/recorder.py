@@ -36,6 +36,18 @@ class JobRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     labels: dict[str, str] = {}
 
 
+class ResultRow(msgspec.Struct, frozen=True):
+    """The result files of one attempt of a task, as the history keeps them."""
+
+    stage: str
+    index: int
+    attempt: int
+    files: tuple[tuple[str, int], ...]
+    """Names and sizes."""
+    warning: str
+    """What was not collected, and why; empty if all was."""
+
+
 class AttemptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An attempt of some tasks that has ended."""
 

@@ -26,6 +26,10 @@ CREATE TABLE IF NOT EXISTS used (
 CREATE TABLE IF NOT EXISTS copied (
     partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, attempt INTEGER NOT NULL,
     indices TEXT NOT NULL, node TEXT NOT NULL, PRIMARY KEY (partition, number, stage, attempt, indices)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS results (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, place INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, files TEXT NOT NULL, warning TEXT NOT NULL,
+    PRIMARY KEY (partition, number, stage, place, attempt)) WITHOUT ROWID;
 """
 ADDED = {
     "jobs": {"labels": "TEXT NOT NULL DEFAULT '{}'"},

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from fairlead.core.ranges import count
+from fairlead.core.ranges import Ranges, count, difference
 from fairlead.history.copies import mark_copied, not_copied
 from fairlead.history.filter import EVERY_JOB, JobFilter, condition
-from fairlead.history.recorder import AttemptRow, JobRow
+from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
 from fairlead.history.schema import create_tables
 from fairlead.history.usage import UsageReport, add_ended
 from fairlead.journal.base import JournalError
@@ -225,7 +225,7 @@ class History:
             if not oldest:
                 return
             with db:
-                for table in ("jobs", "attempts", "used", "copied"):
+                for table in ("jobs", "attempts", "used", "copied", "results"):
                     db.executemany(f"DELETE FROM {table} WHERE partition = ? AND number = ?", oldest)
 
     def _in_use(self, db: sqlite3.Connection) -> int:
@@ -311,6 +311,61 @@ class History:
         self.flush()
         with self._reading() as db, db:
             return not_copied(db, partition, nodes)
+
+    def ran_on(self, partition: str, node: str, tasks: Tasks) -> tuple[int, ...]:
+        """Return those of some ended tasks that ran on a node, or for which the history has no node."""
+        self.flush()
+        sql = (
+            "SELECT indices FROM attempts WHERE partition = ? AND number = ? AND stage = ? AND attempt = ? "
+            "AND node IN (?, '')"
+        )
+        found = Ranges(tasks.indices)
+        ran = Ranges()
+        for (text,) in self._ask(sql, partition, tasks.number, tasks.stage, tasks.attempt, node):
+            shared = found.overlap(msgspec.json.decode(text, type=tuple[int, ...]))
+            ran.add(shared)
+            found = Ranges(difference(found.flat(), shared))
+        return ran.flat()
+
+    def put_results(self, partition: str, number: int, row: ResultRow, replace: bool = True) -> bool:
+        """Keep which result files an attempt of a task has. They are safe from a power failure after this call.
+
+        Returns False if there was a row already and `replace` is not set.
+        """
+        try:
+            with closing(self._open()) as db:
+                db.execute("PRAGMA synchronous = FULL")
+                with db:
+                    values = (partition, number, row.stage, row.index, row.attempt, _text(row.files), row.warning)
+                    way = "REPLACE" if replace else "INSERT OR IGNORE"
+                    return db.execute(f"{way} INTO results VALUES (?, ?, ?, ?, ?, ?, ?)", values).rowcount > 0
+        except (sqlite3.Error, JournalError) as problem:
+            raise OSError(f"the history cannot be written: {problem}") from problem
+
+    def results(
+        self,
+        partition: str,
+        number: int,
+        stage: str = "",
+        index: int | None = None,
+        attempt: int | None = None,
+        skip: int = 0,
+        limit: int = -1,
+    ) -> list[ResultRow]:
+        """Return the result files of a job's tasks, of their last attempt that has any unless one is named."""
+        where = "partition = :partition AND number = :number"
+        where += " AND stage = :stage" if stage else ""
+        where += "" if index is None else " AND place = :place"
+        where += "" if attempt is None else " AND attempt = :attempt"
+        values = {"partition": partition, "number": number, "stage": stage, "place": index, "attempt": attempt}
+        # SQLite takes the other columns from the row with the maximum.
+        sql = f"SELECT stage, place, max(attempt), files, warning FROM results WHERE {where} GROUP BY stage, place"
+        with self._reading() as db:
+            rows = db.execute(f"{sql} ORDER BY stage, place LIMIT {limit:d} OFFSET {skip:d}", values).fetchall()
+        return [
+            ResultRow(stage, place, last, msgspec.json.decode(files, type=tuple[tuple[str, int], ...]), warning)
+            for stage, place, last, files, warning in rows
+        ]
 
     def _ask(self, sql: str, *values: Any) -> list[Any]:
         with self._reading() as db:

@@ -62,6 +62,10 @@ class Spec(Message, frozen=True):
     output: str = ""
     """Patterns of files for standard output and error, relative to the directory; empty for logs of the agent."""
     error: str = ""
+    results: tuple[str, ...] = ()
+    """Patterns of the files that are collected when a task ends, and how many files and bytes of a task may be."""
+    max_result_files: int = 0
+    max_result_bytes: int = 0
 
 
 class Place(Message, frozen=True):
@@ -118,6 +122,8 @@ class Report(Message, frozen=True):
     """CPU time."""
     memory: tuple[Figure, ...] = ()
     """Peak memory in bytes."""
+    results: bool = False
+    """True if result files of these tasks were collected, or if it was tried: the server has to take them."""
 
 
 # -- from the agent ----------------------------------------------------------------------------------------------
@@ -188,20 +194,37 @@ class Proof(Message, frozen=True, tag=6):
 
 
 class Output(Message, frozen=True):
-    """A piece of a log of one task."""
+    """A piece of a log of one task, or of the result file `name`."""
 
     index: Figure
-    stream: Stream
+    stream: Stream | Literal["file"]
     offset: Figure
     data: bytes
+    name: str = ""
+
+
+class Collected(Message, frozen=True):
+    """The result files of one task, with their sizes. All of their pieces were sent before."""
+
+    index: Figure
+    files: tuple[tuple[str, Figure], ...]
+    warning: str = ""
+    """What was not collected, and why."""
 
 
 class OutputPart(Message, frozen=True, tag=8):
-    """Pieces of the logs of an `OutputRequest`. The last part has `last` set. A log without output has no piece."""
+    """Pieces of the output of an `OutputRequest`. The last part has `last` set. A log without output has no piece."""
 
     request: int
     outputs: tuple[Output, ...]
     last: bool = False
+    collected: tuple[Collected, ...] = ()
+
+
+class Staged(Message, frozen=True, tag=9):
+    """Tasks whose result files are on the node; sent after the agent has joined."""
+
+    tasks: tuple[Tasks, ...]
 
 
 class NewKey(Message, frozen=True, tag=7):
@@ -211,7 +234,7 @@ class NewKey(Message, frozen=True, tag=7):
     signature: bytes
 
 
-FromAgent = Hello | Reports | Beat | LogPart | Knock | Proof | NewKey | OutputPart
+FromAgent = Hello | Reports | Beat | LogPart | Knock | Proof | NewKey | OutputPart | Staged
 
 # -- from the server ---------------------------------------------------------------------------------------------
 
@@ -307,12 +330,25 @@ class Renewed(Message, frozen=True, tag=11):
 
 
 class OutputRequest(Message, frozen=True, tag=12):
-    """A request for all logs of tasks that have ended. It is cancelled and continued like that for one log."""
+    """A request for the result files of tasks that have ended, and for their logs.
+
+    It is cancelled and continued like that for one log.
+    """
 
     request: int
     tasks: Tasks
     user: str
     """The user that submitted the job."""
+    logs: bool = True
+    max_result_files: int = 0
+    max_result_bytes: int = 0
+
+
+class Taken(Message, frozen=True, tag=13):
+    """The result files of these tasks are stored, and the node can remove them."""
+
+    tasks: Tasks
+    user: str
 
 
 FromServer = (
@@ -328,6 +364,7 @@ FromServer = (
     | Renew
     | Renewed
     | OutputRequest
+    | Taken
 )
 
 

@@ -64,6 +64,11 @@ class StageDocument(Request, kw_only=True):
     """File for standard output, and for standard error without `error`. %j is the job, %s the stage, %a the index,
     %r the attempt. Existing files are continued."""
     error: str | UnsetType = UNSET
+    results: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1_000)]], Meta(max_length=100)] | UnsetType = (
+        UNSET
+    )
+    """Files to collect when a task ends by itself: patterns relative to the working directory, with `*`, `?`, `[abc]`,
+    `**` for any folders, and the codes of `output`."""
 
 
 class JobDocument(Request, kw_only=True):
@@ -708,6 +713,35 @@ class StageUse(Answer, frozen=True, kw_only=True):
     attempts: int
     cpu_seconds: float
     most_memory: int
+
+
+class ResultFile(Answer, frozen=True, kw_only=True):
+    """A result file of a task."""
+
+    name: str
+    """Its path below the working directory of the task."""
+    size: int
+    """In bytes."""
+
+
+class TaskResults(Answer, frozen=True, kw_only=True):
+    """The result files of one attempt of a task."""
+
+    stage: str
+    index: int
+    attempt: int
+    files: list[ResultFile]
+    warning: str
+    """What was not collected, and why; empty if all was."""
+
+
+class Results(Answer, frozen=True, kw_only=True):
+    """The result files of a job, by task."""
+
+    tasks: list[TaskResults]
+    waiting: int
+    """Tasks that have ended and whose result files are on their way from the nodes."""
+    next: str
 
 
 class Attempts(Answer, frozen=True, kw_only=True):

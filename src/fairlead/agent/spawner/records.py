@@ -11,15 +11,16 @@ if TYPE_CHECKING:
     """Job number, stage, attempt, index."""
     Meta = tuple[str, int, str, int]
     """Job id, job number, stage, attempt."""
-    Result = tuple[str, int, str, int, int, int]
-    """Kind of end, exit code or signal, reason, microseconds of run time and of CPU time, peak memory in bytes.
+    Result = tuple[str, int, str, int, int, int] | tuple[str, int, str, int, int, int, bool]
+    """Kind of end, exit code or signal, reason, microseconds of run time and of CPU time, peak memory in bytes; True if
+    result files were collected, or if it was tried.
 
     Kinds: `exit`, `signal`, `stopped` (on request), `failed` (the task cannot be started), `refused` (the machine
     could not start it), `lost`, `returned` (it was never started).
     """
-    Spec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str]
-    """Arguments, environment, working directory (empty: the user's home), milli-CPUs, bytes of memory, and patterns
-    of files for standard output and error (empty: logs).
+    Spec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str, tuple[tuple[str, ...], int, int] | None]
+    """Arguments, environment, working directory (empty: the user's home), milli-CPUs, bytes of memory, patterns of
+    files for standard output and error (empty: logs), and patterns of result files with the most files and bytes.
 
     0 milli-CPUs or 0 bytes mean no limit.
     """

@@ -42,7 +42,8 @@ class Starter:
         self._limits = limits
         self._mark = mark
         self._logs = logs
-        self._home = home
+        self.home = home
+        """Working directory of tasks that have none."""
         self._person = person
         self._directory = ""
         self._paths: dict[tuple[str, str], str] = {}
@@ -53,9 +54,9 @@ class Starter:
     def start(self, task: Task) -> Result | None:
         """Start a task. Returns its result if it cannot be started, else None."""
         assert task.spec is not None
-        command, environment, directory, cpu, memory, output, error = task.spec
+        command, environment, directory, cpu, memory, output, error, _ = task.spec
         environment = self._person | environment
-        directory = directory or self._home
+        directory = directory or self.home
         if task.own:
             environment.update(task.own)
         name = task.name
@@ -176,7 +177,7 @@ def _open_files(task: Task, output: str, error: str) -> tuple[int | None, int | 
     try:
         for at, pattern in enumerate((output, error)):
             if pattern:
-                files[at] = _open_file(_name_of(pattern, task))
+                files[at] = _open_file(name_of(pattern, task))
     except OSError:
         _close((files[0], files[1]))
         raise
@@ -193,7 +194,7 @@ def _open_file(name: str) -> int:
     return fd
 
 
-def _name_of(pattern: str, task: Task) -> str:
+def name_of(pattern: str, task: Task) -> str:
     """Return the name of a file: %j stands for the id of the job, %s for the stage, %a for index, %r for attempt."""
     job, _, stage, attempt = task.meta
     values = {"j": job, "s": stage, "a": str(task.index), "r": str(attempt), "%": "%"}

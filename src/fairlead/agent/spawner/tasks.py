@@ -11,6 +11,7 @@ from collections import deque
 from heapq import heappop, heappush
 from time import monotonic
 
+from fairlead.agent.spawner import collecting
 from fairlead.agent.spawner.limits import LIMITED_AFTER
 from fairlead.agent.spawner.processes import signal_all, with_children
 from fairlead.agent.spawner.records import ENDED, LEAVING, NEVER, RUNNING, WAITING, Task
@@ -61,6 +62,8 @@ class Tasks:
         """Tasks to start now. They already count as running in their chains."""
         self._leaving: dict[Key, Task] = {}
         """Tasks that were asked to stop, or that ended and have processes left."""
+        self._collecting: dict[int, Task] = {}
+        """Process that collects result files → its task, which has ended."""
         self._unlimited: deque[Task] = deque()
         """Running tasks that have no cgroup yet, oldest first."""
         self._pids: list[tuple[Key, int]] = []
@@ -149,7 +152,11 @@ class Tasks:
         self.reap()  # a task that has already ended by itself is not reported as stopped
         now = monotonic()
         asked_pids: list[int] = []
+        collectors = {task.key: pid for pid, task in self._collecting.items()}
         for key, grace in keys:
+            if key in collectors:
+                signal_all([collectors[key]], signal.SIGKILL)
+                continue
             task = self.by_key.get(key)
             if task is None:
                 continue
@@ -245,7 +252,10 @@ class Tasks:
             self._orphans = True
             _, status, usage = os.wait4(pid, 0)
             if task is None:
-                continue  # an orphan of a task
+                collected = self._collecting.pop(pid, None)
+                if collected is not None:
+                    self._end_collected(collected, "" if not status else "collecting its files was interrupted")
+                continue  # else it is an orphan of a task
             ran = monotonic() - task.began
             code = os.waitstatus_to_exitcode(status)
             how = "exit" if code >= 0 else "signal"
@@ -281,12 +291,39 @@ class Tasks:
             result = ("stopped", code, *result[2:])
         elif task.cause == "lease":
             result = ("lost", 0, "its lease was over", *result[3:])
-        elif task.cause:
-            result = (*result[:2], task.cause, *result[3:])
+        else:
+            result = (*result[:2], task.cause or result[2], *result[3:])
+            if task.spec is not None and task.spec[7]:
+                return self._collect(task, result)
+        self._free(task, result)
+
+    def _free(self, task: Task, result: Result) -> None:
         if task.room is not None:
             self._limits.give(task.room)
         self._leave(task)
         self._settle(task, result)
+
+    def _collect(self, task: Task, result: Result) -> None:
+        """Have the result files of a task collected before its end is reported. Its room stays taken meanwhile."""
+        self._leaving.pop(task.key, None)
+        task.state, task.result = LEAVING, (*result[:6], True)
+        pid = collecting.start(task, self._prefix(task), self._starter.home)
+        if pid:
+            self._collecting[pid] = task
+        else:
+            self._end_collected(task, "its files could not be collected: no process could be started")
+
+    def _end_collected(self, task: Task, problem: str) -> None:
+        assert task.result is not None
+        if problem:
+            try:
+                collecting.write_list(self._prefix(task), task.meta[0], [], [problem])
+            except OSError:
+                return self._free(task, task.result)  # the disk is full; the server notes that nothing was collected
+        self._free(task, task.result)
+
+    def _prefix(self, task: Task) -> str:
+        return f"{self._logs}/{task.folder}/{task.name}"
 
     def _settle(self, task: Task, result: Result) -> None:
         task.state = ENDED
@@ -365,7 +402,8 @@ class Tasks:
     def _marks(self) -> dict[int, str]:
         """Return first process → mark of the tasks that have or may have processes."""
         tasks = [*self._by_pid.values(), *self._leaving.values()]
-        return {task.pid: self._starter.mark_of(task) for task in tasks}
+        marks = {task.pid: self._starter.mark_of(task) for task in tasks}
+        return marks | {pid: f"{self._starter.mark_of(task)}:collect" for pid, task in self._collecting.items()}
 
 
 def _signal_group(number: int, signal_number: int) -> None:

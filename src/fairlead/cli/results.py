@@ -1,0 +1,74 @@
+"""`fairlead results`: list the result files of a job, or fetch them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fairlead.cli.options import AsJson, JobName, Partition, open_client
+from fairlead.cli.output import calls_server, fail, print_json, print_table, print_text
+
+if TYPE_CHECKING:
+    from fairlead.wire import api as wire
+
+
+@calls_server
+def results(
+    job: JobName,
+    index: Annotated[
+        list[int] | None, typer.Option("--index", "-i", help="Only this task; may be repeated.", min=0)
+    ] = None,
+    stage: Annotated[str, typer.Option(help="Only tasks of this stage.")] = "",
+    attempt: Annotated[
+        int | None, typer.Option(help="Number of the attempt. By default the last with files.", metavar="N", min=1)
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the files here, as STAGE.INDEX/NAME.", metavar="DIRECTORY"),
+    ] = None,
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the files that a job's tasks had for --result when they ended, or write them to a directory.
+
+    Files that are on their way from nodes are waited for. Exit code 1 if they do not arrive within a minute.
+    """
+    tasks: list[wire.TaskResults] = []
+    paths: list[Path] = []
+    with open_client(partition) as client:
+        try:
+            chosen: list[int | None] = [*index] if index else [None]
+            for number in chosen:
+                tasks += client.results(job, stage, number, attempt)
+                if directory is not None:
+                    paths += client.fetch(job, directory, stage, number, attempt)
+        except TimeoutError as problem:
+            fail(f"{problem}; ask again later", as_json and {"ok": False, "problem": str(problem)})
+        except OSError as problem:
+            fail(
+                f"{problem.filename or directory}: {problem.strerror}",
+                as_json and {"ok": False, "problem": str(problem)},
+            )
+    if as_json:
+        document: dict[str, Any] = {"tasks": tasks}
+        print_json(document if directory is None else {**document, "written": [str(path) for path in paths]})
+    elif directory is not None:
+        for path in paths:
+            print_text(str(path))
+    elif any(task.files for task in tasks):
+        print_table(
+            ("TASK", "ATTEMPT", "SIZE", "FILE"),
+            [
+                (f"{task.stage}.{task.index}", str(task.attempt), str(file.size), file.name)
+                for task in tasks
+                for file in task.files
+            ],
+        )
+    if not as_json:
+        if not any(task.files for task in tasks):
+            print_text("no result files; `fairlead submit --result PATTERN` names files to collect", err=True)
+        for task in tasks:
+            if task.warning:
+                print_text(f"fairlead: warning: task {task.stage}.{task.index}: {task.warning}", err=True)
