@@ -106,7 +106,7 @@ def newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def turns_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queues take turns by their names, whatever they use."""
 
-    def key(use: int, share: int, entitled: int, name: str) -> Any:
+    def key(use: int, share: int, entitled: int, name: str, counted: int | None = None) -> Any:
         return (0, 0, name)
 
     monkeypatch.setattr(share_tree, "turn_key", key)

@@ -56,6 +56,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     max_queued_jobs: int = 100_000
     max_queued_bytes: int = 512 * 2**20
     checks: tuple[str, ...] = ()
+    share_memory: Micros = 0
 
 
 class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):

@@ -120,7 +120,14 @@ def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
 
 def _starts_change_reasons(partition: Partition) -> bool:
     """True if starts can change the reasons of other asks: which is the first without capacity, and which have none."""
-    return len(partition.lanes) > 1 or any(lane.queue.order.by_running for lane in partition.lanes.values())
+    return len(partition.lanes) > 1 or any(
+        lane.queue.order.by_running or lane.queue.order.by_user for lane in partition.lanes.values()
+    )
+
+
+def memory_time(partition: Partition) -> Micros:
+    """Return the time, if the order of users changes with it; else 0."""
+    return partition.now if partition.settings.share_memory else 0
 
 
 def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
@@ -139,6 +146,8 @@ def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
         ):
             asleep_at = None
         if lane.memory.claims_at is not None and lane.memory.claims_at <= partition.now:
+            asleep_at = None
+        if asleep_at is not None and lane.queue.order.by_user and lane.has_new_order(memory_time(partition)):
             asleep_at = None
         if (
             asleep_at is not None
@@ -285,13 +294,15 @@ class Round:
             if together > self.left and self.left < self.partition.settings.max_placed:
                 self.left = 0  # a gang that is too large for what is left of this cycle opens the next one
                 return 0
-            most = together if together > 1 else self._most(branch, cursor, ask)
+            most = together if together > 1 else self._most(branch, cursor, lane, ask)
         own = bool(cursor.full) and lane in cursor.full
         if self._backfill is not None:
             placed, reason = self._backfill.start(self._starter, lane, ask, together, most)
         else:
             placed, reason = self._starter.start(lane, ask, together, most, own)
         self.left -= placed
+        if placed and cursor.counts:
+            cursor.count(lane, ask, *_use_of(ask, placed))
         if lane.memory.moved:
             self._starter.flush()  # the lane is walked from the beginning, where starts not yet booked still stand
         if reason is None:
@@ -355,24 +366,24 @@ class Round:
         """Build the tree of the leaves that have open lanes, with their booked use. All starts are booked by now."""
         left = [path for path, lanes in self._awake.items() if lanes]
         left += [path for path, cursor in self._cursors.items() if cursor.open]
-        return Tree([self.partition.queues[path] for path in sorted(left)], self.partition.entitlements(), self._owed)
+        return Tree([self.partition.queues[path] for path in sorted(left)], self.partition.uses(), self._owed)
 
-    def _most(self, branch: ShareNode, cursor: QueueCursor, ask: Ask) -> int:
+    def _most(self, branch: ShareNode, cursor: QueueCursor, lane: Lane, ask: Ask) -> int:
         """Return the number of single tasks that an ask may start in one turn."""
-        most = self._most_in_turn(branch, cursor, ask)
+        most = self._most_in_turn(branch, cursor, lane, ask)
         # Replacements beyond those that a gang needs to reach `min` have a later turn.
         below_min = ask.kind == REPLACE and cursor.leaf.order.by_min
         return min(most, ask.stage.missing() or most) if below_min else most
 
-    def _most_in_turn(self, branch: ShareNode, cursor: QueueCursor, ask: Ask) -> int:
-        # An ask that is alone in its leaf may start many tasks at once. Asks of sleeping lanes count too: after a
-        # restart no lane sleeps, and the decision must be the same.
-        if cursor.moves and cursor.leaf.asks > 1:
+    def _most_in_turn(self, branch: ShareNode, cursor: QueueCursor, lane: Lane, ask: Ask) -> int:
+        if cursor.counts and self._backfill is not None and cursor.leaf.asks > 1:
             return 1
-        if not branch.rivals:
-            return self.left
-        assert self._tree is not None
-        return self._tree.run(branch, ask.stage.shape.resources, min(self.left, ask.count))
+        most = self.left
+        if branch.rivals:
+            assert self._tree is not None
+            tasks = self.left if cursor.counts else min(self.left, ask.count)
+            most = self._tree.run(branch, ask.stage.shape.resources, tasks)
+        return cursor.most(lane, ask, most, self._starter.fitting) if cursor.counts else most
 
 
 def _use_of(ask: Ask, placed: int) -> tuple[Vector, int, int]:
