@@ -57,10 +57,12 @@ def text_of(shapes: Shape | tuple[Shape, ...]) -> str:
 class Run:
     """Asks that share all of their key but its last part, in the order of this part and of their numbers."""
 
-    __slots__ = ("items", "last", "prefix", "start")
+    __slots__ = ("items", "last", "prefix", "running", "start")
 
-    def __init__(self, prefix: Key) -> None:
+    def __init__(self, prefix: Key, running: int) -> None:
         self.prefix = prefix
+        self.running = running
+        """The live tasks that the jobs of all entries had; -1 if they differ."""
         self.items: list[Ask] = []
         self.start = 0
         """Asks before this position have left or moved."""
@@ -90,8 +92,7 @@ class Lane:
     def add(self, ask: Ask) -> None:
         asleep_at = self.memory.asleep_at
         self.touch(ask)
-        order = self.queue.order
-        if asleep_at is not None and not (order.by_running or order.by_user):
+        if asleep_at is not None and not self.queue.order.moves:
             self.memory.asleep_at = asleep_at
             self.memory.new_while_asleep.append(ask)
         self.size += 1
@@ -117,6 +118,8 @@ class Lane:
             self._clear_out()
         rank = self.rank(ask)
         run, within = self._run(ask, rank[:-3]), rank[-3:]
+        if run.running != ask.stage.job.live:
+            run.running = -1
         items = run.items
         if not items or run.last < within:
             items.append(ask)
@@ -175,7 +178,8 @@ class Lane:
         for run in self._lines.get(user, ()):
             for ask in islice(run.items, run.start, None):
                 if ask.stage.asks[ask.kind] is ask and (
-                    (ask.kind != REPLACE and not moves) or self._is_current(run, ask)
+                    (ask.kind != REPLACE and (not moves or ask.stage.job.live == run.running))
+                    or self._is_current(run, ask)
                 ):
                     yield ask
 
@@ -274,14 +278,14 @@ class Lane:
             return runs[-1]
         at = bisect_left(runs, prefix, key=lambda run: run.prefix)
         if at == len(runs) or runs[at].prefix != prefix:
-            runs.insert(at, Run(prefix))
+            runs.insert(at, Run(prefix, ask.stage.job.live))
         return runs[at]
 
     def _is_current(self, run: Run, ask: Ask) -> bool:
         """True if the ask of an entry still belongs to its stage and has this place now."""
         if not _stands(ask):
             return False
-        if ask.kind != REPLACE and not self.queue.order.by_running:
+        if ask.kind != REPLACE and (ask.stage.job.live == run.running or not self.queue.order.by_running):
             return True
         return self.rank(ask)[:-3] == run.prefix
 

@@ -281,7 +281,9 @@ class Partition:
         for queue in self.queues.values():
             queue.users, queue.groups, queue.accounts_by_user, queue.shared = {}, {}, {}, ()
             queue.account.used, queue.account.tasks, queue.account.running = {}, 0, 0
-        for job in sorted(self.jobs.values(), key=lambda job: job.number):  # also ended ones: a rollback may revive them
+        for job in sorted(
+            self.jobs.values(), key=lambda job: job.number
+        ):  # also ended ones: a rollback may revive them
             job.accounts = self.accounts_for(job.queue, job.spec.user, job.spec.groups)
             if job.allocations:
                 for account in job.accounts:

@@ -78,7 +78,7 @@ class Starter:
         return placed, None
 
     def fitting(self, asks: list[Ask], most: int) -> int:
-        """Return how many single tasks, at most `most`, may start and fit, whichever of these asks of a lane they are of."""
+        """Return how many single tasks, at most `most`, may start and fit, whichever asks of a lane they belong to."""
         partition, shape = self.plan.partition, asks[0].stage.shape
         if partition.nodes.held or shape.key.near or shape.key.apart:
             return 1  # what fits depends on the ask

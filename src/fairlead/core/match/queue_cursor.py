@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
 from fairlead.core.admission import is_bounded
-from fairlead.core.asks import gang_size
+from fairlead.core.asks import gang_size, use_of
 from fairlead.core.lanes import Lane, Place, lane_key
 from fairlead.core.match.backfill import NO_ROOM, TRY, Backfill
 from fairlead.core.match.user_turns import Ladder, Level, UserTurn, count_out, count_out_asks
 from fairlead.core.model import Account, Ask, Queue
-from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
 
 
@@ -31,8 +30,19 @@ class Line:
 class QueueCursor:
     """The next ask of each open lane of a leaf, the one that has the turn first."""
 
-    def __init__(self, partition: Partition, leaf: Queue, lanes: list[Lane], joined: bool = False) -> None:
-        """With `joined`, look only at asks that joined the lanes since they were closed."""
+    def __init__(
+        self,
+        partition: Partition,
+        leaf: Queue,
+        lanes: list[Lane],
+        joined: bool = False,
+        asleep: Sequence[Lane] = (),
+    ) -> None:
+        """With `joined`, look only at asks that joined the lanes since they were closed.
+
+        `asleep` are the other lanes of the leaf, if the places of asks depend on starts. They are not tried, but have
+        their turns: after a restart no lane sleeps, and the tasks of a turn must be the same.
+        """
         self.partition = partition
         self.leaf = leaf
         self.open: list[tuple[Place, str, Lane, Ask]] = []
@@ -44,6 +54,8 @@ class QueueCursor:
         """The use of each user; None if no two users take turns."""
         self.moves = False
         """True if starts move asks to other places in the leaf's order."""
+        self._stirred = False
+        """True if asks of one user have changed places: jobs run more tasks."""
         self._allotted: dict[int, int] = {}
         """Ask → the tasks that it starts in its next turn, as counted out with those of other asks."""
         self._passed: dict[int, None] = {}
@@ -62,7 +74,7 @@ class QueueCursor:
         """The blocked lanes in which an ask found no capacity: asks behind it may use only nodes of their own."""
         if partition.nodes.held and not joined:
             self._find_owners(lanes)
-        users: dict[Lane, list[Account | None]] = {lane: lane.users() for lane in lanes}
+        users: dict[Lane, list[Account | None]] = {lane: lane.users() for lane in (*lanes, *asleep)}
         if leaf.order.by_user and len({user for of_lane in users.values() for user in of_lane}) > 1:
             self._turns = {}
             self.moves = True
@@ -83,6 +95,11 @@ class QueueCursor:
             if joined and lane.memory.limited is not None:
                 self._limited[lane] = lane.memory.limited
 
+        heads = [(lane, lane.head()) for lane in asleep]
+        self._asleep = [(self._place(lane, head), lane.text, lane, head) for lane, head in heads if head is not None]
+        """A heap of the heads of sleeping lanes that did not have their turn."""
+        heapify(self._asleep)
+
     def current(self) -> tuple[Lane, Ask]:
         """Return the ask that has the turn, until its lane goes on or is closed."""
         _, _, lane, ask = self.open[0]
@@ -92,6 +109,10 @@ class QueueCursor:
         heap = self.open
         while True:
             key, text, lane, ask = heap[0]
+            if self._turns is not None and not self._stirred and not lane.memory.moved:
+                turn = self._turns.get(ask.stage.job.accounts[-1])
+                if turn is not None and turn.use == key[2]:
+                    return lane, ask
             place, following = self._place(lane, ask), ask
             if lane not in self.blocked and (place != key or lane.memory.moved):
                 # Its user uses more than before, its job runs more tasks, or its stage has reached `min`.
@@ -141,18 +162,17 @@ class QueueCursor:
 
     # -- starts ----------------------------------------------------------------------------------------------------
 
-    def count(self, lane: Lane, ask: Ask, resources: Vector, times: int, tasks: int) -> None:
-        """Count tasks of the current ask as started, which use `resources` `times` times."""
+    def count(self, lane: Lane, ask: Ask, placed: int) -> None:
+        """Count tasks of the current ask as started."""
+        stage = ask.stage
         if self._turns is not None:
-            self._turn(ask.stage.job.accounts[-1]).add(resources, times, tasks)
-        if self._by_running:
-            stage = ask.stage
-            if ask.stage.asks[ask.kind] is ask and stage.count == 1:
-                self._passed[id(ask)] = None  # it is booked later
-            if stage.count > 1 or len(stage.job.stages) > 1:
-                self.moves = True  # asks of its job have other places now
-                if lane not in self.blocked:
-                    self._lines[lane][0][2].void = True
+            self._turn(stage.job.accounts[-1]).add(*use_of(ask, placed))
+        if stage.count == 1:
+            self._passed[id(ask)] = None  # it may be booked later
+        if self._by_running and (stage.count > 1 or len(stage.job.stages) > 1):
+            self.moves = self._stirred = True  # asks of its job have other places now
+            if lane not in self.blocked:
+                self._lines[lane][0][2].void = True
 
     def most(self, lane: Lane, ask: Ask, most: int, fitting: Callable[[list[Ask], int], int]) -> int:
         """Return how many single tasks the current ask may start in its turn, at most `most`.
@@ -168,8 +188,7 @@ class QueueCursor:
         self._allotted = {}
         if lane in self.blocked:
             return 1
-        # Turns of other lanes come between; their asks may have other shapes.
-        rival = min([entry[0] for entry in self.open[1:3]], default=None)
+        rival = self._rival(self._place(lane, ask))
         lines = self._plain_lines(lane, ask, most)
         self._allot(lane, lines, most, rival)
         if len(self._allotted) > 1:
@@ -179,6 +198,22 @@ class QueueCursor:
             if able < turns:
                 self._allot(lane, lines, able, rival)
         return max(1, self._allotted.pop(id(ask), 1))
+
+    def _rival(self, place: Place) -> Place | None:
+        """Return the first place of an ask in another lane, which may have another shape; None if there is none."""
+        places = [entry[0] for entry in self.open[1:3]]
+        heap = self._asleep
+        while heap:
+            key, text, lane, head = heap[0]
+            now = self._place(lane, head)
+            if now < place:
+                heappop(heap)
+            elif now != key:
+                heapreplace(heap, (now, text, lane, head))
+            else:
+                places.append(key)
+                break
+        return min(places, default=None)
 
     def _plain_lines(self, lane: Lane, ask: Ask, most: int) -> dict[Account | None, tuple[list[Ask], bool]]:
         """Return by user what `_plain` returns."""

@@ -55,6 +55,11 @@ class Order(msgspec.Struct, frozen=True):
     by_user: bool = False
     """True if the users of the queue take turns by use, the least first; then the key orders the asks of one user."""
 
+    @property
+    def moves(self) -> bool:
+        """True if starts move asks to other places."""
+        return self.by_running or self.by_user
+
 
 ORDERS: Registry[Order] = Registry(
     "order",

@@ -1,8 +1,8 @@
 """Past use with a half-life, in whole numbers: the weights of `share_memory`.
 
-A moment counts twice as much as one a half-life before it. At `elapsed` after a landmark, k half-lives and a rest r, the
-weight is 2^k × (1 + r ÷ half-life): it doubles exactly with every half-life and grows evenly between. Only ratios of
-weights matter, so the landmark can be moved by whole half-lives at any time. docs/shares.md has a worked example.
+A moment counts twice as much as one a half-life before it. At `elapsed` after a landmark, k half-lives and a rest r,
+the weight is 2^k × (1 + r ÷ half-life): it doubles exactly with every half-life and grows evenly between. Only ratios
+of weights matter, so the landmark can be moved by whole half-lives at any time. docs/shares.md has a worked example.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def total_weight(elapsed: int, half_life: int) -> int:
 def past_use(used: Mapping[str, int], booked: Mapping[str, int], weight: int) -> Vector:
     """Return the weighted past use of an account, by resource, without those that are 0.
 
-    `booked` has each use that began times the total weight at that time, less each that ended, likewise. A use of u from
-    `a` to `b` adds u × (b - a) in total weights; one that goes on, u × (weight - a).
+    `booked` has each use that began times the total weight at that time, less each that ended, likewise. So a use that
+    began at weight a counts its amount × (weight - a), and one that ended at weight b, its amount × (b - a).
     """
     past = {name: weight * used.get(name, 0) - booked.get(name, 0) for name in {**used, **booked}}
     return {name: amount for name, amount in past.items() if amount}

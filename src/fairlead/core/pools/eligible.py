@@ -33,8 +33,7 @@ class Leaf:
     """The asks of a leaf in the order of turns. If starts move asks, each turn is one task or one gang."""
 
     def __init__(self, lanes: list[Lane], uses: Uses) -> None:
-        order = lanes[0].queue.order
-        self.moves = order.by_running or order.by_user
+        self.moves = lanes[0].queue.order.moves
         """True if starts move asks to other places."""
         self._key = lanes[0].key
         self._user = lanes[0].user
@@ -75,7 +74,7 @@ class Leaf:
             heappop(self._heap)
 
     def _place(self, ask: Ask) -> Place:
-        """Return the place of an ask, with the tasks of its job and user that have had their turn counted as running."""
+        """Return the place of an ask, with the tasks of its job and user that have had their turn."""
         user = self._user(ask)
         return self._key(ask, self._more.get(ask.stage.job.id, 0), None if user is None else self._turn(user).use)
 
