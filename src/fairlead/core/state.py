@@ -307,11 +307,16 @@ class Partition:
         half_life = self.settings.share_memory
         return total_weight(self.now - self.landmark, half_life) if half_life else 0
 
+    @staticmethod
+    def use_with_tasks(account: Account) -> Vector:
+        """Return the present use of an account; `TASKS` names the tasks."""
+        return {**account.used, TASKS: account.tasks} if account.tasks else account.used
+
     def past_of(self, account: Account) -> Vector:
         """Return the past use of an account, in parts of `weight`; `TASKS` names the tasks."""
         if account.booked is None:
             return {}
-        return past_use(_with_tasks(account), account.booked, self.weight())
+        return past_use(self.use_with_tasks(account), account.booked, self.weight())
 
     def uses(self, rights: Entitlements | None = None) -> Uses:
         """Return what measures use for turns now, by the present entitlements unless others are given."""
@@ -343,15 +348,15 @@ class Partition:
                 self.account_of(queue, user)
         weight = self.weight()
         for path, user, account in self.remembered():
-            account.booked = booked_use(_with_tasks(account), pasts.get((path, user), {}), weight)
+            account.booked = booked_use(self.use_with_tasks(account), pasts.get((path, user), {}), weight)
 
     def set_memory(self, on: bool) -> None:
         """Let accounts have a past, or none. New pasts are empty."""
         for queue in self.queues.values():
-            queue.account.booked = booked_use(_with_tasks(queue.account), {}, self.weight()) if on else None
+            queue.account.booked = booked_use(self.use_with_tasks(queue.account), {}, self.weight()) if on else None
             for account in queue.users.values():
                 has_past = on and queue.order.by_user
-                account.booked = booked_use(_with_tasks(account), {}, self.weight()) if has_past else None
+                account.booked = booked_use(self.use_with_tasks(account), {}, self.weight()) if has_past else None
 
     # -- shapes and lanes ----------------------------------------------------------------------------------------
 
@@ -828,10 +833,6 @@ def is_short(stage: Stage) -> bool:
     if not coming and stage.pending[REPLACE] is None:
         return False
     return stage.running() - coming < stage.needed_before_growth
-
-
-def _with_tasks(account: Account) -> Vector:
-    return {**account.used, TASKS: account.tasks} if account.tasks else account.used
 
 
 def headroom(accounts: tuple[Account, ...]) -> Vector:
