@@ -41,7 +41,7 @@ def _turns(writer: Writer, loop: float) -> Row:
     """Measure the choice of the next leaf, down the tree and up again, when every leaf has waiting tasks."""
     partition = writer.partition
     leaves = [partition.queues[path] for path in sorted({lane.queue.path for lane in partition.lanes.values()})]
-    tree = Tree(leaves, partition.entitlements(), {})
+    tree = Tree(leaves, partition.uses(), {})
     shape = next(iter(partition.derived.shapes.values()))
 
     def choose() -> None:
@@ -69,7 +69,7 @@ def _cycle(writer: Writer, loop: float) -> Row:
 
     def work() -> None:
         rights = Entitlements("dominant", partition.nodes.total, partition.nodes.up_count)
-        Tree(leaves, rights, {}).next()
+        Tree(leaves, partition.uses(rights), {}).next()
 
     share_work, _ = timed(work)
     cycle = took / len(ends)

@@ -61,7 +61,7 @@ PARTITION_KEYS = (
     "keep_ended, keep_keys, launch_timeout, lease, max_batch, max_launch_tries, max_orders, max_placed, "
     "max_queued_bytes, max_queued_jobs, max_result_bytes, max_result_files, place, pool_pause, pools, preempt, "
     "preempt_grace, promise_for, queues, ready_after, rebalance_after, rebalance_threshold, "
-    "replace_within, requestors, seed, starving_after, unit"
+    "replace_within, requestors, seed, share_memory, starving_after, unit"
 )
 QUEUE_KEYS = (
     "it has share, guarantee, limit, max_jobs, order, scale_first, preemptible, submit, admin, users, "
@@ -456,6 +456,10 @@ CONFIGS: dict[str, tuple[object, str]] = {
     "an unknown setting": (
         part(batch_windw="1s"),
         f"partitions.default.batch_windw: a partition has no such key (did you mean batch_window?); {PARTITION_KEYS}",
+    ),
+    "a memory of seconds": (
+        part(share_memory="5s"),
+        'partitions.default.share_memory: "5s" is too short; write 1min or more, or 0 for off',
     ),
     "a duration in weeks": (part(lease="5w"), f'partitions.default.lease: "5w" {A_DURATION}'),
     "a percentage above 100": (

@@ -65,16 +65,22 @@ def placement(
 
 
 def order(
-    name: str, *, by_running: bool = False, by_min: bool = False, longest_first: bool = False
+    name: str,
+    *,
+    by_running: bool = False,
+    by_min: bool = False,
+    longest_first: bool = False,
+    by_user: bool = False,
 ) -> Callable[[OrderKey], OrderKey]:
     """Add an order of queues: the decorated function returns the sort key of an ask, and the lowest key goes first.
 
     Its argument is the ask's `Standing`. There, `running` is 0 without `by_running`, and `below_min` is False without
-    `by_min`. With `longest_first`, a job asks for its longest stages first.
+    `by_min`. With `longest_first`, a job asks for its longest stages first. With `by_user`, the users of the queue take
+    turns by use, and the key orders the asks of one user.
     """
 
     def add(key: OrderKey) -> OrderKey:
-        ORDERS.add(name, Order(key, by_running, by_min, longest_first))
+        ORDERS.add(name, Order(key, by_running, by_min, longest_first, by_user))
         return key
 
     return add

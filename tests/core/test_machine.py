@@ -113,8 +113,11 @@ class Machine(RuleBasedStateMachine):
         chain=st.sampled_from([0, "5s", "20s"]),
         backfill=st.booleans(),
         threshold=st.sampled_from([0, 5, 20]),
+        memory=st.sampled_from([0, "1min", "1h"]),
     )
-    def start(self, rhythm: int, place: str, first: list[Any], chain: Any, backfill: bool, threshold: int) -> None:
+    def start(
+        self, rhythm: int, place: str, first: list[Any], chain: Any, backfill: bool, threshold: int, memory: Any
+    ) -> None:
         singles.FEW = 1  # so that lanes as short as these get batches too
         self.rhythm = rhythm
         self.rules = 0
@@ -123,6 +126,7 @@ class Machine(RuleBasedStateMachine):
         self.loans = LoanChecker()
         self.settings = {**SETTINGS, "place": place, "chain": chain, "backfill": backfill}
         self.settings["rebalance_threshold"] = threshold
+        self.settings["share_memory"] = memory
         self.w = WatchedWorld(self.settings, observers=[self.metrics, self.balance, DoorChecker(), self.loans])
         for path in ("root.b", *QUEUES):
             self.w.queue(path, share=10)

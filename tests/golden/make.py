@@ -65,6 +65,7 @@ FIRST = {
     "rebalance_threshold": 5,
     "starving_after": "30min",
     "keep_ended": "2h",
+    "share_memory": "1h",
     "requestors": [{"match": "^ci-", "queue": "root.ci"}],
     "queues": {
         "root": {
@@ -99,6 +100,7 @@ FIRST = {
 }
 SECOND_CONFIG: dict[str, Any] = {
     "held_nodes_percent": 0,
+    "share_memory": "90min",
     "queues": {"root": {"ml": {"share": 50, "order": "fifo"}, "ci": {"share": 50}}},
     "pools": {},
 }

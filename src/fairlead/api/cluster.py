@@ -169,12 +169,13 @@ async def revoke_node(request: HttpRequest, node: NodeName, partition: Partition
 @get("/queues", operation_id="queues", guards=[USERS], summary="The queue tree, by path")
 async def queues(request: HttpRequest, partition: PartitionName = "") -> wire.Queues:
     """List queues with their settings, use and waiting asks."""
-    control = services_of(request).control
+    served = services_of(request).control.find(partition)
 
     def look(state: Partition) -> wire.Queues:
-        return wire.Queues(queues=[queue_answer(state, state.queues[path]) for path in sorted(state.queues)])
+        paths = sorted(state.queues)
+        return wire.Queues(queues=[queue_answer(state, state.queues[path], served.now) for path in paths])
 
-    return await control.find(partition).read(look)
+    return await served.read(look)
 
 
 @get("/queues/{queue:str}", operation_id="queue", guards=[USERS], summary="One queue")
@@ -182,14 +183,14 @@ async def queue(
     request: HttpRequest, queue: Annotated[str, PathParameter(max_length=1_000)], partition: PartitionName = ""
 ) -> wire.Queue:
     """Return a queue with its settings, use and waiting asks."""
+    served = services_of(request).control.find(partition)
 
     def look(state: Partition) -> wire.Queue:
         if queue not in state.queues:
             raise Refused("queue", f"there is no queue {shown(queue)}; `fairlead queue list` shows them", "missing")
-        return queue_answer(state, state.queues[queue])
+        return queue_answer(state, state.queues[queue], served.now)
 
-    control = services_of(request).control
-    return await control.find(partition).read(look)
+    return await served.read(look)
 
 
 @post("/queues/{queue:str}/{action:str}", operation_id="moveQueue", guards=[OPERATORS], status_code=200)

@@ -87,7 +87,7 @@ QUEUE_ANSWER = {
     "path": "root.default",
     "state": "active",
     "leaf": True,
-    "order": "priority",
+    "order": "fair",
     "share": 100,
     "guarantee": {},
     "limit": None,
@@ -98,6 +98,8 @@ QUEUE_ANSWER = {
     "entitlement_percent": 100.0,
     "use_percent": 25.0,
     "loan_percent": 0.0,
+    "past_percent": 12.5,
+    "users": [{"user": "ann", "use_percent": 25.0, "past_percent": 12.5}],
 }
 POOL_USE = {
     "ready": True,

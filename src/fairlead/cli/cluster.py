@@ -378,11 +378,15 @@ def list_shares(partition: Partition = "", as_json: AsJson = False) -> None:
             f"{figures[path].entitlement_percent:.1f}%",
             f"{figures[path].use_percent:.1f}%",
             f"{figures[path].loan_percent:.1f}%",
+            f"{figures[path].past_percent:.1f}%",
         )
         for path, percent in shares.shares.items()
         if path in figures
     ]
-    print_table(("QUEUE", "SHARE", "ENTITLED", "USES", "ON LOAN"), rows)
+    print_table(("QUEUE", "SHARE", "ENTITLED", "USES", "ON LOAN", "PAST"), rows)
+    for queue in figures.values():
+        for user in queue.users:
+            print_text(f"{queue.path}: {user.user} uses {user.use_percent:.1f}%, past {user.past_percent:.1f}%")
     for rule in shares.requestors:
         print_text(f"users that match {rule.match!r} go to {rule.queue}")
     if shares.rebalance_threshold:

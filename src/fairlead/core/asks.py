@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairlead.core.model import NEW, SCALE, Ask, Stage
-from fairlead.core.resources import CPU, GPU, MEMORY, Vector
+from fairlead.core.resources import CPU, GPU, MEMORY, Vector, add
 
 Needs = Sequence[tuple[Stage, int]]
 """Stages, and the number of tasks of each."""
@@ -64,3 +64,13 @@ def asked_for(needs: Needs) -> Vector:
         for name, amount in stage.shape.amounts:
             asked[name] = asked.get(name, 0) + amount * tasks
     return asked
+
+
+def use_of(ask: Ask, placed: int) -> tuple[Vector, int, int]:
+    """Return what placed tasks use: a resource vector, its multiplier, and the number of tasks."""
+    if not ask.whole:
+        return ask.stage.shape.resources, placed, placed
+    together: Vector = {}
+    for stage in ask.stages:
+        add(together, stage.shape.resources, stage.running())
+    return together, 1, placed

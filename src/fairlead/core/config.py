@@ -20,13 +20,14 @@ import msgspec
 from fairlead.core.admission import CHECKS, checks_to_add
 from fairlead.core.documents import MAX_PRIORITY
 from fairlead.core.errors import Refused
-from fairlead.core.model import Amounts, Limits, PoolSettings, QueueSettings, Unit
+from fairlead.core.model import Amounts, Limits, Micros, PoolSettings, QueueSettings, Unit
 from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS, placement_names
 from fairlead.core.reader import Reader, check_entries, check_name, check_text, suggestion
 from fairlead.core.requestors import problem_of
 from fairlead.core.resources import (
     MEMORY,
+    MINUTE,
     format_quantity,
     parse_capacity,
     parse_limits,
@@ -110,9 +111,19 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         checks=_checks(read, "checks"),
         max_result_files=read.count("max_result_files", default.max_result_files, 1, 100_000),
         max_result_bytes=_bytes(read, "max_result_bytes", default.max_result_bytes),
+        share_memory=_share_memory(read),
     )
     read.close()
     return PartitionConfig(settings, queues, pools)
+
+
+def _share_memory(read: Reader) -> Micros:
+    half_life = read.duration("share_memory", 0)
+    if 0 < half_life < MINUTE:
+        raise Refused(
+            read.at("share_memory"), f"{shown(read.get('share_memory'))} is too short; write 1min or more, or 0 for off"
+        )
+    return half_life
 
 
 def missing_policies(settings: PartitionSettings, queues: Iterable[QueueSettings]) -> list[str]:

@@ -18,6 +18,7 @@ from fairlead.core.intake import intake
 from fairlead.core.match.chains import chain, pass_rooms
 from fairlead.core.match.match import match
 from fairlead.core.model import Micros
+from fairlead.core.past import move_landmark
 from fairlead.core.plan import Note, Plan
 from fairlead.core.pools.demand import demand
 from fairlead.core.preempt.preempt import preempt
@@ -51,6 +52,7 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
     """Take commands, expire, place waiting tasks, hold nodes and stop tasks for asks without capacity, order nodes."""
     plan = Plan(partition, now)
     try:
+        move_landmark(plan)
         answers, marks = intake(plan, commands)
         release_obsolete(plan)
         watch("intake")

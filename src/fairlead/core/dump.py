@@ -161,6 +161,14 @@ class _Queue(msgspec.Struct, frozen=True, array_like=True):
     uneven_since: int | None = None
 
 
+class _Past(msgspec.Struct, frozen=True, array_like=True):
+    """The past use of a queue, or of a user in it. Amounts are bytes, because they are longer than 64 bits."""
+
+    queue: str
+    user: str
+    amounts: tuple[tuple[str, bytes], ...]
+
+
 class _Manager(msgspec.Struct, frozen=True, array_like=True):
     name: str
     registered: int
@@ -193,6 +201,8 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     idle: tuple[tuple[int, int], ...] = ()
     unwanted: tuple[tuple[int, int], ...] = ()
     disconnected: tuple[tuple[int, int], ...] = ()
+    landmark: int = 0
+    pasts: tuple[_Past, ...] = ()
 
 
 class NotADump(Exception):
@@ -258,6 +268,11 @@ def dump(partition: Partition) -> bytes:
             tuple(sorted(partition.idle.items())),
             tuple(sorted(partition.unwanted.items())),
             tuple(sorted(partition.nodes.disconnected.items())),
+            partition.landmark,
+            tuple(
+                _Past(path, user, tuple((name, _to_bytes(amount)) for name, amount in sorted(past.items())))
+                for (path, user), past in partition.pasts().items()
+            ),
         )
     )
 
@@ -271,6 +286,10 @@ def load(data: bytes) -> Partition:
         return _load(_decoder.decode(data))
     except msgspec.MsgspecError as problem:
         raise NotADump(f"not a dump: {problem}") from None
+
+
+def _to_bytes(amount: int) -> bytes:
+    return amount.to_bytes((amount.bit_length() + 7) // 8, "big")
 
 
 def _packed(records: Iterable[msgspec.Struct]) -> tuple[msgspec.Raw, ...]:
@@ -367,6 +386,7 @@ def _load(document: _Document) -> Partition:
     partition.config_version = document.config_version
     partition.removed = document.removed
     partition.set_settings(document.settings)
+    partition.landmark = document.landmark
     for queue in document.queues:
         partition.add_queue(queue.path, queue.settings)
         partition.move_queue(queue.path, queue.state)
@@ -410,6 +430,12 @@ def _load(document: _Document) -> Partition:
                 record.stopped_for,
             )
         )
+    if document.settings.share_memory:
+        pasts = {
+            (past.queue, past.user): {name: int.from_bytes(amount, "big") for name, amount in past.amounts}
+            for past in document.pasts
+        }
+        partition.set_pasts(pasts)
     for stage in replacing:
         partition.update_missing(stage)
     for hold in document.holds:

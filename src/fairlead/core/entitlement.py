@@ -7,9 +7,10 @@ parts of the whole capacity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from fairlead.core.model import Queue, Unit
+from fairlead.core.model import Account, Queue, Unit
+from fairlead.core.policy.past import TASKS
 from fairlead.core.policy.shares import Measure, entitlements
 from fairlead.core.resources import Vector, add
 
@@ -49,6 +50,18 @@ class Entitlements:
         """Return a use of resources and tasks as a number that can be compared with an entitlement."""
         return tasks if self.slots else self._measure.dominant_share(used)
 
+    def measure_with_tasks(self, use: Mapping[str, int]) -> int:
+        """Return a use of resources, with the tasks under `TASKS`, as such a number."""
+        if self.slots:
+            return use.get(TASKS, 0)
+        return self._measure.dominant_share({name: amount for name, amount in use.items() if name != TASKS})
+
+    def parts(self, use: Mapping[str, int]) -> dict[str, int]:
+        """Return the parts of a use, with the tasks under `TASKS`: `measure_with_tasks` is the largest of them."""
+        if self.slots:
+            return {TASKS: use.get(TASKS, 0)}
+        return self._measure.parts({name: amount for name, amount in use.items() if name != TASKS})
+
     def starts_below(self, entitled: int, used: Mapping[str, int], tasks: int, request: Vector, most: int) -> int:
         """Return how many equal tasks, at most `most`, may start if the use must be below `entitled` before each."""
         least = 0
@@ -87,3 +100,29 @@ def shares_of(parent: Queue) -> dict[str, int]:
     if all(share is None for share in shares.values()):
         return dict.fromkeys(shares, 1)
     return {name: share or 0 for name, share in shares.items()}
+
+
+class Uses:
+    """Measures use for turns: the present use and, with `share_memory`, the past, which counts as much."""
+
+    def __init__(self, rights: Entitlements, weight: int, past_of: Callable[[Account], Vector]) -> None:
+        """`weight` is the weight of all time, or 0 if the past does not count."""
+        self.rights = rights
+        self.weight = weight
+        self.past_of = past_of
+
+    def counted(self, used: Mapping[str, int], tasks: int, past: Mapping[str, int]) -> int:
+        """Return a number for the order of turns: a use now, beside a past use."""
+        if not self.weight:
+            return self.rights.measure(used, tasks)
+        return self.rights.measure_with_tasks(self._total(used, tasks, past))
+
+    def parts(self, used: Mapping[str, int], tasks: int, past: Mapping[str, int]) -> dict[str, int]:
+        """Return the numbers of which `counted` is the largest, by resource."""
+        return self.rights.parts(self._total(used, tasks, past))
+
+    def _total(self, used: Mapping[str, int], tasks: int, past: Mapping[str, int]) -> Vector:
+        total = dict(past)
+        add(total, dict(used), self.weight or 1)
+        total[TASKS] = total.get(TASKS, 0) + tasks * (self.weight or 1)
+        return total

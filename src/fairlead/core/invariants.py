@@ -61,6 +61,7 @@ def check_all(partition: Partition, settled: bool = True) -> None:
     _check_chains(partition)
     _check_accounts(partition)
     _check_queues(partition)
+    _check_past(partition)
     _check_lanes(partition)
     _check_kept(partition, settled)
     _check_pools(partition)
@@ -359,6 +360,29 @@ def _check_queues(partition: Partition) -> None:
         )
         listed = sum(job.listed for job in partition.jobs.values() if job.queue is queue)
         _need(queue.jobs == listed, f"queue {path} counts {queue.jobs} jobs, has {listed}")
+
+
+def _check_past(partition: Partition) -> None:
+    """Check that the past of a queue is at least that of its children, or of its users, and never below 0."""
+    on = partition.settings.share_memory > 0
+    _need(on or not partition.landmark, "there is a landmark, and no past counts")
+    _need(partition.landmark <= partition.now, "the landmark is later than now")
+    for path, queue in partition.queues.items():
+        _need((queue.account.booked is not None) == on, f"queue {path} has a past: {queue.account.booked}")
+        takes_turns = on and queue.order.by_user
+        users = queue.users.values()
+        _need(
+            all((account.booked is not None) == takes_turns for account in users), f"users of {path} have a wrong past"
+        )
+        past = partition.past_of(queue.account)
+        below = [child.account for child in queue.children.values()] or (list(users) if takes_turns else [])
+        parts: Vector = {}
+        for account in below:
+            part = partition.past_of(account)
+            _need(min(part.values(), default=0) >= 0, f"{account.name} has a past below 0: {part}")
+            add(parts, part)
+        enough = all(amount <= past.get(name, 0) for name, amount in parts.items())
+        _need(enough and min(past.values(), default=0) >= 0, f"queue {path} has a past of {past}, its parts {parts}")
 
 
 def _check_lanes(partition: Partition) -> None:

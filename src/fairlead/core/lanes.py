@@ -7,16 +7,20 @@ A lane is derived from the asks of the stages. It is kept in runs: asks that dif
 and costs eight bytes. An ask that left its stage, or has another place now, stays in its run until the run is passed
 over or cleared out. Places change in two cases: under an order `by_running` (`fair`), with the number of tasks that a
 job runs; and for replacements, when their stage falls below `min` or reaches it.
+
+Under an order `by_user` (`fair`) the asks of each user stand in a line of their own, and the lines are ordered by the
+use of their users. When a use changes, no ask moves. Otherwise all asks stand in one line.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from heapq import merge
 from itertools import islice
 
 from fairlead.core.memory import LaneMemory
-from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Job, Queue
+from fairlead.core.model import NEW, REPLACE, SCALE, Account, Ask, Job, Micros, Queue
 from fairlead.core.policy.order import Key, Standing
 from fairlead.core.shape import Shape
 
@@ -26,6 +30,9 @@ _SLACK = 32
 _STIRRED = (-1, -1)
 """Versions that never occur: a lane that fell asleep at these is looked at again."""
 
+
+Place = tuple[int | str, ...]
+"""The place of an ask in its queue. Places of one queue can be compared."""
 
 LaneKey = tuple[str, Shape | tuple[Shape, ...]]
 """The queue path, and the shape or, if there are several, the sorted shapes."""
@@ -50,10 +57,12 @@ def text_of(shapes: Shape | tuple[Shape, ...]) -> str:
 class Run:
     """Asks that share all of their key but its last part, in the order of this part and of their numbers."""
 
-    __slots__ = ("items", "last", "prefix", "start")
+    __slots__ = ("items", "last", "prefix", "running", "start")
 
-    def __init__(self, prefix: Key) -> None:
+    def __init__(self, prefix: Key, running: int) -> None:
         self.prefix = prefix
+        self.running = running
+        """The live tasks that the jobs of all entries had; -1 if they differ."""
         self.items: list[Ask] = []
         self.start = 0
         """Asks before this position have left or moved."""
@@ -61,22 +70,29 @@ class Run:
         """The last part of the key of the last appended ask. A greater key can be appended too."""
 
 
-class Lane:
-    __slots__ = ("_entries", "_runs", "memory", "queue", "shapes", "size", "text")
+Line = list[Run]
+"""The asks of one user, or of all users."""
 
-    def __init__(self, queue: Queue, shapes: tuple[Shape, ...]) -> None:
+
+class Lane:
+    __slots__ = ("_entries", "_lines", "_use_of", "memory", "queue", "shapes", "size", "text")
+
+    def __init__(self, queue: Queue, shapes: tuple[Shape, ...], use_of: Callable[[Account], int]) -> None:
         self.queue = queue
         self.shapes = shapes
         self.text = text_of(shapes)
         self.size = 0
         self.memory = LaneMemory()
-        self._runs: list[Run] = []
+        self._lines: dict[Account | None, Line] = {}
+        """The line of each user; under None if users do not take turns."""
+        self._use_of = use_of
+        """Returns the use of a user, for turns."""
         self._entries = 0
 
     def add(self, ask: Ask) -> None:
         asleep_at = self.memory.asleep_at
         self.touch(ask)
-        if asleep_at is not None and not self.queue.order.by_running:
+        if asleep_at is not None and not self.queue.order.moves:
             self.memory.asleep_at = asleep_at
             self.memory.new_while_asleep.append(ask)
         self.size += 1
@@ -100,8 +116,10 @@ class Lane:
         self.memory.asleep_at = None
         if self._entries > 2 * self.size + _SLACK:
             self._clear_out()
-        key = self.key(ask)
-        run, within = self._run(key[:-3]), key[-3:]
+        rank = self.rank(ask)
+        run, within = self._run(ask, rank[:-3]), rank[-3:]
+        if run.running != ask.stage.job.live:
+            run.running = -1
         items = run.items
         if not items or run.last < within:
             items.append(ask)
@@ -130,61 +148,84 @@ class Lane:
         self.touch(ask)
         self.memory.moved = True
 
+    # -- in order ------------------------------------------------------------------------------------------------
+
     def head(self) -> Ask | None:
-        runs = self._runs
-        while runs:
-            run = runs[0]
-            items, start = run.items, run.start
-            while start < len(items):
-                if self._is_current(run, items[start]):
-                    run.start = start
-                    return items[start]
-                start += 1
-            self._entries -= len(items)
-            del runs[0]
-        return None
+        heads = [head for head in [self._head(user) for user in list(self._lines)] if head is not None]
+        return heads[0] if len(heads) == 1 else min(heads, key=self.key, default=None)
 
-    def after(self, passed: Collection[int]) -> tuple[Key, Ask] | None:
-        """Return the place of the first ask that was not passed over, and the ask."""
-        if not passed:
-            head = self.head()
-            return None if head is None else (self.key(head), head)
-        for ask in self:
-            if id(ask) not in passed:
-                return self.key(ask), ask
-        return None
+    def users(self) -> list[Account | None]:
+        """Return the accounts of the users with asks; None for all users, if they do not take turns."""
+        return [user for user in list(self._lines) if self._head(user) is not None]
 
-    def resort(self) -> None:
-        """Sort again after the order of the queue or the priority of a job has changed."""
-        standing = {id(ask): ask for run in self._runs for ask in run.items if _stands(ask)}
-        self._runs, self._entries = [], 0
-        for ask in sorted(standing.values(), key=self.key):
-            self.touch(ask)
-        self.memory.asleep_at = None
+    def has_new_order(self, now: Micros) -> bool:
+        """True if the users take turns in another order than when the lane fell asleep."""
+        if len(self._lines) < 2:
+            return False
+        before = self.memory.users
+        if before is not None and before[:2] == (self.queue.uses, now):
+            return False
+        places = {user: self.key(head) for user in self.users() if (head := self._head(user)) is not None}
+        order = sorted(places, key=places.__getitem__)
+        if before is None or before[2] != order:
+            return True
+        self.memory.users = (self.queue.uses, now, order)
+        return False
 
-    def __iter__(self) -> Iterator[Ask]:
-        """Yield the asks in order."""
+    def line(self, user: Account | None) -> Iterator[Ask]:
+        """Yield the asks of a user in order."""
         moves = self.queue.order.by_running
-        for run in self._runs:
+        for run in self._lines.get(user, ()):
             for ask in islice(run.items, run.start, None):
                 if ask.stage.asks[ask.kind] is ask and (
-                    (ask.kind != REPLACE and not moves) or self._is_current(run, ask)
+                    (ask.kind != REPLACE and (not moves or ask.stage.job.live == run.running))
+                    or self._is_current(run, ask)
                 ):
                     yield ask
 
-    def _clear_out(self) -> None:
-        """Remove entries that left or moved and were never passed over. Otherwise a lane would grow with time."""
-        for run in self._runs:
-            run.items = [ask for ask in run.items if self._is_current(run, ask)]
-            run.start = 0
-        self._runs = [run for run in self._runs if run.items]
-        self._entries = sum(len(run.items) for run in self._runs)
+    def after(self, user: Account | None, passed: Collection[int]) -> Ask | None:
+        """Return the first ask of a user that was not passed over."""
+        if not passed:
+            return self._head(user)
+        for ask in self.line(user):
+            if id(ask) not in passed:
+                return ask
+        return None
 
-    def key(self, ask: Ask, more: int = 0) -> Key:
+    def __iter__(self) -> Iterator[Ask]:
+        """Yield the asks in order: under an order by user, by what the users use now."""
+        lines = [self.line(user) for user in self._lines]
+        if len(lines) == 1:
+            return lines[0]
+        uses = {user: self._use_of(user) for user in self._lines if user is not None}
+        return merge(*lines, key=lambda ask: self.key(ask, use=uses[ask.stage.job.accounts[-1]]))
+
+    def resort(self) -> None:
+        """Sort again after the order of the queue, the priority of a job or the accounts of users have changed."""
+        runs = [run for line in self._lines.values() for run in line]
+        standing = {id(ask): ask for run in runs for ask in run.items if _stands(ask)}
+        self._lines, self._entries = {}, 0
+        for ask in sorted(standing.values(), key=self.rank):
+            self.touch(ask)
+        self.memory.asleep_at = None
+
+    def key(self, ask: Ask, more: int = 0, use: int | None = None) -> Place:
         """Return the place of an ask, comparable within its queue; the lowest goes first.
 
-        `more` counts that number of further tasks of its job as running.
+        `more` counts that number of further tasks of its job as running. `use` is the use of its user, if it is known.
         """
+        rank = self.rank(ask, more)
+        user = self.user(ask)
+        if user is None:
+            return rank
+        return (*rank[:2], self._use_of(user) if use is None else use, user.name, *rank[2:])
+
+    def user(self, ask: Ask) -> Account | None:
+        """Return the account of the user of an ask, if users take turns."""
+        return ask.stage.job.accounts[-1] if self.queue.order.by_user else None
+
+    def rank(self, ask: Ask, more: int = 0) -> Key:
+        """Return the place of an ask among those of its line."""
         stage, kind, seq = ask.stage, ask.kind, ask.seq
         job, queue = stage.job, self.queue
         order = queue.order
@@ -196,25 +237,57 @@ class Lane:
         # An ask that was brought to the front goes first in its round, the latest one before earlier ones.
         return (ask.round, -ask.front, *place, ask.tie or seq, seq)
 
-    def _within(self, ask: Ask) -> Key:
-        return self.key(ask)[-3:]
+    # -- inside --------------------------------------------------------------------------------------------------
 
-    def _run(self, prefix: Key) -> Run:
-        runs = self._runs
+    def _head(self, user: Account | None) -> Ask | None:
+        """Return the first ask of a line. A line without asks is removed."""
+        runs = self._lines.get(user, [])
+        while runs:
+            run = runs[0]
+            items, start = run.items, run.start
+            while start < len(items):
+                if self._is_current(run, items[start]):
+                    run.start = start
+                    return items[start]
+                start += 1
+            self._entries -= len(items)
+            del runs[0]
+        self._lines.pop(user, None)
+        return None
+
+    def _clear_out(self) -> None:
+        """Remove entries that left or moved and were never passed over. Otherwise a lane would grow with time."""
+        for user, line in list(self._lines.items()):
+            for run in line:
+                run.items = [ask for ask in run.items if self._is_current(run, ask)]
+                run.start = 0
+            self._lines[user] = [run for run in line if run.items]
+            if not self._lines[user]:
+                del self._lines[user]
+        self._entries = sum(len(run.items) for line in self._lines.values() for run in line)
+
+    def _within(self, ask: Ask) -> Key:
+        return self.rank(ask)[-3:]
+
+    def _run(self, ask: Ask, prefix: Key) -> Run:
+        user = self.user(ask)
+        runs = self._lines.get(user)
+        if runs is None:
+            runs = self._lines[user] = []
         if runs and runs[-1].prefix == prefix:
             return runs[-1]
         at = bisect_left(runs, prefix, key=lambda run: run.prefix)
         if at == len(runs) or runs[at].prefix != prefix:
-            runs.insert(at, Run(prefix))
+            runs.insert(at, Run(prefix, ask.stage.job.live))
         return runs[at]
 
     def _is_current(self, run: Run, ask: Ask) -> bool:
         """True if the ask of an entry still belongs to its stage and has this place now."""
         if not _stands(ask):
             return False
-        if ask.kind != REPLACE and not self.queue.order.by_running:
+        if ask.kind != REPLACE and (ask.stage.job.live == run.running or not self.queue.order.by_running):
             return True
-        return self.key(ask)[:-3] == run.prefix
+        return self.rank(ask)[:-3] == run.prefix
 
 
 def _stands(ask: Ask) -> bool:

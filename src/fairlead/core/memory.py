@@ -6,7 +6,7 @@ decision. An abandoned plan clears it: its looks saw changes that were taken bac
 
 from __future__ import annotations
 
-from fairlead.core.model import FAR, Ask, Micros
+from fairlead.core.model import FAR, Account, Ask, Micros
 from fairlead.core.resources import Vector
 
 
@@ -23,6 +23,7 @@ class LaneMemory:
         "no_room",
         "unclaimed",
         "unheld",
+        "users",
         "woken_by_room",
     )
 
@@ -45,6 +46,8 @@ class LaneMemory:
         """True if asks may have changed places since match began; walks through the lane are void."""
         self.unclaimed: dict[int, tuple[tuple[int, ...], int]] = {}
         """Number of an ask → the state versions when no tasks could be stopped for it, and when to look again."""
+        self.users: tuple[int, Micros, list[Account | None]] | None = None
+        """When the lane fell asleep: the version of uses in its leaf, the time, and its users in the order of turns."""
         self.claims_at: Micros | None = None
         """When an ask of the lane that cannot claim yet may claim: after a pause, or after protection ends."""
 

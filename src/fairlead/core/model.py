@@ -493,6 +493,9 @@ class Account(msgspec.Struct, eq=False):
     """The number of tasks that use capacity here."""
     running: int = 0
     """The number of jobs with live allocations here."""
+    booked: Vector | None = None
+    """With `share_memory`, for a queue and for users that take turns: what `policy.past.past_use` needs beside the use.
+    None if the past does not count."""
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
@@ -547,6 +550,8 @@ class Queue(msgspec.Struct, eq=False):
     """The accounts of all users without limits of their own; empty until the first such user."""
     order: Order = MISSING
     """The order that the settings name."""
+    uses: int = 0
+    """Grows when the use of a user changes in a leaf where users take turns."""
 
     def __post_init__(self) -> None:
         self.configure(self.settings)

@@ -58,6 +58,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     checks: tuple[str, ...] = ()
     max_result_files: int = 1_000
     max_result_bytes: int = 2**30
+    share_memory: Micros = 0
 
 
 class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):

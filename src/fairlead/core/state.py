@@ -12,7 +12,7 @@ from heapq import heappush
 import msgspec
 
 from fairlead.core.derived import Derived, QueueFacts
-from fairlead.core.entitlement import Entitlements
+from fairlead.core.entitlement import Entitlements, Uses
 from fairlead.core.forecast import Forecast
 from fairlead.core.index.pack import FitIndex
 from fairlead.core.index.scored import ScoreIndex
@@ -41,6 +41,7 @@ from fairlead.core.model import (
     Stage,
 )
 from fairlead.core.nodes import NodeTable
+from fairlead.core.policy.past import TASKS, booked_use, past_use, total_weight
 from fairlead.core.policy.placement import PACK
 from fairlead.core.ranges import count, indices
 from fairlead.core.reign import Reign
@@ -94,6 +95,8 @@ class Partition:
         self.now: Micros = 0
         """The time of the last journaled cycle, or of the open plan."""
         self.removed = False
+        self.landmark: Micros = 0
+        """With `share_memory`, the time from which the weights of past use are computed."""
         self.counters = Counters()
         self.queues: dict[str, Queue] = {}
         self.uneven: dict[str, None] = {}
@@ -155,6 +158,7 @@ class Partition:
         above, _, name = path.rpartition(".")
         parent = self.queues[above] if above else None
         account = Account(f"queue {path}", None if settings.limit is None else dict(settings.limit), settings.max_jobs)
+        account.booked = {} if self.settings.share_memory else None
         queue = Queue(path, name, parent, settings, account)
         self.queues[path] = queue
         self.derived.queue_version += 1
@@ -243,14 +247,17 @@ class Partition:
         line = queue.line()
         group = _group_of(line, groups)
         accounts: list[Account] = []
+        own: list[Account] = []
         for level in line:
             accounts.append(level.account)
-            limits = _limits_of(level.settings.users, user)
-            if limits is not None:
-                accounts.append(_account(level.users, user, f"user {user} in queue {level.path}", limits))
+            if level is queue and queue.order.by_user:
+                own = [self.account_of(queue, user)]
+            elif _limits_of(level.settings.users, user) is not None:
+                accounts.append(self.account_of(level, user))
             limits = dict(level.settings.groups).get(group) if group is not None else None
             if group is not None and limits is not None:
                 accounts.append(_account(level.groups, group, f"group {group} in queue {level.path}", limits))
+        accounts += own  # the last one, see `Lane`
         if len(accounts) == len(line):
             # Only accounts of queues: one tuple for all such users, so that equal treatment shows by identity.
             queue.shared = queue.shared or tuple(accounts)
@@ -259,21 +266,97 @@ class Partition:
         )
         return accounts_by_user
 
+    def account_of(self, queue: Queue, user: str) -> Account:
+        """Return the account of a user in a queue that has a limit for the user, or where users take turns."""
+        account = queue.users.get(user)
+        if account is None:
+            limits = _limits_of(queue.settings.users, user) or NO_LIMITS
+            account = _account(queue.users, user, f"user {user} in queue {queue.path}", limits)
+            account.booked = {} if self.settings.share_memory and queue.order.by_user else None
+        return account
+
     def rebuild_accounts(self) -> None:
-        """Compute all accounts again after limits of users or groups changed."""
+        """Compute all accounts again after limits of users or groups changed, or whether users take turns."""
+        pasts = self.pasts()
         for queue in self.queues.values():
             queue.users, queue.groups, queue.accounts_by_user, queue.shared = {}, {}, {}, ()
             queue.account.used, queue.account.tasks, queue.account.running = {}, 0, 0
-        for job in sorted(self.jobs.values(), key=lambda job: job.number):
-            if job.over and not job.allocations:
-                continue
+        for job in sorted(
+            self.jobs.values(), key=lambda job: job.number
+        ):  # also ended ones: a rollback may revive them
             job.accounts = self.accounts_for(job.queue, job.spec.user, job.spec.groups)
             if job.allocations:
                 for account in job.accounts:
                     account.running += 1
         for allocation in self.allocations.values():
             if not allocation.rooms:
-                charge(allocation.stage.job, allocation.stage.shape, count(allocation.indices))
+                self._charge(allocation.stage.job, allocation.stage.shape, count(allocation.indices))
+        self.set_pasts(pasts)
+        self.resort([queue for queue in self.queues.values() if queue.order.by_user])
+
+    def resort(self, queues: list[Queue]) -> None:
+        """Sort the lanes of some queues again, also those that became empty in this cycle and may be filled again."""
+        for lane in (*self.lanes.values(), *self.touched.lanes.values()):
+            if any(lane.queue is queue for queue in queues):
+                lane.resort()
+
+    # -- past use ------------------------------------------------------------------------------------------------
+
+    def weight(self) -> int:
+        """Return the weight of all time up to now; 0 if the past does not count."""
+        half_life = self.settings.share_memory
+        return total_weight(self.now - self.landmark, half_life) if half_life else 0
+
+    @staticmethod
+    def use_with_tasks(account: Account) -> Vector:
+        """Return the present use of an account; `TASKS` names the tasks."""
+        return {**account.used, TASKS: account.tasks} if account.tasks else account.used
+
+    def past_of(self, account: Account) -> Vector:
+        """Return the past use of an account, in parts of `weight`; `TASKS` names the tasks."""
+        if account.booked is None:
+            return {}
+        return past_use(self.use_with_tasks(account), account.booked, self.weight())
+
+    def uses(self, rights: Entitlements | None = None) -> Uses:
+        """Return what measures use for turns now, by the present entitlements unless others are given."""
+        return Uses(rights or self.entitlements(), self.weight(), self.past_of)
+
+    def use_of(self, account: Account) -> int:
+        """Return the use of a queue or user that counts in turns."""
+        return self.uses().counted(account.used, account.tasks, self.past_of(account))
+
+    def remembered(self) -> Iterator[tuple[str, str, Account]]:
+        """Yield the accounts whose past counts, in order: queue path, user or empty for the queue itself, account."""
+        for path, queue in sorted(self.queues.items()):
+            if queue.account.booked is not None:
+                yield path, "", queue.account
+            for user, account in sorted(queue.users.items()) if queue.order.by_user else ():
+                if account.booked is not None:
+                    yield path, user, account
+
+    def pasts(self) -> dict[tuple[str, str], Vector]:
+        """Return the past use of all accounts that have one, by queue path and user."""
+        pasts = {(path, user): self.past_of(account) for path, user, account in self.remembered()}
+        return {key: past for key, past in pasts.items() if past}
+
+    def set_pasts(self, pasts: dict[tuple[str, str], Vector]) -> None:
+        """Let all accounts have these pasts, and the others none. Pasts of accounts that are gone are dropped."""
+        for path, user in pasts:
+            queue = self.queues.get(path)
+            if queue is not None and user and queue.order.by_user:
+                self.account_of(queue, user)
+        weight = self.weight()
+        for path, user, account in self.remembered():
+            account.booked = booked_use(self.use_with_tasks(account), pasts.get((path, user), {}), weight)
+
+    def set_memory(self, on: bool) -> None:
+        """Let accounts have a past, or none. New pasts are empty."""
+        for queue in self.queues.values():
+            queue.account.booked = booked_use(self.use_with_tasks(queue.account), {}, self.weight()) if on else None
+            for account in queue.users.values():
+                has_past = on and queue.order.by_user
+                account.booked = booked_use(self.use_with_tasks(account), {}, self.weight()) if has_past else None
 
     # -- shapes and lanes ----------------------------------------------------------------------------------------
 
@@ -327,7 +410,7 @@ class Partition:
             shapes = key[1] if isinstance(key[1], tuple) else (key[1],)
             lane = self.touched.lanes.get(key)
             if lane is None:
-                lane = Lane(stage.job.queue, shapes)
+                lane = Lane(stage.job.queue, shapes, self.use_of)
             self.lanes[key] = lane
         lane.add(ask)
 
@@ -437,7 +520,7 @@ class Partition:
         job.allocations += 1
         job.live += used
         if used:
-            charge(job, stage.shape, used)
+            self._charge(job, stage.shape, used)
         if allocation.chain:
             self.link(allocation)
         if not job.listed or job.ended_at is not None:
@@ -482,7 +565,7 @@ class Partition:
             for account in jobs[0].accounts:
                 account.running += len(jobs)
         for jobs in charged.values():
-            charge(jobs[0], shape, len(jobs))
+            self._charge(jobs[0], shape, len(jobs))
 
     def unbook(self, allocation: Allocation, moves: bool = False) -> None:
         """The reverse of `book`. With `moves`, the tasks are booked again in another state, so no capacity is freed."""
@@ -514,7 +597,7 @@ class Partition:
                 account.running -= 1
             job.queue.end_work(job)
         if used:
-            charge(job, stage.shape, -used)
+            self._charge(job, stage.shape, -used)
         if allocation.chain:
             self.unlink(allocation)
         if job.over:
@@ -546,8 +629,29 @@ class Partition:
         for (_, shape), jobs in charged.items():
             for account in jobs[0].accounts:
                 account.running -= len(jobs)
-            charge(jobs[0], shape, -len(jobs))
+            self._charge(jobs[0], shape, -len(jobs))
         self.derived.openings += 1
+
+    def _charge(self, job: Job, shape: Shape, tasks: int) -> None:
+        """Add the use of `tasks` tasks to all accounts of a job; below 0, subtract it."""
+        job.queue.uses += 1
+        for account in job.accounts:
+            account.tasks += tasks
+            used = account.used
+            for name, amount in shape.amounts:
+                now = used.get(name, 0) + amount * tasks
+                if now:
+                    used[name] = now
+                else:
+                    del used[name]
+        if self.settings.share_memory:
+            weighted = self.weight() * tasks
+            amounts = ((TASKS, 1), *shape.amounts)
+            for account in job.accounts:
+                booked = account.booked
+                for name, amount in amounts if booked is not None else ():
+                    assert booked is not None
+                    booked[name] = booked.get(name, 0) + amount * weighted
 
     def exchange(self, after: Allocation) -> None:
         """Replace an allocation by one with the same number and tasks in another state."""
@@ -731,19 +835,6 @@ def is_short(stage: Stage) -> bool:
     return stage.running() - coming < stage.needed_before_growth
 
 
-def charge(job: Job, shape: Shape, tasks: int) -> None:
-    """Add the use of `tasks` tasks to all accounts of a job; below 0, subtract it."""
-    for account in job.accounts:
-        account.tasks += tasks
-        used = account.used
-        for name, amount in shape.amounts:
-            now = used.get(name, 0) + amount * tasks
-            if now:
-                used[name] = now
-            else:
-                del used[name]
-
-
 def headroom(accounts: tuple[Account, ...]) -> Vector:
     """Return what may still be used of each limited resource: the minimum over the accounts."""
     room: Vector = {}
@@ -782,6 +873,9 @@ def max_priority(queue: Queue, user: str, groups: tuple[str, ...]) -> int:
         if level.settings.max_priority is not None:
             return level.settings.max_priority
     return 0
+
+
+NO_LIMITS = Limits()
 
 
 def _limits_of(limits: tuple[tuple[str, Limits], ...], name: str) -> Limits | None:

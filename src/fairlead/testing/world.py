@@ -56,6 +56,7 @@ from fairlead.core.entitlement import Entitlements
 from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
 from fairlead.core.model import Job, Micros, Queue, Stage
+from fairlead.core.past import past_part
 from fairlead.core.resources import MEMORY, MILLI, SECOND, parse_duration
 from fairlead.core.state import Partition
 from fairlead.journal.base import Journal
@@ -517,6 +518,14 @@ class World:
         """Return the use of a queue beyond its entitlement, in the same unit."""
         entitlements, entry = self._entitlements(queue, partition)
         return entitlements.loaned(entry) if entitlements.slots else entitlements.loaned(entry) / entitlements.whole
+
+    def past(self, queue: str, user: str = "", partition: str | None = None) -> float:
+        """Return the average past use of a queue, or of a user in it, as a fraction of the partition."""
+        state = self.partition(partition)
+        if queue not in state.queues or (user and user not in state.queues[queue].users):
+            raise KeyError(f"there is no queue {queue}" if queue not in state.queues else f"{queue} has no user {user}")
+        account = state.queues[queue].users[user] if user else state.queues[queue].account
+        return past_part(state, account, self.now)
 
     def explain(self, job: str) -> list[Waiting]:
         where = self._where(job)

@@ -14,7 +14,15 @@ from fairlead.core.ranges import count
 from fairlead.core.reasons import Reason
 from fairlead.core.resources import MEMORY, MILLI, SECOND
 from fairlead.core.state import Partition
-from fairlead.views.documents import ask_view, explain_view, short_reason, shown_state, task_view, waiting_since
+from fairlead.views.documents import (
+    ask_view,
+    explain_view,
+    short_reason,
+    shown_state,
+    task_view,
+    users_view,
+    waiting_since,
+)
 from fairlead.views.metrics.lanes import LaneFigures
 from fairlead.views.metrics.shares import figures_of
 from fairlead.wire import api as wire
@@ -187,9 +195,9 @@ def _jobs_below(queue: Queue) -> int:
     return queue.jobs + sum(_jobs_below(child) for child in queue.children.values())
 
 
-def queue_answer(partition: Partition, queue: Queue) -> wire.Queue:
+def queue_answer(partition: Partition, queue: Queue, now: Micros) -> wire.Queue:
     settings = queue.settings
-    figures = figures_of(partition.entitlements(), queue)
+    figures = figures_of(partition, queue, now)
     return wire.Queue(
         path=queue.path,
         state=queue.state,
@@ -205,6 +213,11 @@ def queue_answer(partition: Partition, queue: Queue) -> wire.Queue:
         entitlement_percent=figures.entitlement,
         use_percent=figures.use,
         loan_percent=figures.loan,
+        past_percent=figures.past,
+        users=[
+            wire.QueueUser(user=user, use_percent=100 * use, past_percent=100 * past)
+            for user, use, past in users_view(partition, queue, now)
+        ],
     )
 
 

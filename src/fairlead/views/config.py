@@ -13,7 +13,7 @@ from fairlead.core.settings import PartitionConfig, PartitionSettings
 
 DURATIONS = frozenset(
     "batch_window launch_timeout replace_within ready_after heartbeat lease chain starving_after hold_for "
-    "preempt_grace rebalance_after promise_for pool_pause keep_ended keep_keys idle_for".split()
+    "preempt_grace rebalance_after promise_for pool_pause keep_ended keep_keys idle_for share_memory".split()
 )
 
 

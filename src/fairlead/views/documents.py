@@ -7,8 +7,9 @@ import msgspec
 from fairlead.core.explain import never_runs, why_later, why_no_room
 from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.match.backfill import why_passed
-from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros, Stage
+from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros, Queue, Stage
 from fairlead.core.never import why_never
+from fairlead.core.past import past_part
 from fairlead.core.ranges import count, indices
 from fairlead.core.reasons import AfterUnmet, InChain, NeverFits, NoRoom, NotReady, Reason
 from fairlead.core.resources import Vector
@@ -77,12 +78,15 @@ class Waiting(msgspec.Struct, frozen=True):
     """Other jobs, and their tasks, that go before it in its lane."""
     then: Reason | None = None
     """What will keep it back after them, or after the jobs in `after`, if it was not tried yet."""
+    turns: str = ""
+    """If asks of other users go before it because these use less: the uses that count."""
 
     def __str__(self) -> str:
         place = "" if self.position is None else f", number {self.position + 1} in its lane"
         if self.jobs_ahead:
             jobs = "1 job" if self.jobs_ahead == 1 else f"{self.jobs_ahead} jobs"
             place += f", behind {jobs} ({self.tasks_ahead} {'task' if self.tasks_ahead == 1 else 'tasks'})"
+        place += f", {self.turns}" if self.turns else ""
         reason = f": {self.reason}" if self.reason else ""
         later = f"; after that: {self.then}" if self.then else ""
         return f"{self.stage}: {self.count} {self.kind} waiting{place}{reason}{later}"
@@ -244,8 +248,9 @@ def explain_view(
                 reason = NotReady()
             elif reason is None and ask is not None and position:
                 then = why_later(partition, ask)
+            turns = _user_ahead(partition, ask, now) if ask is not None and position else ""
             waiting.append(
-                Waiting(stage.name, KINDS[kind], len(wanted), position, reason, jobs_ahead, tasks_ahead, then)
+                Waiting(stage.name, KINDS[kind], len(wanted), position, reason, jobs_ahead, tasks_ahead, then, turns)
             )
         if partition.derived.chains:
             waiting += _in_chains(stage)
@@ -264,6 +269,30 @@ def _ahead(partition: Partition, ask: Ask) -> tuple[int, int, int]:
             jobs[other.stage.job.id] = None
             tasks += other.count
     return position, len(jobs), tasks
+
+
+def users_view(partition: Partition, queue: Queue, now: Micros) -> list[tuple[str, float, float]]:
+    """Return the users of a leaf that take turns, in order, with present and average past use as parts of all."""
+    rights = partition.entitlements()
+    users: list[tuple[str, float, float]] = []
+    for user, account in queue.users.items() if queue.order.by_user else ():
+        use = rights.measure(account.used, account.tasks) / rights.whole if rights.whole else 0.0
+        users.append((user, use, past_part(partition, account, now)))
+    return sorted([entry for entry in users if entry[1] or entry[2]], key=lambda entry: (entry[1] + entry[2], entry[0]))
+
+
+def _user_ahead(partition: Partition, ask: Ask, now: Micros) -> str:
+    """Return the uses of the user of an ask and of the first user in its lane, if that is another one with less."""
+    job, head = ask.stage.job, partition.lanes[lane_key(ask)].head()
+    if head is None or not job.queue.order.by_user or head.stage.job.user == job.user:
+        return ""
+    uses = {user: (use, past) for user, use, past in users_view(partition, job.queue, now)}
+    texts = []
+    for user in (job.user, head.stage.job.user):
+        use, past = uses.get(user, (0.0, 0.0))
+        before = f" and {100 * past:.0f}% on average before" if partition.settings.share_memory else ""
+        texts.append(f"{user} uses {100 * use:.0f}%{before}")
+    return f"users take turns: {texts[0]}, {texts[1]}"
 
 
 def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason]) -> str:

@@ -415,6 +415,15 @@ class Nodes(Answer, frozen=True, kw_only=True):
     next: str
 
 
+class QueueUser(Answer, frozen=True, kw_only=True):
+    """A user of a queue in which users take turns, as parts of the partition."""
+
+    user: str
+    use_percent: float
+    past_percent: float
+    """The average of the past use; 0 unless `share_memory` is set."""
+
+
 class Queue(Answer, frozen=True, kw_only=True):
     path: str
     state: str
@@ -434,6 +443,10 @@ class Queue(Answer, frozen=True, kw_only=True):
     """Its use: the largest part of any resource, or of slots."""
     loan_percent: float
     """Its use beyond its entitlement."""
+    past_percent: float = 0.0
+    """The average of its past use; 0 unless `share_memory` is set."""
+    users: list[QueueUser] = []
+    """With order `fair`, the users with a use or a past, in the order of their turns."""
 
 
 class Queues(Answer, frozen=True, kw_only=True):

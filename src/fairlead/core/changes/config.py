@@ -9,7 +9,9 @@ import msgspec
 from fairlead.core.changes.base import Change
 from fairlead.core.changes.lines import Line, Names
 from fairlead.core.lifecycle import QUEUE
-from fairlead.core.model import Pool, PoolSettings, Queue, QueueSettings, QueueState
+from fairlead.core.model import Micros, Pool, PoolSettings, Queue, QueueSettings, QueueState
+from fairlead.core.policy.past import rescaled
+from fairlead.core.resources import Vector
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
 
@@ -21,20 +23,42 @@ __all__ = [
     "QueuesAdded",
     "QueuesRemoved",
     "QueuesSet",
+    "QueuesSetUndo",
     "SettingsSet",
+    "SettingsSetUndo",
 ]
 
 
-class SettingsSet(Change[PartitionSettings], frozen=True, tag="settings set"):
+class SettingsSetUndo(msgspec.Struct, frozen=True, gc=False):
+    settings: PartitionSettings
+    landmark: Micros
+    pasts: dict[tuple[str, str], Vector]
+
+
+class SettingsSet(Change[SettingsSetUndo], frozen=True, tag="settings set"):
+    """New settings. With another `share_memory`, the past use of each account stays the same part of the whole."""
+
     settings: PartitionSettings
 
-    def apply(self, partition: Partition) -> PartitionSettings:
-        before = partition.settings
+    def apply(self, partition: Partition) -> SettingsSetUndo:
+        before = SettingsSetUndo(partition.settings, partition.landmark, partition.pasts())
+        if self.settings.share_memory == before.settings.share_memory:
+            partition.set_settings(self.settings)
+            return before
+        weight = partition.weight()
         partition.set_settings(self.settings)
+        partition.landmark = partition.now if self.settings.share_memory else 0
+        partition.set_memory(self.settings.share_memory > 0)
+        pasts = {key: rescaled(past, weight, partition.weight()) for key, past in before.pasts.items()}
+        partition.set_pasts(pasts)
         return before
 
-    def undo(self, partition: Partition, before: PartitionSettings) -> None:
-        partition.set_settings(before)
+    def undo(self, partition: Partition, before: SettingsSetUndo) -> None:
+        partition.set_settings(before.settings)
+        if self.settings.share_memory != before.settings.share_memory:
+            partition.landmark = before.landmark
+            partition.set_memory(before.settings.share_memory > 0)
+            partition.set_pasts(before.pasts)
 
 
 class ConfigVersioned(Change[int], frozen=True, tag="config versioned"):
@@ -65,18 +89,25 @@ class QueuesAdded(Change[None], frozen=True, tag="queues added"):
             partition.remove_queue(path)
 
 
-class QueuesSet(Change[tuple[tuple[str, QueueSettings], ...]], frozen=True, tag="queues set"):
-    """New settings of existing queues."""
+class QueuesSetUndo(msgspec.Struct, frozen=True, gc=False):
+    queues: tuple[tuple[str, QueueSettings], ...]
+    pasts: dict[tuple[str, str], Vector]
+
+
+class QueuesSet(Change[QueuesSetUndo], frozen=True, tag="queues set"):
+    """New settings of existing queues. Users that no longer take turns lose their past."""
 
     queues: tuple[tuple[str, QueueSettings], ...]
 
-    def apply(self, partition: Partition) -> tuple[tuple[str, QueueSettings], ...]:
-        before = tuple((path, partition.queues[path].settings) for path, _ in self.queues)
+    def apply(self, partition: Partition) -> QueuesSetUndo:
+        settings = tuple((path, partition.queues[path].settings) for path, _ in self.queues)
+        before = QueuesSetUndo(settings, partition.pasts())
         _set_queues(partition, self.queues)
         return before
 
-    def undo(self, partition: Partition, before: tuple[tuple[str, QueueSettings], ...]) -> None:
-        _set_queues(partition, before)
+    def undo(self, partition: Partition, before: QueuesSetUndo) -> None:
+        _set_queues(partition, before.queues)
+        partition.set_pasts(before.pasts)
 
 
 class QueueMoved(Change[QueueState], frozen=True, tag="queue moved"):
@@ -154,19 +185,20 @@ class PartitionRemoved(Change[None], frozen=True, tag="partition removed"):
 
 
 def _set_queues(partition: Partition, queues: tuple[tuple[str, QueueSettings], ...]) -> None:
-    limits_changed = False
+    accounts_changed = False
+    resorted: list[Queue] = []
     partition.derived.queue_version += 1
     for path, settings in queues:
         queue = partition.queues[path]
-        before = queue.settings
-        limits_changed |= (before.users, before.groups) != (settings.users, settings.groups)
+        before, by_user = queue.settings, queue.order.by_user
         queue.configure(settings)
+        accounts_changed |= (before.users, before.groups) != (settings.users, settings.groups)
+        accounts_changed |= by_user != queue.order.by_user
         queue.account.limit = None if settings.limit is None else dict(settings.limit)
         queue.account.max_jobs = settings.max_jobs
         if (before.order, before.scale_first) != (settings.order, settings.scale_first):
-            for lane in partition.lanes.values():
-                if lane.queue is queue:
-                    lane.resort()
-    if limits_changed:
+            resorted.append(queue)
+    if accounts_changed:
         partition.rebuild_accounts()
+    partition.resort(resorted)
     partition.wake_all_lanes()

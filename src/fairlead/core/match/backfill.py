@@ -173,6 +173,8 @@ class Backfill:
         for lane in partition.lanes.values():
             if lane.queue.path != path or lane.memory.asleep_at != asleep or lane.memory.blocked is not None:
                 return False
+            if lane.queue.order.by_user and partition.settings.share_memory and lane.has_new_order(plan.now):
+                return False
             if lane.memory.new_while_asleep:
                 # Match remembers the first ask of each sort. An ask that joined before one of these would replace it.
                 firsts = {id(ask): ask for ask in (head, lane.memory.no_room, lane.memory.limited) if ask is not None}

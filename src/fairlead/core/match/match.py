@@ -11,7 +11,7 @@ its stages.
 from __future__ import annotations
 
 from fairlead.core.admission import blocks_lane, refusal
-from fairlead.core.asks import gang_size, minimum_by_stage
+from fairlead.core.asks import gang_size, minimum_by_stage, use_of
 from fairlead.core.changes import Released
 from fairlead.core.lanes import Lane, LaneKey
 from fairlead.core.match.backfill import Backfill, has_turned_late, resume
@@ -19,12 +19,11 @@ from fairlead.core.match.place import Starter
 from fairlead.core.match.queue_cursor import QueueCursor
 from fairlead.core.match.share_tree import ShareNode, Tree
 from fairlead.core.match.slot_quota import slot_quotas
-from fairlead.core.model import FAR, REPLACE, Ask, Micros
+from fairlead.core.model import FAR, REPLACE, Ask, Micros, Queue
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.plan import Plan
 from fairlead.core.preempt.preempt import Claims, can_claim
 from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason
-from fairlead.core.resources import Vector, add
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 from fairlead.core.whatif import lent_nodes
@@ -120,7 +119,12 @@ def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
 
 def _starts_change_reasons(partition: Partition) -> bool:
     """True if starts can change the reasons of other asks: which is the first without capacity, and which have none."""
-    return len(partition.lanes) > 1 or any(lane.queue.order.by_running for lane in partition.lanes.values())
+    return len(partition.lanes) > 1 or any(lane.queue.order.moves for lane in partition.lanes.values())
+
+
+def memory_time(partition: Partition) -> Micros:
+    """Return the time, if the order of users changes with it; else 0."""
+    return partition.now if partition.settings.share_memory else 0
 
 
 def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
@@ -139,6 +143,8 @@ def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
         ):
             asleep_at = None
         if lane.memory.claims_at is not None and lane.memory.claims_at <= partition.now:
+            asleep_at = None
+        if asleep_at is not None and lane.queue.order.by_user and lane.has_new_order(memory_time(partition)):
             asleep_at = None
         if (
             asleep_at is not None
@@ -232,6 +238,8 @@ class Round:
         self._starter = Starter(plan, batches=backfill is None)
         self._claims = claims
         self._begun: list[Ask] = []
+        self._lanes: dict[str, list[Lane]] | None = None
+        """The lanes of the leaves in which starts move asks; None until they are needed."""
 
     def serve(self) -> tuple[int, bool]:
         """Return how many tasks may still be placed in this cycle, and True if another round is needed.
@@ -247,7 +255,9 @@ class Round:
             path = branch.queue.path
             cursor = self._cursors.get(path)
             if cursor is None:
-                cursor = self._cursors[path] = QueueCursor(self.partition, branch.queue, self._awake.pop(path))
+                lanes = self._awake.pop(path)
+                asleep = self._asleep(branch.queue, lanes) if branch.queue.order.moves else ()
+                cursor = self._cursors[path] = QueueCursor(self.partition, branch.queue, lanes, asleep=asleep)
             open_before = len(cursor.open)
             self._serve(branch, cursor)
             self._open -= open_before - len(cursor.open)
@@ -255,6 +265,15 @@ class Round:
         for whole in self._begun:
             ask_for_rest(self.plan, whole)
         return self.left, self.left < before or self._starter.released
+
+    def _asleep(self, leaf: Queue, awake: list[Lane]) -> list[Lane]:
+        """Return the lanes of a leaf that are not awake."""
+        if self._lanes is None:
+            self._lanes = {}
+            for lane in self.partition.lanes.values():
+                if lane.queue.order.moves:
+                    self._lanes.setdefault(lane.queue.path, []).append(lane)
+        return [lane for lane in self._lanes.get(leaf.path, ()) if lane not in awake]
 
     def _serve(self, branch: ShareNode, cursor: QueueCursor) -> None:
         """Give the leaf its turn, or all turns if no other leaf has open lanes."""
@@ -271,7 +290,7 @@ class Round:
             if self._tree is None:
                 return
             if branch.rivals and placed:
-                self._tree.after(branch, not cursor.open, *_use_of(ask, placed))
+                self._tree.after(branch, not cursor.open, *use_of(ask, placed))
                 return
         if not cursor.open and self._tree is not None:
             self._tree.after(branch, True, {}, 0, 0)
@@ -285,13 +304,15 @@ class Round:
             if together > self.left and self.left < self.partition.settings.max_placed:
                 self.left = 0  # a gang that is too large for what is left of this cycle opens the next one
                 return 0
-            most = together if together > 1 else self._most(branch, cursor, ask)
+            most = together if together > 1 else self._most(branch, cursor, lane, ask)
         own = bool(cursor.full) and lane in cursor.full
         if self._backfill is not None:
             placed, reason = self._backfill.start(self._starter, lane, ask, together, most)
         else:
             placed, reason = self._starter.start(lane, ask, together, most, own)
         self.left -= placed
+        if placed and cursor.counts:
+            cursor.count(lane, ask, placed)
         if lane.memory.moved:
             self._starter.flush()  # the lane is walked from the beginning, where starts not yet booked still stand
         if reason is None:
@@ -355,31 +376,21 @@ class Round:
         """Build the tree of the leaves that have open lanes, with their booked use. All starts are booked by now."""
         left = [path for path, lanes in self._awake.items() if lanes]
         left += [path for path, cursor in self._cursors.items() if cursor.open]
-        return Tree([self.partition.queues[path] for path in sorted(left)], self.partition.entitlements(), self._owed)
+        return Tree([self.partition.queues[path] for path in sorted(left)], self.partition.uses(), self._owed)
 
-    def _most(self, branch: ShareNode, cursor: QueueCursor, ask: Ask) -> int:
+    def _most(self, branch: ShareNode, cursor: QueueCursor, lane: Lane, ask: Ask) -> int:
         """Return the number of single tasks that an ask may start in one turn."""
-        most = self._most_in_turn(branch, cursor, ask)
+        most = self._most_in_turn(branch, cursor, lane, ask)
         # Replacements beyond those that a gang needs to reach `min` have a later turn.
         below_min = ask.kind == REPLACE and cursor.leaf.order.by_min
         return min(most, ask.stage.missing() or most) if below_min else most
 
-    def _most_in_turn(self, branch: ShareNode, cursor: QueueCursor, ask: Ask) -> int:
-        # An ask that is alone in its leaf may start many tasks at once. Asks of sleeping lanes count too: after a
-        # restart no lane sleeps, and the decision must be the same.
-        if cursor.moves and cursor.leaf.asks > 1:
+    def _most_in_turn(self, branch: ShareNode, cursor: QueueCursor, lane: Lane, ask: Ask) -> int:
+        if cursor.counts and self._backfill is not None and cursor.leaf.asks > 1:
             return 1
-        if not branch.rivals:
-            return self.left
-        assert self._tree is not None
-        return self._tree.run(branch, ask.stage.shape.resources, min(self.left, ask.count))
-
-
-def _use_of(ask: Ask, placed: int) -> tuple[Vector, int, int]:
-    """Return what placed tasks use: a resource vector, its multiplier, and the number of tasks."""
-    if not ask.whole:
-        return ask.stage.shape.resources, placed, placed
-    together: Vector = {}
-    for stage in ask.stages:
-        add(together, stage.shape.resources, stage.running())
-    return together, 1, placed
+        most = self.left
+        if branch.rivals:
+            assert self._tree is not None
+            tasks = self.left if cursor.counts else min(self.left, ask.count)
+            most = self._tree.run(branch, ask.stage.shape.resources, tasks)
+        return cursor.most(lane, ask, most, self._starter.fitting) if cursor.counts else most

@@ -77,6 +77,20 @@ class Starter:
             return 0, _no_room(partition, ask, together, placed)
         return placed, None
 
+    def fitting(self, asks: list[Ask], most: int) -> int:
+        """Return how many single tasks, at most `most`, may start and fit, whichever asks of a lane they belong to."""
+        partition, shape = self.plan.partition, asks[0].stage.shape
+        if partition.nodes.held or shape.key.near or shape.key.apart:
+            return 1  # what fits depends on the ask
+        self.flush()
+        for ask in asks:
+            if self.admission.checks_for(ask.stage.job):
+                most = max(1, min(most, self.admission.most(ask, ask.stage, 1, most)[0]))
+        index = partition.derived.index
+        chosen = index.choose(shape, most, partition.counters.allocation)
+        index.put_back([choice.node_id for choice in chosen])
+        return sum([choice.tasks for choice in chosen])
+
     def flush(self) -> bool:
         """Book the starts that are not booked yet. True if there were any."""
         return self._singles is not None and self._singles.flush()

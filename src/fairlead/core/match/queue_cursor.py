@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import heappop, heappush, heapreplace
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 
 from fairlead.core.admission import is_bounded
-from fairlead.core.lanes import Lane, lane_key
+from fairlead.core.asks import gang_size, use_of
+from fairlead.core.lanes import Lane, Place, lane_key
 from fairlead.core.match.backfill import NO_ROOM, TRY, Backfill
-from fairlead.core.model import Ask, Queue
-from fairlead.core.policy.order import Key
+from fairlead.core.match.user_turns import Ladder, Level, UserTurn, count_out, count_out_asks
+from fairlead.core.model import Account, Ask, Queue
 from fairlead.core.state import Partition
+
+
+class Line:
+    """The asks of one user in a lane, or of all users if they do not take turns."""
+
+    __slots__ = ("asks", "user", "void")
+
+    def __init__(self, user: Account | None, asks: Iterator[Ask]) -> None:
+        self.user = user
+        self.asks = asks
+        """The asks that were not tried yet."""
+        self.void = False
+        """True if asks have moved: the next one is looked for from the beginning."""
 
 
 class QueueCursor:
     """The next ask of each open lane of a leaf, the one that has the turn first."""
 
-    def __init__(self, partition: Partition, leaf: Queue, lanes: list[Lane], joined: bool = False) -> None:
-        """With `joined`, look only at asks that joined the lanes since they were closed."""
+    def __init__(
+        self,
+        partition: Partition,
+        leaf: Queue,
+        lanes: list[Lane],
+        joined: bool = False,
+        asleep: Sequence[Lane] = (),
+    ) -> None:
+        """With `joined`, look only at asks that joined the lanes since they were closed.
+
+        `asleep` are the other lanes of the leaf, if the places of asks depend on starts. They are not tried, but have
+        their turns: after a restart no lane sleeps, and the tasks of a turn must be the same.
+        """
         self.partition = partition
         self.leaf = leaf
-        self.moves = leaf.order.by_running
-        """True if starts move asks to other places in the leaf's order."""
-        self.open: list[tuple[Key, str, Lane, Ask]] = []
+        self.open: list[tuple[Place, str, Lane, Ask]] = []
         """A heap of the lanes that are not closed yet, each with its next ask."""
-        self._walks: dict[Lane, Iterator[Ask]] = {}
+        self._by_running = leaf.order.by_running
+        self._lines: dict[Lane, list[tuple[Place, Ask, Line]]] = {}
+        """Lane → a heap of its lines, each with its next ask."""
+        self._turns: dict[Account, UserTurn] | None = None
+        """The use of each user; None if no two users take turns."""
+        self.moves = False
+        """True if starts move asks to other places in the leaf's order."""
+        self._stirred = False
+        """True if asks of one user have changed places: jobs run more tasks."""
+        self._allotted: dict[int, int] = {}
+        """Ask → the tasks that it starts in its next turn, as counted out with those of other asks."""
         self._passed: dict[int, None] = {}
+        """Asks that were passed over, or have started and are not booked yet."""
         self._no_room: dict[Lane, Ask] = {}
         """Lane → its first ask without capacity."""
         self._saw: dict[Lane, tuple[int, int]] = {}
@@ -40,19 +74,31 @@ class QueueCursor:
         """The blocked lanes in which an ask found no capacity: asks behind it may use only nodes of their own."""
         if partition.nodes.held and not joined:
             self._find_owners(lanes)
+        users: dict[Lane, list[Account | None]] = {lane: lane.users() for lane in (*lanes, *asleep)}
+        if leaf.order.by_user and len({user for of_lane in users.values() for user in of_lane}) > 1:
+            self._turns = {}
+            self.moves = True
+        self.counts = self._by_running or self._turns is not None
+        """True if starts have to be counted."""
         for lane in lanes:
             lane.memory.moved = False
             if not joined:
                 lane.memory.claims_at = None  # its asks are tried again
-            head = lane.head()
-            if head is not None:
-                self._walks[lane] = walk = iter(_in_order(lane) if joined else lane)
-                head = next(walk)
-                heappush(self.open, (lane.key(head), lane.text, lane, head))
+            lines = [Line(user, iter(_in_order(lane)) if joined else lane.line(user)) for user in users[lane]]
+            firsts = [(ask, line) for ask, line in [(next(line.asks, None), line) for line in lines] if ask is not None]
+            if firsts:
+                self._lines[lane] = heap = [(self._place(lane, ask), ask, line) for ask, line in firsts]
+                heapify(heap)
+                heappush(self.open, (heap[0][0], lane.text, lane, heap[0][1]))
             if joined and lane.memory.no_room is not None:
                 self._no_room[lane] = lane.memory.no_room
             if joined and lane.memory.limited is not None:
                 self._limited[lane] = lane.memory.limited
+
+        heads = [(lane, lane.head()) for lane in asleep]
+        self._asleep = [(self._place(lane, head), lane.text, lane, head) for lane, head in heads if head is not None]
+        """A heap of the heads of sleeping lanes that did not have their turn."""
+        heapify(self._asleep)
 
     def current(self) -> tuple[Lane, Ask]:
         """Return the ask that has the turn, until its lane goes on or is closed."""
@@ -63,14 +109,157 @@ class QueueCursor:
         heap = self.open
         while True:
             key, text, lane, ask = heap[0]
-            place = lane.key(ask) if self.moves or lane.memory.moved else key
+            if self._turns is not None and not self._stirred and not lane.memory.moved:
+                turn = self._turns.get(ask.stage.job.accounts[-1])
+                if turn is not None and turn.use == key[2]:
+                    return lane, ask
+            place, following = self._place(lane, ask), ask
+            if lane not in self.blocked and (place != key or lane.memory.moved):
+                # Its user uses more than before, its job runs more tasks, or its stage has reached `min`.
+                place, following = self._first(lane) or (place, ask)
             if place == key:
-                return lane, ask
-            # Its job runs more tasks than before, or its stage has reached `min`: another ask of its lane may be first.
-            following = ask
-            if lane not in self.blocked:
-                place, following = lane.after(self._passed) or (place, ask)
+                return lane, following
             heapreplace(heap, (place, text, lane, following))
+
+    def _first(self, lane: Lane) -> tuple[Place, Ask] | None:
+        """Return the first ask of a lane by the present places, and its place."""
+        heap = self._lines[lane]
+        if lane.memory.moved:
+            firsts = [(lane.after(user, self._passed), Line(user, iter(()))) for user in lane.users()]
+            heap[:] = [(self._place(lane, ask), ask, line) for ask, line in firsts if ask is not None]
+            heapify(heap)
+            for _, _, line in heap:
+                line.void = True
+        while heap:
+            place, ask, line = heap[0]
+            now = self._place(lane, ask)
+            if line.void or not (now == place if self._turns is None else _is_same_rank(now, place)):
+                line.void = True
+                first = lane.after(line.user, self._passed)
+                if first is None:
+                    heappop(heap)
+                    continue
+                now, ask = self._place(lane, first), first
+            if now == place:
+                heap[0] = (place, ask, line)
+                return place, ask
+            heapreplace(heap, (now, ask, line))
+        return None
+
+    def _place(self, lane: Lane, ask: Ask) -> Place:
+        """Return the place of an ask, with starts that are not booked yet."""
+        if self._turns is None:
+            return lane.rank(ask)
+        user = ask.stage.job.accounts[-1]
+        return lane.key(ask, use=self._turn(user).use)
+
+    def _turn(self, user: Account) -> UserTurn:
+        assert self._turns is not None
+        turn = self._turns.get(user)
+        if turn is None:
+            turn = self._turns[user] = UserTurn(user, self.partition.uses())
+        return turn
+
+    # -- starts ----------------------------------------------------------------------------------------------------
+
+    def count(self, lane: Lane, ask: Ask, placed: int) -> None:
+        """Count tasks of the current ask as started."""
+        stage = ask.stage
+        if self._turns is not None:
+            self._turn(stage.job.accounts[-1]).add(*use_of(ask, placed))
+        if stage.count == 1:
+            self._passed[id(ask)] = None  # it may be booked later
+        if self._by_running and (stage.count > 1 or len(stage.job.stages) > 1):
+            self.moves = self._stirred = True  # asks of its job have other places now
+            if lane not in self.blocked:
+                self._lines[lane][0][2].void = True
+
+    def most(self, lane: Lane, ask: Ask, most: int, fitting: Callable[[list[Ask], int], int]) -> int:
+        """Return how many single tasks the current ask may start in its turn, at most `most`.
+
+        If other asks have turns between, the turns are counted out together. `fitting` returns how many tasks of a
+        number may start and fit, whichever of the asks they belong to.
+        """
+        if self.leaf.asks == 1 or not (self._by_running or self._turns is not None):
+            return most
+        allotted = self._allotted.pop(id(ask), 0)
+        if allotted:
+            return min(allotted, most)
+        self._allotted = {}
+        if lane in self.blocked:
+            return 1
+        rival = self._rival(self._place(lane, ask))
+        lines = self._plain_lines(lane, ask, most)
+        self._allot(lane, lines, most, rival)
+        if len(self._allotted) > 1:
+            asks = [other for plain, _ in lines.values() for other in plain if id(other) in self._allotted]
+            turns = sum(self._allotted.values())
+            able = fitting(asks, turns)
+            if able < turns:
+                self._allot(lane, lines, able, rival)
+        return max(1, self._allotted.pop(id(ask), 1))
+
+    def _rival(self, place: Place) -> Place | None:
+        """Return the first place of an ask in another lane, which may have another shape; None if there is none."""
+        places = [entry[0] for entry in self.open[1:3]]
+        heap = self._asleep
+        while heap:
+            key, text, lane, head = heap[0]
+            now = self._place(lane, head)
+            if now < place:
+                heappop(heap)
+            elif now != key:
+                heapreplace(heap, (now, text, lane, head))
+            else:
+                places.append(key)
+                break
+        return min(places, default=None)
+
+    def _plain_lines(self, lane: Lane, ask: Ask, most: int) -> dict[Account | None, tuple[list[Ask], bool]]:
+        """Return by user what `_plain` returns."""
+        users = [line.user for _, _, line in self._lines[lane]]
+        return {user: self._plain(lane, user, ask, most) for user in users}
+
+    def _plain(self, lane: Lane, user: Account | None, ask: Ask, most: int) -> tuple[list[Ask], bool]:
+        """Return the first asks of a user that start single tasks, up to `most` tasks; and True if another follows."""
+        plain: list[Ask] = []
+        tasks = 0
+        for other in lane.line(user):
+            if id(other) in self._passed:
+                continue
+            if tasks >= most:
+                break
+            if other.whole or gang_size(other) > 1 or (other.round, other.front) != (ask.round, ask.front):
+                return plain, True
+            plain.append(other)
+            tasks += other.count
+        return plain, False
+
+    def _allot(
+        self, lane: Lane, lines: dict[Account | None, tuple[list[Ask], bool]], turns: int, rival: Place | None
+    ) -> None:
+        """Count turns out to the asks of a lane, until an ask that starts no single tasks or a rival has the turn."""
+        if self._turns is None:
+            ((asks, _),) = lines.values()
+            self._allotted = count_out_asks(lane, asks, turns, rival)
+            return
+        bounds: list[Level] = []
+        if rival is not None and rival[:2] == self.open[0][0][:2]:
+            bounds.append((int(rival[2]), str(rival[3])))
+        ladders: dict[Account, Ladder] = {}
+        for user, (asks, stopped) in lines.items():
+            assert user is not None
+            tasks = min(turns, sum([ask.count for ask in asks]))
+            ladders[user] = ladder = self._turn(user).ladder(lane.shapes[0].resources, tasks)
+            if stopped:
+                bounds.append(ladder.level(tasks))
+        if bounds:
+            turns = min(turns, max(1, sum([ladder.turns_before(min(bounds)) for ladder in ladders.values()])))
+        count_out(list(ladders.values()), turns)
+        self._allotted = {}
+        for user, ladder in ladders.items():
+            if ladder.done:
+                self._allotted.update(count_out_asks(lane, lines[user][0], ladder.done))
 
     def block(self, no_room: bool) -> None:
         """Close the lane of the current ask, which found no capacity or was refused for a reason that holds for all.
@@ -84,8 +273,8 @@ class QueueCursor:
             self.full[lane] = None
         if lane not in self.blocked:
             self.blocked[lane] = (self.partition.derived.openings, self.partition.nodes.version)
-            place = lane.key(ask)
-            self._owners[lane] = [owner for owner in self._owners.get(lane, ()) if lane.key(owner) > place]
+            place = self._place(lane, ask)
+            self._owners[lane] = [owner for owner in self._owners.get(lane, ()) if self._place(lane, owner) > place]
         self._next_owner(lane)
 
     def go_on(self, after: Ask | None = None) -> None:
@@ -95,20 +284,32 @@ class QueueCursor:
         if self.blocked and lane in self.blocked:
             self._next_owner(lane)
             return
-        following = after
-        moves = self.moves or lane.memory.moved
-        if moves:
-            # Starts move asks to other places: look from the beginning, without the asks that were passed over.
-            first = lane.after(self._passed)
-            following = None if first is None else first[1]
-        elif after is None or after.stage.asks[after.kind] is not after:
-            following = next(self._walks[lane], None)
-        if following is None:
-            self.close()
-        elif len(heap) == 1 and not moves:
-            heap[0] = (*heap[0][:3], following)  # no other lane can come before it
+        if lane.memory.moved:
+            first = self._first(lane)
+            if first is None:
+                self.close()
+            else:
+                heapreplace(heap, (first[0], lane.text, lane, first[1]))
+            return
+        lines = self._lines[lane]
+        line = lines[0][2]
+        if line.void:
+            following = lane.after(line.user, self._passed)
+        elif after is not None and after.stage.asks[after.kind] is after:
+            following = after
         else:
-            heapreplace(heap, (lane.key(following), lane.text, lane, following))
+            following = next(line.asks, None)
+        if following is None:
+            heappop(lines)
+            if not lines:
+                self.close()
+                return
+        elif len(heap) == len(lines) == 1 and not self.moves:
+            heap[0] = (*heap[0][:3], following)  # no other lane can come before it
+            return
+        else:
+            heapreplace(lines, (self._place(lane, following), following, line))
+        heapreplace(heap, (lines[0][0], lane.text, lane, lines[0][1]))
 
     def pass_over(self, no_room: bool = False) -> None:
         """Try the next ask of the lane. The one passed over keeps its place."""
@@ -123,7 +324,7 @@ class QueueCursor:
         heap = self.open
         while heap:
             lane, ask = self.current()
-            if len(heap) == 1 and not (self.moves or lane.memory.moved):
+            if len(heap) == len(self._lines[lane]) == 1 and not (self.moves or lane.memory.moved):
                 self._pass_in_lane(lane, ask, backfill)
                 return
             prospect = backfill.prospect(lane, ask)
@@ -133,7 +334,7 @@ class QueueCursor:
 
     def _pass_in_lane(self, lane: Lane, first: Ask, backfill: Backfill) -> None:
         """Do the same where only one lane is open, so that no other lane can come between."""
-        following, no_room = backfill.skip_hopeless(lane, first, self._walks[lane])
+        following, no_room = backfill.skip_hopeless(lane, first, self._lines[lane][0][2].asks)
         if no_room is not None:
             self._note_no_room(lane, no_room)
         if following is None:
@@ -167,7 +368,7 @@ class QueueCursor:
         while owners:
             ask = owners.pop(0)
             if ask.stage.asks[ask.kind] is ask and self.partition.earmark_of(ask.seq) is not None:
-                heapreplace(self.open, (lane.key(ask), lane.text, lane, ask))
+                heapreplace(self.open, (self._place(lane, ask), lane.text, lane, ask))
                 return
         self.close()
 
@@ -188,6 +389,16 @@ class QueueCursor:
             or (self.partition.derived.openings, self.partition.nodes.version)
         )
         lane.memory.new_while_asleep.clear()
+        if self._turns is not None:
+            heads = {user: lane.after(user, ()) for user in lane.users()}
+            places = {user: self._place(lane, head) for user, head in heads.items() if head is not None}
+            now = self.partition.now if self.partition.settings.share_memory else 0
+            lane.memory.users = (self.leaf.uses, now, sorted(places, key=places.__getitem__))
+
+
+def _is_same_rank(one: Place, other: Place) -> bool:
+    """True if two places of an ask differ in the use of its user only."""
+    return one[:2] == other[:2] and one[4:] == other[4:]
 
 
 def _in_order(lane: Lane) -> list[Ask]:

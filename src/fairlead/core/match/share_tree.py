@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
-from fairlead.core.entitlement import Entitlements
+from fairlead.core.entitlement import Uses
 from fairlead.core.model import Queue
 from fairlead.core.policy.shares import Key, turn_key
 from fairlead.core.resources import Vector, add
@@ -23,9 +23,9 @@ FIRST: Place = (False, (0, 0, ""))
 class ShareNode:
     """A queue with open lanes, in itself or below it."""
 
-    __slots__ = ("_owed", "_rights", "_tasks", "_used", "below", "entitled", "queue", "rivals", "share", "up")
+    __slots__ = ("_owed", "_past", "_tasks", "_used", "_uses", "below", "entitled", "queue", "rivals", "share", "up")
 
-    def __init__(self, queue: Queue, up: ShareNode | None, rights: Entitlements, owed: dict[str, int]) -> None:
+    def __init__(self, queue: Queue, up: ShareNode | None, uses: Uses, owed: dict[str, int]) -> None:
         self.queue = queue
         self.up = up
         self.below: list[tuple[Place, ShareNode]] = []
@@ -35,20 +35,25 @@ class ShareNode:
         self._owed = owed
         """With `slots`: queue path → the starts left of its quota, which come before turns by use."""
         self.share = self.entitled = 0
-        self._rights = rights
+        self._uses = uses
         self._used: Vector = {}
         self._tasks = 0
+        self._past: Vector = {}
 
     def stand(self) -> Place:
-        """Read share, entitlement and booked use of the queue, and return its place among its siblings."""
-        self.share, self.entitled = self._rights.share(self.queue), self._rights.of(self.queue)
-        self._used, self._tasks = dict(self.queue.account.used), self.queue.account.tasks
-        return self._place(self._rights.measure(self._used, self._tasks))
+        """Read share, entitlement and use of the queue, and return its place among its siblings."""
+        rights, account = self._uses.rights, self.queue.account
+        self.share, self.entitled = rights.share(self.queue), rights.of(self.queue)
+        self._used, self._tasks = dict(account.used), account.tasks
+        self._past = self._uses.past_of(account) if self._uses.weight else {}
+        return self._place(self._used, self._tasks)
 
-    def _place(self, use: int, more: int = 0) -> Place:
+    def _place(self, used: Vector, tasks: int, more: int = 0) -> Place:
         """Return its place with a use, after `more` starts that `_owed` does not count yet."""
         owes = bool(self._owed) and self._owed.get(self.queue.path, 0) > more
-        return (not owes, turn_key(use, self.share, self.entitled, self.queue.name))
+        use = self._uses.rights.measure(used, tasks)
+        counted = self._uses.counted(used, tasks, self._past) if self._uses.weight else use
+        return (not owes, turn_key(use, self.share, self.entitled, self.queue.name, counted))
 
     def use(self, resources: Vector, times: int, tasks: int) -> Place:
         """Count use of `resources` `times` times, by a number of tasks. Returns the new place."""
@@ -56,7 +61,7 @@ class ShareNode:
         self._tasks += tasks
         if self._owed:
             self._owed[self.queue.path] = self._owed.get(self.queue.path, 0) - tasks
-        return self._place(self._rights.measure(self._used, self._tasks))
+        return self._place(self._used, self._tasks)
 
     def turns_before(self, rival: Place, resources: Vector, most: int) -> int:
         """Return how many equal tasks it may start one by one before the rival has the turn; at least 1."""
@@ -66,8 +71,7 @@ class ShareNode:
             # Compare the place after all of these tasks but the last.
             used = dict(self._used)
             add(used, resources, middle - 1)
-            use = self._rights.measure(used, self._tasks + middle - 1)
-            if self._place(use, middle - 1) < rival:
+            if self._place(used, self._tasks + middle - 1, middle - 1) < rival:
                 least = middle
             else:
                 most = middle - 1
@@ -77,14 +81,14 @@ class ShareNode:
 class Tree:
     """The queues with open lanes. A level is built when a turn first reaches it: queues without turns cost little."""
 
-    def __init__(self, leaves: Sequence[Queue], rights: Entitlements, owed: dict[str, int]) -> None:
+    def __init__(self, leaves: Sequence[Queue], uses: Uses, owed: dict[str, int]) -> None:
         """`owed` has the slot quotas: queue path → starts that come first. It is updated with each start."""
-        self._rights = rights
+        self._uses = uses
         self._owed = owed
         self._below: dict[str, list[Queue]] = {}
         self._root: ShareNode | None = None
         if len(leaves) == 1:
-            self._root = ShareNode(leaves[0], None, rights, owed)  # there is no other leaf to take turns with
+            self._root = ShareNode(leaves[0], None, uses, owed)  # there is no other leaf to take turns with
             return
         for leaf in leaves:
             queue = leaf
@@ -96,7 +100,7 @@ class Tree:
                 self._below[queue.parent.path] = [queue]
                 queue = queue.parent
             else:
-                self._root = ShareNode(queue, None, rights, owed)
+                self._root = ShareNode(queue, None, uses, owed)
 
     def next(self) -> ShareNode | None:
         """Return the leaf that has the turn."""
@@ -137,7 +141,7 @@ class Tree:
         queues = self._below.pop(node.queue.path, None)
         if queues is None:
             return False
-        below = [ShareNode(queue, node, self._rights, self._owed) for queue in queues]
+        below = [ShareNode(queue, node, self._uses, self._owed) for queue in queues]
         for child in below:
             child.rivals = node.rivals or len(below) > 1
         node.below = [(child.stand() if len(below) > 1 else FIRST, child) for child in below]

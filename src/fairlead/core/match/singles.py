@@ -50,6 +50,8 @@ class Singles:
         # walked from the beginning, so each start has to be booked at once.
         if lane.memory.moved or stage.count != 1 or stage.started or ask.kind != NEW or stage.history or stage.floor:
             return False
+        if lane.queue.order.by_running and len(stage.job.stages) > 1:
+            return False  # the start moves other asks of the job
         if batch is None:
             if lane.size < FEW:
                 return False
@@ -77,10 +79,9 @@ class Singles:
         return bool(batches)
 
     def _open(self, lane: Lane) -> Batch | None:
-        # If every start moves asks, each has to be booked at once. Tasks of a manager count as running at once, which
-        # `SinglesPlaced` cannot record.
+        # Tasks of a manager count as running at once, which `SinglesPlaced` cannot record.
         (shape,) = lane.shapes
-        if lane.queue.order.by_running or shape.key.manager:
+        if shape.key.manager:
             return None
         node_id = self.index.take(shape)
         if node_id is None:

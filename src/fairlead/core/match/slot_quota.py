@@ -13,7 +13,12 @@ from fairlead.core.state import Partition
 
 
 def slot_quotas(partition: Partition) -> dict[str, int]:
-    """Return queue path → starts. More than `FEW` siblings get no quotas: turns alone give the same result."""
+    """Return queue path → starts. More than `FEW` siblings get no quotas: turns alone give the same result.
+
+    With `share_memory` there are none: turns alone count the past.
+    """
+    if partition.settings.share_memory:
+        return {}
     rights = partition.entitlements()
     idle = max(0, rights.whole - partition.root.account.tasks)
     owed: dict[str, int] = {}

@@ -40,6 +40,7 @@ def first_in_first_out(ask: Standing) -> Key:
 
 
 def fair(ask: Standing) -> Key:
+    """Return the place among the asks of the same user; the users take turns by use."""
     return (ask.kind, ask.running, ask.asked)
 
 
@@ -51,6 +52,13 @@ class Order(msgspec.Struct, frozen=True):
     """True if the key depends on `below_min`, which is False otherwise."""
     longest_first: bool = False
     """True if the stages of a job with the longest estimates are asked for first."""
+    by_user: bool = False
+    """True if the users of the queue take turns by use, the least first; then the key orders the asks of one user."""
+
+    @property
+    def moves(self) -> bool:
+        """True if starts move asks to other places."""
+        return self.by_running or self.by_user
 
 
 ORDERS: Registry[Order] = Registry(
@@ -58,7 +66,7 @@ ORDERS: Registry[Order] = Registry(
     {
         "priority": Order(by_priority, by_min=True),
         "fifo": Order(first_in_first_out),
-        "fair": Order(fair, by_running=True, longest_first=True),
+        "fair": Order(fair, by_running=True, longest_first=True, by_user=True),
     },
 )
 

@@ -141,6 +141,10 @@ class Measure:
         self.whole = math.lcm(*filter(None, capacity.values()))
         self._factors = {resource: self.whole // amount for resource, amount in capacity.items() if amount}
 
+    def parts(self, used: Mapping[str, int]) -> dict[str, int]:
+        """Return the part of each resource that a vector uses."""
+        return {resource: amount * self._factors.get(resource, self.whole) for resource, amount in used.items()}
+
     def dominant_share(self, used: Mapping[str, int]) -> int:
         """Return the largest part of any resource that a vector uses. A resource without capacity counts as 100 %."""
         largest = 0
@@ -149,16 +153,19 @@ class Measure:
         return largest
 
 
-def turn_key(use: int, share: int, entitled: int, name: str) -> Key:
+def turn_key(use: int, share: int, entitled: int, name: str, counted: int | None = None) -> Key:
     """Return the sort key of a class among its siblings; the lowest is next.
 
     Classes below their entitlement come first, then those on loan, then those without a share; within each group by
-    use ÷ share, then by name. Use and entitlement are in one unit: tasks, or parts of `Measure.whole`. Keys are plain
-    tuples without ties. It is called for every turn and does not check its arguments.
+    use ÷ share, then by name. Use and entitlement are in one unit: tasks, or parts of `Measure.whole`. If past use
+    counts, `counted` is the sum of present and past that is divided by the share. Keys are plain tuples without ties.
+    It is called for every turn and does not check its arguments.
     """
+    if counted is None:
+        counted = use
     if not share:
-        return (LAST, use, name)
-    return (ENTITLED if use < entitled else LENT, use * FINE // share, name)
+        return (LAST, counted, name)
+    return (ENTITLED if use < entitled else LENT, counted * FINE // share, name)
 
 
 # ---- inside

@@ -12,10 +12,11 @@ import msgspec
 
 from fairlead.core.admission import Admission
 from fairlead.core.asks import gang_size, minimum_by_stage
-from fairlead.core.entitlement import Entitlements
-from fairlead.core.lanes import Lane
+from fairlead.core.entitlement import Entitlements, Uses
+from fairlead.core.lanes import Lane, Place
 from fairlead.core.match.share_tree import ShareNode, Tree
-from fairlead.core.model import Ask, Promise, Stage
+from fairlead.core.match.user_turns import UserTurn
+from fairlead.core.model import Account, Ask, Promise, Stage
 from fairlead.core.resources import Vector, add
 from fairlead.core.state import Partition
 
@@ -31,38 +32,57 @@ class Want(msgspec.Struct, eq=False):
 class Leaf:
     """The asks of a leaf in the order of turns. If starts move asks, each turn is one task or one gang."""
 
-    def __init__(self, lanes: list[Lane]) -> None:
-        self.moves = lanes[0].queue.order.by_running
+    def __init__(self, lanes: list[Lane], uses: Uses) -> None:
+        self.moves = lanes[0].queue.order.moves
         """True if starts move asks to other places."""
         self._key = lanes[0].key
+        self._user = lanes[0].user
+        self._uses = uses
         self._walk: Iterator[Ask] = merge(*lanes, key=self._key)
         self._more: dict[str, int] = {}
         """Job → the number of its tasks that have had their turn."""
-        self._heap: list[tuple[tuple[int, ...], Ask]] = []
+        self._turns: dict[Account, UserTurn] = {}
+        self._heap: list[tuple[Place, Ask]] = []
         if self.moves:
-            self._heap = [(self._place(ask), ask) for ask in self._walk]
+            self._heap = [(self._place(ask), ask) for lane in lanes for ask in lane]
             heapify(self._heap)
         self._now = None if self.moves else next(self._walk, None)
 
     def current(self) -> Ask | None:
-        return (self._heap[0][1] if self._heap else None) if self.moves else self._now
+        if not self.moves:
+            return self._now
+        heap = self._heap
+        while heap:
+            place, ask = heap[0]
+            now = self._place(ask)
+            if now == place:
+                return ask
+            heapreplace(heap, (now, ask))  # other asks of its job or user had turns
+        return None
 
-    def go_on(self, tasks: int, over: bool) -> None:
+    def go_on(self, taken: Vector, tasks: int, over: bool) -> None:
         """Count tasks of the current ask as started. With `over`, it wants or may start no more."""
         if not self.moves:
             self._now = next(self._walk, None) if over else self._now
             return
         ask = self._heap[0][1]
-        job = ask.stage.job.id
+        job, user = ask.stage.job.id, self._user(ask)
         self._more[job] = self._more.get(job, 0) + tasks
+        if user is not None:
+            self._turn(user).add(taken, 1, tasks)
         if over:
             heappop(self._heap)
-        else:
-            heapreplace(self._heap, (self._place(ask), ask))
 
-    def _place(self, ask: Ask) -> tuple[int, ...]:
-        """Return the place of an ask, with the tasks of its job that have had their turn counted as running."""
-        return self._key(ask, self._more.get(ask.stage.job.id, 0))
+    def _place(self, ask: Ask) -> Place:
+        """Return the place of an ask, with the tasks of its job and user that have had their turn."""
+        user = self._user(ask)
+        return self._key(ask, self._more.get(ask.stage.job.id, 0), None if user is None else self._turn(user).use)
+
+    def _turn(self, user: Account) -> UserTurn:
+        turn = self._turns.get(user)
+        if turn is None:
+            turn = self._turns[user] = UserTurn(user, self._uses)
+        return turn
 
 
 def wants_in_turn(partition: Partition, rights: Entitlements) -> Iterator[Want]:
@@ -70,8 +90,9 @@ def wants_in_turn(partition: Partition, rights: Entitlements) -> Iterator[Want]:
     lanes: dict[str, list[Lane]] = {}
     for lane in partition.lanes.values():
         lanes.setdefault(lane.queue.path, []).append(lane)
-    leaves = {path: Leaf(lanes_of_leaf) for path, lanes_of_leaf in lanes.items()}
-    tree = Tree([partition.queues[path] for path in sorted(leaves)], rights, {})
+    uses = partition.uses(rights)
+    leaves = {path: Leaf(lanes_of_leaf, uses) for path, lanes_of_leaf in lanes.items()}
+    tree = Tree([partition.queues[path] for path in sorted(leaves)], uses, {})
     admission = Admission(partition, rights)
     given: dict[int, int] = {}
     """Ask → the number of its tasks that have had their turn."""
@@ -82,13 +103,13 @@ def wants_in_turn(partition: Partition, rights: Entitlements) -> Iterator[Want]:
         while ask is not None:
             wants, over = _turn(admission, ask, given, _most(tree, branch, leaf, ask))
             tasks = sum([tasks for want in wants for _, tasks in want.needs])
-            leaf.go_on(tasks, over)
+            taken: Vector = {}
+            for want in wants if branch.rivals or leaf.moves else ():
+                for stage, number in want.needs:
+                    add(taken, stage.shape.resources, number)
+            leaf.go_on(taken, tasks, over)
             yield from wants
             if branch.rivals:
-                taken: Vector = {}
-                for want in wants:
-                    for stage, number in want.needs:
-                        add(taken, stage.shape.resources, number)
                 tree.after(branch, False, taken, 1, tasks)
                 break
             ask = leaf.current()

@@ -22,7 +22,18 @@ from collections.abc import Mapping, Sequence
 from functools import cmp_to_key
 from typing import Any
 
-from fairlead.core.changes import Chained, Change, Ended, Ordered, Placed, Promised, SinglesPlaced, Stopped
+from fairlead.core.changes import (
+    Chained,
+    Change,
+    Ended,
+    Ordered,
+    Placed,
+    Promised,
+    QueuesSet,
+    SettingsSet,
+    SinglesPlaced,
+    Stopped,
+)
 from fairlead.core.cycle import Cycle
 from fairlead.core.dump import dump, load
 from fairlead.core.entitlement import Entitlements
@@ -41,6 +52,7 @@ from fairlead.sim.chaos.rules import (
     waits_whole,
 )
 from fairlead.sim.chaos.tasks import Micros, indices
+from fairlead.sim.chaos.users import UserUses, user_of
 
 Ordering = tuple[Ask | None, list[tuple[Stage, int]]]
 """An ask that nodes are ordered for, and the tasks."""
@@ -54,9 +66,11 @@ class DoorChecker:
 
     def __init__(self) -> None:
         self._copy = Partition("")
+        self._uses = UserUses(self._copy)
 
     def began(self, partition: Partition) -> None:
         self._copy = load(dump(partition))
+        self._uses = UserUses(self._copy)
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         plan = decided.plan
@@ -68,14 +82,17 @@ class DoorChecker:
     def follow(self, changes: Sequence[Change[Any]], now: Micros, ready: bool) -> None:
         """Judge the changes of one cycle."""
         partition = self._copy
+        self._uses.pass_time(partition, now)
         partition.now, partition.touched = now, Touched()
-        starts = _Starts(partition, changes, ready)
-        turns = _Turns(partition, changes)
+        starts = _Starts(partition, self._uses, changes, ready)
+        turns = _Turns(partition, self._uses, changes)
         for change in changes:
             starts.judge(change)
             turns.judge(change)
             change.apply(partition)
             turns.look(change)
+            if isinstance(change, SettingsSet | QueuesSet):
+                self._uses.follow(partition)
         turns.end()
 
 
@@ -115,8 +132,9 @@ def _placed(change: Change[Any]) -> range:
 class _Starts:
     """Checks that the rules allow each start, chain, order and claim, and that no cycle stops what it placed."""
 
-    def __init__(self, partition: Partition, changes: Sequence[Change[Any]], ready: bool) -> None:
+    def __init__(self, partition: Partition, uses: UserUses, changes: Sequence[Change[Any]], ready: bool) -> None:
         self.partition = partition
+        self.uses = uses
         self.changes = changes
         self.ready = ready
         self._orders_judged = False
@@ -185,21 +203,21 @@ class _Starts:
             by_ask.setdefault(id(ask), (ask, []))[1].append((partition.jobs[key[0]].stages[key[1]], tasks))
         rights, ordered = _rights_of_pools(partition), More()
         # The rest of a share may go to a gang of any size, so the order of the asks matters, whatever their pools.
-        for ask, started in sorted(by_ask.values(), key=cmp_to_key(_by_turn)):
+        for ask, started in sorted(by_ask.values(), key=cmp_to_key(self._by_turn)):
             reason = refusal(partition, ask, started, gang=True, more=ordered, rights=rights)
             need(not reason, f"nodes are ordered for {_name(started[0][0])}, which may not start: {reason}")
             ordered.add(started)
 
-
-def _by_turn(one: Ordering, other: Ordering) -> int:
-    """Compare two asks: by turn within a leaf queue, else by the paths of their queues."""
-    first, second = one[0], other[0]
-    if first is None or second is None:
-        return (first is not None) - (second is not None)
-    paths = [ask.stage.job.queue.path for ask in (first, second)]
-    if paths[0] != paths[1]:
-        return 1 if paths[0] > paths[1] else -1
-    return comes_before(second, first) - comes_before(first, second)
+    def _by_turn(self, one: Ordering, other: Ordering) -> int:
+        """Compare two asks: by turn within a leaf queue, else by the paths of their queues."""
+        first, second = one[0], other[0]
+        if first is None or second is None:
+            return (first is not None) - (second is not None)
+        paths = [ask.stage.job.queue.path for ask in (first, second)]
+        if paths[0] != paths[1]:
+            return 1 if paths[0] > paths[1] else -1
+        before = [comes_before(self.partition, self.uses, *pair) for pair in ((first, second), (second, first))]
+        return before[1] - before[0]
 
 
 def _rights_of_pools(partition: Partition) -> Entitlements:
@@ -236,8 +254,11 @@ class _Passed:
 class _Turns:
     """Checks that no ask is placed while one with an earlier turn could have used the same capacity."""
 
-    def __init__(self, partition: Partition, changes: Sequence[Change[Any]]) -> None:
+    def __init__(self, partition: Partition, uses: UserUses, changes: Sequence[Change[Any]]) -> None:
         self.partition = partition
+        self.uses = uses
+        self._batches = [change for change in changes if isinstance(change, SinglesPlaced)]
+        """Batches that are not in the state yet. They are booked late: some of their tasks had earlier turns."""
         self._served = {key for change in changes for key, _ in _started(change)}
         self._passed: list[_Passed] | None = None
         """None before the first start."""
@@ -261,8 +282,15 @@ class _Turns:
             self._begin()
         placed = self.partition.waits(*started[-1][0])  # of several asks, the last has the last turn
         assert placed is not None and self._passed is not None
+        before = [(placed.stage, started[-1][1] - 1)]  # all but the last one had their turns before
+        if isinstance(change, SinglesPlaced):
+            self._batches.remove(change)
+            stages = [self.partition.jobs[job].stages[position] for job, position in change.tasks]
+            before = [(stage, 1) for stage in stages[:-1] if user_of(stage) == user_of(placed.stage)]
+        elif isinstance(change, Placed) and change.group:
+            before = []
         for passed in self._passed:
-            self._compare(passed, placed, isinstance(change, SinglesPlaced))
+            self._compare(passed, placed, isinstance(change, SinglesPlaced), before)
 
     def look(self, change: Change[Any]) -> None:
         """After a start or a claim, drop the asks that no longer fit or may no longer start."""
@@ -284,7 +312,7 @@ class _Turns:
             able = [ask for ask in lane if waits_whole(partition, ask)]
             self._refused.update(id(ask) for ask in lane)
             self._refused.difference_update(id(ask) for ask in able)
-            first = _first([ask for ask in able if not self._is_served(ask)])
+            first = self._first([ask for ask in able if not self._is_served(ask)])
             if first is not None and has_one_shape(first) and rooms.whole(first):
                 self._passed.append(_Passed(lane, first))
 
@@ -294,13 +322,18 @@ class _Turns:
     def _could_start(self, passed: _Passed, rooms: Rooms) -> bool:
         return passed.stands and waits_whole(self.partition, passed.ask) and rooms.whole(passed.ask)
 
-    def _compare(self, passed: _Passed, placed: Ask, in_batch: bool) -> None:
+    def _compare(self, passed: _Passed, placed: Ask, in_batch: bool, before: list[tuple[Stage, int]]) -> None:
         if not passed.stands or self._is_blocked(passed):
             return
         leaf, other = placed.stage.job.queue, passed.ask.stage.job.queue
         what = f"{_name(placed.stage)} is placed, and {_name(passed.ask.stage)}, which could have started,"
         if leaf is other:
-            need(not comes_before(passed.ask, placed), f"{what} is before it in queue {leaf.path}")
+            user = user_of(passed.ask.stage)
+            for batch in self._batches if user != user_of(placed.stage) else ():
+                stages = [self.partition.jobs[job].stages[position] for job, position in batch.tasks]
+                before = before + [(stage, 1) for stage in stages if user_of(stage) == user]
+            earlier = comes_before(self.partition, self.uses, passed.ask, placed, before)
+            need(not earlier, f"{what} is before it in queue {leaf.path}")
         elif self.partition.settings.unit != "slots":
             lent, entitled = _part(leaf, other)
             rights = self.partition.entitlements()
@@ -313,16 +346,17 @@ class _Turns:
     def _is_blocked(self, passed: _Passed) -> bool:
         """True if an earlier ask of its lane might start: only the head of a lane is tried."""
         others = (ask for ask in passed.lane if ask is not passed.ask and id(ask) not in self._refused)
-        return not all(comes_before(passed.ask, ask) for ask in others)
+        return not all(comes_before(self.partition, self.uses, passed.ask, ask) for ask in others)
 
-
-def _first(asks: list[Ask]) -> Ask | None:
-    """Return the ask that comes before all the others; None if the order is not certain."""
-    first: Ask | None = None
-    for ask in asks:
-        if first is None or comes_before(ask, first):
-            first = ask
-    return first if all(ask is first or (first and comes_before(first, ask)) for ask in asks) else None
+    def _first(self, asks: list[Ask]) -> Ask | None:
+        """Return the ask that comes before all the others; None if the order is not certain."""
+        first: Ask | None = None
+        for ask in asks:
+            if first is None or comes_before(self.partition, self.uses, ask, first):
+                first = ask
+        others = [ask for ask in asks if ask is not first]
+        sure = first is not None and all(comes_before(self.partition, self.uses, first, ask) for ask in others)
+        return first if sure else None
 
 
 def _part(one: Queue, other: Queue) -> tuple[Queue, Queue]:

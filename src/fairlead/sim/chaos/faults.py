@@ -158,6 +158,10 @@ WITH_LOANS = 0.4
 """Fraction of the scenarios that take loans back."""
 
 
+WITH_USERS = 0.4
+"""Fraction of the scenarios in which more users take turns, mostly with past use."""
+
+
 def draw_scenario(seed: int, profile: Profile) -> Scenario:
     rng = Random(seed)
     nodes = {f"n{at}": _node(rng) for at in range(rng.randint(2, 5))}
@@ -181,6 +185,11 @@ def draw_scenario(seed: int, profile: Profile) -> Scenario:
         config = {**config, **_loan_settings(apart)}
         config["queues"]["root"]["a"]["share"] = apart.choice((20, 50, 80))
         events += [_long_array(apart, f"l{at}", profile.span) for at in range(apart.randint(2, 4))]
+    apart = Random(f"{seed} users")
+    if apart.random() < WITH_USERS:
+        config = {**config, "share_memory": apart.choice((0, "1min", "2min", "1h"))}
+        config["queues"]["root"]["a"]["order"] = "fair"
+        events = [_of_any_user(apart, event) if isinstance(event, Submission) else event for event in events]
     return Scenario(seed, config, nodes, tuple(sorted(events, key=lambda event: event.at)))
 
 
@@ -325,6 +334,11 @@ def _long_array(rng: Random, job: str, span: Micros) -> Submission:
         "gang": "stage",
     }
     return Submission(rng.randint(0, span), job, document, (rng.randint(60, 400) * SECOND,), 0)
+
+
+def _of_any_user(rng: Random, event: Submission) -> Submission:
+    document = {**event.document, "user": rng.choice(("ann", "ann", "bob", "eve"))}
+    return msgspec.structs.replace(event, document=document)
 
 
 def _concerns(event: Event, nodes: dict[str, Any]) -> bool:

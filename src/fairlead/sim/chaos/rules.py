@@ -14,6 +14,7 @@ from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
 from fairlead.sim.chaos.tasks import indices
+from fairlead.sim.chaos.users import UserUses
 
 Tasks = Sequence[tuple[Stage, int]]
 """Stages and a number of tasks of each."""
@@ -53,8 +54,10 @@ def is_missed(ask: Ask) -> bool:
     return ask.kind == REPLACE and ask.stage.running() < ask.stage.needed
 
 
-def comes_before(one: Ask, other: Ask) -> bool:
-    """True if an ask is certainly tried before another one of the same queue.
+def comes_before(
+    partition: Partition, uses: UserUses, one: Ask, other: Ask, more: Sequence[tuple[Stage, int]] = ()
+) -> bool:
+    """True if an ask is certainly tried before another one of the same queue. `more` are tasks that count as started.
 
     Under `priority`, replacements that a gang needs come first. For other asks the result is certain only if priority
     and kind agree. Under an order of another package it is never certain.
@@ -73,7 +76,10 @@ def comes_before(one: Ask, other: Ask) -> bool:
             return False
         return (kinds[0], -jobs[0].priority, ages[0]) < (kinds[1], -jobs[1].priority, ages[1])
     if settings.order == "fair":
-        return (kinds[0], jobs[0].live, ages[0]) < (kinds[1], jobs[1].live, ages[1])
+        if jobs[0].spec.user != jobs[1].spec.user:
+            return uses.compare(partition, one, other, list(more)) < 0
+        live = [job.live + sum(tasks for stage, tasks in more if stage.job is job) for job in jobs]
+        return (kinds[0], live[0], ages[0]) < (kinds[1], live[1], ages[1])
     return settings.order == "fifo" and (kinds[0], ages[0]) < (kinds[1], ages[1])
 
 

@@ -12,7 +12,9 @@ from prometheus_client.registry import Collector
 
 from fairlead.core.cycle import Cycle
 from fairlead.core.entitlement import Entitlements
-from fairlead.core.model import Queue
+from fairlead.core.model import Micros, Queue
+from fairlead.core.past import past_part
+from fairlead.core.resources import MINUTE
 from fairlead.core.state import Partition
 
 QUEUES = 200
@@ -26,6 +28,7 @@ class QueueFigures(NamedTuple):
     entitlement: float
     use: float
     loan: float
+    past: float
 
 
 class ShareFigures:
@@ -34,13 +37,15 @@ class ShareFigures:
     def __init__(self) -> None:
         self._lock = Lock()
         self._entitlements: Entitlements | None = None
+        self._at = 0
+        """When the figures of all queues were computed."""
         self._queues: dict[str, QueueFigures] = {}
         self._spread: dict[str, int] = {}
 
     def begin(self, partition: Partition) -> None:
         """Compute the figures of all queues."""
-        entitlements = self._entitlements = partition.entitlements()
-        queues = {path: figures_of(entitlements, queue) for path, queue in partition.queues.items()}
+        self._entitlements, self._at = partition.entitlements(), partition.now
+        queues = {path: figures_of(partition, queue, partition.now) for path, queue in partition.queues.items()}
         with self._lock:
             self._queues = queues
 
@@ -48,14 +53,17 @@ class ShareFigures:
         """Update the queues of the jobs that a cycle touched, or all queues if capacity or shares changed."""
         partition = decided.plan.partition
         entitlements = partition.entitlements()
-        if entitlements is not self._entitlements:
+        fades = partition.settings.share_memory and partition.now > self._at + MINUTE
+        if entitlements is not self._entitlements or fades:
             self.begin(partition)
         else:
             jobs = [partition.jobs[name] for name in partition.touched.jobs if name in partition.jobs]
             leaves = {job.queue.path: job.queue for job in jobs}
             touched = {queue.path: queue for leaf in leaves.values() for queue in leaf.line()}
             figures = {
-                path: figures_of(entitlements, queue) for path, queue in touched.items() if path in partition.queues
+                path: figures_of(partition, queue, partition.now)
+                for path, queue in touched.items()
+                if path in partition.queues
             }
             with self._lock:
                 self._queues.update(figures)
@@ -74,14 +82,16 @@ class ShareFigures:
             return self._spread
 
 
-def figures_of(entitlements: Entitlements, queue: Queue) -> QueueFigures:
+def figures_of(partition: Partition, queue: Queue, now: Micros) -> QueueFigures:
     """Return the figures of one queue."""
+    entitlements = partition.entitlements()
     siblings = [queue] if queue.parent is None else queue.parent.children.values()
     total = entitlements.shared(queue.parent) if queue.parent is not None else 1
     share = 100 * entitlements.share(queue) / total if total else 100 / len(siblings)
     whole = entitlements.whole
     parts = (entitlements.of(queue), entitlements.used(queue), entitlements.loaned(queue))
-    return QueueFigures(share, *(100 * part / whole if whole else 0.0 for part in parts))
+    entitled, used, loaned = (100 * part / whole if whole else 0.0 for part in parts)
+    return QueueFigures(share, entitled, used, loaned, 100 * past_part(partition, queue.account, now))
 
 
 class Shares(Collector):
@@ -101,6 +111,7 @@ class Shares(Collector):
                 ("entitlement", "Entitlement of a queue, of the partition."),
                 ("use", "Use of a queue, of the partition: the largest part of any resource, or slots."),
                 ("loan", "Use of a queue beyond its entitlement, of the partition."),
+                ("past", "Average of the past use of a queue, of the partition; 0 unless share_memory is set."),
             )
         ]
         spread = GaugeMetricFamily(

@@ -1,0 +1,138 @@
+"""Turns of the users of a leaf: the user with the least use is next, then the first ask of this user.
+
+Users take turns task by task. If their tasks are equal, the turns that follow can be counted out beforehand, so that
+each ask starts all of its next tasks at once: `allot` returns the same numbers as single turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heapify, heappop, heapreplace
+
+from fairlead.core.entitlement import Uses
+from fairlead.core.lanes import Lane, Place
+from fairlead.core.model import Account, Ask
+from fairlead.core.resources import Vector, add
+
+Level = tuple[int, str]
+"""The use of a user and the name of the account: the lower is next."""
+
+
+class UserTurn:
+    """The use of a user in a leaf, with starts that are not booked yet."""
+
+    __slots__ = ("_past", "_tasks", "_used", "_uses", "name", "use")
+
+    def __init__(self, account: Account, uses: Uses) -> None:
+        self.name = account.name
+        self._uses = uses
+        self._used, self._tasks = dict(account.used), account.tasks
+        self._past = uses.past_of(account) if uses.weight else {}
+        self.use = uses.counted(self._used, self._tasks, self._past)
+
+    def add(self, resources: Vector, times: int, tasks: int) -> None:
+        """Count use of `resources` `times` times, by a number of tasks."""
+        add(self._used, resources, times)
+        self._tasks += tasks
+        self.use = self._uses.counted(self._used, self._tasks, self._past)
+
+    def ladder(self, resources: Vector, most: int) -> Ladder:
+        return Ladder(
+            self.name,
+            self._uses.parts(self._used, self._tasks, self._past),
+            self._uses.parts(resources, 1, {}),
+            most,
+        )
+
+
+class Ladder:
+    """The uses of a user before each of the next equal tasks, at most `most` tasks."""
+
+    __slots__ = ("_base", "_step", "done", "most", "name")
+
+    def __init__(self, name: str, base: Mapping[str, int], step: Mapping[str, int], most: int) -> None:
+        self.name = name
+        self._base = {**dict.fromkeys(step, 0), **base}
+        self._step = step
+        self.most = most
+        self.done = 0
+        """The number of tasks that are counted out."""
+
+    def level(self, tasks: int) -> Level:
+        """Return the use after a number of tasks."""
+        step = self._step
+        return max([base + tasks * step.get(name, 0) for name, base in self._base.items()], default=0), self.name
+
+    def turns_before(self, level: Level) -> int:
+        """Return how many tasks have their turn before a user at this level."""
+        bound = level[0] + (self.name < level[1])
+        turns = self.most
+        for name, base in self._base.items():
+            step = self._step.get(name, 0)
+            if base >= bound:
+                return 0
+            if step:
+                turns = min(turns, -(-(bound - base) // step))
+        return turns
+
+
+def count_out(ladders: list[Ladder], turns: int) -> None:
+    """Count out turns one by one to the user with the least use; `done` of each has the result."""
+    turns = min(turns, sum([ladder.most for ladder in ladders]))
+    low = min([ladder.level(0)[0] for ladder in ladders])
+    high = 1 + max([ladder.level(ladder.most)[0] for ladder in ladders])
+    while turns - sum([ladder.done for ladder in ladders]) > len(ladders) and high - low > 1:
+        middle = (low + high) // 2
+        counts = [ladder.turns_before((middle, "")) for ladder in ladders]
+        if sum(counts) > turns:
+            high = middle
+        else:
+            low = middle
+            for ladder, count in zip(ladders, counts, strict=True):
+                ladder.done = count
+    left = turns - sum([ladder.done for ladder in ladders])
+    heap = [(ladder.level(ladder.done), ladder) for ladder in ladders if ladder.done < ladder.most]
+    heapify(heap)
+    while left:
+        ladder = heap[0][1]
+        rival = min([entry[0] for entry in heap[1:3]], default=None)
+        until = ladder.most if rival is None else max(ladder.done + 1, ladder.turns_before(rival))
+        taken = min(until - ladder.done, left)
+        ladder.done += taken
+        left -= taken
+        if ladder.done < ladder.most:
+            heapreplace(heap, (ladder.level(ladder.done), ladder))
+        else:
+            heappop(heap)
+
+
+def count_out_asks(lane: Lane, asks: list[Ask], turns: int, rival: Place | None = None) -> dict[int, int]:
+    """Count turns of one user out to asks of single tasks, by the order of the queue. Returns ask id → tasks.
+
+    It ends when an ask at the place `rival` has the turn.
+    """
+    if len(asks) == 1 and rival is None:
+        return {id(asks[0]): min(turns, asks[0].count)}
+    counts: dict[int, int] = {}
+    running: dict[str, int] = {}
+    heap = [(lane.rank(ask), ask.count, ask) for ask in asks]
+    heapify(heap)
+    while turns and heap:
+        rank, left, ask = heap[0]
+        job = ask.stage.job.id
+        now = lane.rank(ask, running.get(job, 0))
+        if now != rank:
+            heapreplace(heap, (now, left, ask))  # another ask of the same job had turns
+            continue
+        if rival is not None and rank > rival:
+            break
+        alone = len(heap) == 1 and rival is None
+        taken = min(left, turns) if alone or not lane.queue.order.by_running else 1
+        counts[id(ask)] = counts.get(id(ask), 0) + taken
+        running[job] = running.get(job, 0) + taken
+        turns -= taken
+        if left > taken:
+            heapreplace(heap, (lane.rank(ask, running[job]), left - taken, ask))
+        else:
+            heappop(heap)
+    return counts
