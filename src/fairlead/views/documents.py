@@ -9,8 +9,9 @@ from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.match.backfill import why_passed
 from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros, Stage
 from fairlead.core.never import why_never
+from fairlead.core.outcomes import claimant_of
 from fairlead.core.ranges import count, indices
-from fairlead.core.reasons import AfterUnmet, InChain, NeverFits, NoRoom, NotReady, Reason
+from fairlead.core.reasons import AfterUnmet, InChain, NeverFits, NoRoom, NotReady, Reason, Sees
 from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
 
@@ -87,6 +88,12 @@ class Waiting(msgspec.Struct, frozen=True):
         later = f"; after that: {self.then}" if self.then else ""
         return f"{self.stage}: {self.count} {self.kind} waiting{place}{reason}{later}"
 
+    def shown_to(self, sees: Sees) -> Waiting:
+        """Return this without the ids of jobs that a reader may not see."""
+        reason = None if self.reason is None else self.reason.shown_to(sees)
+        then = None if self.then is None else self.then.shown_to(sees)
+        return msgspec.structs.replace(self, reason=reason, then=then)
+
 
 def shown_state(job: Job) -> str:
     """Return the state of a job as users see it: a job that has ended is `stopping` until its last process is gone."""
@@ -130,7 +137,7 @@ def task_view(partition: Partition, stage: Stage, index: int) -> TaskView:
             allocation.devices[position * per_task : (position + 1) * per_task],
             past.reason,
             past.exit_code,
-            _note(allocation),
+            _note(partition, allocation),
             allocation.started,
         )
     state = "pending"
@@ -142,9 +149,9 @@ def task_view(partition: Partition, stage: Stage, index: int) -> TaskView:
     return TaskView(state, attempt, past.tries_used, None, (), past.reason, past.exit_code)
 
 
-def _note(allocation: Allocation) -> str:
+def _note(partition: Partition, allocation: Allocation) -> str:
     if allocation.stopped_for:
-        return f"stops for {allocation.stopped_for}"
+        return f"stops for {claimant_of(partition, allocation)}"
     if allocation.cause == "return":
         return "recalled, if it has not started"
     if allocation.rooms and allocation.state == "assigned":
@@ -266,7 +273,7 @@ def _ahead(partition: Partition, ask: Ask) -> tuple[int, int, int]:
     return position, len(jobs), tasks
 
 
-def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason]) -> str:
+def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], sees: Sees) -> str:
     """Return in a few words why the first waiting tasks of a job wait. Looks at no nodes and walks through no lane."""
     for stage in job.stages:
         for kind, wanted in enumerate(stage.pending):
@@ -277,7 +284,7 @@ def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, i
                 return AfterUnmet(unmet).short
             reason = reasons.get((job.id, stage.name, kind))
             if reason is not None:
-                return reason.short
+                return reason.shown_to(sees).short
             ask = stage.asks[kind]
             if not partition.reign.ready:
                 return NotReady().short
