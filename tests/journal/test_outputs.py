@@ -9,8 +9,8 @@ from time import time
 import msgspec
 import pytest
 
-from fairlead.history.outputs import LARGEST, OutputStore
-from fairlead.wire.agent import LogRequest
+from fairlead.history.outputs import OutputStore
+from fairlead.wire.agent import MAX_OUTPUT, LogRequest
 
 PARTITION = "default"
 KEY = LogRequest(0, 250, "main", 7, 1, "out", user="ann")
@@ -60,7 +60,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 def test_an_offset_of_a_node_cannot_make_a_huge_file(tmp_path: Path) -> None:
     store = OutputStore(tmp_path)
-    store.write(PARTITION, [(KEY, LARGEST, b"x"), (KEY, 2**53, b"x")])
+    store.write(PARTITION, [(KEY, MAX_OUTPUT, b"x"), (KEY, 2**53, b"x")])
     assert files(tmp_path) == []
 
 

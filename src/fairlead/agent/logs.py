@@ -13,7 +13,7 @@ from time import time
 from fairlead.agent.launching import each_of
 from fairlead.agent.spawner.files import open_plain
 from fairlead.agent.spawner.records import folder_of
-from fairlead.wire.agent import LogPart, LogRequest, Output, OutputPart, OutputRequest, Stream
+from fairlead.wire.agent import MAX_OUTPUT, LogPart, LogRequest, Output, OutputPart, OutputRequest, Stream
 
 PART = 1 << 16
 POLL = 0.2
@@ -63,7 +63,10 @@ async def read_log(logs: str, request: LogRequest, is_over: Callable[[], bool]) 
 
 
 async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[OutputPart]:
-    """Yield all logs of some tasks, in parts of about `PART` bytes."""
+    """Yield the logs of some tasks, each up to `MAX_OUTPUT` bytes, in parts of about `PART` bytes.
+
+    A task may have made its log huge at no cost, as a sparse file.
+    """
     tasks = request.tasks
     waiting: list[Output] = []
     size = 0
@@ -71,6 +74,8 @@ async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[Outpu
         for stream in STREAMS:
             log = LogRequest(0, tasks.number, tasks.stage, index, tasks.attempt, stream, user=request.user)
             async for piece in read_log(logs, log, lambda: True):
+                if piece.offset + len(piece.data) > MAX_OUTPUT:
+                    break
                 if piece.data:
                     waiting.append(Output(index, stream, piece.offset, piece.data))
                     size += len(piece.data)

@@ -14,11 +14,9 @@ from pathlib import Path
 from time import time
 from urllib.parse import quote
 
-from fairlead.wire.agent import LogRequest
+from fairlead.wire.agent import MAX_OUTPUT, LogRequest
 
 JOBS_PER_FOLDER, TASKS_PER_FOLDER = 100, 100
-LARGEST = 64 << 20
-"""Bytes that are kept of one log. A node keeps 32 MiB."""
 CHECKED_AFTER = 16
 """The limits are applied whenever this part of the size, one in so many, was written."""
 
@@ -40,7 +38,7 @@ class OutputStore:
     def write(self, partition: str, pieces: Sequence[tuple[LogRequest, int, bytes]]) -> None:
         """Write pieces of logs at their offsets. A request names the log."""
         for asked, offset, data in pieces:
-            if offset + len(data) > LARGEST:
+            if offset + len(data) > MAX_OUTPUT:
                 continue
             path = self._path(partition, asked)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
