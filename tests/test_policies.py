@@ -305,7 +305,9 @@ def test_a_reason_is_shown_with_its_text_and_its_code() -> None:
     text = "queue root.docks runs at most 4 tasks at once"
     assert str(w.explain(job)[0]).endswith(text)
     partition = w.partition()
-    (waiting,) = explanation(partition, partition.jobs[job], w.cluster.writers["default"].reasons, w.now).waiting
+    (waiting,) = explanation(
+        partition, partition.jobs[job], w.cluster.writers["default"].reasons, w.now, lambda job: True
+    ).waiting
     assert (waiting.code, waiting.reason) == ("crew busy", text)
 
 

@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from fairlead.core.commands import MoveNode
 from fairlead.engines.agents import Agents
+from fairlead.engines.base import Away
 from fairlead.wire import agent as wire
 from fairlead.wire.agent import PATH, Tasks, decode_from_server, encode
 from fairlead.wire.identity import Exchange, Key
@@ -666,5 +667,38 @@ def test_a_report_that_cannot_be_is_confirmed_and_changes_nothing(tmp_path: Path
                 await one.report(wire.Report(tasks, "running"))
             assert any(event == "report refused" for event, _ in plant.log)
             assert not await plant.read(lambda partition: partition.allocations)
+
+    tell(tmp_path, story)
+
+
+def test_logs_that_a_node_stops_sending_for_newer_readers_are_not_complete(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Welcome)
+            await plant.until(lambda partition: "n1" in plant.hub.connected(PARTITION))
+            asked = wire.OutputRequest(0, Tasks("a", 1, "main", 1, (0, 1)), "ann")
+            parts = aiter(plant.hub.outputs(PARTITION, "n1", asked))
+            first = asyncio.create_task(anext(parts))
+            request = (await one.wait_for(wire.OutputRequest)).request
+            await one.say(wire.OutputPart(request, (wire.Output(0, "out", 0, b"x"),)))
+            assert (await first).outputs[0].data == b"x"
+            await one.say(wire.LogPart(request, 0, b"", True, "newer readers replaced this one"))
+            with pytest.raises(Away, match="newer readers"):
+                await anext(parts)
+
+    tell(tmp_path, story)
+
+
+def test_a_node_that_floods_the_server_with_a_log_is_cut_off(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        async with puppet(plant) as one:
+            await one.wait_for(wire.Welcome)
+            parts = aiter(plant.hub.log(PARTITION, "n1", wire.LogRequest(0, 1, "main", 0, 1)))
+            first = asyncio.create_task(anext(parts))
+            request = (await one.wait_for(wire.LogRequest)).request
+            for _ in range(2 * wire.LOG_PARTS):  # the reader takes the first and then no more
+                await one.say(wire.LogPart(request, 0, b"x"))
+            await first
+            assert "more of a log than it may" in (await one.wait_for(wire.Refusal)).problem
 
     tell(tmp_path, story)

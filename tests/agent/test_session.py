@@ -13,7 +13,7 @@ import pytest
 
 from fairlead.agent import session
 from fairlead.agent.joining import Epoch, Joining
-from fairlead.agent.logs import PART, log_path, read_log
+from fairlead.agent.logs import PART, log_path, read_log, read_outputs
 from fairlead.agent.main import Agent, Settings
 from fairlead.agent.session import KeyRenewed, Refused, Session
 from fairlead.agent.spawner.collecting import write_list
@@ -305,6 +305,28 @@ def test_a_log_that_its_task_replaced_is_not_followed(tmp_path: Path, trick: str
 
     data = [part.data for part in asyncio.run(read())]
     assert data == [bytes(PART)] * 3 if trick == "huge file" else data == [b""]
+
+
+def test_a_huge_log_is_copied_up_to_a_limit(tmp_path: Path) -> None:
+    """It costs its task nothing, as a sparse file, and would keep the copies of all others waiting."""
+    for index, size in ((0, 1 << 40), (1, 5)):
+        path = log_path(str(tmp_path), LogRequest(1, 1, "main", index, 1))
+        assert path is not None
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        os.truncate(path, size)
+
+    async def sizes() -> dict[int, int]:
+        found = {0: 0, 1: 0}
+        async with asyncio.timeout(30):
+            async for part in read_outputs(
+                str(tmp_path), wire.OutputRequest(1, Tasks("job", 1, "main", 1, (0, 2)), "ann")
+            ):
+                for output in part.outputs:
+                    found[output.index] += len(output.data)
+        return found
+
+    assert asyncio.run(sizes()) == {0: wire.MAX_OUTPUT, 1: 5}
 
 
 def test_a_log_reader_that_is_replaced_is_informed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from fairlead.agent import split
 from fairlead.agent.spawner import root
 from fairlead.agent.spawner.confine import KEY_CALL
 from fairlead.agent.spawner.users import NotAllowed, find_person
+from fairlead.core.commands import Kill
 from fairlead.wire.agent import LogRequest, OutputRequest, Tasks
 from tests.agent.plant import JOIN_TOKEN, PARTITION, SECONDS, Machine, Plant
 from tests.live import PROGRAM
@@ -206,6 +207,64 @@ def test_a_user_on_a_node(two: People, tmp_path: Path) -> None:
     tell(story)
 
 
+async def pauses_no_node_for_others(plant: Plant, one: Machine, two: People) -> None:
+    """A user can lower the limits of its own spawner, which has the same uid. That is no fault of the node."""
+    job = await plant.submit(
+        ["/bin/sh", "-c", "prlimit --pid $PPID --nproc=1:1; echo done; exec sleep 600"], user="bob"
+    )
+    while await log_of(plant, "bob", job) != "done\n":
+        await asyncio.sleep(0.05)
+    more = await plant.submit(["true"], user="bob", count=20, min=1)
+    assert await plant.over(more) == "failed"
+    reason = await plant.job(more, lambda each: each.stages[0].past(0).reason)
+    assert reason == (
+        "no process could be started: Resource temporarily unavailable; "
+        "tasks of other users can start here, so bob is over a limit"
+    )
+    assert await plant.read(lambda partition: max(partition.nodes.failures)) == 0
+    assert (await run(plant, "ann", "echo still here"))[1] == "still here\n"
+    await plant.ask(Kill(job=job, user="bob"))
+    assert await plant.over(job) == "killed"
+    while processes_of(two.names["bob"]):  # the limit ends with the spawner
+        await asyncio.sleep(0.1)
+
+
+async def writes_output_with_its_own_rights(plant: Plant, one: Machine, two: People) -> None:
+    """The spawner opens the files of `output` and `error`: as the task's user, and none of its own."""
+    ann, bob = (two.folder / two.names[user] for user in ("ann", "bob"))
+    await run(plant, "ann", "mkdir -m 755 ~/shared; echo mine > ~/shared/note")
+    await run(plant, "bob", f"ln -s {ann}/shared/note ~/link; mkfifo ~/fifo; mkdir ~/folder")
+    own = [f"/proc/self/fd/{number}" for number in range(12)]
+    others = [
+        f"{ann}/shared/note",
+        f"{ann}/shared/new",
+        f"{bob}/link",
+        f"{one.directory}/users/ann/logs/0.0/1.main.0.1.out",
+    ]
+    odd = [f"{bob}/fifo", f"{bob}/folder", "/dev/full", "/dev/tty", "/proc/self/mem"]
+    for path in (*others, *odd, *own, f"{one.directory}/users/bob/ledger"):
+        for where in ("output", "error"):
+            job = await plant.submit(["/bin/sh", "-c", "echo forged; echo forged >&2"], user="bob", **{where: path})
+            assert await plant.over(job) == "failed", path
+            reason = await plant.job(job, lambda each: each.reason)
+            assert f"its output {path}: " in reason, reason
+    assert (await run(plant, "ann", "cat ~/shared/*"))[1] == "mine\n"
+    job = await plant.submit(
+        ["/bin/sh", "-c", "echo %; stat -c %U ~/out-*"], user="bob", output=f"{bob}/out-%j-%s-%a-%r-%%"
+    )
+    assert await plant.over(job) == "succeeded"
+    assert (bob / f"out-{job}-main-0-1-%").read_text() == f"%\n{two.names['bob']}\n"
+
+
+def test_a_user_harms_only_itself(two: People, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with node(two, tmp_path) as (plant, one):
+            for each in (writes_output_with_its_own_rights, pauses_no_node_for_others):
+                await each(plant, one, two)
+
+    tell(story)
+
+
 def test_no_attack_on_another_user_succeeds(two: People, tmp_path: Path) -> None:
     """Ann's task has a secret and writes to its log and /tmp. Bob's looks for all of it, and for the server's files."""
     script = two.folder / "attack.py"
@@ -286,6 +345,24 @@ def test_a_user_that_stops_its_own_spawner_does_not_keep_the_node_from_joining(t
             while psutil.pid_exists(first):
                 await asyncio.sleep(0.05)
             await plant.kill(job)
+            assert await plant.over(job) == "killed"
+
+    tell(story)
+
+
+@pytest.mark.long
+def test_a_user_that_stops_its_own_spawner_does_not_pause_the_node(two: People, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with node(two, tmp_path) as (plant, _):
+            stop = "echo started; sleep 1; kill -STOP $PPID; echo stopped; exec sleep 600"
+            job = await plant.submit(["/bin/sh", "-c", stop], user="bob")
+            while await log_of(plant, "bob", job) != "started\nstopped\n":
+                await asyncio.sleep(0.05)
+            more = await plant.submit(["true"], user="bob")
+            assert await plant.over(more) == "succeeded"
+            assert await plant.job(more, lambda each: each.stages[0].past(0).launches_failed) == 0
+            assert await plant.read(lambda partition: max(partition.nodes.failures)) == 0
+            await plant.ask(Kill(job=job, user="bob"))
             assert await plant.over(job) == "killed"
 
     tell(story)

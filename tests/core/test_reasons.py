@@ -310,7 +310,9 @@ def test_a_share_of_0_is_named_where_other_queues_use_the_capacity() -> None:
 
 
 def short(w: World, job: str) -> str:
-    return short_reason(w.partition(), w.partition().jobs[job], w.cluster.writers["default"].reasons)
+    return short_reason(
+        w.partition(), w.partition().jobs[job], w.cluster.writers["default"].reasons, lambda job_id: True
+    )
 
 
 def test_short_reasons() -> None:

@@ -15,13 +15,13 @@ import pytest
 
 from fairlead.app import Failed, Serve, _source_of, _store_of
 from fairlead.core.state import Partition
-from fairlead.history.outputs import LARGEST, OutputStore
+from fairlead.history.outputs import OutputStore
 from fairlead.history.recorder import HistoryRecorder, ResultRow
 from fairlead.history.s3 import ObjectStore, Unusable
 from fairlead.history.sqlite import History
 from fairlead.history.stores import INCOMING, FolderStore, Store
 from fairlead.testing import World
-from fairlead.wire.agent import Collected, LogRequest, Output, OutputPart, Tasks
+from fairlead.wire.agent import MAX_OUTPUT, Collected, LogRequest, Output, OutputPart, Tasks
 from tests.s3 import S3, s3_server
 
 PARTITION = "default"
@@ -107,7 +107,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_an_offset_of_a_node_cannot_make_a_huge_file(tmp_path: Path) -> None:
-    write(FolderStore(tmp_path), log(LARGEST, b"x"), log(2**53, b"x"))
+    write(FolderStore(tmp_path), log(MAX_OUTPUT, b"x"), log(2**53, b"x"))
     assert files(tmp_path) == []
 
 

@@ -115,6 +115,8 @@ class Joining:
         self.links: list[Spawner] = []
         self.found: set[int] = set()
         """Spawners that have listed their tasks."""
+        self.heard: dict[int, float] = {}
+        """Spawner → when its last message arrived."""
         self.all_found = asyncio.Event()
         """Set when all spawners have listed their tasks that existed at the start; the agent joins only then."""
         self.notes: dict[int, str] = {}
@@ -224,6 +226,7 @@ class Joining:
 
     def on_message(self, at: int, kind: str, *rest: Any) -> None:
         """Handle a message of a spawner."""
+        self.heard[at] = self._steady()
         if kind == "state":
             tasks, self.notes[at], self.cgroup = rest
             if self._lease_of_tasks is not None:

@@ -15,7 +15,7 @@ import msgspec
 from fairlead.agent.launching import each_of
 from fairlead.agent.results import open_own, read_results
 from fairlead.agent.spawner.records import folder_of
-from fairlead.wire.agent import LogPart, LogRequest, Output, OutputPart, OutputRequest, Stream
+from fairlead.wire.agent import MAX_OUTPUT, LogPart, LogRequest, Output, OutputPart, OutputRequest, Stream
 
 PART = 1 << 16
 POLL = 0.2
@@ -65,7 +65,10 @@ async def read_log(logs: str, request: LogRequest, is_over: Callable[[], bool]) 
 
 
 async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[OutputPart]:
-    """Yield the result files of some tasks and, if they are asked for, all logs, in parts of about `PART` bytes."""
+    """Yield the result files of some tasks and, if they are asked for, their logs, in parts of about `PART` bytes.
+
+    A log is sent up to `MAX_OUTPUT` bytes: a task may have made it huge at no cost, as a sparse file.
+    """
     tasks = request.tasks
     waiting: list[Output] = []
     size = 0
@@ -76,6 +79,8 @@ async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[Outpu
         for stream in STREAMS if request.logs else ():
             log = LogRequest(0, tasks.number, tasks.stage, index, tasks.attempt, stream, user=request.user)
             async for piece in read_log(logs, log, lambda: True):
+                if piece.offset + len(piece.data) > MAX_OUTPUT:
+                    break
                 if piece.data:
                     waiting.append(Output(index, stream, piece.offset, piece.data))
                     size += len(piece.data)

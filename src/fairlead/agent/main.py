@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -23,6 +24,7 @@ from fairlead.agent.launching import personal_variables, surroundings
 from fairlead.agent.link import Link, OwnSpawner, prepare
 from fairlead.agent.logs import remove_old
 from fairlead.agent.machine import Machine, host_name, this_machine
+from fairlead.agent.probing import Probe
 from fairlead.agent.session import Channel, Refused
 from fairlead.agent.split import Helper
 from fairlead.agent.task_table import TaskTable
@@ -31,6 +33,11 @@ from fairlead.wire.agent import MAX_MESSAGE_BYTES, PATH, Hello
 
 SPAWNER_TIMEOUT = 10.0
 """Seconds within which the spawners of users have to list their tasks when the agent starts."""
+SILENT = 20.0
+"""Seconds within which the spawner of a user has to answer a launch, or it is ended. The server's `launch_timeout`,
+after which it pauses the node, should be longer."""
+LOOK = 1.0
+"""Seconds between two looks for silent spawners."""
 SWEEP = 3600.0
 """Seconds between two removals of old logs."""
 
@@ -84,9 +91,12 @@ class Agent:
         self._helper = helper
         inherited = {**personal_variables(), **os.environ}
         around = surroundings(self._name, self._machine.gpus, inherited, helper is not None)
-        self.table = TaskTable(around, 0 if helper else settings.spawners or min(2, os.cpu_count() or 1))
-        for user in helper.known() if helper else ():
-            self.table.spawners_of(user)
+        if helper is None:
+            self.table = TaskTable(around, settings.spawners or min(2, os.cpu_count() or 1))
+        else:
+            self.table = TaskTable(around, 0, machine_fails=Probe(self._directory).fails)
+            for user in helper.known():
+                self.table.spawners_of(user)
         self._parts: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[None] | None = None
         """Done when a part of the agent has ended."""
@@ -103,6 +113,8 @@ class Agent:
         self._joining.begin()
         self._keep(self._serve())
         self._keep(self._sweep())
+        if self._helper is not None:
+            self._keep(self._end_stopped(self._helper))
         try:
             await self._over  # a part that fails ends the whole agent
         finally:
@@ -130,10 +142,29 @@ class Agent:
 
         A user that stops its own spawner must not keep the node from joining.
         """
-        for user in [self.table.users[at] for at in self._joining.silent] if self._helper else ():
+        for at in self._joining.silent if self._helper else ():
             assert self._helper is not None
-            problem = await self._helper.end(user)
-            self._log("spawner ended", {"user": user, "problem": problem or "the spawner did not answer"})
+            await self._end_spawner(self._helper, at)
+
+    async def _end_stopped(self, helper: Helper) -> None:
+        """End spawners that do not answer launches, for ever.
+
+        A user that stops its own spawner must not have the node paused for all users.
+        """
+        since: dict[int, float] = {}
+        while True:
+            await asyncio.sleep(LOOK)
+            now, awaited = monotonic(), self.table.awaited()
+            since = {at: since.get(at, now) for at in awaited}
+            for at, first in list(since.items()):
+                if now - max(first, self._joining.heard.get(at, 0.0)) > SILENT:
+                    del since[at]
+                    await self._end_spawner(helper, at)
+
+    async def _end_spawner(self, helper: Helper, at: int) -> None:
+        user = self.table.users[at]
+        problem = await helper.end(user)
+        self._log("spawner ended", {"user": user, "problem": problem or "the spawner did not answer"})
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[Channel, str]]:

@@ -28,12 +28,20 @@ MAX_GONE = 200
 
 
 class TaskTable:
-    def __init__(self, around: Surroundings, spawners: int, steady: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        around: Surroundings,
+        spawners: int,
+        steady: Callable[[], float] = monotonic,
+        machine_fails: Callable[[], bool] = lambda: True,
+    ) -> None:
         """`spawners` is the number of spawners shared by all users; with 0, each user has its own spawner.
 
-        `steady` is a clock that spawners have too.
+        `steady` is a clock that spawners have too. `machine_fails` is asked if the spawner of a user cannot start a
+        task: True if the machine is the cause, False if it is a limit of that user.
         """
         self._steady = steady
+        self._machine_fails = machine_fails
         self.grace = 30.0
         """Seconds within which a task has to end after a stop."""
         self.reporting = Reporting()
@@ -272,6 +280,14 @@ class TaskTable:
         """True if a spawner has tasks that have not ended."""
         return any(entry.at == spawner and entry.state != "ended" for entry in self._entries.values())
 
+    def awaited(self) -> set[int]:
+        """Return the spawners that were sent tasks to start at once and have not answered yet."""
+        return {
+            entry.at
+            for entry in self._entries.values()
+            if entry.state == "sent" and not entry.waits and not self._is_held(entry)
+        }
+
     def _settle_unknown(self, entry: Entry) -> None:
         """Handle a task that its spawner does not know. Spawners record what they receive, so it was not received."""
         if entry.state == "running":
@@ -293,6 +309,17 @@ class TaskTable:
         self.reporting.report(entry)
 
     def _end(self, entry: Entry, result: Result) -> None:
+        user = self.users[entry.at]
+        if result[0] == "refused" and user and not self._machine_fails():
+            # A refusal pauses the node for all users, so it must not be in the hands of one.
+            result = (
+                "failed",
+                126,
+                f"{result[2]}; tasks of other users can start here, so {user} is over a limit",
+                0,
+                0,
+                0,
+            )
         if entry.state == "sent":
             self.queued -= entry.waits
         if entry.state != "ended":

@@ -16,8 +16,7 @@ from fairlead.api.context import (
     PartitionName,
     Shaped,
     caller_fields,
-    caller_of,
-    may_see,
+    seen_by,
     services_of,
 )
 from fairlead.api.jobs import number_of, touch
@@ -35,7 +34,6 @@ from fairlead.core.commands import (
 )
 from fairlead.core.errors import Refused
 from fairlead.core.intake.nodes import MAX_REASON
-from fairlead.core.model import Job
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
@@ -87,6 +85,7 @@ async def nodes(
 ) -> wire.Nodes:
     """List nodes with their resources, use and state."""
     after = number_of(cursor) or 0
+    sees = seen_by(request)
 
     def look(state: Partition) -> wire.Nodes:
         table = state.nodes
@@ -98,7 +97,7 @@ async def nodes(
                 continue
             if len(page) == limit:
                 return wire.Nodes(nodes=page, next=str(last))
-            page.append(node_answer(state, row))
+            page.append(node_answer(state, row, sees))
             last = node_id
         return wire.Nodes(nodes=page, next="")
 
@@ -115,12 +114,13 @@ def _with_credential(request: HttpRequest, partition: str, node: wire.Node) -> w
 @get("/nodes/{node:str}", operation_id="node", guards=[USERS], summary="One node")
 async def node(request: HttpRequest, node: NodeName, partition: PartitionName = "") -> wire.Node:
     """Return a node with its resources, use and state."""
+    sees = seen_by(request)
 
     def look(state: Partition) -> wire.Node:
         node_id = state.nodes.find(node)
         if node_id is None:
             raise Refused("name", f"there is no node {shown(node)}; `fairlead node list` shows them", "missing")
-        return node_answer(state, state.nodes.rows[node_id])
+        return node_answer(state, state.nodes.rows[node_id], sees)
 
     served = services_of(request).control.find(partition)
     return _with_credential(request, served.name, await served.read(look))
@@ -217,12 +217,12 @@ async def lanes(
 ) -> wire.Lanes:
     """List the lanes with the most waiting tasks, and all other lanes together as `other`."""
     services = services_of(request)
-    caller = caller_of(request)
+    sees = seen_by(request)
     served = services.control.find(partition)
 
     def look(state: Partition) -> wire.Lanes:
         figures = services.metrics.lanes(state.name)
-        listed = lane_answers(state, figures, limit, first, lambda job: may_see(caller, job))
+        listed = lane_answers(state, figures, limit, first, sees)
         return wire.Lanes(lanes=listed, ready=state.reign.ready)
 
     return await served.read(look)
@@ -278,14 +278,10 @@ async def reset_lane(
 @get("/holds", operation_id="holds", guards=[USERS], summary="Holds, oldest first")
 async def holds(request: HttpRequest, partition: PartitionName = "") -> wire.Holds:
     """List the nodes that are held for jobs that have waited too long."""
-    caller = caller_of(request)
-
+    sees = seen_by(request)
     served = services_of(request).control.find(partition)
 
     def look(state: Partition) -> wire.Holds:
-        def sees(job: Job) -> bool:
-            return may_see(caller, job)
-
         return wire.Holds(holds=hold_answers(state, sees, served.now), promises=promise_answers(state, sees))
 
     return await served.read(look)

@@ -106,7 +106,7 @@ class Measured(Protocol):
 
     def look(self, partition: Partition, inbox: InboxFigures) -> None: ...
 
-    def text(self, now: Micros) -> str: ...
+    def text(self, now: Micros, with_jobs: bool) -> str: ...
 
     def lanes(self, partition: str) -> LaneFigures: ...
 
@@ -191,6 +191,12 @@ def caller_fields(request: Request[Any, Any, Any], key: str | None = None) -> di
 def may_see(caller: Token, job: Job) -> bool:
     """True if the caller may see a job: its owner, administrators of its queue, operators. They may change it too."""
     return is_owner(Command(user=caller.user, groups=caller.groups, operator=caller.operator), job)
+
+
+def seen_by(request: Request[Any, Any, Any]) -> Callable[[Job], bool]:
+    """Return a function that is True for jobs that the caller of a request may see."""
+    caller = caller_of(request)
+    return lambda job: may_see(caller, job)
 
 
 def need(*roles: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:

@@ -82,6 +82,7 @@ NODE_ANSWER = {
     "credential_expires": 1792592000.0,
     "reason": "",
     "held_for": [],
+    "held_for_others": 0,
 }
 QUEUE_ANSWER = {
     "path": "root.default",

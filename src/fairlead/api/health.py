@@ -9,7 +9,7 @@ from typing import Any
 
 from litestar import Request, Response, get
 
-from fairlead.api.context import USERS, services_of
+from fairlead.api.context import USERS, caller_of, services_of
 from fairlead.api.problems import Unserved
 from fairlead.core.errors import Refused
 from fairlead.views.metrics.scraped import InboxFigures
@@ -49,14 +49,15 @@ async def readyz(request: HttpRequest) -> Response[wire.Health]:
 
 @get("/metrics", operation_id="metrics", guards=[USERS], media_type="text/plain", summary="Metrics for Prometheus")
 async def metrics(request: HttpRequest) -> Response[str]:
-    """Return the metrics, which docs/metrics.md describes."""
+    """Return the metrics, which docs/metrics.md describes. Users do not get the series of single jobs."""
     services = services_of(request)
     for name in services.control.names():
         with suppress(Refused, Unserved):  # it was removed, or is not served now
             served = services.control.find(name)
             inbox = _inbox_figures(served.live.inbox)
             await served.read(partial(services.metrics.look, inbox=inbox))
-    return Response(services.metrics.text(services.control.now), media_type="text/plain; version=0.0.4; charset=utf-8")
+    text = services.metrics.text(services.control.now, with_jobs=caller_of(request).operator)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _inbox_figures(inbox: Inbox) -> InboxFigures:

@@ -23,6 +23,7 @@ from fairlead.api.context import (
     caller_fields,
     caller_of,
     may_see,
+    seen_by,
     services_of,
 )
 from fairlead.api.control import PartitionService, accepted_in, offered
@@ -207,7 +208,7 @@ async def job(
     """Return a job. With `wait`, the answer comes when the job is over, or after `wait` seconds. A killed job is over
     when its last process is gone. A job that the scheduler has forgotten is answered from the history."""
     services = services_of(request)
-    caller = caller_of(request)
+    caller, sees = caller_of(request), seen_by(request)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(wait, services.bounds.poll_seconds)
     while True:
@@ -219,7 +220,7 @@ async def job(
             job = find(state, caller, job_id)
             if (not job.over or job.allocations) and loop.time() < deadline:
                 moved = served.when_moved(job)
-            return job_answer(state, job, served.writer.reasons)
+            return job_answer(state, job, served.writer.reasons, sees)
 
         try:
             answer = await served.read(look)
@@ -282,7 +283,7 @@ async def jobs(
 ) -> wire.JobPage:
     """List the jobs that the caller may see and that match all filters."""
     services = services_of(request)
-    caller = caller_of(request)
+    caller, sees = caller_of(request), seen_by(request)
     served = services.control.find(partition)
     before = number_of(cursor)
     wanted = _filter(caller, states, user, queue, name, label)
@@ -298,7 +299,7 @@ async def jobs(
         until = monotonic() + LOOKING
         for job in part:
             if state.jobs.get(job.id) is job and wanted(job):
-                matches.append(job_answer(state, job, served.writer.reasons))
+                matches.append(job_answer(state, job, served.writer.reasons, sees))
                 size += len(msgspec.json.encode(matches[-1]))
             if full():
                 return False
@@ -410,11 +411,11 @@ async def tasks(
 @get("/jobs/{job_id:str}/explain", operation_id="explain", guards=[USERS], summary="Why a job waits")
 async def explain(request: HttpRequest, job_id: JobId, partition: PartitionName = "") -> wire.Explanation:
     """Explain why stages of a job wait: the reason, the position in the lane, and what is missing."""
-    caller = caller_of(request)
+    caller, sees = caller_of(request), seen_by(request)
     control = services_of(request).control
     served = control.find(partition)
     return await served.read(
-        lambda state: explanation(state, find(state, caller, job_id), served.writer.reasons, served.now)
+        lambda state: explanation(state, find(state, caller, job_id), served.writer.reasons, served.now, sees)
     )
 
 

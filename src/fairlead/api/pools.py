@@ -17,8 +17,7 @@ from fairlead.api.context import (
     Services,
     Shaped,
     caller_fields,
-    caller_of,
-    may_see,
+    seen_by,
     services_of,
 )
 from fairlead.core.commands import MovePool, ScalePool
@@ -48,12 +47,12 @@ async def usage(request: HttpRequest, partition: PartitionName = "") -> wire.Usa
 @get("/pools", operation_id="pools", guards=[USERS], summary="Pools, by name")
 async def pools(request: HttpRequest, partition: PartitionName = "") -> wire.Pools:
     """List pools with their sizes, their orders and the jobs these are for, and orphaned machines."""
-    services, caller = services_of(request), caller_of(request)
+    services, sees = services_of(request), seen_by(request)
     served = services.control.find(partition)
 
     def look(state: Partition) -> list[wire.Pool]:
         listed = [state.pools[name] for name in sorted(state.pools)]
-        return _complete(services, state, pool_answers(state, listed, lambda job: may_see(caller, job), served.now))
+        return _complete(services, state, pool_answers(state, listed, sees, served.now))
 
     return wire.Pools(partition=served.name, pools=await served.read(look))
 
@@ -61,16 +60,14 @@ async def pools(request: HttpRequest, partition: PartitionName = "") -> wire.Poo
 @get("/pools/{pool:str}", operation_id="pool", guards=[USERS], summary="One pool")
 async def pool(request: HttpRequest, pool: PoolName, partition: PartitionName = "") -> wire.Pool:
     """Return a pool with its size, its orders and the jobs these are for, and orphaned machines."""
-    services, caller = services_of(request), caller_of(request)
+    services, sees = services_of(request), seen_by(request)
     served = services.control.find(partition)
 
     def look(state: Partition) -> wire.Pool:
         if pool not in state.pools:
             problem = f"there is no pool {shown(pool)}{suggestion(pool, state.pools)}; `fairlead pool list` shows them"
             raise Refused("pool", problem, "missing")
-        (answer,) = _complete(
-            services, state, pool_answers(state, [state.pools[pool]], lambda job: may_see(caller, job), served.now)
-        )
+        (answer,) = _complete(services, state, pool_answers(state, [state.pools[pool]], sees, served.now))
         return answer
 
     return await served.read(look)

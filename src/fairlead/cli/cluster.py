@@ -84,6 +84,14 @@ def list_nodes(
     )
 
 
+def _kept(seen: list[str], others: int) -> str:
+    """Return for which jobs a node is kept; empty if it is kept for none."""
+    jobs = [f"job {job}" for job in seen]
+    if others:
+        jobs.append(f"{others} of other users")
+    return f"for {', '.join(jobs)}" if jobs else ""
+
+
 @node.command("show")
 @calls_server
 def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
@@ -98,7 +106,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
     for what, value in (
         ("agent", "" if view.disconnected is None else f"disconnected for {ago(view.disconnected)}"),
         ("reason", view.reason),
-        ("kept", f"for {', '.join(f'job {job}' for job in view.held_for)}" if view.held_for else ""),
+        ("kept", _kept(view.held_for, view.held_for_others)),
         ("has", amounts(view.resources)),
         ("used", amounts(view.used)),
         ("gpus", " ".join(f"{used:g}" for used in view.devices)),

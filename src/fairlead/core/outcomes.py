@@ -24,6 +24,7 @@ from fairlead.core.model import (
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import Ranges, difference, indices
 from fairlead.core.resources import MINUTE, SECOND
+from fairlead.core.state import Partition
 
 FIRST_PAUSE = SECOND
 LONGEST_PAUSE = 5 * MINUTE
@@ -215,11 +216,26 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
     finish_if_done(plan, job)
 
 
+def claimant_of(partition: Partition, allocation: Allocation) -> str:
+    """Return the job or queue that an allocation stops for, as its user may know it; empty if there is none.
+
+    Users do not see the jobs of others, so these are named by their queues.
+    """
+    what, _, name = allocation.stopped_for.partition(" ")
+    if what != "job":
+        return allocation.stopped_for
+    claimant = partition.jobs.get(name)
+    if claimant is None:
+        return "another job"
+    return f"job {name}" if claimant.user == allocation.stage.job.user else f"a job of {claimant.queue.path}"
+
+
 def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str = "") -> None:
     """End tasks that were told to stop and have stopped."""
     stage = allocation.stage
     cause = allocation.cause
-    why = reason or (f"preempted for {allocation.stopped_for}" if allocation.stopped_for else cause)
+    claimant = claimant_of(plan.partition, allocation)
+    why = reason or (f"preempted for {claimant}" if claimant else cause)
     if stage.job.over or cause == "kill":
         plan.do(Ended(allocation.id, block, "killed", reason=why))
     elif cause == "scale":

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from fairlead.core.obstacles import Obstacle
 from fairlead.core.resources import format_moment, format_vector
+
+Sees = Callable[[str], bool]
+"""True if a reader may see the job with an id."""
+HIDDEN = "another user's job"
 
 
 def _in_words(name: str) -> str:
@@ -25,6 +29,10 @@ class Reason(msgspec.Struct, frozen=True, tag=_in_words):
     def short(self) -> str:
         """The reason in a few words, for lists of jobs."""
         return str(self.__struct_config__.tag)
+
+    def shown_to(self, sees: Sees) -> Reason:
+        """Return the reason without the ids of jobs that a reader may not see."""
+        return self
 
 
 class OverLimit(Reason, frozen=True, tag="over limit"):
@@ -65,6 +73,7 @@ class HeldFor(msgspec.Struct, frozen=True):
     """Nodes that are held for another ask."""
 
     job: str
+    """Empty for a reader that may not see it."""
     stage: str
     nodes: int
     until: int
@@ -72,13 +81,17 @@ class HeldFor(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         nodes = "1 node is" if self.nodes == 1 else f"{self.nodes} nodes are"
-        return f"{nodes} held for {self.job}[{self.stage}] until {format_moment(self.until)}"
+        return f"{nodes} held for {_named(self.job, self.stage)} until {format_moment(self.until)}"
+
+    def shown_to(self, sees: Sees) -> HeldFor:
+        return self if sees(self.job) else HeldFor("", "", self.nodes, self.until)
 
 
 class NotStopping(msgspec.Struct, frozen=True):
     """Tasks that were told to stop and have not stopped in time."""
 
     job: str
+    """Empty for a reader that may not see it."""
     stage: str
     tasks: int
     node: str
@@ -87,7 +100,10 @@ class NotStopping(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         tasks = "1 task" if self.tasks == 1 else f"{self.tasks} tasks"
         told = f"told to stop at {format_moment(self.since)}"
-        return f"{tasks} of {self.job}[{self.stage}] on {self.node}, {told}, did not stop"
+        return f"{tasks} of {_named(self.job, self.stage)} on {self.node}, {told}, did not stop"
+
+    def shown_to(self, sees: Sees) -> NotStopping:
+        return self if sees(self.job) else NotStopping("", "", self.tasks, self.node, self.since)
 
 
 class NoRoom(Reason, frozen=True, tag="no room"):
@@ -142,19 +158,27 @@ class NoRoom(Reason, frozen=True, tag="no room"):
     def short(self) -> str:
         return _by_stage("room for", self.wanted, self.room, self.stages)
 
+    def shown_to(self, sees: Sees) -> NoRoom:
+        closed = tuple(hold.shown_to(sees) for hold in self.closed)
+        return msgspec.structs.replace(self, closed=closed, stuck=tuple(late.shown_to(sees) for late in self.stuck))
+
 
 class WouldDelay(Reason, frozen=True, tag="would delay"):
     """There is capacity, but the planned start of an earlier ask would be delayed."""
 
     job: str
+    """Empty for a reader that may not see it."""
     when: int
 
     def __str__(self) -> str:
-        return f"it would delay job {self.job}, which is planned for {format_moment(self.when)}"
+        return f"it {self.short}, which is planned for {format_moment(self.when)}"
 
     @property
     def short(self) -> str:
-        return f"would delay job {self.job}"
+        return f"would delay {f'job {self.job}' if self.job else HIDDEN}"
+
+    def shown_to(self, sees: Sees) -> WouldDelay:
+        return self if sees(self.job) else WouldDelay("", self.when)
 
 
 class StillStopping(Reason, frozen=True, tag="still stopping"):
@@ -253,6 +277,10 @@ class InChain(Reason, frozen=True, tag="in chain"):
 
     def __str__(self) -> str:
         return f"sent ahead to {self.nodes} nodes, to start when quick tasks before them end"
+
+
+def _named(job: str, stage: str) -> str:
+    return f"{job}[{stage}]" if job else HIDDEN
 
 
 def _gets_leftovers(queue: str) -> str:

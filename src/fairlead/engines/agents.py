@@ -350,6 +350,8 @@ class Agents:
                         await self._compare(reign, attached, message)
                     case wire.LogPart() | wire.OutputPart():
                         reader = attached.readers.get(message.request)
+                        if reader is not None and reader.qsize() > wire.LOG_PARTS + 1:  # one part may say why it ends
+                            raise Refused("log", "the agent sends more of a log than it may; update it")
                         if reader is not None:
                             reader.put_nowait(message)
                     case wire.Staged():
@@ -519,8 +521,9 @@ class Agents:
     async def outputs(self, partition: str, node: str, asked: wire.OutputRequest) -> AsyncIterator[wire.OutputPart]:
         """Yield the logs and result files of tasks from their node. Raises `Away` as `log` does."""
         async for part in self._read(partition, node, asked):
-            if isinstance(part, wire.OutputPart):
-                yield part
+            if not isinstance(part, wire.OutputPart):
+                raise Away(part.problem)  # many logs are read there, and these have to wait
+            yield part
 
     def taken(self, partition: str, node: str, tasks: Tasks, user: str) -> None:
         """Tell a node that the result files of tasks are stored. A node that is away names them again when it joins."""

@@ -23,12 +23,10 @@ import msgspec
 from fairlead.core.ranges import Ranges, indices
 from fairlead.history.recorder import ResultRow
 from fairlead.history.stores import Store
-from fairlead.wire.agent import Collected, LogRequest, Output, OutputPart, Stream, Tasks
+from fairlead.wire.agent import MAX_OUTPUT, Collected, LogRequest, Output, OutputPart, Stream, Tasks
 from fairlead.wire.results import is_safe_name
 
 JOBS_PER_FOLDER, TASKS_PER_FOLDER = 100, 100
-LARGEST = 64 << 20
-"""Bytes that are kept of one log. A node keeps 32 MiB."""
 CHECKED_AFTER = 16
 """The limits are applied whenever this part of the size, one in so many, was written."""
 PUT_AT_ONCE = 8
@@ -176,7 +174,7 @@ class Incoming:
     def _write_log(self, item: Output) -> None:
         tasks = self._tasks
         stream: Stream = "err" if item.stream == "err" else "out"
-        if item.offset + len(item.data) > LARGEST:
+        if item.offset + len(item.data) > MAX_OUTPUT:
             return
         log = LogRequest(0, tasks.number, tasks.stage, item.index, tasks.attempt, stream, user=self._user)
         file = self._logs.setdefault(log_key(self._partition, log), self._folder / f"log{len(self._logs)}")

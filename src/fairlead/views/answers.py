@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from heapq import merge
 from typing import Literal
 
 from fairlead.core.config import QUEUE_KEYS
 from fairlead.core.holds.room import ends_at
+from fairlead.core.lanes import Lane
 from fairlead.core.model import Ask, Job, Micros, Queue, Stage
 from fairlead.core.nodes import NodeTable
 from fairlead.core.ranges import count
@@ -27,6 +29,8 @@ from fairlead.views.metrics.lanes import LaneFigures
 from fairlead.views.metrics.shares import figures_of
 from fairlead.wire import api as wire
 
+Sees = Callable[[Job], bool]
+"""True if the caller may see a job."""
 NAMED = 20
 """At most this number of names is given in lists that may have thousands."""
 
@@ -52,7 +56,7 @@ def optional_seconds(micros: Micros | None) -> float | None:
 # -- jobs --------------------------------------------------------------------------------------------------------
 
 
-def job_answer(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason]) -> wire.Job:
+def job_answer(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], sees: Sees) -> wire.Job:
     spec = job.spec
     return wire.Job(
         id=job.id,
@@ -69,10 +73,16 @@ def job_answer(partition: Partition, job: Job, reasons: dict[tuple[str, str, int
         waiting_since=optional_seconds(waiting_since(job)),
         ended=None if job.allocations else optional_seconds(job.ended_at),
         reason=job.reason,
-        waits_for="" if job.over else short_reason(partition, job, reasons),
+        waits_for="" if job.over else short_reason(partition, job, reasons, _by_id(partition, sees)),
         stages=[_stage_answer(stage) for stage in job.stages],
         matched=spec.matched,
     )
+
+
+def _by_id(partition: Partition, sees: Sees) -> Callable[[str], bool]:
+    """Return a function that is True for the ids of jobs that the caller may see."""
+    jobs = partition.jobs
+    return lambda job_id: job_id in jobs and sees(jobs[job_id])
 
 
 def _stage_answer(stage: Stage) -> wire.Stage:
@@ -125,8 +135,10 @@ def _task_answer(partition: Partition, stage: Stage, index: int) -> wire.Task:
 
 
 def explanation(
-    partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros
+    partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros, sees: Sees
 ) -> wire.Explanation:
+    by_id = _by_id(partition, sees)
+    views = [view.shown_to(by_id) for view in explain_view(partition, job, reasons, now)]
     waiting = [
         wire.Waiting(
             stage=view.stage,
@@ -141,7 +153,7 @@ def explanation(
             then="" if view.then is None else str(view.then),
             text=str(view),
         )
-        for view in explain_view(partition, job, reasons, now)
+        for view in views
     ]
     return wire.Explanation(job=job.id, state=job.state, waiting=waiting)
 
@@ -153,8 +165,10 @@ def _code(reason: Reason | None) -> str:
 # -- the cluster -------------------------------------------------------------------------------------------------
 
 
-def node_answer(partition: Partition, row: int) -> wire.Node:
+def node_answer(partition: Partition, row: int, sees: Sees) -> wire.Node:
     nodes = partition.nodes
+    held_for = _held_for(partition, nodes.node_id[row])
+    seen = [job for job in held_for if sees(partition.jobs[job])]
     return wire.Node(
         name=nodes.name[row],
         state=node_state(nodes, row),
@@ -170,7 +184,8 @@ def node_answer(partition: Partition, row: int) -> wire.Node:
         avoided=nodes.node_id[row] in nodes.avoided,
         disconnected=optional_seconds(nodes.disconnected.get(nodes.node_id[row])),
         reason=nodes.reasons.get(nodes.node_id[row], ""),
-        held_for=_held_for(partition, nodes.node_id[row]),
+        held_for=seen,
+        held_for_others=len(held_for) - len(seen),
     )
 
 
@@ -221,16 +236,16 @@ def queue_answer(partition: Partition, queue: Queue, now: Micros) -> wire.Queue:
     )
 
 
-def lane_answers(
-    partition: Partition, figures: LaneFigures, lanes: int, first: int, sees: Callable[[Job], bool]
-) -> list[wire.Lane]:
+def lane_answers(partition: Partition, figures: LaneFigures, lanes: int, first: int, sees: Sees) -> list[wire.Lane]:
     """Return the lanes with the most pending tasks, each with the first asks that the caller may see."""
-    by_name = {(lane.queue.path, lane.text): lane for lane in partition.lanes.values()}
+    by_name: dict[tuple[str, str], list[Lane]] = {}
+    for lane in partition.lanes.values():  # lanes of several users may have one name
+        by_name.setdefault((lane.queue.path, lane.text), []).append(lane)
     answers: list[wire.Lane] = []
     for (queue, shape), (asks, tasks) in figures.most(lanes).items():
-        lane = by_name.get((queue, shape))
+        alike = by_name.get((queue, shape), [])
         shown: list[Ask] = []
-        for at, ask in enumerate(lane or ()):
+        for at, ask in enumerate(merge(*alike, key=alike[0].key) if alike else ()):
             if at >= 50 * first or len(shown) >= first:
                 break
             if sees(ask.stage.job):
@@ -247,7 +262,7 @@ def lane_answers(
     return answers
 
 
-def hold_answers(partition: Partition, sees: Callable[[Job], bool], now: Micros) -> list[wire.Hold]:
+def hold_answers(partition: Partition, sees: Sees, now: Micros) -> list[wire.Hold]:
     """Return the holds of jobs that the caller may see, the oldest first."""
     nodes = partition.nodes
     return [
@@ -264,7 +279,7 @@ def hold_answers(partition: Partition, sees: Callable[[Job], bool], now: Micros)
     ]
 
 
-def promise_answers(partition: Partition, sees: Callable[[Job], bool]) -> list[wire.Promise]:
+def promise_answers(partition: Partition, sees: Sees) -> list[wire.Promise]:
     """Return the promises to jobs that the caller may see, the oldest first."""
     nodes, allocations = partition.nodes, partition.allocations
     return [

@@ -9,9 +9,10 @@ from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.match.backfill import why_passed
 from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros, Queue, Stage
 from fairlead.core.never import why_never
+from fairlead.core.outcomes import claimant_of
 from fairlead.core.past import past_part
 from fairlead.core.ranges import count, indices
-from fairlead.core.reasons import AfterUnmet, InChain, NeverFits, NoRoom, NotReady, Reason
+from fairlead.core.reasons import AfterUnmet, InChain, NeverFits, NoRoom, NotReady, Reason, Sees
 from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
 
@@ -91,6 +92,12 @@ class Waiting(msgspec.Struct, frozen=True):
         later = f"; after that: {self.then}" if self.then else ""
         return f"{self.stage}: {self.count} {self.kind} waiting{place}{reason}{later}"
 
+    def shown_to(self, sees: Sees) -> Waiting:
+        """Return this without the ids of jobs that a reader may not see."""
+        reason = None if self.reason is None else self.reason.shown_to(sees)
+        then = None if self.then is None else self.then.shown_to(sees)
+        return msgspec.structs.replace(self, reason=reason, then=then)
+
 
 def shown_state(job: Job) -> str:
     """Return the state of a job as users see it: a job that has ended is `stopping` until its last process is gone."""
@@ -134,7 +141,7 @@ def task_view(partition: Partition, stage: Stage, index: int) -> TaskView:
             allocation.devices[position * per_task : (position + 1) * per_task],
             past.reason,
             past.exit_code,
-            _note(allocation),
+            _note(partition, allocation),
             allocation.started,
         )
     state = "pending"
@@ -146,9 +153,9 @@ def task_view(partition: Partition, stage: Stage, index: int) -> TaskView:
     return TaskView(state, attempt, past.tries_used, None, (), past.reason, past.exit_code)
 
 
-def _note(allocation: Allocation) -> str:
+def _note(partition: Partition, allocation: Allocation) -> str:
     if allocation.stopped_for:
-        return f"stops for {allocation.stopped_for}"
+        return f"stops for {claimant_of(partition, allocation)}"
     if allocation.cause == "return":
         return "recalled, if it has not started"
     if allocation.rooms and allocation.state == "assigned":
@@ -288,14 +295,14 @@ def _user_ahead(partition: Partition, ask: Ask, now: Micros) -> str:
         return ""
     uses = {user: (use, past) for user, use, past in users_view(partition, job.queue, now)}
     texts = []
-    for user in (job.user, head.stage.job.user):
+    for user, name in ((job.user, job.user), (head.stage.job.user, "the user ahead")):
         use, past = uses.get(user, (0.0, 0.0))
         before = f" and {100 * past:.0f}% on average before" if partition.settings.share_memory else ""
-        texts.append(f"{user} uses {100 * use:.0f}%{before}")
+        texts.append(f"{name} uses {100 * use:.0f}%{before}")
     return f"users take turns: {texts[0]}, {texts[1]}"
 
 
-def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason]) -> str:
+def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], sees: Sees) -> str:
     """Return in a few words why the first waiting tasks of a job wait. Looks at no nodes and walks through no lane."""
     for stage in job.stages:
         for kind, wanted in enumerate(stage.pending):
@@ -306,7 +313,7 @@ def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, i
                 return AfterUnmet(unmet).short
             reason = reasons.get((job.id, stage.name, kind))
             if reason is not None:
-                return reason.short
+                return reason.shown_to(sees).short
             ask = stage.asks[kind]
             if not partition.reign.ready:
                 return NotReady().short

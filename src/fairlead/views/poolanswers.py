@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from fairlead.core.model import Job, Micros, NodeOrder, Pool
+from fairlead.core.model import Micros, NodeOrder, Pool
 from fairlead.core.pools.sizes import paused_until
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
-from fairlead.views.answers import amounts, optional_seconds, seconds
+from fairlead.views.answers import Sees, amounts, optional_seconds, seconds
 from fairlead.views.metrics.pools import PoolFigures, pool_figures
 from fairlead.wire import api as wire
-
-Sees = Callable[[Job], bool]
 
 
 def usage_answer(partition: Partition) -> wire.Usage:

@@ -17,6 +17,8 @@ MAX_MESSAGE_BYTES = 64 << 20
 """Largest message."""
 MAX_FIRST_MESSAGE_BYTES = 4096
 """Largest message before the agent has authenticated."""
+MAX_OUTPUT = 64 << 20
+"""Bytes that a server copies of one log. A node keeps 32 MiB, but a task can make its log larger."""
 LOG_PARTS = 32
 """Parts of a log that may be in flight."""
 PATH = "/api/v1/agents"

@@ -407,7 +407,9 @@ class Node(Answer, frozen=True, kw_only=True):
     reason: str = ""
     """Why an operator drained or disabled it."""
     held_for: list[str] = []
-    """The jobs that it is held for or promised to. It takes no new work of other jobs."""
+    """The jobs that it is held for or promised to, of those that the caller may see. It takes no new work of others."""
+    held_for_others: int = 0
+    """The number of jobs that it is held for or promised to and that the caller may not see."""
 
 
 class Nodes(Answer, frozen=True, kw_only=True):

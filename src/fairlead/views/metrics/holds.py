@@ -35,6 +35,8 @@ class Earmarks(Collector):
     def __init__(self) -> None:
         self.now: Micros = 0
         """The time of the scrape; set before `collect`."""
+        self.with_jobs = True
+        """True if the scrape includes the series of single jobs; set before `collect`."""
         self._kept: dict[str, EarmarkFigures] = {}
 
     def update(self, partition: Partition) -> None:
@@ -76,11 +78,11 @@ class Earmarks(Collector):
             labels=("partition", "job", "stage", "node"),
         )
         for partition, kept in list(self._kept.items()):
-            for job, stage, since in kept.holds:
+            for job, stage, since in kept.holds if self.with_jobs else ():
                 ages.add_metric((partition, job, stage), (self.now - since) / SECOND)
             held.add_metric((partition,), kept.held)
             promised.add_metric((partition,), kept.promised)
-            for job, stage, node, tasks in kept.overdue:
+            for job, stage, node, tasks in kept.overdue if self.with_jobs else ():
                 overdue.add_metric((partition, job, stage, node), tasks)
         yield ages
         yield held

@@ -242,9 +242,9 @@ class Metrics:
         self._was_ready: dict[str, bool] = {}
         """Partition → True if it was ready after its last cycle."""
 
-    def text(self, now: Micros) -> str:
-        """Return the result of a scrape at a time, in Prometheus' text format."""
-        self._earmarks.now = now
+    def text(self, now: Micros, with_jobs: bool = True) -> str:
+        """Return the result of a scrape at a time, in Prometheus' text format; on request without series of jobs."""
+        self._earmarks.now, self._earmarks.with_jobs = now, with_jobs
         return generate_latest(self.registry).decode()
 
     def look(self, partition: Partition, inbox: InboxFigures = NO_MESSAGES) -> None:
