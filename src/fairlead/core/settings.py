@@ -72,6 +72,7 @@ class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):
 DEFAULT_QUEUES = (("root", QueueSettings()), ("root.default", QueueSettings(share=100)))
 """The queues of a configuration that names none."""
 DEFAULT_CONFIG = PartitionConfig(
-    PartitionSettings(), (("root", QueueSettings()), ("root.default", QueueSettings(share=100, order="fair")))
+    PartitionSettings(starving_after=10 * MINUTE),
+    (("root", QueueSettings()), ("root.default", QueueSettings(share=100, order="fair"))),
 )
-"""The configuration of a new installation. Jobs take turns, so that many tasks of one user delay no other user."""
+"""The configuration of a new installation: users take turns, and small tasks delay a larger one for minutes only."""
