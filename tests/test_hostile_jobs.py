@@ -10,6 +10,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -327,6 +328,24 @@ def test_hostile_jobs_reach_no_other_user() -> None:
         assert not beside.exists()
         site.admin.wait(site.submit(USERS[0], [PYTHON, str(attack), "logs", file], secrets=own), SECONDS)
         assert beside.is_symlink(), "logs"
+
+        # Without Fairlead, processes that leave their session outlive the one that started them.
+        person = pwd.getpwnam(site.people.names[USERS[0]])
+        left = site.base / "left"
+        with left.open("wb") as output:
+            own_user = {"user": person.pw_uid, "group": person.pw_gid, "extra_groups": []}
+            environment = {"FAIRLEAD_USER_UNDER_TEST": USERS[0]}
+            subprocess.run([PYTHON, str(attack), "forks", file], stdout=output, env=environment, check=True, **own_user)
+
+        def remaining() -> list[int]:
+            pids = [int(line.split()[1]) for line in left.read_text().splitlines() if line.startswith("left ")]
+            return [pid for pid in pids if is_left(pid, person.pw_uid)]
+
+        try:
+            site.until(lambda: len(remaining()) >= 50)
+        finally:
+            for pid in remaining():
+                os.kill(pid, signal.SIGKILL)
 
         private = next(iter(site.admin.nodes())).labels["tmp"] == "private"  # not where mounts are impossible
         for user in USERS[1:]:

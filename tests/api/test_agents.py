@@ -26,6 +26,7 @@ from fairlead.agent.session import Refused
 from fairlead.api import listening
 from fairlead.api import server as serving_program
 from fairlead.api.connections import Connections
+from fairlead.api.identities import Identities
 from fairlead.engines import agents as hub
 from fairlead.wire.agent import (
     MAX_FIRST_MESSAGE_BYTES,
@@ -179,6 +180,33 @@ def test_a_join_token_admits_one_key_once(site: Serving) -> None:
     text = "".join((site.folder / name).read_text() for name in ("nodes", "tokens"))
     assert "fj_" not in text
     assert {stat.S_IMODE((site.folder / name).stat().st_mode) for name in ("nodes", "tokens", "server-key")} == {0o600}
+
+
+def test_an_agent_whose_connection_breaks_while_it_joins_joins_with_the_next(
+    site: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its token is spent, and its key is not written yet when it connects again."""
+    spent, go_on = threading.Event(), threading.Event()
+    change = Identities._change
+
+    def slow_change(*given: Any, **more: Any) -> Any:
+        spent.set()
+        assert go_on.wait(SECONDS)
+        return change(*given, **more)
+
+    monkeypatch.setattr(Identities, "_change", slow_change)
+
+    async def story() -> None:
+        token, key = site.join_token(), Key()
+        secret, server = split_token(token)
+        async with joining(site) as connection:
+            await prove(connection, "a1", key, server, "", secret)  # type: ignore[arg-type]
+            assert await asyncio.to_thread(spent.wait, SECONDS)
+        async with joining(site) as connection:
+            asyncio.get_running_loop().call_later(0.3, go_on.set)  # a refusal would have arrived by then
+            assert isinstance(await greet(connection, "a1", token, key), Welcome)
+
+    asyncio.run(story())
 
 
 def test_a_join_token_is_for_what_it_names(tmp_path: Path) -> None:

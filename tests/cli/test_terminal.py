@@ -33,6 +33,10 @@ def test_no_command_prints_escape_sequences(tmp_path_factory: pytest.TempPathFac
         stage: dict[str, Any] = {**JOB["stages"][0], "command": [EVIL], "environment": {"A": EVIL}}
         job = submit(site.as_owner, {"labels": {"l": EVIL}, "stages": [{**stage, "selectors": {"rack": EVIL + "x"}}]})
         site.as_owner.post("/api/v1/tokens", json={"role": "user", "user": "ann", "note": EVIL})
+        ended = submit(site.as_owner, {"labels": {"l": EVIL}, "stages": [{**stage, "tolerations": [EVIL]}]})
+        site.report(ended, "failed", exit_code=1)
+        drained = site.as_owner.post("/api/v1/nodes/n1/drain", params={"reason": EVIL})
+        assert drained.status_code == 200
         for arguments in (
             ("show", job),
             ("explain", job),
@@ -41,6 +45,9 @@ def test_no_command_prints_escape_sequences(tmp_path_factory: pytest.TempPathFac
             ("node", "list"),
             ("node", "show", "n1"),
             ("token", "list"),
+            ("history",),
+            ("hold", "list"),
+            ("usage",),
             ("show", EVIL),
         ):
             for form in ((), ("--json",)):

@@ -345,9 +345,13 @@ def test_a_secret_reaches_the_task_and_nothing_else(up: Up) -> None:
     assert up.run("secret", "list") == "db\n"
     command = ("--cpu", "0.1", "--secret", "PASSWORD=db", "--shell", "--", "echo ${#PASSWORD}")
     assert up.run("run", *command) == "12\n"
+    token = up.run("token", "create", "--role", "user", "--user", "bob").strip()
+    join = up.run("token", "create", "--role", "join", "--node", "elsewhere").strip().partition(".")[0]
+    assert up.ask("run", "--secret", "PASSWORD=none", "--", "true").returncode == 1
     for file in up.folder.rglob("*"):
         if file.is_file():
-            assert b"hidden-value" not in file.read_bytes(), file
+            content = file.read_bytes()
+            assert not [each for each in ("hidden-value", token, join) if each.encode() in content], file
     up.run("secret", "remove", "db")
     assert up.ask("run", *command).returncode == 1
 

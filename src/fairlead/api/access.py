@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any, cast
 
 from litestar import Request, delete, get, post
@@ -53,14 +52,14 @@ async def create(request: HttpRequest, data: Annotated[Any, Shaped(wire.TokenDoc
         if node and uses > 1:
             raise Refused("uses", f"a token for node {node} is used once; leave one of the two out")
         seconds = JOIN_SECONDS if expires_in is None else expires_in
-        [(secret, token)] = await asyncio.to_thread(
+        [(secret, token)] = await services.threads.run(
             services.identities.invite, (node,), partition, pool, users, uses, note, seconds
         )
     else:
         user = read.name("user")
         groups = read.names("groups", most=1_000)
         read.close()
-        secret, token = await asyncio.to_thread(
+        secret, token = await services.threads.run(
             services.tokens.create, cast(wire.Role, role), user, groups, note, expires_in
         )
     return wire.NewToken(secret=secret, token=_shown(token))
@@ -71,7 +70,7 @@ async def revoke(request: HttpRequest, token_id: Annotated[str, PathParameter(ma
     """Revoke a token: requests with it are refused, and streams opened with it end."""
     services = services_of(request)
     try:
-        await asyncio.to_thread(services.tokens.revoke, token_id)
+        await services.threads.run(services.tokens.revoke, token_id)
     except Refused as refusal:
         raise Refused(refusal.field, refusal.problem, "missing") from None
     except Unserved as problem:

@@ -136,9 +136,9 @@ class TaskAttempts:
 
     async def _ended(self, stage: str) -> dict[int, LogSource]:
         records = self._services.records
-        await asyncio.to_thread(records.flush, FLUSH_TIMEOUT)
+        await self._services.threads.run(records.flush, FLUSH_TIMEOUT)
         name = self._services.control.find(self._partition).name
-        rows = await asyncio.to_thread(records.task_attempts, name, self._number, stage, self._index)
+        rows = await self._services.threads.run(records.task_attempts, name, self._number, stage, self._index)
         return {row.attempt: LogSource(stage, row.attempt, row.node) for row in rows}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -156,7 +155,7 @@ async def revoke_node(request: HttpRequest, node: NodeName, partition: Partition
     for the node admits it again."""
     services = services_of(request)
     try:
-        await asyncio.to_thread(services.identities.revoke, services.control.find(partition).name, node)
+        await services.threads.run(services.identities.revoke, services.control.find(partition).name, node)
     except Unserved as problem:
         services.log("revocation not written", {"node": node, "problem": str(problem.__cause__)})
         raise

@@ -24,6 +24,7 @@ from fairlead.api.middleware import Bounds
 from fairlead.api.problems import MEDIA_TYPE, Unserved, plain, problem_of
 from fairlead.api.quotas import Quotas
 from fairlead.api.tokens import Token, Tokens
+from fairlead.api.turns import Threads, Turns
 from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
 from fairlead.core.intake.access import is_owner
@@ -161,6 +162,8 @@ class Services:
         self.version = version
         self.fault = fault
         self.log = log
+        self.threads = Threads()
+        self.report_turns = Turns(1)
         self.reporting = asyncio.Lock()
         """Held while a report of use is made: one at a time, because it may read the whole history."""
         self.streams: dict[str, set[asyncio.Event]] = {}

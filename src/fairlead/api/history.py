@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any
 
@@ -90,10 +89,10 @@ async def history(
         until=last,
         node=node,
     )
-    await asyncio.to_thread(services.records.flush, FLUSH_TIMEOUT)
-    rows = await asyncio.to_thread(services.records.jobs, served.name, wanted, number_of(cursor), limit + 1)
+    await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
+    rows = await services.threads.run(services.records.jobs, served.name, wanted, number_of(cursor), limit + 1)
     more = len(rows) > limit
-    starts = await asyncio.to_thread(services.records.starts, served.name, [row.number for row in rows[:limit]])
+    starts = await services.threads.run(services.records.starts, served.name, [row.number for row in rows[:limit]])
     return wire.HistoryPage(
         jobs=[_past(row, starts.get(row.number)) for row in rows[:limit]],
         next=str(rows[limit - 1].number) if more else "",
@@ -113,9 +112,9 @@ async def attempts(
     number, _ = await find_job(request, job_id, partition)
     name = services.control.find(partition).name
     skip = number_of(cursor) or 0
-    await asyncio.to_thread(services.records.flush, FLUSH_TIMEOUT)
-    rows = await asyncio.to_thread(services.records.attempts, name, number, skip, limit + 1)
-    used = await asyncio.to_thread(services.records.used, name, number)
+    await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
+    rows = await services.threads.run(services.records.attempts, name, number, skip, limit + 1)
+    used = await services.threads.run(services.records.used, name, number)
     return wire.Attempts(
         attempts=[_attempt(row) for row in rows[:limit]],
         used={
@@ -163,7 +162,7 @@ async def find_job(request: HttpRequest, job_id: str, partition: str) -> tuple[i
     current = await served.read(look)
     if current is not None:
         return current
-    row = await asyncio.to_thread(services.records.job, served.name, job_id)
+    row = await services.threads.run(services.records.job, served.name, job_id)
     if row is None or not (caller.operator or row.user == caller.user):
         raise missing(job_id)
     return row.number, row.user

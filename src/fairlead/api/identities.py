@@ -28,6 +28,8 @@ LASTS = 30 * 24 * 3600.0
 MAX_INSTANCE = 100
 UNWRITTEN = "the server could not write to its disk, and nothing was admitted; make room there, and try again"
 
+JOINS = 64
+"""Locks of nodes that join. Nodes whose names share one join one after the other."""
 WRITERS = 8
 """Threads that wait for the file. Nodes that join at the same time share a write."""
 
@@ -64,6 +66,8 @@ class Identities:
         self._path = folder / "nodes"
         stored = read_small(self._path, list[Credential], "remove it and let every node join again with a token")
         self._credentials: dict[Name, Credential] = {(entry.partition, entry.node): entry for entry in stored or ()}
+        self._joining = tuple(Lock() for _ in range(JOINS))
+        """Held while a node joins with a token, by its name: a token is spent and its key admitted in two steps."""
         self._changing = Lock()
         self._changes = 0
         self._writing = Lock()
@@ -126,14 +130,24 @@ class Identities:
         if problem and not proof.token:
             raise Refused("key", problem)
         if problem:
-            fresh = credential is None or credential.expires <= self._tokens.now()
-            token = self._tokens.spend(proof.token, *name, fresh=fresh)
-            before = credential
-            credential = self._change(name, lambda now: self._joined(before, now, exchange, proof, token))
+            with self._joining[hash(name) % len(self._joining)]:
+                credential = self._join(name, key, exchange, proof)
         assert credential is not None
         if key == credential.next:
             credential = self._change(name, lambda now: self._promoted(now, exchange.node, key))
         return Peer(exchange, key, credential.pool, credential.users, proof.instance, credential.instance)
+
+    def _join(self, name: Name, key: str, exchange: Exchange, proof: Proof) -> Credential:
+        """Return the credential that a join token admits.
+
+        If an earlier connection of the same agent broke while it joined, its key may have been admitted meanwhile.
+        """
+        before = self._credentials.get(name)
+        if before is not None and not _problem(before, exchange.node, key, self._tokens.now()):
+            return before
+        fresh = before is None or before.expires <= self._tokens.now()
+        token = self._tokens.spend(proof.token, *name, fresh=fresh)
+        return self._change(name, lambda now: self._joined(before, now, exchange, proof, token))
 
     def _renew(self, peer: Peer, new: NewKey) -> None:
         if not is_signed(new.key, new.signature, peer.exchange.for_new_key(new.key)):

@@ -237,7 +237,7 @@ async def job(
 
 async def _forgotten(services: Services, partition: str, caller: Token, job_id: str) -> wire.Job:
     """Return a job from the history. Refuse it as missing if it is not there either."""
-    row = await asyncio.to_thread(services.records.job, partition, job_id)
+    row = await services.threads.run(services.records.job, partition, job_id)
     if row is None or not (caller.operator or row.user == caller.user):
         raise missing(job_id)
     return wire.Job(

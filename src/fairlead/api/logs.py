@@ -177,11 +177,12 @@ async def _read(
 
 async def _copy(services: Services, partition: str, log_request: LogRequest) -> AsyncIterator[LogPart]:
     """Yield the server's copy of a log; nothing if there is none."""
-    size = None if services.outputs is None else await asyncio.to_thread(services.outputs.size, partition, log_request)
-    if services.outputs is None or size is None:
+    outputs, run = services.outputs, services.threads.run
+    size = None if outputs is None else await run(outputs.size, partition, log_request)
+    if outputs is None or size is None:
         return
     offset = max(0, size + log_request.offset) if log_request.offset < 0 else log_request.offset
-    while data := await asyncio.to_thread(services.outputs.read, partition, log_request, offset, COPY_PART):
+    while data := await run(outputs.read, partition, log_request, offset, COPY_PART):
         yield LogPart(0, offset, data)
         offset += len(data)
     yield LogPart(0, offset, b"", True)
@@ -190,7 +191,7 @@ async def _copy(services: Services, partition: str, log_request: LogRequest) -> 
 async def _is_copied(services: Services, partition: str, log_request: LogRequest) -> bool:
     return (
         services.outputs is not None
-        and await asyncio.to_thread(services.outputs.size, partition, log_request) is not None
+        and await services.threads.run(services.outputs.size, partition, log_request) is not None
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from secrets import token_bytes
 from threading import Lock
@@ -172,14 +171,16 @@ async def set_secret(
             "expires_in", "0 would set a secret that has expired already; leave it out, or give a longer time"
         )
     expires_in = None if expires is None else expires / SECOND
-    await asyncio.to_thread(services_of(request).secrets.set, caller_of(request).user, secret, value, expires_in)
+    services = services_of(request)
+    await services.threads.run(services.secrets.set, caller_of(request).user, secret, value, expires_in)
     return wire.Done()
 
 
 @delete("/secrets/{secret:str}", operation_id="removeSecret", guards=[USERS], status_code=200)
 async def remove_secret(request: HttpRequest, secret: SecretName) -> wire.Done:
     """Remove a secret. Tasks that start later do not get it."""
-    await asyncio.to_thread(services_of(request).secrets.remove, caller_of(request).user, secret)
+    services = services_of(request)
+    await services.threads.run(services.secrets.remove, caller_of(request).user, secret)
     return wire.Done()
 
 

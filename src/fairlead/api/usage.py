@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any, cast
 
 from litestar import Request, get
@@ -48,9 +47,9 @@ async def usage_report(
     control = services.control
     served = [control.find(name) for name in ((partition,) if partition else control.names())]
     report = UsageReport(groups, first or 0, FAR if last is None else last, user, partition)
-    async with services.reporting:
+    async with services.report_turns.take(), services.reporting:
         taken = [await service.read(lambda state: running(state, control.now)) for service in served]
-        await asyncio.to_thread(services.records.flush, FLUSH_TIMEOUT)
+        await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
 
         def add_up() -> list[wire.Used]:
             for part in taken:
@@ -59,7 +58,7 @@ async def usage_report(
             rows = sorted(report.rows.items())
             return [_used(dict(zip(groups, key, strict=True)), use) for key, use in rows]
 
-        rows = await asyncio.to_thread(add_up)
+        rows = await services.threads.run(add_up)
     return wire.UsageReport(
         by=list(groups),
         since=None if first is None else first / SECOND,
