@@ -78,6 +78,9 @@ class ChainedJournal(ABC):
     def drop(self, stream: str) -> None: ...
 
     @abstractmethod
+    def leads_until(self) -> float: ...
+
+    @abstractmethod
     def close(self) -> None: ...
 
     @abstractmethod

@@ -282,6 +282,9 @@ class SqliteJournal(ChainedJournal):
             with file.writing(f"stream {stream!r}: dropping its snapshots"):
                 file.run("DELETE FROM snapshots WHERE stream = ? AND born < ?", (stream, row.born))
 
+    def leads_until(self) -> float:
+        return float("inf")  # other servers are kept out by the lock of the data directory
+
     def close(self) -> None:
         self._file.close()
         if self._snapshots:
