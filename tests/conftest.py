@@ -10,7 +10,7 @@ from fairlead.core.admission import CHECKS
 from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.policy.registry import Registry
-from tests.postgres import MISSING, Postgres, one_server, programs
+from tests.postgres import MISSING, Postgres, programs, running
 
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.register_profile("dev", deadline=None)
@@ -28,7 +28,8 @@ def postgres() -> Iterator[Postgres]:
     """Run one PostgreSQL for all tests of this process."""
     if programs() is None:
         (pytest.fail if IN_CI else pytest.skip)(MISSING)
-    yield from one_server()
+    with running() as server:
+        yield server
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -210,11 +210,12 @@ def _unprivileged() -> tuple[int, int] | None:
     return 65534, 65534
 
 
-def one_server() -> Iterator[Postgres]:
-    """Run one server; for a fixture of the whole session."""
+@contextmanager
+def running(durable: bool = False, options: tuple[str, ...] = ()) -> Iterator[Postgres]:
+    """Run one server in a folder that its user can reach."""
     folder = Path(tempfile.mkdtemp(prefix="fairlead-pg-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     folder.chmod(0o755)
-    server = Postgres(folder / "pg")
+    server = Postgres(folder / "pg", durable, options)
     server.start()
     try:
         yield server

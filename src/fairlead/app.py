@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fairlead.core.state import Partition
     from fairlead.engines.collecting import Collector
     from fairlead.history.outputs import OutputStore
-    from fairlead.history.sqlite import History
+    from fairlead.history.store import History
     from fairlead.pools.base import Log, PoolKind, Provider
     from fairlead.wire.agent import OutputPart, Tasks
 
@@ -186,7 +186,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.engines.collecting import Collector
     from fairlead.history.outputs import OutputStore
     from fairlead.history.recorder import HistoryRecorder
-    from fairlead.history.sqlite import History, Used
+    from fairlead.history.store import History, Used
     from fairlead.journal.room import need_room
     from fairlead.journal.snapshot import Snapshots
     from fairlead.pools.base import Join, ProviderError

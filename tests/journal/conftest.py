@@ -29,6 +29,12 @@ def made(kind: str, folder: Path, request: pytest.FixtureRequest) -> Journal:
     return PostgresJournal(request.getfixturevalue("database"))
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the place of a history: a file, or a database."""
+    return str(tmp_path / "history") if request.param == "sqlite" else str(request.getfixturevalue("database"))
+
+
 @pytest.fixture
 def child() -> Iterator[Child]:
     """Start a Python script with arguments in a process of its own; its stdin and stdout are pipes."""

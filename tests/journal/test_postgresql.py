@@ -21,7 +21,7 @@ from fairlead.journal.postgresql import PostgresJournal
 from fairlead.journal.snapshot import Snapshots, make_snapshot, renew
 from fairlead.journal.verify import verify
 from fairlead.testing import World
-from tests.postgres import Postgres, Proxy
+from tests.postgres import Postgres, Proxy, running
 
 
 def sql(url: str, text: str, *values: object) -> list[Any]:
@@ -206,26 +206,16 @@ def test_a_late_statement_of_a_lost_connection_writes_nothing(database: str) -> 
         journal.append("a", epoch, 1, b"1")
 
 
-def test_a_killed_database(tmp_path: Path, postgres: Postgres) -> None:
+def test_a_killed_database(postgres: Postgres) -> None:
     """Nothing that was appended is lost when PostgreSQL is killed, and the writer goes on when it is back."""
-    folder = tmp_path / "pg"
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents:
-        if str(parent).startswith("/tmp/"):
-            parent.chmod(0o755)
-    own = Postgres(folder, durable=True)
-    own.start()
-    try:
-        with PostgresJournal(own.url(), lease=60, patience=60) as journal:
-            epoch = journal.reign("a")
-            for seq in range(1, 11):
-                if seq == 5:
-                    own.stop(signal.SIGQUIT)
-                    threading.Timer(0.3, own.start).start()
-                journal.append("a", epoch, seq, b"%d" % seq)
-            assert [record.seq for record in journal.read("a")] == list(range(1, 11))
-    finally:
-        own.stop()
+    with running(durable=True) as own, PostgresJournal(own.url(), lease=60, patience=60) as journal:
+        epoch = journal.reign("a")
+        for seq in range(1, 11):
+            if seq == 5:
+                own.stop(signal.SIGQUIT)
+                threading.Timer(0.3, own.start).start()
+            journal.append("a", epoch, seq, b"%d" % seq)
+        assert [record.seq for record in journal.read("a")] == list(range(1, 11))
 
 
 # Addresses, versions, schemas

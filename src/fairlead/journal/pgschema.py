@@ -31,7 +31,43 @@ CREATE TABLE snapshots (
     payload bytea NOT NULL, PRIMARY KEY (stream, seq)
 );
 """
-MIGRATIONS: tuple[str, ...] = (_JOURNAL,)
+# The tables of the history are those on SQLite; `rowid` is the order in which rows were written.
+# An index holds no long text: indices of many tasks are compared by their digest.
+_HISTORY = """
+CREATE TABLE jobs (
+    partition text NOT NULL, number bigint NOT NULL, id text NOT NULL, name text NOT NULL, "user" text NOT NULL,
+    queue text NOT NULL, state text NOT NULL, reason text NOT NULL, submitted bigint NOT NULL, ended bigint NOT NULL,
+    tasks text NOT NULL, labels text NOT NULL DEFAULT '{}', PRIMARY KEY (partition, number)
+);
+CREATE INDEX jobs_by_id ON jobs (partition, id, number);
+CREATE INDEX jobs_by_end ON jobs (ended, partition, number);
+CREATE TABLE attempts (
+    rowid bigint GENERATED ALWAYS AS IDENTITY,
+    partition text NOT NULL, number bigint NOT NULL, stage text NOT NULL, indices text NOT NULL,
+    attempt bigint NOT NULL, outcome text NOT NULL, node text NOT NULL, exit_code bigint, reason text NOT NULL,
+    started bigint, ended bigint NOT NULL, first bigint NOT NULL, last bigint NOT NULL, job text NOT NULL DEFAULT '',
+    "user" text NOT NULL DEFAULT '', queue text NOT NULL DEFAULT '', amounts text NOT NULL DEFAULT '[]',
+    submitted bigint NOT NULL DEFAULT 0, tasks bigint NOT NULL DEFAULT 0
+);
+CREATE INDEX attempts_by_job ON attempts (partition, number, stage, first);
+CREATE INDEX attempts_in_order ON attempts (partition, rowid);
+CREATE UNIQUE INDEX attempts_once ON attempts (partition, number, stage, attempt, ended, md5(indices));
+CREATE TABLE used (
+    partition text NOT NULL, number bigint NOT NULL, stage text NOT NULL, place bigint NOT NULL,
+    attempt bigint NOT NULL, signal bigint NOT NULL, ran bigint NOT NULL, cpu bigint NOT NULL, memory bigint NOT NULL,
+    PRIMARY KEY (partition, number, stage, place, attempt)
+);
+CREATE TABLE copied (
+    partition text NOT NULL, number bigint NOT NULL, stage text NOT NULL, attempt bigint NOT NULL,
+    indices text NOT NULL, node text NOT NULL
+);
+CREATE UNIQUE INDEX copied_once ON copied (partition, number, stage, attempt, md5(indices));
+CREATE FUNCTION holds(indices text, place bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT count(*) % 2 = 1 FROM json_array_elements_text(CAST(indices AS json)) AS bound
+    WHERE CAST(bound AS bigint) <= place
+$$;
+"""
+MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY,)
 
 
 def prepare(connection: Connection, where: str, read_only: bool = False) -> None:

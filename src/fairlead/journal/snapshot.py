@@ -2,7 +2,8 @@
 
     python -m fairlead.journal.snapshot PATH PARTITION
 
-With `-` as path the journal is the database that FAIRLEAD_DATABASE names. That process also deletes the records before the old snapshot. `Snapshots` starts it when it is due.
+With `-` as path the journal is the database that FAIRLEAD_DATABASE names. That process also deletes the records before
+the old snapshot. `Snapshots` starts it when it is due.
 """
 
 from __future__ import annotations
