@@ -67,7 +67,10 @@ CREATE FUNCTION holds(indices text, place bigint) RETURNS boolean LANGUAGE sql I
     WHERE CAST(bound AS bigint) <= place
 $$;
 """
-MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY,)
+_DOCUMENTS = """
+CREATE TABLE documents (name text PRIMARY KEY, version bigint NOT NULL, content bytea NOT NULL);
+"""
+MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY + _DOCUMENTS,)
 
 
 def prepare(connection: Connection, where: str, read_only: bool = False) -> None:
