@@ -7,8 +7,9 @@ import fcntl
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 import msgspec
@@ -19,7 +20,8 @@ from fairlead.core.documents import parse_node
 from fairlead.core.errors import Refused
 from fairlead.core.ranges import Ranges
 from fairlead.core.resources import MEMORY, SECOND, parse_duration, parse_quantity
-from fairlead.journal.base import JournalError
+from fairlead.journal.base import Journal, JournalError
+from fairlead.journal.opening import need_driver, open_journal
 from fairlead.journal.sql import SqliteJournal
 from fairlead.journal.verify import Progress, StreamReport, verify
 from fairlead.pools.settings import check_providers, parse_provider
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from fairlead.api.control import Control
+    from fairlead.api.identities import Documents
     from fairlead.api.logfile import LogFile
     from fairlead.core.settings import PartitionConfig
     from fairlead.core.state import Partition
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
     from fairlead.pools.base import Log, PoolKind, Provider
     from fairlead.wire.agent import OutputPart, Tasks
 
+REFRESH = 2.0
+"""Seconds between two looks for changes of other servers."""
 SWEEP = 3600.0
 """Seconds between two removals of old copies of logs."""
 
@@ -59,6 +64,9 @@ __all__ = [
 
 USUAL = ("agent joined", "node key renewed")
 """Events of agents that are no warnings."""
+SERVER_KEY = "server-key"
+FIRST_PAUSE = 0.1
+SHORTEST_LEASE, LONGEST_LEASE = 1.0, 300.0
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -74,10 +82,10 @@ class Failed(Exception):
         return f"{self.field}: {self.problem}" if self.field else self.problem
 
 
-def verify_journal(path: str | os.PathLike[str], progress: Progress) -> Iterator[StreamReport]:
-    """Check a journal, stream by stream."""
+def verify_journal(place: str | os.PathLike[str], progress: Progress) -> Iterator[StreamReport]:
+    """Check the journal in a file or a database, stream by stream."""
     try:
-        with SqliteJournal(path, read_only=True) as journal:
+        with open_journal(place, read_only=True) as journal:
             yield from verify(journal, progress)
     except JournalError as problem:
         raise Failed(str(problem)) from problem
@@ -144,7 +152,11 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: Path
     url: str
-    """The URL for agents on this machine."""
+    """The URL for agents on this machine, and for other servers of the database."""
+    database: str = ""
+    """The address of a PostgreSQL database for all data that must not be lost. By default it is in the directory."""
+    lease: str = "3s"
+    """How long this server leads after its last renewal of a lease on PostgreSQL."""
     config: object = None
     config_file: str = ""
     """The file that the user named for `config`."""
@@ -203,11 +215,22 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         history_size = parse_quantity(MEMORY, settings.history_size, "--history-size")
         outputs_size = parse_quantity(MEMORY, settings.outputs_size, "--outputs-size")
         outputs_age = parse_duration(settings.outputs_age, "--outputs-age") / SECOND
+        lease = parse_duration(settings.lease, "--lease") / SECOND
+        if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
+            raise Refused("--lease", f"it is {settings.lease}; a lease has {SHORTEST_LEASE:g} to {LONGEST_LEASE:g} s")
     log_file = LogFile(directory / "server.log", log_size)
     log = logger_to(log_file, "json", settings.log_level)
     metrics = Metrics()
     quotas = Quotas()
-    history = History(directory / "history", history_size, note=lambda text: log.error("history", problem=text))
+    try:
+        documents = documents_of(directory, settings.database, settings.secrets_key)
+        history = History(
+            settings.database or directory / "history",
+            history_size,
+            note=lambda text: log.error("history", problem=text),
+        )
+    except (JournalError, FileProblem) as problem:
+        raise Failed(str(problem)) from problem
     threading.excepthook = lambda ended: log.error(
         "thread ended", thread=ended.thread.name if ended.thread else "", error=repr(ended.exc_value)
     )
@@ -238,15 +261,15 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
 
     def after_cycle(partition: str, seq: int) -> None:
         if partition not in snapshots:
-            snapshots[partition] = Snapshots(directory / "journal", partition, seq)
+            snapshots[partition] = Snapshots(settings.database or directory / "journal", partition, seq)
         snapshots[partition].poll(seq)
 
     try:
         wall = kept_wall(directory / "clock", lambda text: log.warning("clock leapt", problem=text))
         seconds = in_seconds(wall)
-        secrets = Secrets(directory / "secrets", key_path(directory, settings.secrets_key), seconds)
-        tokens = Tokens(directory / "tokens", seconds)
-        identities = Identities(directory, tokens)
+        secrets = Secrets(documents("secrets"), key_path(directory, settings.secrets_key), seconds)
+        tokens = Tokens(documents("tokens"), seconds)
+        identities = Identities(documents, tokens)
     except FileProblem as problem:
         raise Failed(str(problem)) from problem
     try:
@@ -299,13 +322,35 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         settle=settle,
     )
 
-    def open_journal() -> SqliteJournal:
+    server_id = token_hex(8)
+
+    def opened() -> Journal:
+        if settings.database:
+            from fairlead.journal.postgresql import PostgresJournal
+
+            return PostgresJournal(settings.database, server_id, settings.url, lease)
         need_room(directory)
         return SqliteJournal(directory / "journal")
 
+    loop = asyncio.get_running_loop()
+    shared = (tokens, identities, secrets)
+    resuming: list[asyncio.Task[None]] = []
+
+    def leads() -> None:
+        """Read what other servers wrote. Logs that they have not copied are copied once requests are served."""
+        for each in shared:
+            each.refresh()
+        if control.leader is not None:
+            loop.call_soon_threadsafe(lambda: resuming.append(asyncio.create_task(_resume_later())))
+
+    async def _resume_later() -> None:
+        while control.problem:
+            await asyncio.sleep(FIRST_PAUSE)
+        await _resume_copies(control, history, collector)
+
     first = None if settings.config is None else _parsed(settings.config)
     control = Control(
-        open_journal,
+        opened,
         hub,
         [metrics, Logs(log), HistoryRecorder(history), quotas],
         first,
@@ -313,6 +358,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         lambda text: log.error("control plane", problem=text),
         pools,
         wall,
+        leads=leads,
     )
     site = Services(
         control,
@@ -338,13 +384,15 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     http = server(application(site), settings.certificate, settings.key)
     serving = asyncio.create_task(http.serve(sockets=[listening]))
     sweeping = asyncio.create_task(_sweep(outputs))
+    refreshing = asyncio.create_task(_refresh([each.refresh for each in shared])) if settings.database else None
     try:
         spare_the_collector()
         warning = ""
-        if settings.config_file and control.configured[1] != first:
+        if settings.config_file and control.leader is None and control.configured[1] != first:
             file = settings.config_file
             warning = (
-                f"{file} was not applied: the data directory has a configuration; run `fairlead config apply {file}`"
+                f"{file} was not applied: the {'database' if settings.database else 'data directory'} has a "
+                f"configuration; run `fairlead config apply {file}`"
             )
             log.warning("configuration not applied", file=file)
         up(warning)
@@ -354,6 +402,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         await serving
         await control.close()
         sweeping.cancel()
+        for task in (*resuming, *([refreshing] if refreshing else [])):
+            task.cancel()
         await collector.close()
         os.close(running)
         for snapshot in snapshots.values():
@@ -413,6 +463,17 @@ async def _resume_copies(control: Control, history: History, collector: Collecto
             collector.add((partition, node), tasks)
 
 
+async def _refresh(refreshers: Sequence[Callable[[], None]]) -> None:
+    """Follow changes of tokens, keys and secrets by other servers. While the database is away nothing changes."""
+    from fairlead.api.smallfile import FileProblem
+
+    while True:
+        await asyncio.sleep(REFRESH)
+        for refresh in refreshers:
+            with suppress(FileProblem):
+                await asyncio.to_thread(refresh)
+
+
 async def _sweep(outputs: OutputStore) -> None:
     """Remove old copies of logs from time to time."""
     while True:
@@ -420,14 +481,49 @@ async def _sweep(outputs: OutputStore) -> None:
         await asyncio.to_thread(outputs.shrink)
 
 
-def rotate_secrets_key(directory: Path, given: Path | None) -> Path:
-    """Encrypt the secrets of a data directory with a new key, and return the key file. The server must be stopped."""
+def documents_of(directory: Path, database: str, secrets_key: Path | None) -> Documents:
+    """Return the documents of a server: files of its data directory, or rows of its database.
+
+    In a database the server's own key is encrypted too, because a copy of the database is easily passed on.
+    """
     from fairlead.api.sealed import SealedFile, key_path
+    from fairlead.api.smallfile import Document, SmallFile, StoredDocument
+
+    if not database:
+        return lambda name: SmallFile(directory / name)
+    need_driver()
+    from fairlead.journal.pgdocuments import PostgresDocuments
+
+    rows, key = PostgresDocuments(database), key_path(directory, secrets_key)
+
+    def named(name: str) -> Document:
+        document = StoredDocument(rows, name)
+        return SealedFile(document, key) if name == SERVER_KEY else document
+
+    return named
+
+
+def open_documents(directory: Path, database: str, secrets_key: Path | None) -> Documents:
+    """Do the same for the command line, with `Failed` for all problems."""
     from fairlead.api.smallfile import FileProblem
 
     try:
+        return documents_of(directory, database, secrets_key)
+    except (JournalError, FileProblem) as problem:
+        raise Failed(str(problem)) from problem
+
+
+def rotate_secrets_key(directory: Path, given: Path | None, database: str = "") -> Path:
+    """Encrypt the secrets of a server with a new key, and return the key file. All servers must be stopped."""
+    from fairlead.api.sealed import SealedFile, key_path
+    from fairlead.api.smallfile import FileProblem
+
+    documents = open_documents(directory, database, given)
+    try:
         key = key_path(directory, given)
-        SealedFile(directory / "secrets", key).rotate()
+        sealed = documents(SERVER_KEY)
+        others = [sealed] if isinstance(sealed, SealedFile) else []
+        SealedFile(documents("secrets"), key).rotate(*others)
     except FileProblem as problem:
         raise Failed(str(problem)) from problem
     return key

@@ -1,4 +1,4 @@
-"""Secrets: values that jobs use by name. They are stored encrypted in one document, and sent to agents with launches."""
+"""Secrets: values that jobs use by name. They are stored encrypted, and sent to agents with launches."""
 
 from __future__ import annotations
 
