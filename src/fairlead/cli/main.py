@@ -12,7 +12,21 @@ from typing import Annotated
 import typer
 
 from fairlead import __version__
-from fairlead.cli import agent, bench, cluster, config, jobs, journal, managers, past, pools, serving, top, watch
+from fairlead.cli import (
+    agent,
+    bench,
+    cluster,
+    config,
+    database,
+    jobs,
+    journal,
+    managers,
+    past,
+    pools,
+    serving,
+    top,
+    watch,
+)
 from fairlead.cli.simulate import simulate
 
 app = typer.Typer(
@@ -23,6 +37,7 @@ app = typer.Typer(
 )
 app.add_typer(config.app)
 app.add_typer(journal.app)
+app.add_typer(database.app)
 app.command()(serving.up)
 app.command()(serving.down)
 app.command()(serving.server)

@@ -93,6 +93,10 @@ class PostgresSession(Session):
     def run(self, sql: str, values: Any = ()) -> Iterable[Any]:
         return self.db.execute(_translated(sql), values)
 
+    def scan(self, sql: str) -> Iterator[Any]:
+        with self.db.transaction(), self.db.cursor("scan") as cursor:
+            yield from cursor.execute(_translated(sql))
+
     def run_many(self, sql: str, rows: list[Any]) -> None:
         if rows:
             with self.db.cursor() as cursor:

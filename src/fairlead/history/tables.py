@@ -33,6 +33,10 @@ class Session(ABC):
         """Carry out a statement and return its rows."""
 
     @abstractmethod
+    def scan(self, sql: str) -> Iterator[Any]:
+        """Yield the rows of a query, which may be many."""
+
+    @abstractmethod
     def run_many(self, sql: str, rows: list[Any]) -> None: ...
 
     @abstractmethod
@@ -135,6 +139,9 @@ class SqliteSession(Session):
 
     def run(self, sql: str, values: Any = ()) -> Iterable[Any]:
         return self.db.execute(sql, values)
+
+    def scan(self, sql: str) -> Iterator[Any]:
+        yield from self.db.execute(sql)
 
     def run_many(self, sql: str, rows: list[Any]) -> None:
         self.db.executemany(sql, rows)

@@ -115,6 +115,39 @@ class ChainedJournal(ABC):
     def _prune_some(self, stream: str, upto: int) -> bool:
         """Delete some records in one transaction. True if there are more."""
 
+    # Copying: see `copying`
+
+    @abstractmethod
+    def reigned(self) -> list[str]:
+        """Return the names of all streams that ever had a reign, also of dropped ones."""
+
+    @abstractmethod
+    def held_by(self) -> str:
+        """Return the address of a server that leads a stream now; empty if there is none."""
+
+    @abstractmethod
+    def adopting(self) -> AbstractContextManager[None]:
+        """Write copies of streams within one durable transaction."""
+
+    @abstractmethod
+    def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
+        """Write a copy of a stream of another journal. This comes within `adopting`, in an empty journal."""
+
+    def copied_from(self, stream: str) -> tuple[Reign, Mark, Iterator[list[Any]]]:
+        """Return what `adopt` of another journal needs of a stream. The journal must not change meanwhile."""
+        with self._reading(f"stream {stream!r}: reading it"):
+            row, tail = self._standing(stream)
+        return row, tail, self._batches(stream, row.base, tail.seq)
+
+    def _batches(self, stream: str, after: int, last: int) -> Iterator[list[Any]]:
+        while after < last:
+            with self._reading(f"stream {stream!r}: reading behind record {after}"):
+                batch = self._batch(stream, after)
+            if not batch:
+                raise self._damage(stream, f"record {after + 1} is missing, though {last} is there")
+            yield batch
+            after = batch[-1][0]
+
     # Reading
 
     def last(self, stream: str) -> int:

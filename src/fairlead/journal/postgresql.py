@@ -8,6 +8,7 @@ clock of the database; the clock of this machine only ends a lease early. `leasi
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from secrets import token_hex
 from typing import Any
@@ -363,6 +364,34 @@ class PostgresJournal(ChainedJournal):
             self._db.execute("UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s", (stream,))
         self._tails.pop(stream, None)
         self._keeper.forget(stream)
+
+    # Copying
+
+    def reigned(self) -> list[str]:
+        with self._reading("listing the streams"):
+            return sorted(name for (name,) in self._db.execute("SELECT stream FROM reigns WHERE epoch > 0"))
+
+    def held_by(self) -> str:
+        with self._reading("looking for a server that leads"):
+            row = self._db.execute(
+                "SELECT address, holder FROM reigns WHERE holder != '' AND expires > clock_timestamp() LIMIT 1"
+            ).fetchone()
+        return "" if row is None else row[0] or row[1]
+
+    def adopting(self) -> AbstractContextManager[None]:
+        return self._writing("copying a journal")
+
+    def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
+        self._db.execute(
+            "INSERT INTO reigns VALUES (%s, 0, 0, 0, '', '', 0, '', '', '', '', 'epoch')",
+            (stream,),
+        )
+        for batch in batches:
+            with self._db.cursor() as cursor:
+                rows = [(stream, *record) for record in batch]
+                cursor.executemany("INSERT INTO records VALUES (%s, %s, %s, %s, %s)", rows)
+        self._put(stream, row._replace(slot=0), tail)
+        self._db.execute("UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s", (stream,))
 
     def close(self) -> None:
         """Give the leases back, so that another server can lead at once."""

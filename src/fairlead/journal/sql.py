@@ -4,6 +4,7 @@
 """
 
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -281,6 +282,26 @@ class SqliteJournal(ChainedJournal):
             file = self._snapshot_file()
             with file.writing(f"stream {stream!r}: dropping its snapshots"):
                 file.run("DELETE FROM snapshots WHERE stream = ? AND born < ?", (stream, row.born))
+
+    # Copying
+
+    def reigned(self) -> list[str]:
+        with self._file.reading("listing the streams"):
+            return sorted(name for (name,) in self._file.run("SELECT stream FROM reigns"))
+
+    def held_by(self) -> str:
+        return ""  # the lock of the data directory tells
+
+    def adopting(self) -> AbstractContextManager[None]:
+        return self._file.writing("copying a journal")
+
+    def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
+        [(slot,)] = self._file.run("SELECT coalesce(max(slot), -1) + 1 FROM reigns")
+        self._head.reserve(slot)
+        self._put(stream, row._replace(slot=slot))
+        for batch in batches:
+            for record in batch:
+                self._file.run("INSERT INTO records VALUES (?, ?, ?, ?, ?)", (stream, *record))
 
     def leads_until(self) -> float:
         return float("inf")  # other servers are kept out by the lock of the data directory
