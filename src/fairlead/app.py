@@ -91,6 +91,15 @@ def verify_journal(place: str | os.PathLike[str], progress: Progress) -> Iterato
         raise Failed(str(problem)) from problem
 
 
+def shown_place(place: str) -> str:
+    """Return the place of a journal for messages, without passwords."""
+    if not is_url(place):
+        return place
+    from fairlead.journal.pgconnection import shown_url
+
+    return shown_url(place)
+
+
 @contextmanager
 def refusals_as_failed() -> Iterator[None]:
     """Raise refusals of the core as `Failed`, which the command line knows."""
@@ -395,7 +404,10 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
                 f"configuration; run `fairlead config apply {file}`"
             )
             log.warning("configuration not applied", file=file)
-        up(warning)
+        unsafe = await asyncio.to_thread(_database_warnings, settings.database) if settings.database else []
+        for text in unsafe:
+            log.warning("database not safe", problem=text)
+        up("; ".join([*filter(None, [warning]), *unsafe]))
         await over.wait()
     finally:
         http.should_exit = True
@@ -461,6 +473,17 @@ async def _resume_copies(control: Control, history: History, collector: Collecto
         nodes = await control.find(partition).read(nodes_of_pools)
         for node, tasks in await asyncio.to_thread(history.not_copied, partition, nodes):
             collector.add((partition, node), tasks)
+
+
+def _database_warnings(database: str) -> list[str]:
+    from fairlead.journal.pgconnection import connect
+    from fairlead.journal.pgsafety import warnings_of
+
+    try:
+        with connect(database, "check") as connection:
+            return warnings_of(connection)
+    except JournalError as problem:
+        return [f"the settings of the database cannot be read: {problem}"]
 
 
 async def _refresh(refreshers: Sequence[Callable[[], None]]) -> None:

@@ -10,12 +10,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
+from fairlead.cli.main import app
 from fairlead.core.dump import dump
 from fairlead.journal import Damaged, Fenced, Held, JournalError, NotWritten, TooNew, UnknownOutcome
 from fairlead.journal.codec import restore
 from fairlead.journal.opening import open_journal
-from fairlead.journal.pgconnection import shown_url
+from fairlead.journal.pgconnection import connect, shown_url
+from fairlead.journal.pgsafety import warnings_of
 from fairlead.journal.pgschema import MIGRATIONS
 from fairlead.journal.postgresql import PostgresJournal
 from fairlead.journal.snapshot import Snapshots, make_snapshot, renew
@@ -305,6 +308,22 @@ def test_a_reader_writes_nothing(database: str) -> None:
         reader.reign("a")
 
 
+# Replication
+
+
+def test_settings_that_lose_data_are_named(database: str) -> None:
+    def warned(*changes: str) -> list[str]:
+        for change in changes:
+            sql(database, f"ALTER DATABASE {database.partition('@/')[2].partition('?')[0]} SET {change}")
+        with connect(database, "check") as connection:
+            return [warning.partition(" is ")[0] for warning in warnings_of(connection)]
+
+    tests = ["fsync", "full_page_writes"]  # settings of the whole server, which are off in tests
+    assert warned() == [*tests, "synchronous_commit", "synchronous_standby_names"]
+    assert warned("synchronous_commit = on") == [*tests, "synchronous_standby_names"]
+    assert warned("synchronous_commit = remote_apply") == [*tests, "synchronous_standby_names"]
+
+
 # Damage
 
 
@@ -353,3 +372,13 @@ def test_snapshots_and_verification(database: str) -> None:
         reports = list(verify(journal, lambda *_: None))
     assert [(report.stream, report.problem) for report in reports] == [("cluster", ""), ("partition/default", "")]
     assert reports[1].snapshots[-1] == seq and reports[1].records < seq
+
+
+def test_verification_on_the_command_line(database: str) -> None:
+    with PostgresJournal(database) as journal:
+        World({"partitions": {"default": {}}}, journal=journal).cycle()
+    done = CliRunner().invoke(app, ["journal", "verify", database])
+    assert done.exit_code == 0 and "cluster: sound, 1 record" in done.stdout
+    sql(database, "UPDATE records SET payload = 'x' WHERE stream = 'cluster'")
+    done = CliRunner().invoke(app, ["journal", "verify", database])
+    assert done.exit_code == 1 and "does not match its digest" in done.stdout
