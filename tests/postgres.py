@@ -211,9 +211,10 @@ def _unprivileged() -> tuple[int, int] | None:
 
 
 @contextmanager
-def running(durable: bool = False, options: tuple[str, ...] = ()) -> Iterator[Postgres]:
-    """Run one server in a folder that its user can reach."""
-    folder = Path(tempfile.mkdtemp(prefix="fairlead-pg-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+def running(durable: bool = False, options: tuple[str, ...] = (), on_disk: bool = False) -> Iterator[Postgres]:
+    """Run one server in a folder that its user can reach: in memory if there is such a folder, or on a disk."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") and not on_disk else None
+    folder = Path(tempfile.mkdtemp(prefix="fairlead-pg-", dir=memory))
     folder.chmod(0o755)
     server = Postgres(folder / "pg", durable, options)
     server.start()

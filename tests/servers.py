@@ -31,13 +31,18 @@ class Server:
     def __init__(self, folder: Path, name: str, database: str, *options: str) -> None:
         self.data = folder / name
         self._folder = folder
-        self._options = ("--database", database, "--secrets-key", str(folder / "key"), "--port", "0", *options)
+        """Without a database the data are in the directory."""
+        self._options = ("--secrets-key", str(folder / "key"), *options)
+        if database:
+            self._options += ("--database", database)
         self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
     def start(self) -> "Server":
+        """Start the server; again with the same port as before."""
+        port = self.url.rpartition(":")[2] or "0"
         self.process = subprocess.Popen(
-            [*PROGRAM, "server", "--data", str(self.data), "--json", *self._options],
+            [*PROGRAM, "server", "--data", str(self.data), "--json", "--port", port, *self._options],
             stdout=subprocess.PIPE,
             stderr=(self._folder / f"{self.data.name}.err").open("ab"),
             env={**os.environ, **_paths()},

@@ -1,6 +1,6 @@
 """Renews the leases of a server on PostgreSQL, in a thread and a connection of its own.
 
-A long cycle or a slow append must not end a lease. An append renews the lease of its stream too.
+A long cycle or a slow append must not end a lease.
 """
 
 from __future__ import annotations
@@ -42,13 +42,6 @@ class Keeper:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="leases", daemon=True)
             self._thread.start()
-
-    def renewed(self, stream: str, sent: float) -> None:
-        """Note that a statement sent at `sent` renewed the lease of a stream."""
-        with self._lock:
-            epoch, before = self._streams.get(stream, (0, 0.0))
-            if epoch:
-                self._streams[stream] = (epoch, max(before, sent))
 
     def forget(self, stream: str) -> None:
         with self._lock:
@@ -92,5 +85,6 @@ class Keeper:
                 "WHERE stream = %s AND epoch = %s AND holder = %s",
                 (stream, epoch, self._server),
             )
-            if done.rowcount:
-                self.renewed(stream, sent)
+            with self._lock:
+                if done.rowcount and self._streams.get(stream, (0, 0.0))[0] == epoch:
+                    self._streams[stream] = (epoch, sent)

@@ -42,9 +42,10 @@ PATIENCE = 10.0
 RETRY = 0.1
 
 # One statement is one transaction and one round trip. `seq` makes sure that no record is written twice.
-_APPEND = """
+# The lease is renewed by its keeper alone: a crash is noticed no later because the leader has just written.
+_APPEND = b"""
 WITH mine AS (
-    UPDATE reigns SET seq = %(seq)s::bigint, digest = %(digest)b::bytea, expires = {expires}
+    UPDATE reigns SET seq = %(seq)s::bigint, digest = %(digest)b::bytea
     WHERE stream = %(stream)s::text AND epoch = %(epoch)s::bigint AND session = %(session)s
         AND seq = %(seq)s::bigint - 1
     RETURNING 1
@@ -76,7 +77,6 @@ class PostgresJournal(ChainedJournal):
         self._server = server or token_hex(8)
         self._address = address
         self._expires = f"clock_timestamp() + interval '{lease:f} seconds'"
-        self._append = _APPEND.format(expires=self._expires).encode()
         self._read_only = read_only
         self._patience = patience
         self._in_doubt = False
@@ -142,9 +142,8 @@ class PostgresJournal(ChainedJournal):
         digest = record_digest(tail.digest, stream, seq, epoch, payload)
         values = {"stream": stream, "epoch": epoch, "seq": seq, "digest": digest, "payload": payload}
         while True:
-            sent = time.monotonic()
             try:
-                written = self._db.execute(self._append, {**values, "session": self._session}, prepare=True).rowcount
+                written = self._db.execute(_APPEND, {**values, "session": self._session}, prepare=True).rowcount
             except psycopg.Error as problem:
                 if not is_broken(self._db):
                     raise refused(problem, self.path, doing) from problem
@@ -153,7 +152,6 @@ class PostgresJournal(ChainedJournal):
                 continue  # it was not written, and the lost connection cannot write it any more
             if not written:
                 raise self._refusal(stream, epoch, seq)
-            self._keeper.renewed(stream, sent)
             break
         self._tails[stream] = Mark(seq, epoch, digest)
 
