@@ -1,6 +1,6 @@
 """Servers on PostgreSQL: submits per second against SQLite in the same run, and how long a change of leader takes.
 
-    python -m bench.servers [--trials 20] [--seconds 8] [submits] [failover]
+    python -m bench.servers [--trials 20] [--seconds 8] [submits] [failover] [recovery]
 
 It starts a PostgreSQL of its own, with its data on the same disk as the files of SQLite and with its default settings.
 """
@@ -18,16 +18,21 @@ from pathlib import Path
 from statistics import median
 
 import fairlead
+from bench.harness import in_child
+from bench.recovery import prepare, recover_database
+from fairlead.journal.copying import copy_journal
+from fairlead.journal.opening import open_journal
 from tests.postgres import Postgres, running
 from tests.servers import Server, wait_until
 
 ROUNDS = 3
 LEASE = "3s"
+NODES, RUNNING = 10_000, 100_000
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.servers", description=__doc__)
-    parser.add_argument("what", nargs="*", default=["submits", "failover"])
+    parser.add_argument("what", nargs="*", default=["submits", "failover", "recovery"])
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=8.0)
     options = parser.parse_args()
@@ -37,6 +42,8 @@ def main() -> int:
             submits(Path(folder), postgres, options.seconds)
         if "failover" in options.what:
             failover(Path(folder), postgres, options.trials)
+        if "recovery" in options.what:
+            recovery(Path(folder), postgres)
     return 0
 
 
@@ -96,6 +103,17 @@ def failover(folder: Path, postgres: Postgres, trials: int) -> None:
     finally:
         for server in pair:
             server.kill()
+
+
+def recovery(folder: Path, postgres: Postgres) -> None:
+    """Print the seconds that a server takes to recover a large partition from the database."""
+    made = in_child(prepare, str(folder), NODES, RUNNING, 1_000, 10_000)
+    database = postgres.create()
+    with open_journal(folder / "journal", read_only=True) as source, open_journal(database) as target:
+        copy_journal(source, target, lambda stream, count: None)
+    took = in_child(recover_database, database)["seconds"]
+    size = f"{NODES:,} nodes, {made['running']:,.0f} running tasks, snapshot of {made['snapshot'] / 2**20:.0f} MiB"
+    print(f"recovery from PostgreSQL: {took:.2f} s ({size}, 10,000 changes behind it)", flush=True)
 
 
 def _one_failover(pair: list[Server], how: signal.Signals) -> float:
