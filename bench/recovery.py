@@ -13,7 +13,9 @@ from fairlead.core.dump import dump
 from fairlead.core.invariants import check_all
 from fairlead.journal.base import Record, Snapshot
 from fairlead.journal.codec import restore
+from fairlead.journal.postgresql import PostgresJournal
 from fairlead.journal.sql import SqliteJournal
+from fairlead.writer.writer import Writer
 
 RECORD = 100
 
@@ -78,6 +80,14 @@ def recover(folder: str) -> dict[str, float]:
         "replay": ended - journal.records_asked,
         "peak": highest,
     }
+
+
+def recover_database(url: str) -> dict[str, float]:
+    """Measure how long a new leader takes to have the state, from its first connection to the database."""
+    began = perf_counter()
+    with PostgresJournal(url) as journal:
+        Writer(journal, PARTITION)
+        return {"seconds": perf_counter() - began}
 
 
 class _Watched(SqliteJournal):

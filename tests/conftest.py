@@ -1,4 +1,4 @@
-"""Settings of the whole suite: in CI Hypothesis draws the same examples every time, elsewhere fresh ones."""
+"""Settings of the whole suite: Hypothesis draws the same examples every time in CI; PostgreSQL is started if needed."""
 
 import os
 from collections.abc import Iterator
@@ -10,10 +10,34 @@ from fairlead.core.admission import CHECKS
 from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.policy.registry import Registry
+from tests.postgres import MISSING, Postgres, programs, running
 
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.register_profile("dev", deadline=None)
-settings.load_profile("ci" if os.environ.get("CI") == "true" else "dev")
+IN_CI = os.environ.get("CI") == "true"
+settings.load_profile("ci" if IN_CI else "dev")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if programs() is None:
+        terminalreporter.write_line(MISSING)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """Run one PostgreSQL for all tests of this process."""
+    if programs() is None:
+        (pytest.fail if IN_CI else pytest.skip)(MISSING)
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres: Postgres) -> Iterator[str]:
+    """Create an empty database and yield its address."""
+    url = postgres.create()
+    yield url
+    postgres.drop(url)
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import fcntl
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 import msgspec
@@ -20,7 +21,8 @@ from fairlead.core.errors import Refused
 from fairlead.core.ranges import Ranges, difference
 from fairlead.core.ranges import indices as each_index
 from fairlead.core.resources import MEMORY, SECOND, parse_duration, parse_quantity
-from fairlead.journal.base import JournalError
+from fairlead.journal.base import Journal, JournalError
+from fairlead.journal.opening import is_url, need_driver, open_journal
 from fairlead.journal.sql import SqliteJournal
 from fairlead.journal.verify import Progress, StreamReport, verify
 from fairlead.pools.settings import check_providers, parse_provider
@@ -32,16 +34,19 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from fairlead.api.control import Control
+    from fairlead.api.identities import Documents
     from fairlead.api.logfile import LogFile
     from fairlead.core.settings import PartitionConfig
     from fairlead.core.state import Partition
     from fairlead.engines.collecting import Collector, Node, Source
     from fairlead.history.outputs import OutputStore
-    from fairlead.history.sqlite import History
+    from fairlead.history.store import History
     from fairlead.history.stores import Store
     from fairlead.pools.base import Log, PoolKind, Provider
     from fairlead.wire.agent import Tasks
 
+REFRESH = 2.0
+"""Seconds between two looks for changes of other servers."""
 SWEEP = 3600.0
 """Seconds between two removals of old output."""
 
@@ -61,6 +66,9 @@ __all__ = [
 
 USUAL = ("agent joined", "node key renewed")
 """Events of agents that are no warnings."""
+SERVER_KEY = "server-key"
+FIRST_PAUSE = 0.1
+SHORTEST_LEASE, LONGEST_LEASE = 1.0, 300.0
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -76,13 +84,22 @@ class Failed(Exception):
         return f"{self.field}: {self.problem}" if self.field else self.problem
 
 
-def verify_journal(path: str | os.PathLike[str], progress: Progress) -> Iterator[StreamReport]:
-    """Check a journal, stream by stream."""
+def verify_journal(place: str | os.PathLike[str], progress: Progress) -> Iterator[StreamReport]:
+    """Check the journal in a file or a database, stream by stream."""
     try:
-        with SqliteJournal(path, read_only=True) as journal:
+        with open_journal(place, read_only=True) as journal:
             yield from verify(journal, progress)
     except JournalError as problem:
         raise Failed(str(problem)) from problem
+
+
+def shown_place(place: str) -> str:
+    """Return the place of a journal for messages, without passwords."""
+    if not is_url(place):
+        return place
+    from fairlead.journal.pgconnection import shown_url
+
+    return shown_url(place)
 
 
 @contextmanager
@@ -146,7 +163,11 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: Path
     url: str
-    """The URL for agents on this machine."""
+    """The URL for agents on this machine, and for other servers of the database."""
+    database: str = ""
+    """The address of a PostgreSQL database for all data that must not be lost. By default it is in the directory."""
+    lease: str = "3s"
+    """How long this server leads after its last renewal of a lease on PostgreSQL."""
     config: object = None
     config_file: str = ""
     """The file that the user named for `config`."""
@@ -190,7 +211,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.engines.collecting import Collector
     from fairlead.history.outputs import OutputStore
     from fairlead.history.recorder import HistoryRecorder, ResultRow
-    from fairlead.history.sqlite import History, Used
+    from fairlead.history.store import History, Used
     from fairlead.journal.room import need_room
     from fairlead.journal.snapshot import Snapshots
     from fairlead.pools.base import Join, ProviderError
@@ -207,11 +228,22 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         history_size = parse_quantity(MEMORY, settings.history_size, "--history-size")
         outputs_size = parse_quantity(MEMORY, settings.outputs_size, "--outputs-size")
         outputs_age = parse_duration(settings.outputs_age, "--outputs-age") / SECOND
+        lease = parse_duration(settings.lease, "--lease") / SECOND
+        if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
+            raise Refused("--lease", f"it is {settings.lease}; a lease has {SHORTEST_LEASE:g} to {LONGEST_LEASE:g} s")
     log_file = LogFile(directory / "server.log", log_size)
     log = logger_to(log_file, "json", settings.log_level)
     metrics = Metrics()
     quotas = Quotas()
-    history = History(directory / "history", history_size, note=lambda text: log.error("history", problem=text))
+    try:
+        documents = documents_of(directory, settings.database, settings.secrets_key)
+        history = History(
+            settings.database or directory / "history",
+            history_size,
+            note=lambda text: log.error("history", problem=text),
+        )
+    except (JournalError, FileProblem) as problem:
+        raise Failed(str(problem)) from problem
     threading.excepthook = lambda ended: log.error(
         "thread ended", thread=ended.thread.name if ended.thread else "", error=repr(ended.exc_value)
     )
@@ -245,15 +277,15 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
 
     def after_cycle(partition: str, seq: int) -> None:
         if partition not in snapshots:
-            snapshots[partition] = Snapshots(directory / "journal", partition, seq)
+            snapshots[partition] = Snapshots(settings.database or directory / "journal", partition, seq)
         snapshots[partition].poll(seq)
 
     try:
         wall = kept_wall(directory / "clock", lambda text: log.warning("clock leapt", problem=text))
         seconds = in_seconds(wall)
-        secrets = Secrets(directory / "secrets", key_path(directory, settings.secrets_key), seconds)
-        tokens = Tokens(directory / "tokens", seconds)
-        identities = Identities(directory, tokens)
+        secrets = Secrets(documents("secrets"), key_path(directory, settings.secrets_key), seconds)
+        tokens = Tokens(documents("tokens"), seconds)
+        identities = Identities(documents, tokens)
     except FileProblem as problem:
         raise Failed(str(problem)) from problem
     outputs = OutputStore(await asyncio.to_thread(_store_of, settings), outputs_size, outputs_age, seconds)
@@ -318,13 +350,35 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         settle=settle,
     )
 
-    def open_journal() -> SqliteJournal:
+    server_id = token_hex(8)
+
+    def opened() -> Journal:
+        if settings.database:
+            from fairlead.journal.postgresql import PostgresJournal
+
+            return PostgresJournal(settings.database, server_id, settings.url, lease)
         need_room(directory)
         return SqliteJournal(directory / "journal")
 
+    loop = asyncio.get_running_loop()
+    shared = (tokens, identities, secrets)
+    resuming: list[asyncio.Task[None]] = []
+
+    def leads() -> None:
+        """Read what other servers wrote. Logs that they have not copied are copied once requests are served."""
+        for each in shared:
+            each.refresh()
+        if control.leader is not None:
+            loop.call_soon_threadsafe(lambda: resuming.append(asyncio.create_task(_resume_later())))
+
+    async def _resume_later() -> None:
+        while control.problem:
+            await asyncio.sleep(FIRST_PAUSE)
+        await _resume_copies(control, history, collector)
+
     first = None if settings.config is None else _parsed(settings.config)
     control = Control(
-        open_journal,
+        opened,
         hub,
         [metrics, Logs(log), HistoryRecorder(history), quotas],
         first,
@@ -332,6 +386,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         lambda text: log.error("control plane", problem=text),
         pools,
         wall,
+        leads=leads,
     )
     site = Services(
         control,
@@ -358,22 +413,29 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     http = server(application(site), settings.certificate, settings.key)
     serving = asyncio.create_task(http.serve(sockets=[listening]))
     sweeping = asyncio.create_task(_sweep(outputs, log))
+    refreshing = asyncio.create_task(_refresh([each.refresh for each in shared])) if settings.database else None
     try:
         spare_the_collector()
         warning = ""
-        if settings.config_file and control.configured[1] != first:
+        if settings.config_file and control.leader is None and control.configured[1] != first:
             file = settings.config_file
             warning = (
-                f"{file} was not applied: the data directory has a configuration; run `fairlead config apply {file}`"
+                f"{file} was not applied: the {'database' if settings.database else 'data directory'} has a "
+                f"configuration; run `fairlead config apply {file}`"
             )
             log.warning("configuration not applied", file=file)
-        up(warning)
+        unsafe = await asyncio.to_thread(_database_warnings, settings.database) if settings.database else []
+        for text in unsafe:
+            log.warning("database not safe", problem=text)
+        up("; ".join([*filter(None, [warning]), *unsafe]))
         await over.wait()
     finally:
         http.should_exit = True
         await serving
         await control.close()
         sweeping.cancel()
+        for task in (*resuming, *([refreshing] if refreshing else [])):
+            task.cancel()
         await collector.close()
         os.close(running)
         for snapshot in snapshots.values():
@@ -460,6 +522,28 @@ async def _resume_copies(control: Control, history: History, collector: Collecto
             collector.add((partition, node), tasks)
 
 
+def _database_warnings(database: str) -> list[str]:
+    from fairlead.journal.pgconnection import connect
+    from fairlead.journal.pgsafety import warnings_of
+
+    try:
+        with connect(database, "check") as connection:
+            return warnings_of(connection)
+    except JournalError as problem:
+        return [f"the settings of the database cannot be read: {problem}"]
+
+
+async def _refresh(refreshers: Sequence[Callable[[], None]]) -> None:
+    """Follow changes of tokens, keys and secrets by other servers. While the database is away nothing changes."""
+    from fairlead.api.smallfile import FileProblem
+
+    while True:
+        await asyncio.sleep(REFRESH)
+        for refresh in refreshers:
+            with suppress(FileProblem):
+                await asyncio.to_thread(refresh)
+
+
 async def _sweep(outputs: OutputStore, log: FilteringBoundLogger) -> None:
     """Remove old output, at the start and from time to time."""
     while True:
@@ -470,14 +554,122 @@ async def _sweep(outputs: OutputStore, log: FilteringBoundLogger) -> None:
         await asyncio.sleep(SWEEP)
 
 
-def rotate_secrets_key(directory: Path, given: Path | None) -> Path:
-    """Encrypt the secrets of a data directory with a new key, and return the key file. The server must be stopped."""
+def documents_of(directory: Path, database: str, secrets_key: Path | None) -> Documents:
+    """Return the documents of a server: files of its data directory, or rows of its database.
+
+    In a database the server's own key is encrypted too, because a copy of the database is easily passed on.
+    """
     from fairlead.api.sealed import SealedFile, key_path
+    from fairlead.api.smallfile import Document, SmallFile, StoredDocument
+
+    if not database:
+        return lambda name: SmallFile(directory / name)
+    need_driver()
+    from fairlead.journal.pgdocuments import PostgresDocuments
+
+    rows, key = PostgresDocuments(database), key_path(directory, secrets_key)
+
+    def named(name: str) -> Document:
+        document = StoredDocument(rows, name)
+        return SealedFile(document, key) if name == SERVER_KEY else document
+
+    return named
+
+
+def open_documents(directory: Path, database: str, secrets_key: Path | None) -> Documents:
+    """Do the same for the command line, with `Failed` for all problems."""
     from fairlead.api.smallfile import FileProblem
 
     try:
+        return documents_of(directory, database, secrets_key)
+    except (JournalError, FileProblem) as problem:
+        raise Failed(str(problem)) from problem
+
+
+def copy_data(source: str, target: str, secrets_key: Path | None, told: Callable[[str, int], None]) -> Path:
+    """Copy all data of a server to an empty place, compare them, and return the key file of both.
+
+    `told` is called with the name and the number of rows of each part.
+    """
+    from fairlead.api.datafolder import prepare
+    from fairlead.api.sealed import key_path
+    from fairlead.api.smallfile import FileProblem
+    from fairlead.history.copying import copy_history
+    from fairlead.journal.copying import copy_journal
+
+    folders = [Path(place).absolute() for place in (source, target) if not is_url(place)]
+    if not is_url(source) and not (Path(source) / "journal").exists():
+        raise Failed(f"{source}: no data of a server; name a data directory or a database")
+    if secrets_key is None and not folders:
+        raise Failed("--secrets-key: name the key file of the secrets, because both places are databases")
+    with ExitStack() as stack:
+        try:
+            if not is_url(target):
+                prepare(Path(target).absolute())
+            for folder in folders:
+                stack.enter_context(_unused(folder))
+            key = key_path(folders[0], secrets_key) if folders else cast(Path, secrets_key)
+            old = stack.enter_context(open_journal(_journal_at(source), read_only=True))
+            new = stack.enter_context(open_journal(_journal_at(target)))
+            if old.held_by():
+                raise Failed(f"{old.path}: the server {old.held_by()} runs on it; stop all its servers first")
+            if new.reigned():
+                raise Failed(f"{new.path}: there is a journal already; name an empty place")
+            _copy_documents(source, target, key, told)
+            copy_history(_history_at(source), _history_at(target), told)
+            copy_journal(old, new, told)
+        except (JournalError, FileProblem) as problem:
+            raise Failed(str(problem)) from problem
+    return key
+
+
+def _copy_documents(source: str, target: str, key: Path, told: Callable[[str, int], None]) -> None:
+    old = documents_of(Path(source).absolute(), source if is_url(source) else "", key)
+    new = documents_of(Path(target).absolute(), target if is_url(target) else "", key)
+    for name in (SERVER_KEY, "tokens", "nodes", "secrets"):
+        content = old(name).read()
+        document = new(name)
+        if document.read() is not None:
+            raise Failed(f"{document.name}: it exists already; name an empty place")
+        if content is not None:
+            document.write(content)
+            if new(name).read() != content:
+                raise Failed(f"{document.name}: it is not equal to its original; remove the copy")
+        told(name, int(content is not None))
+
+
+def _journal_at(place: str) -> str:
+    return place if is_url(place) else str(Path(place).absolute() / "journal")
+
+
+def _history_at(place: str) -> str:
+    return place if is_url(place) else str(Path(place).absolute() / "history")
+
+
+@contextmanager
+def _unused(folder: Path) -> Iterator[None]:
+    """Lock a data directory. Raise `Failed` if a server runs on it."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise Failed(f"a server runs on {folder}; stop it with `fairlead down`") from None
+    finally:
+        os.close(lock)
+
+
+def rotate_secrets_key(directory: Path, given: Path | None, database: str = "") -> Path:
+    """Encrypt the secrets of a server with a new key, and return the key file. All servers must be stopped."""
+    from fairlead.api.sealed import SealedFile, key_path
+    from fairlead.api.smallfile import FileProblem
+
+    documents = open_documents(directory, database, given)
+    try:
         key = key_path(directory, given)
-        SealedFile(directory / "secrets", key).rotate()
+        sealed = documents(SERVER_KEY)
+        others = [sealed] if isinstance(sealed, SealedFile) else []
+        SealedFile(documents("secrets"), key).rotate(*others)
     except FileProblem as problem:
         raise Failed(str(problem)) from problem
     return key

@@ -32,7 +32,7 @@ from fairlead.core.effects import ForNode, Launch
 from fairlead.engines.agents import Agents
 from fairlead.engines.connections import LedPartition
 from fairlead.history.recorder import HistoryRecorder
-from fairlead.history.sqlite import History
+from fairlead.history.store import History
 from fairlead.journal import Journal, SqliteJournal
 from fairlead.pools.service import PoolService
 from fairlead.views.metrics.observer import Metrics

@@ -12,7 +12,7 @@ import pytest
 
 from fairlead.app import _resume_copies
 from fairlead.history.recorder import AttemptRow, HistoryRecorder, JobRow
-from fairlead.history.sqlite import History, Used
+from fairlead.history.store import History, Used
 from fairlead.journal import MemoryJournal
 from fairlead.testing import World
 from fairlead.wire.agent import LogPart, LogRequest, Tasks

@@ -1,4 +1,4 @@
-"""Fixtures of the journal's tests: both journals, and real child processes."""
+"""Fixtures of the journal's tests: every journal, and real child processes."""
 
 import os
 import subprocess
@@ -10,15 +10,29 @@ from pathlib import Path
 import pytest
 
 from fairlead.journal import Journal, MemoryJournal, SqliteJournal
+from fairlead.journal.postgresql import PostgresJournal
 
 Child = Callable[..., subprocess.Popen[str]]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
-    made: Journal = MemoryJournal() if request.param == "memory" else SqliteJournal(tmp_path / "j", synchronous="off")
-    with made:
-        yield made
+    with made(request.param, tmp_path, request) as journal:
+        yield journal
+
+
+def made(kind: str, folder: Path, request: pytest.FixtureRequest) -> Journal:
+    if kind == "memory":
+        return MemoryJournal()
+    if kind == "sqlite":
+        return SqliteJournal(folder / "j", synchronous="off")
+    return PostgresJournal(request.getfixturevalue("database"))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the place of a history: a file, or a database."""
+    return str(tmp_path / "history") if request.param == "sqlite" else str(request.getfixturevalue("database"))
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
-"""What every journal does: the same tests on each, then both against each other on random operations."""
+"""What every journal does: the same tests on each, then all against each other on random operations."""
 
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fairlead.journal
@@ -21,6 +21,8 @@ from fairlead.journal import (
     SqliteJournal,
     UnknownOutcome,
 )
+from fairlead.journal.postgresql import PostgresJournal
+from tests.postgres import Postgres
 
 
 def filled(journal: Journal, stream: str, count: int) -> int:
@@ -32,7 +34,7 @@ def filled(journal: Journal, stream: str, count: int) -> int:
 
 def test_public_names() -> None:
     assert fairlead.journal.__all__ == sorted(
-        "Damaged Fenced Journal JournalError Locked MemoryJournal NotWritten Pruned Record Snapshot "
+        "Damaged Fenced Held Journal JournalError Locked MemoryJournal NotWritten Pruned Record Snapshot "
         "SqliteJournal TooNew UnknownOutcome".split()
     )
 
@@ -239,13 +241,27 @@ def outcome(journal: Journal, epochs: dict[str, int], operation: tuple[object, .
 @given(st.lists(OPERATIONS, max_size=40))
 def test_both_journals_answer_alike(operations: list[tuple[object, ...]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        memory, sqlite = MemoryJournal(), SqliteJournal(Path(folder) / "j", synchronous="off")
-        epochs: tuple[dict[str, int], dict[str, int]] = ({}, {})
-        with sqlite:
-            for operation in operations:
-                assert outcome(memory, epochs[0], operation) == outcome(sqlite, epochs[1], operation), operation
-        with SqliteJournal(Path(folder) / "j", synchronous="off") as again:
-            for name in "ab":
-                base = memory.last(name) if memory.snapshot(name) else 0
-                assert list(again.read(name, base)) == list(memory.read(name, base))
-                assert again.snapshot(name) == memory.snapshot(name)
+        answers_alike(operations, lambda: SqliteJournal(Path(folder) / "j", synchronous="off"))
+
+
+@settings(max_examples=20)
+@given(st.lists(OPERATIONS, max_size=40))
+def test_postgresql_answers_like_the_others(postgres: Postgres, operations: list[tuple[object, ...]]) -> None:
+    url = postgres.create()
+    try:
+        answers_alike(operations, lambda: PostgresJournal(url))
+    finally:
+        postgres.drop(url)
+
+
+def answers_alike(operations: list[tuple[object, ...]], opened: Callable[[], Journal]) -> None:
+    memory = MemoryJournal()
+    epochs: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    with opened() as journal:
+        for operation in operations:
+            assert outcome(memory, epochs[0], operation) == outcome(journal, epochs[1], operation), operation
+    with opened() as again:
+        for name in "ab":
+            base = memory.last(name) if memory.snapshot(name) else 0
+            assert list(again.read(name, base)) == list(memory.read(name, base))
+            assert again.snapshot(name) == memory.snapshot(name)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from fairlead.history.filter import JobFilter
 from fairlead.history.recorder import AttemptRow, JobRow
-from fairlead.history.sqlite import History, Used
+from fairlead.history.store import History, Used
 from fairlead.wire.agent import Tasks
 
 SECONDS = 30.0  # the longest wait of a test; no result depends on it
@@ -35,8 +36,8 @@ def used(number: int, memory: int = 1, cpu: int = 1, index: int = 0) -> Used:
     return Used("default", number, "main", index, 1, 0, 1, cpu, memory)
 
 
-def test_filters_of_finished_jobs(tmp_path: Path) -> None:
-    history = History(tmp_path / "history")
+def test_filters_of_finished_jobs(place: str) -> None:
+    history = History(place)
     history.put(
         [
             job(1, name="train-1", queue="root.ml", labels={"team": "a", "x.y": "1"}),
@@ -75,14 +76,14 @@ def test_filters_of_finished_jobs(tmp_path: Path) -> None:
     history.close()
 
 
-def test_logs_that_were_not_copied_are_found_after_a_restart(tmp_path: Path) -> None:
+def test_logs_that_were_not_copied_are_found_after_a_restart(place: str) -> None:
     def ended(number: int, node: str, indices: tuple[int, ...]) -> AttemptRow:
         return AttemptRow("default", number, "main", indices, 2, "lost", node, None, "", None, 9, f"j{number}", "ann")
 
     def tasks(number: int, *indices: int) -> Tasks:
         return Tasks(f"j{number}", number, "main", 2, indices)
 
-    history = History(tmp_path / "history")
+    history = History(place)
     history.put(
         [], [ended(1, "p1", (0, 700)), ended(1, "p2", (700, 900)), ended(2, "p1", (0, 1)), ended(3, "gone", (0, 1))]
     )
@@ -93,13 +94,13 @@ def test_logs_that_were_not_copied_are_found_after_a_restart(tmp_path: Path) -> 
     history.mark_copied("default", "p2", tasks(1, 700, 900))
     history.mark_copied("default", "gone", tasks(3, 0, 1))
     history.close()
-    history = History(tmp_path / "history")
+    history = History(place)
     for _ in range(2):
         left = history.not_copied("default", ["p1", "p2", "p3"])
         assert left == [("p1", tasks(1, 500, 600, 650, 700)), ("p1", tasks(2, 0, 1))]
     assert history.not_copied("other", ["p1"]) == [] == history.not_copied("default", [])
-    with closing(sqlite3.connect(tmp_path / "history")) as db:
-        assert db.execute("SELECT count(*) FROM copied").fetchone() == (0,)  # marks of nodes that are gone are removed
+    with history._tables.session() as db:
+        assert list(db.run("SELECT count(*) FROM copied")) == [(0,)]  # marks of nodes that are gone are removed
     history.close()
 
 
@@ -110,9 +111,9 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_row_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_written_costs_no_other(place: str) -> None:
     notes: list[str] = []
-    history = History(tmp_path / "history", note=notes.append)
+    history = History(place, note=notes.append)
     history.put([job(1), job(2, ended=2**70), job(3)], [attempt(1), attempt(2, reason="\ud800"), attempt(3, 2**64)])
     history.put_used([used(1), used(2, memory=2**64 - 1), used(3)])
     history.flush()
@@ -125,8 +126,8 @@ def test_a_row_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
     history.close()
 
 
-def test_use_that_is_reported_again_is_taken_once_and_from_the_node_of_the_task(tmp_path: Path) -> None:
-    history = History(tmp_path / "history")
+def test_use_that_is_reported_again_is_taken_once_and_from_the_node_of_the_task(place: str) -> None:
+    history = History(place)
     history.put([], [attempt(1), attempt(2)])
     history.put_used([used(2, cpu=5)])
     again = [
@@ -141,8 +142,8 @@ def test_use_that_is_reported_again_is_taken_once_and_from_the_node_of_the_task(
     history.close()
 
 
-def test_figures_whose_sum_is_beyond_64_bits(tmp_path: Path) -> None:
-    history = History(tmp_path / "history")
+def test_figures_whose_sum_is_beyond_64_bits(place: str) -> None:
+    history = History(place)
     history.put_used([used(1, cpu=2**62, index=index) for index in range(10)])
     history.flush()
     assert history.used("default", 1)["main"] == (10 * 2**62, 1, 10)
@@ -150,11 +151,11 @@ def test_figures_whose_sum_is_beyond_64_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_ends_is_noticed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_ends_is_noticed_and_started_again(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    history = History(tmp_path / "history", note=notes.append)
+    history = History(place, note=notes.append)
 
-    def end(db: sqlite3.Connection) -> None:
+    def end(db: object) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
@@ -170,13 +171,13 @@ def test_a_thread_that_ends_is_noticed_and_started_again(tmp_path: Path, monkeyp
 
 
 def test_a_write_that_fails_is_tried_again_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlead.history.sqlite.RETRY", 0.02)
+    monkeypatch.setattr("fairlead.history.store.RETRY", 0.02)
     notes: list[str] = []
     history = History(tmp_path / "history", note=notes.append)
     faults: list[Exception] = [sqlite3.OperationalError("disk full"), OSError(5, "broken"), sqlite3.DatabaseError("x")]
     real = history._write_on
 
-    def failing(db: sqlite3.Connection) -> None:
+    def failing(db: Any) -> None:
         if faults:
             raise faults.pop()
         real(db)
@@ -196,7 +197,7 @@ def test_a_write_that_fails_is_tried_again_by_itself(tmp_path: Path, monkeypatch
 
 
 def test_rows_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlead.history.sqlite.WAITING", 10)
+    monkeypatch.setattr("fairlead.history.store.WAITING", 10)
     notes: list[str] = []
     history = History(tmp_path / "history", note=notes.append)
     with history._lock:  # the thread cannot take them meanwhile
@@ -226,3 +227,65 @@ def test_the_oldest_jobs_go_when_it_is_too_large(tmp_path: Path) -> None:
     for table in ("attempts", "used"):
         assert db.execute(f"SELECT count(*), min(number) FROM {table}").fetchone() == (len(kept), kept[-1])
     db.close()
+
+
+# PostgreSQL only
+
+
+def test_the_oldest_jobs_go_on_postgresql(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead.history.postgresql.CHECKED_EVERY", 0.0)
+    history = History(database, size=500_000)
+    for start in range(0, 3_000, 500):
+        numbers = range(start, start + 500)
+        rows = [attempt(number, reason="x" * 200) for number in numbers]
+        history.put([job(number, ended=number) for number in numbers], rows)
+        history.flush()
+    history.close()
+    kept = [row.number for row in history.jobs("default", limit=10_000)]
+    assert 300 < len(kept) < 2_000 and kept == list(range(2_999, 2_999 - len(kept), -1))
+    assert history.attempts("default", 0) == [] and len(history.attempts("default", 2_999)) == 1
+
+
+def test_an_attempt_of_two_servers_is_stored_once(database: str) -> None:
+    """A deposed server may write late what its successor has found in the journal."""
+    for _ in range(2):
+        history = History(database)
+        history.put([job(1)], [attempt(1)])
+        history.close()
+    assert len(history.attempts("default", 1)) == 1
+
+
+def test_lost_connections_of_the_history(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead.history.store.RETRY", 0.02)
+    history = History(database)
+    history.put([job(1)], [])
+    history.flush()
+    assert len(history.jobs("default")) == 1
+    with psycopg.connect(database, autocommit=True) as db:
+        db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'fairlead history'")
+    assert len(history.jobs("default")) == 1
+    history.put([job(2)], [])
+    history.flush()
+    until(lambda: len(history.jobs("default")) == 2)
+    history.close()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a*", "*b", "a?c", "[ab]*", "[!a]*", "[!]a]*", "a.c", "[", "[a", "a]", "x[]]y", "(", "a+", "[a-c]x", "é*"],
+)
+def test_patterns_mean_the_same_on_postgresql(history_of_names: History, pattern: str) -> None:
+    found = {row.name for row in history_of_names.jobs("default", JobFilter(name=pattern))}
+    assert found == {name for name in NAMES if fnmatch.fnmatchcase(name, pattern)}
+
+
+NAMES = ["a", "b", "abc", "a.c", "aab", "x]y", "[", "[a", "a]", "(", "a+", "bx", "ax", "élan", "a\nb", "-x"]
+
+
+@pytest.fixture
+def history_of_names(database: str) -> Iterator[History]:
+    history = History(database)
+    history.put([job(number, name=name) for number, name in enumerate(NAMES)], [])
+    history.flush()
+    yield history
+    history.close()

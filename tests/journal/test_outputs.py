@@ -18,7 +18,7 @@ from fairlead.core.state import Partition
 from fairlead.history.outputs import OutputStore
 from fairlead.history.recorder import HistoryRecorder, ResultRow
 from fairlead.history.s3 import ObjectStore, Unusable
-from fairlead.history.sqlite import History
+from fairlead.history.store import History
 from fairlead.history.stores import INCOMING, FolderStore, Store
 from fairlead.testing import World
 from fairlead.wire.agent import MAX_OUTPUT, Collected, LogRequest, Output, OutputPart, Tasks

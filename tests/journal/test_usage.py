@@ -18,7 +18,7 @@ from fairlead.core.ranges import indices
 from fairlead.core.resources import HOUR, SECOND
 from fairlead.core.state import Partition
 from fairlead.history.recorder import AttemptRow, HistoryRecorder
-from fairlead.history.sqlite import History, Used
+from fairlead.history.store import History, Used
 from fairlead.history.usage import UsageReport, running
 from fairlead.testing import World
 
@@ -109,8 +109,8 @@ def report(history: History, w: World, *by: Any, **more: Any) -> UsageReport:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_report_is_equal_to_a_count_of_the_events(tmp_path: Path, seed: int) -> None:
-    history, counter = History(tmp_path / "history"), Counter()
+def test_a_report_is_equal_to_a_count_of_the_events(place: str, seed: int) -> None:
+    history, counter = History(place), Counter()
     w = busy(seed, [HistoryRecorder(history), counter])
     now = w.partition().now
     spans = [(0, 2**62), (now // 3, 2 * now // 3), (now // 2, 2**62), (0, now // 2), (now + 1, 2**62)]
@@ -159,8 +159,8 @@ def told(history: History, *by: Any, **more: Any) -> UsageReport:
     return asked
 
 
-def test_waits_are_those_of_jobs_until_their_first_task_starts(tmp_path: Path) -> None:
-    history = History(tmp_path / "history")
+def test_waits_are_those_of_jobs_until_their_first_task_starts(place: str) -> None:
+    history = History(place)
     history.put([], [row(number, 100 + number, 500, 100) for number in range(1, 101)])
     history.put([], [row(1, 600, 700, 100, attempt=2), row(200, 50, 99, 10, user="bob")])
     ann = told(history, "user").rows[("ann",)]
@@ -171,9 +171,9 @@ def test_waits_are_those_of_jobs_until_their_first_task_starts(tmp_path: Path) -
     history.close()
 
 
-def test_tasks_that_end_before_their_start_is_reported(tmp_path: Path) -> None:
+def test_tasks_that_end_before_their_start_is_reported(place: str) -> None:
     """Each of them counts with its own run time, and never from before the submission of its job."""
-    history = History(tmp_path / "history")
+    history = History(place)
     history.put(
         [], [row(1, None, 1000, indices=(0, 2, 5, 6)), row(1, None, 1000, indices=(2, 5)), row(2, None, 1000, 900)]
     )
@@ -185,8 +185,8 @@ def test_tasks_that_end_before_their_start_is_reported(tmp_path: Path) -> None:
     history.close()
 
 
-def test_sums_beyond_64_bits(tmp_path: Path) -> None:
-    history = History(tmp_path / "history")
+def test_sums_beyond_64_bits(place: str) -> None:
+    history = History(place)
     amounts = (("memory", 2**50),)
     rows = [row(number, 0, 2**55, indices=(0, 100), amounts=amounts) for number in range(200)]
     history.put([], rows)
@@ -194,9 +194,9 @@ def test_sums_beyond_64_bits(tmp_path: Path) -> None:
     history.close()
 
 
-def test_a_report_has_a_largest_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_has_a_largest_number_of_rows(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairlead.history.usage.MOST_ROWS", 3)
-    history = History(tmp_path / "history")
+    history = History(place)
     history.put([], [row(number, 0, 5) for number in range(3)])
     assert len(told(history, "job").rows) == 3
     history.put([], [row(7, 0, 5)])

@@ -20,6 +20,8 @@ from fairlead.agent.task_table import TaskTable
 from fairlead.wire.agent import Hello
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+SHORT_PAUSE = 1.0
+"""The longest pause with several servers: another one is about to lead."""
 REPEATED = 300.0
 """Seconds after which the same reason for being disconnected is logged again."""
 
@@ -53,7 +55,7 @@ class Outside(Protocol):
     """The outside of an agent: server, spawners and logs."""
 
     server: str
-    """The address of the server, for the log."""
+    """The address of the server, or the addresses of several, separated by commas."""
 
     def connect(self) -> AbstractAsyncContextManager[tuple[Channel, str]]:
         """Open a connection to the server; return it and the address of this end.
@@ -176,7 +178,8 @@ class Joining:
                     self._last_joined = self._steady()
                 self.joined.clear()
                 self._session = None
-            pause = FIRST_PAUSE if was_joined else min(LONGEST_PAUSE, 2 * pause)
+            longest = SHORT_PAUSE if "," in server else LONGEST_PAUSE
+            pause = FIRST_PAUSE if was_joined else min(longest, 2 * pause)
             # Spread reconnections of many agents when a server comes back.
             await asyncio.sleep(pause * self._spread(0.5, 1.5))
 

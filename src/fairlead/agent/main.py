@@ -29,6 +29,7 @@ from fairlead.agent.session import Channel, Refused
 from fairlead.agent.split import Helper
 from fairlead.agent.task_table import TaskTable
 from fairlead.wire import agent as wire
+from fairlead.wire.addresses import servers
 from fairlead.wire.agent import MAX_MESSAGE_BYTES, PATH, Hello
 
 SPAWNER_TIMEOUT = 10.0
@@ -103,6 +104,8 @@ class Agent:
         file = self._directory / f"epoch-{settings.partition or 'default'}"
         self.epoch = Epoch(_number_in(file), partial(_store_number, file), str(file), log)
         self.server = settings.join
+        self._servers = servers(settings.join)
+        """The URLs of the servers, the next one first."""
         self._joining = Joining(self.table, self, self._identity, self.epoch, log)
         self.joined = self._joining.joined
         """Set while the server knows this agent."""
@@ -169,12 +172,15 @@ class Agent:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[Channel, str]]:
         settings = self._settings
+        # One server after the other: only the one that leads accepts an agent.
+        url = self._servers[0]
+        self._servers.append(self._servers.pop(0))
         try:
             async with connect(
-                _address(settings),
+                _address(url, settings.partition),
                 compression=None,
                 max_size=MAX_MESSAGE_BYTES,
-                ssl=_trust(settings),
+                ssl=_trust(url, settings.authority),
                 proxy=None,
             ) as connection:
                 yield _Channel(connection), settings.address or str(connection.local_address[0])
@@ -276,22 +282,22 @@ class _Channel:
         return data if isinstance(data, bytes) else data.encode()
 
 
-def _address(settings: Settings) -> str:
-    parts = urlsplit(settings.join)
+def _address(url: str, partition: str) -> str:
+    parts = urlsplit(url)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    query = urlencode({"partition": settings.partition}) if settings.partition else ""
+    query = urlencode({"partition": partition}) if partition else ""
     return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}{PATH}{'?' + query if query else ''}"
 
 
-def _trust(settings: Settings) -> ssl.SSLContext | None:
-    if urlsplit(settings.join).scheme not in ("https", "wss"):
+def _trust(url: str, authority: Path | None) -> ssl.SSLContext | None:
+    if urlsplit(url).scheme not in ("https", "wss"):
         return None
     try:
-        return ssl.create_default_context(cafile=settings.authority)
+        return ssl.create_default_context(cafile=authority)
     except OSError as problem:
         cause = problem.strerror or problem
         remedy = "name a PEM file that the agent's user can read, with --ca or FAIRLEAD_CA"
-        raise Refused(f"{settings.authority} has no certificates to trust ({cause}); {remedy}", True) from None
+        raise Refused(f"{authority} has no certificates to trust ({cause}); {remedy}", True) from None
 
 
 def _untrusted(settings: Settings, problem: ssl.SSLCertVerificationError) -> Refused:

@@ -28,7 +28,7 @@ from fairlead.core.resources import shown
 from fairlead.core.settings import DEFAULT_CONFIG, PartitionConfig
 from fairlead.core.state import Partition
 from fairlead.engines.base import Busy, Engine
-from fairlead.journal.base import Journal
+from fairlead.journal.base import Held, Journal
 from fairlead.journal.codec import stream_of
 from fairlead.journal.room import NoRoom
 from fairlead.pools.service import PoolService
@@ -50,6 +50,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before a stopped control plane starts again: after the first failure, and at most."""
 BUSY_PAUSE = 0.05
 STOPPED = "the journal failed and the server is recovering; its log says why"
+LAPSED = "the lease of this server ended before it could be renewed; another server may lead now"
+STANDBY_PAUSE = 0.25
+"""Seconds at most between two looks of a server that stands by."""
 NO_ROOM = "the server's disk is full; the server recovers when there is space"
 
 
@@ -202,10 +205,17 @@ class Control:
         wall: Callable[[], int] | None = None,
         steady: Steady = monotonic,
         thread: Callable[[], WriterThread] = WriterThread,
+        leads: Callable[[], None] = lambda: None,
     ) -> None:
-        """`first` is the configuration of a journal that has none yet; `note` is called with texts for operators."""
+        """`first` is the configuration of a journal that has none yet; `note` is called with texts for operators.
+
+        `leads` is called in the writer's thread when this server has begun to lead, before requests are served.
+        """
         self.problem = "starting"
         """Why requests are not served now; empty when they are. Every caller may read it, so it names no file."""
+        self.leader: str | None = None
+        """While this server stands by: the address of the server that leads, as that server gave it."""
+        self._leads = leads
         self._wall = wall or steady_wall()
         self._steady = steady
         self._new_thread = thread
@@ -239,6 +249,8 @@ class Control:
 
     def find(self, name: str = "") -> PartitionService:
         """Return a partition by its name; without a name, the only one, or the one called default."""
+        if not self.problem and self._lapsed():
+            self._break(LAPSED)
         if self.problem:
             raise Unserved("unavailable", f"{self.problem}; ask again in a moment", 1)
         if not name:
@@ -306,8 +318,14 @@ class Control:
     # -- reigns --------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the control plane. Raise if it cannot start, for example because the journal is damaged."""
-        await self._begin()
+        """Start the control plane, or stand by if another server leads.
+
+        Raise if it cannot start, for example because the journal is damaged.
+        """
+        try:
+            await self._begin()
+        except Held as held:
+            self._stand_by(held)
         self._supervisor = asyncio.create_task(self._supervise())
 
     async def close(self) -> None:
@@ -322,17 +340,41 @@ class Control:
     async def _supervise(self) -> None:
         pause = FIRST_PAUSE
         while True:
-            await self._broken.wait()
-            self._note(f"the writer stopped: {self._cause}")
+            await self._until_broken()
+            if self.leader is None:
+                self._note(f"the writer stopped: {self._cause}")
             await self._end()
             await asyncio.sleep(pause)
             try:
                 await self._begin()
                 pause = FIRST_PAUSE
                 self._note("the control plane works again")
+            except Held as held:
+                self._stand_by(held)
+                pause = min(max(held.seconds, BUSY_PAUSE), STANDBY_PAUSE)
             except Exception as problem:  # the next attempt may succeed, whatever the problem is
                 self._break(str(problem) or repr(problem), isinstance(problem, NoRoom))
                 pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _until_broken(self) -> None:
+        """Wait until a writer has stopped, or the lease of this server has ended."""
+        while not self._broken.is_set():
+            if self._lapsed():
+                return self._break(LAPSED)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._broken.wait(), STANDBY_PAUSE)
+
+    def _lapsed(self) -> bool:
+        """True if another server may lead by now. The clock of this machine only ends a lease early."""
+        return self._journal is not None and self._journal.leads_until() < monotonic()
+
+    def _stand_by(self, held: Held) -> None:
+        leader = held.leader or "another server"
+        if self.leader != held.leader:
+            self._note(f"this server stands by; {leader} leads")
+        self._break(str(held))
+        self.leader = held.leader
+        self.problem = f"this server stands by; {leader} leads"
 
     async def _begin(self) -> None:
         self._broken.clear()
@@ -352,6 +394,7 @@ class Control:
                 cluster.drop_removed()
                 if not cluster.writers:
                     cluster.configure(self._first, clock())
+                self._leads()
             except BaseException:
                 journal.close()
                 raise
@@ -367,6 +410,7 @@ class Control:
         for writer in cluster.writers.values():
             self._serve(writer)
         self.problem = ""
+        self.leader = None
 
     def _serve(self, writer: Writer) -> None:
         assert self._thread is not None
@@ -392,6 +436,7 @@ class Control:
 
     def _break(self, cause: str, no_room: bool = False) -> None:
         self._cause = cause
+        self.leader = None
         self.problem = NO_ROOM if no_room else STOPPED
         self._broken.set()
 

@@ -1,7 +1,7 @@
 """Identities: the server's key, and the key of each node.
 
 A join token admits a key for a node. The key is renewed over the node's connection before it expires, and can be
-revoked. Only public keys are stored, in one file; a change takes effect when it is in the file.
+revoked. Only public keys are stored, in one document; a change takes effect when it is written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal, ParamSpec, TypeVar
 import msgspec
 
 from fairlead.api.problems import Unserved
-from fairlead.api.smallfile import FileProblem, read_small, write_small
+from fairlead.api.smallfile import Document, FileProblem, SmallFile, read_small
 from fairlead.api.tokens import JOIN_SECONDS, Token, Tokens
 from fairlead.core.errors import Refused
 from fairlead.engines.base import Peer
@@ -38,6 +38,10 @@ Result = TypeVar("Result")
 Standing = Literal["valid", "due", "expired", "revoked"]
 
 
+Documents = Callable[[str], Document]
+"""Returns a document by its name."""
+
+
 class Credential(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The key of a node. `next` is a new key, which replaces it as soon as a connection is opened with it."""
 
@@ -57,15 +61,16 @@ Name = tuple[str, str]
 
 
 class Identities:
-    """The keys of one control plane. No other process writes their files."""
+    """The keys of one control plane, in a folder that no other process writes, or in documents that servers share."""
 
-    def __init__(self, folder: Path, tokens: Tokens) -> None:
-        self._key = _server_key(folder / "server-key")
+    def __init__(self, place: Path | Documents, tokens: Tokens) -> None:
+        """`place` gives documents by name, or is the folder of their files."""
+        named = (lambda name: SmallFile(place / name)) if isinstance(place, Path) else place
+        self._key = _server_key(named("server-key"))
         self._tokens = tokens
         self.lasts = LASTS
-        self._path = folder / "nodes"
-        stored = read_small(self._path, list[Credential], "remove it and let every node join again with a token")
-        self._credentials: dict[Name, Credential] = {(entry.partition, entry.node): entry for entry in stored or ()}
+        self._document = named("nodes")
+        self._credentials = self._stored()
         self._joining = tuple(Lock() for _ in range(JOINS))
         """Held while a node joins with a token, by its name: a token is spent and its key admitted in two steps."""
         self._changing = Lock()
@@ -74,6 +79,16 @@ class Identities:
         self._written = 0
         self._threads = ThreadPoolExecutor(WRITERS, "identities")
         """Threads for nodes only, so that requests of users do not delay nodes."""
+
+    def _stored(self) -> dict[Name, Credential]:
+        stored = read_small(self._document, list[Credential], "remove it and let every node join again with a token")
+        return {(entry.partition, entry.node): entry for entry in stored or ()}
+
+    def refresh(self) -> None:
+        """Read the keys again if another server has changed them, unless a change of this server is being written."""
+        with self._writing, self._changing:
+            if self._written == self._changes and self._document.is_changed():
+                self._credentials = self._stored()
 
     # -- tokens --------------------------------------------------------------------------------------------------
 
@@ -264,7 +279,7 @@ class Identities:
             with self._changing:
                 changes, now = self._changes, self._tokens.now()
                 kept = [entry for entry in self._credentials.values() if entry.expires + self.lasts > now]
-            write_small(self._path, msgspec.json.encode(kept))
+            self._document.write(msgspec.json.encode(kept))
             self._written = changes
 
 
@@ -286,13 +301,13 @@ def _problem(credential: Credential | None, node: str, key: str, now: float) -> 
     return ""
 
 
-def _server_key(path: Path) -> Key:
+def _server_key(document: Document) -> Key:
     """Return the server's key, by which nodes trust the server. It is created at the first start."""
-    text = read_small(path, str, "remove it and let every node join again with a token")
+    text = read_small(document, str, "remove it and let every node join again with a token")
     try:
         key = Key(text or "")
     except ValueError:
-        raise FileProblem(f"{path}: the file is damaged; restore it from a copy") from None
+        raise FileProblem(f"{document.name}: the file is damaged; restore it from a copy") from None
     if text is None:
-        write_small(path, msgspec.json.encode(key.text))
+        document.write(msgspec.json.encode(key.text))
     return key

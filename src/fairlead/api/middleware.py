@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from fairlead.api.connections import Connections, Refusal
-from fairlead.api.control import REQUEST_USER
+from fairlead.api.control import REQUEST_USER, Control
 from fairlead.api.problems import MEDIA_TYPE, Unserved, encoded, problem_of
 from fairlead.api.tokens import Token, Tokens
 
@@ -73,8 +73,9 @@ class Buckets:
 class Gate:
     """The outermost ASGI application: it checks a request and passes it on."""
 
-    def __init__(self, app: App, agents: App, tokens: Tokens, bounds: Bounds) -> None:
+    def __init__(self, app: App, agents: App, tokens: Tokens, bounds: Bounds, control: Control) -> None:
         """`app` serves requests, `agents` the WebSockets of agents."""
+        self._control = control
         self._app = app
         self._agents = agents
         self._tokens = tokens
@@ -104,6 +105,8 @@ class Gate:
             body.close()
 
     def _caller(self, scope: Scope) -> Token:
+        if self._control.leader is not None:  # before the token, which may be newer than what this server has read
+            raise Unserved("standby", f"{self._control.problem}; send the request there", 1)
         client = scope.get("client") or ("", 0)
         secret = _bearer(scope)
         token = self._tokens.find(secret) if secret else None

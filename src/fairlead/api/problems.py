@@ -27,6 +27,7 @@ STATUS = {
     "too slow": 408,
     "too many": 429,
     "unavailable": 503,
+    "standby": 503,
     "not ready": 503,
     "timeout": 504,
     "unwritten": 507,

@@ -88,4 +88,4 @@ def application(services: Services) -> Gate:
         logging_config=None,
         request_max_body_size=None,
     )
-    return Gate(cast(App, app), agents(services), services.tokens, services.bounds)
+    return Gate(cast(App, app), agents(services), services.tokens, services.bounds, services.control)

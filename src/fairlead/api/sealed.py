@@ -1,4 +1,4 @@
-"""An encrypted file of the data directory. Its key is stored outside the directory.
+"""An encrypted document: a file of the data directory, or a row of a database. Its key is stored outside of both.
 
 The key file has one key per line. The first key encrypts; the others only decrypt, during a rotation.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
-from fairlead.api.smallfile import FileProblem, write_small
+from fairlead.api.smallfile import Document, FileProblem, document_at, write_small
 
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
 """The variable that systemd sets to the folder of a unit's credentials."""
@@ -35,46 +35,54 @@ def key_path(directory: Path, given: Path | None) -> Path:
 
 
 class SealedFile:
-    """Reads and writes one encrypted file. If the file exists without its key, it is refused and nothing is changed."""
+    """Reads and writes one encrypted document. If it exists without its key, it is refused and nothing is changed."""
 
-    def __init__(self, path: Path, key: Path) -> None:
-        self._path = path
+    def __init__(self, place: Path | Document, key: Path) -> None:
+        self._document = document_at(place)
+        self.name = self._document.name
         self._key = key
         self._keys = self._read_keys()
         if not self._keys:
-            if path.exists():
+            if self._document.read() is not None:
                 raise FileProblem(
-                    f"{key}: the key of {path} is missing; put the key file back, or name its place with --secrets-key"
+                    f"{key}: the key of {self.name} is missing; put the key file back, or name its place with "
+                    "--secrets-key. All servers of a database have the same key file"
                 )
             self._keys = [Fernet.generate_key()]
             self._write_keys()
 
     def read(self) -> bytes | None:
-        """Return the content, or None if the file does not exist."""
-        try:
-            sealed = self._path.read_bytes()
-        except FileNotFoundError:
+        """Return the content, or None if the document does not exist."""
+        sealed = self._document.read()
+        if sealed is None:
             return None
-        except OSError as problem:
-            raise FileProblem(f"{self._path}: {problem.strerror}; check the rights on the file") from None
         try:
             return self._box().decrypt(sealed)
         except InvalidToken:
             raise FileProblem(
-                f"{self._path}: the key in {self._key} does not open the file, or the file is damaged; "
+                f"{self.name}: the key in {self._key} does not open the file, or the file is damaged; "
                 "put the right key file back, or restore the file from a copy"
             ) from None
 
     def write(self, content: bytes) -> None:
-        write_small(self._path, self._box().encrypt(content))
+        self._document.write(self._box().encrypt(content))
 
-    def rotate(self) -> None:
-        """Encrypt the file with a new key. After a crash at any moment, the key file still has the right key."""
-        content = self.read()
+    def is_changed(self) -> bool:
+        return self._document.is_changed()
+
+    def rotate(self, *others: SealedFile) -> None:
+        """Encrypt this document, and others with the same key, with a new key.
+
+        After a crash at any moment, the key file still has the right key.
+        """
+        documents = (self, *others)
+        contents = [document.read() for document in documents]
         self._keys.insert(0, Fernet.generate_key())
         self._write_keys()
-        if content is not None:
-            self.write(content)
+        for document, content in zip(documents, contents, strict=True):
+            document._keys = self._keys
+            if content is not None:
+                document.write(content)
         del self._keys[1:]
         self._write_keys()
 

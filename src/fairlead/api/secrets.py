@@ -1,4 +1,4 @@
-"""Secrets: values that jobs use by name. They are stored in one encrypted file, and sent to agents with launches."""
+"""Secrets: values that jobs use by name. They are stored encrypted, and sent to agents with launches."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from litestar.params import PathParameter
 
 from fairlead.api.context import USERS, Shaped, caller_of, services_of
 from fairlead.api.sealed import SealedFile
+from fairlead.api.smallfile import Document
 from fairlead.api.walltime import Seconds
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec
@@ -46,12 +47,12 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Secrets:
-    """The secrets of all users, by user and name, in an encrypted file."""
+    """The secrets of all users, by user and name, in an encrypted document."""
 
-    def __init__(self, path: Path, key: Path, now: Seconds = time) -> None:
+    def __init__(self, place: Path | Document, key: Path, now: Seconds = time) -> None:
         """`now` is the clock by which secrets expire."""
         self._now = now
-        self._file = SealedFile(path, key)
+        self._file = SealedFile(place, key)
         self._lock = Lock()
         """Held by each change until it is in the file."""
         content = self._file.read()
@@ -60,6 +61,14 @@ class Secrets:
             self._file.write(msgspec.json.encode(self._content))
         else:
             self._content = msgspec.json.decode(content, type=Content)
+
+    def refresh(self) -> None:
+        """Read the secrets again if another server has changed them."""
+        with self._lock:
+            if self._file.is_changed():
+                content = self._file.read()
+                if content is not None:
+                    self._content = msgspec.json.decode(content, type=Content)
 
     @property
     def gang_seed(self) -> bytes:

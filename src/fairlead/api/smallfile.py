@@ -1,14 +1,21 @@
-"""Small files of the data directory, written atomically and readable only by their owner."""
+"""Small documents that are written as a whole: files of the data directory, or rows of a database.
+
+Files are written atomically and are readable only by their owner. Rows are shared by the servers of a cluster.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
+
+from fairlead.journal.base import JournalError
 
 Content = TypeVar("Content")
 
@@ -18,6 +25,96 @@ LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}")
 
 class FileProblem(Exception):
     """A file that cannot be read or written; the message names the file and the remedy."""
+
+
+class Document(Protocol):
+    """A small document. `name` is its place, for messages. All methods raise `FileProblem`."""
+
+    name: str
+
+    def read(self) -> bytes | None:
+        """Return the content; None if the document does not exist."""
+
+    def write(self, content: bytes) -> None:
+        """Replace the content. Refuse that if another server has changed it since it was read or written here."""
+
+    def is_changed(self) -> bool:
+        """True if another server has changed the content since it was read or written here."""
+
+
+class SmallFile:
+    """A document in a file. No other process writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+
+    def read(self) -> bytes | None:
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            raise FileProblem(f"{self._path}: {problem.strerror}; check the rights on the file") from None
+
+    def write(self, content: bytes) -> None:
+        write_small(self._path, content)
+
+    def is_changed(self) -> bool:
+        return False
+
+
+class Rows(Protocol):
+    """Documents in a database, each with a version that grows. All methods raise `JournalError`."""
+
+    where: str
+
+    def get(self, name: str) -> tuple[int, bytes]:
+        """Return version and content; version 0 if there is no such document."""
+
+    def version(self, name: str) -> int: ...
+
+    def put(self, name: str, version: int, content: bytes) -> bool:
+        """Write the content after `version`. False if the document has another version."""
+
+
+class StoredDocument:
+    """A document in a database."""
+
+    def __init__(self, rows: Rows, name: str) -> None:
+        self.name = f"{rows.where}, document {name}"
+        self._rows = rows
+        self._row = name
+        self._version = 0
+
+    def read(self) -> bytes | None:
+        with _problems():
+            version, content = self._rows.get(self._row)
+        self._version = version
+        return content if version else None
+
+    def write(self, content: bytes) -> None:
+        with _problems():
+            written = self._rows.put(self._row, self._version, content)
+        if not written:
+            raise FileProblem(f"{self.name}: another server has changed it meanwhile; try again")
+        self._version += 1
+
+    def is_changed(self) -> bool:
+        with _problems():
+            return self._rows.version(self._row) != self._version
+
+
+def document_at(place: Path | Document) -> Document:
+    return SmallFile(place) if isinstance(place, Path) else place
+
+
+@contextmanager
+def _problems() -> Iterator[None]:
+    try:
+        yield
+    except JournalError as problem:
+        raise FileProblem(str(problem)) from problem
 
 
 def write_small(path: Path, content: bytes) -> None:
@@ -36,17 +133,15 @@ def is_leftover(name: str) -> bool:
     return LEFTOVER.fullmatch(name) is not None
 
 
-def read_small(path: Path, kind: type[Content], remedy: str) -> Content | None:
-    """Return the content of a JSON file, or None if the file does not exist."""
+def read_small(place: Path | Document, kind: type[Content], remedy: str) -> Content | None:
+    """Return the content of a JSON document, or None if it does not exist."""
+    document = document_at(place)
+    content = document.read()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return None
-    except OSError as problem:
-        raise FileProblem(f"{path}: {problem.strerror}; check the rights on the file") from None
+        return None if content is None else msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):
         # The error text may quote the content, which is secret.
-        raise FileProblem(f"{path}: the file is damaged; restore it from a copy, or {remedy}") from None
+        raise FileProblem(f"{document.name}: the file is damaged; restore it from a copy, or {remedy}") from None
 
 
 def _replace(path: Path, beside: Path, content: bytes) -> None:

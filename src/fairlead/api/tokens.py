@@ -1,6 +1,6 @@
 """Tokens: user tokens, which requests carry, and join tokens, which admit machines as nodes.
 
-Only digests are stored, in one file that only its owner can read.
+Only digests are stored, in one file that only its owner can read, or in the database of the cluster.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from time import time
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from fairlead.api.problems import Unserved
-from fairlead.api.smallfile import FileProblem, read_small, write_small
+from fairlead.api.smallfile import Document, FileProblem, document_at, read_small, write_small
 from fairlead.api.walltime import Seconds
 from fairlead.core.errors import Refused
 from fairlead.wire.api import Role
@@ -51,18 +52,32 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tokens:
-    """The tokens of one control plane. No other process writes their file."""
+    """The tokens of one control plane, in a file that no other process writes, or in a document that servers share."""
 
-    def __init__(self, path: Path, now: Seconds = time) -> None:
+    def __init__(self, place: Path | Document, now: Seconds = time) -> None:
         """`now` is the clock by which tokens expire."""
-        self._path = path
+        self._document = document_at(place)
         self.now = now
         self._lock = Lock()
         """Held by each change until it is in the file."""
         self._unwritten: set[str] = set()
         """Revoked tokens that are still in the file."""
-        stored = read_small(path, list[Token], "remove it: all tokens are gone then, and the next start makes new ones")
+        self._by_digest: dict[str, Token] = {}
+        self._load()
+
+    def _load(self) -> None:
+        remedy = "remove it: all tokens are gone then, and the next start makes new ones"
+        stored = read_small(self._document, list[Token], remedy)
         self._by_digest = {token.digest: token for token in stored or ()}
+
+    def refresh(self) -> None:
+        """Read the tokens again if another server has changed them."""
+        with self._lock:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        if self._document.is_changed():
+            self._load()
 
     def find(self, secret: str) -> Token | None:
         """Return the valid token with this secret. Secrets are long and random, so a fast digest is enough."""
@@ -126,6 +141,7 @@ class Tokens:
     def spend(self, secret: str, partition: str, node: str, fresh: bool) -> Token:
         """Use a join token once for a node. `fresh` is True if no other valid key has the name of the node."""
         with self._lock:
+            self._refresh()
             token = self.find(secret)
             create = f"create another: fairlead token create --role join --node {node}"
             if token is None or token.role != "join":
@@ -148,6 +164,8 @@ class Tokens:
     def revoke(self, id: str) -> None:
         """Revoke a token. This takes effect at once; the call returns when it is durable."""
         with self._lock:
+            with suppress(FileProblem):  # the token is revoked here even if that cannot be written
+                self._refresh()
             left = {digest: token for digest, token in self._by_digest.items() if token.id != id}
             if len(left) == len(self._by_digest) and id not in self._unwritten:
                 raise Refused("token", f"there is no token {id[:40]!r}; `fairlead token list` shows them", "unknown")
@@ -176,6 +194,7 @@ class Tokens:
 
     def _add(self, tokens: list[Token]) -> None:
         with self._lock:
+            self._refresh()
             now = self.now()
             # Pools create thousands of join tokens, which expire soon; drop the expired ones.
             kept = {
@@ -189,7 +208,7 @@ class Tokens:
 
     def _save(self, changed: dict[str, Token]) -> None:
         """Write the tokens, then use them. If writing fails, the old ones stay."""
-        write_small(self._path, msgspec.json.format(msgspec.json.encode(_in_order(changed))))
+        self._document.write(msgspec.json.format(msgspec.json.encode(_in_order(changed))))
         self._by_digest = changed
         self._unwritten.clear()
 

@@ -24,7 +24,10 @@ FINAL = 78
 
 
 def agent(
-    join: Annotated[str, typer.Option(help="The server, such as https://host:7070.", metavar="URL")],
+    join: Annotated[
+        str,
+        typer.Option(help="The server, such as https://host:7070; several of one cluster with commas.", metavar="URL"),
+    ],
     name: Annotated[str, typer.Option(help="Name of this node. By default the machine's name.")] = "",
     partition: Annotated[str, typer.Option(help="Partition to join. By default the only one, or `default`.")] = "",
     pool: Annotated[str, typer.Option(help="The pool that this node belongs to.")] = "",
@@ -85,20 +88,21 @@ def agent(
     from fairlead.agent.main import Agent, Settings, Taken
     from fairlead.agent.session import Refused
     from fairlead.agent.split import CannotSplit, Users, split
-    from fairlead.wire.addresses import is_exposed
+    from fairlead.wire.addresses import is_exposed, servers
 
     log = _logger(log_level)
-    parts = urlsplit(join)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise typer.BadParameter(
-            f"{join!r} is not the address of a server, such as https://host:7070", param_hint="--join"
-        )
-    if is_exposed(join) and not insecure:
-        raise typer.BadParameter(
-            f"{join} is another machine, and without TLS the join token and the secrets of jobs can be read on "
-            "the way; use https://, or add --insecure if the network is trusted",
-            param_hint="--join",
-        )
+    for url in servers(join) or [join]:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise typer.BadParameter(
+                f"{url!r} is not the address of a server, such as https://host:7070", param_hint="--join"
+            )
+        if is_exposed(url) and not insecure:
+            raise typer.BadParameter(
+                f"{url} is another machine, and without TLS the join token and the secrets of jobs can be read on "
+                "the way; use https://, or add --insecure if the network is trusted",
+                param_hint="--join",
+            )
     token = os.environ.get("FAIRLEAD_TOKEN", "")
     if token_file is not None:
         # The file may be gone: a machine that has joined no longer needs the token.

@@ -1,4 +1,4 @@
-"""`fairlead journal`: check the file that holds all state."""
+"""`fairlead journal`: check the file or the database that holds all state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def root() -> None:
 
 @app.command()
 def verify(
-    path: Annotated[Path, typer.Argument(help="The journal's file.")],
+    place: Annotated[
+        str,
+        typer.Argument(help="The journal's file, or its database such as postgresql://host/fairlead.", metavar="PATH"),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check a whole journal: digests, snapshots, and that replaying it gives a sound state.
@@ -33,23 +36,22 @@ def verify(
     Prints one line per stream. Nothing is written; a running server is not disturbed.
     Exit code: 0 if all streams are sound, 1 if one is damaged, 2 if there is no such file.
     """
-    if not path.name:
-        need_file(path)  # a directory such as `.`
-    if not any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-head", "-snapshots")):
-        need_file(path)  # with one of these files the name is right, and the journal itself is missing
-    from fairlead.app import Failed, verify_journal
+    if not place.startswith(("postgresql://", "postgres://")):
+        _need_journal(Path(place))
+    from fairlead.app import Failed, shown_place, verify_journal
 
     reports: list[dict[str, Any]] = []
     problem = ""
     with _Bar() as bar:
         try:
-            for report in verify_journal(path, bar.show):
+            for report in verify_journal(place, bar.show):
                 reports.append({name: getattr(report, name) for name in report.__struct_fields__})
                 reports[-1]["time"] = _time(report.time)
                 if not as_json:
                     _print(reports[-1])
         except Failed as failure:
             problem = failure.problem
+    path = shown_place(place)
     damaged = [report["stream"] for report in reports if report["problem"]]
     if problem or damaged:
         text = problem or f"{path}: damaged: {', '.join(damaged)}"
@@ -58,6 +60,13 @@ def verify(
         typer.echo(json.dumps({"ok": True, "file": str(path), "streams": reports}))
     elif not reports:
         typer.echo(f"{path}: sound, and empty")
+
+
+def _need_journal(path: Path) -> None:
+    if not path.name:
+        need_file(path)  # a directory such as `.`
+    if not any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-head", "-snapshots")):
+        need_file(path)  # with one of these files the name is right, and the journal itself is missing
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from fairlead.cli import (
     bench,
     cluster,
     config,
+    database,
     jobs,
     journal,
     managers,
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.add_typer(config.app)
 app.add_typer(journal.app)
+app.add_typer(database.app)
 app.command()(serving.up)
 app.command()(serving.down)
 app.command()(serving.server)

@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,6 +50,16 @@ Config = Annotated[
     Path | None,
     typer.Option(
         help="Configuration file, for a data directory that has none yet; later `fairlead config apply` changes it."
+    ),
+]
+Database = Annotated[
+    str,
+    typer.Option(
+        help="PostgreSQL database for all data that must not be lost, such as postgresql://host/fairlead. Several "
+        "servers may share it: one leads, the others stand by.",
+        envvar="FAIRLEAD_DATABASE",
+        metavar="URL",
+        show_envvar=True,
     ),
 ]
 SecretsKey = Annotated[
@@ -136,6 +147,17 @@ def server(
     certificate: Annotated[Path | None, typer.Option(help="File with the certificate, for TLS.")] = None,
     key: Annotated[Path | None, typer.Option(help="File with the key of the certificate.")] = None,
     secrets_key: SecretsKey = None,
+    database: Database = "",
+    lease: Annotated[
+        str, typer.Option(help="With --database: how long this server leads after its last sign of life.")
+    ] = "3s",
+    advertise: Annotated[
+        str,
+        typer.Option(
+            help="With --database: the URL at which agents and users reach this server. By default host and port.",
+            metavar="URL",
+        ),
+    ] = "",
     log_size: LogSize = "160Mi",
     log_level: LogLevelOption = "info",
     history_size: HistorySize = "4Gi",
@@ -160,6 +182,9 @@ def server(
         history_size,
         (outputs, outputs_endpoint, outputs_size, outputs_age),
         log_level,
+        database,
+        lease,
+        advertise,
     )
 
 
@@ -201,17 +226,23 @@ def down(
         typer.echo(f"stopped; {ended if kill else 'running tasks continue'}")
 
 
-def rotate_key(data: Data = None, secrets_key: SecretsKey = None, as_json: AsJson = False) -> None:
-    """Encrypt all secrets with a new key, or create the first key. The server must be stopped."""
+def rotate_key(
+    data: Data = None, secrets_key: SecretsKey = None, database: Database = "", as_json: AsJson = False
+) -> None:
+    """Encrypt all secrets with a new key, or create the first key. The server must be stopped.
+
+    With --database all servers must be stopped, and need the new key file before they start.
+    """
     from fairlead.app import Failed, rotate_secrets_key
 
+    _check_database(database)
     directory = _directory(data)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = _lock(directory)
     if lock is None:
         fail(f"a server runs on {directory}; stop it with `fairlead down`, and start it again afterwards")
     try:
-        key = rotate_secrets_key(directory, secrets_key)
+        key = rotate_secrets_key(directory, secrets_key, database)
     except Failed as problem:
         fail(str(problem))
     finally:
@@ -236,11 +267,15 @@ def _run(
     history_size: str,
     outputs: tuple[str, str, str, str],
     log_level: LogLevel,
+    database: str = "",
+    lease: str = "3s",
+    advertise: str = "",
 ) -> None:
     """Run a server. `agent` holds the options of the agent to run beside it, or None for no agent."""
     if (certificate is None) != (key is None):
         given, missing = ("--key", "--certificate") if certificate is None else ("--certificate", "--key")
         fail(f"{given} is given without {missing}; TLS needs both", code=2)
+    _check_database(database)
     directory = _directory(data)
     from fairlead.agent.machine import host_name
     from fairlead.api.datafolder import prepare
@@ -267,10 +302,15 @@ def _run(
     document = _document(config)
     if document is None and agent is not None:
         document = ONE_MACHINE
+    from fairlead.app import Failed, Serve, open_documents
+
     try:
         wall = kept_wall(directory / "clock", lambda text: None)  # the server logs the warning
-        tokens = Tokens(directory / "tokens", in_seconds(wall))
-        tokens.standing(directory / "token", "owner", "admin", getpass.getuser(), "every reader of the data directory")
+        documents = open_documents(directory, database, secrets_key)
+        tokens = Tokens(documents("tokens"), in_seconds(wall))
+        # Servers of one database have a token each: the other ones must not be revoked.
+        owner = f"owner-{token_hex(3)}" if database else "owner"
+        tokens.standing(directory / "token", owner, "admin", getpass.getuser(), "every reader of the data directory")
         if agent is not None:
             node = agent[agent.index("--name") + 1] if "--name" in agent else host_name()
             for token in tokens.all():
@@ -278,17 +318,15 @@ def _run(
                     tokens.revoke(token.id)
             [(secret, _)] = Identities(directory, tokens).invite((node,), users=(getpass.getuser(),), note=AGENT_NOTE)
             write_small(directory / JOIN_TOKEN, secret.encode())
-    except FileProblem as problem:
+    except (FileProblem, Failed) as problem:
         fail(str(problem))
     try:
         listening = listen(host, port)
     except OSError as problem:
         fail(f"port {port} of {host}: {problem.strerror}; choose another one with --port")
     port = listening.getsockname()[1]
-    url = _url("http" if certificate is None else "https", host, port)
+    url = advertise or _url("http" if certificate is None else "https", host, port)
     import uvloop
-
-    from fairlead.app import Failed, Serve
 
     settings = Serve(
         directory=directory,
@@ -306,6 +344,8 @@ def _run(
         outputs_endpoint=outputs[1],
         outputs_size=outputs[2],
         outputs_age=outputs[3],
+        database=database,
+        lease=lease,
     )
     try:
         uvloop.run(_main(settings, listening, url, as_json, agent))
@@ -314,6 +354,11 @@ def _run(
     finally:
         (directory / "server.json").unlink(missing_ok=True)
         os.close(lock)
+
+
+def _check_database(database: str) -> None:
+    if database and not database.startswith(("postgresql://", "postgres://")):
+        fail("--database: it is not an address such as postgresql://host/fairlead", code=2)
 
 
 def _url(scheme: str, host: str, port: int) -> str:

@@ -30,6 +30,7 @@ from fairlead.client.calls import (
 )
 from fairlead.client.endpoint import Endpoint, find_endpoint
 from fairlead.wire import api as wire
+from fairlead.wire.addresses import servers
 
 
 class AsyncClient:
@@ -38,12 +39,16 @@ class AsyncClient:
     def __init__(
         self, url: str = "", token: str = "", authority: str = "", partition: str = "", insecure: bool = False
     ) -> None:
-        """`insecure` sends the token to another machine without TLS."""
-        endpoint = Endpoint(url.rstrip("/"), token, authority, insecure) if url else find_endpoint()
-        self.url = endpoint.url
+        """`url` may name several servers of a cluster, separated by commas: requests go to the one that leads.
+
+        `insecure` sends the token to another machine without TLS.
+        """
+        endpoint = Endpoint(url, token, authority, insecure) if url else find_endpoint()
+        self.url = ",".join(servers(endpoint.url)) or endpoint.url
         self.partition = partition
+        self._servers = servers(endpoint.url) or [endpoint.url]
         self._http = httpx.AsyncClient(
-            base_url=endpoint.url,
+            base_url=self._servers[0],
             headers={"authorization": f"Bearer {endpoint.token}"} if endpoint.token else {},
             verify=calls.tls_context(endpoint),
             timeout=REQUEST_TIMEOUT,
@@ -339,8 +344,9 @@ class AsyncClient:
 
     async def send(self, call: Call[Answer]) -> Answer:
         """Send a call, retry it if needed, and return its answer."""
-        for attempt in range(TRIES):
-            last = attempt == TRIES - 1
+        tries = TRIES * len(self._servers)
+        for attempt in range(tries):
+            last = attempt == tries - 1
             retry_after = None
             try:
                 answer = await self._http.request(
@@ -353,8 +359,14 @@ class AsyncClient:
                 if answer.status_code not in RETRIED or last:
                     return call.read(answer.status_code, answer.content)
                 retry_after = answer.headers.get("retry-after")
-            await asyncio.sleep(pause(attempt, retry_after))
+            self._turn()
+            await asyncio.sleep(pause(attempt, retry_after, len(self._servers)))
         raise AssertionError
+
+    def _turn(self) -> None:
+        """Send further requests to the next server, if there are several: this one does not lead or answer."""
+        self._servers.append(self._servers.pop(0))
+        self._http.base_url = self._servers[0]
 
     async def _pages(self, call: Callable[[str], Call[Page]]) -> AsyncIterator[Page]:
         """Yield the pages of a list. Each request carries the cursor of the page before."""
@@ -378,11 +390,14 @@ class AsyncClient:
                 **_arguments(call), timeout=httpx.Timeout(REQUEST_TIMEOUT, read=None)
             ) as answer:
                 if answer.status_code >= 400:
+                    if answer.status_code in RETRIED:
+                        self._turn()
                     raise problem_of(answer.status_code, await answer.aread())
                 began(answer.headers)
                 async for part in answer.aiter_raw():
                     yield part
         except httpx.TransportError as problem:
+            self._turn()
             raise unreachable(self.url, problem) from None
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint
 from fairlead.wire import api as wire
-from fairlead.wire.addresses import is_exposed
+from fairlead.wire.addresses import is_exposed, servers
 
 
 class Paged(Protocol):
@@ -116,13 +116,14 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext | bool:
 
     Loading certificates takes a while, so plain HTTP loads none.
     """
-    if is_exposed(endpoint.url) and endpoint.token and not endpoint.insecure:
+    exposed = next(filter(is_exposed, servers(endpoint.url)), None)
+    if exposed and endpoint.token and not endpoint.insecure:
         raise Problem(
-            f"{endpoint.url} is another machine, and without TLS the token can be read on the way; use https://, "
+            f"{exposed} is another machine, and without TLS the token can be read on the way; use https://, "
             f"or set {INSECURE}=1 (in Python insecure=True) if the network is trusted",
             code="insecure",
         )
-    if not endpoint.url.startswith("https"):
+    if "https://" not in endpoint.url:
         return False
     try:
         return ssl.create_default_context(cafile=endpoint.authority or None)
@@ -179,9 +180,14 @@ def may_resume(problem: Problem, failures: int) -> bool:
     return (problem.code == "unreachable" or problem.status in RETRIED) and failures < TRIES
 
 
-def pause(attempt: int, retry_after: str | None = None) -> float:
-    """Return the seconds before the next attempt: longer each time, and random so that clients spread out."""
-    seconds: float = FIRST_PAUSE * (1 << attempt) * random.uniform(0.5, 1.5)
+def pause(attempt: int, retry_after: str | None = None, servers: int = 1) -> float:
+    """Return the seconds before the next attempt: longer each time, and random so that clients spread out.
+
+    With several servers, each is tried once without a pause in between.
+    """
+    if attempt % servers != servers - 1:
+        return 0.0
+    seconds: float = FIRST_PAUSE * (1 << attempt // servers) * random.uniform(0.5, 1.5)
     if retry_after is not None and retry_after.isdigit():
         seconds = max(seconds, float(retry_after))
     return min(seconds, LONGEST_PAUSE)

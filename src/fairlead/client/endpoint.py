@@ -19,6 +19,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     """Address of a server, the token to use there, and TLS settings."""
 
     url: str
+    """One URL, or those of several servers of a cluster, separated by commas: the client finds the one that leads."""
     token: str = ""
     authority: str = ""
     """A file with the certificates to trust, instead of the machine's."""
@@ -64,4 +65,4 @@ def find_endpoint(directory: Path | None = None) -> Endpoint:
                 token = (directory / "token").read_text().strip()
             except OSError as problem:
                 raise NotFound(f"{directory / 'token'}: {problem.strerror}; set {TOKEN} to a token of yours") from None
-    return Endpoint(url.rstrip("/"), token, authority, os.environ.get(INSECURE) == "1")
+    return Endpoint(url, token, authority, os.environ.get(INSECURE) == "1")

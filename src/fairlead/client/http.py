@@ -17,6 +17,7 @@ from urllib.parse import urlencode, urlsplit
 
 from fairlead.client.calls import REQUEST_TIMEOUT, Call, Problem, tls_context
 from fairlead.client.endpoint import Endpoint
+from fairlead.wire.addresses import servers
 
 LOST = (OSError, HTTPException)
 """Errors raised when no answer arrived, or only a part of it."""
@@ -35,7 +36,9 @@ class Connections:
     """A pool of connections. Threads may share it: each request uses a connection alone."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._host, self._port, self._path = _address(endpoint.url)
+        self._addresses = [_address(url) for url in servers(endpoint.url) or [endpoint.url]]
+        self._at = 0
+        """The number of the address to which requests are sent."""
         if not endpoint.token.isascii() or not endpoint.token.isprintable():
             raise Problem("the token has characters that no token has; copy it again", code="token")
         self._trust = tls_context(endpoint)
@@ -43,6 +46,17 @@ class Connections:
         self._idle: list[HTTPConnection] = []
         self._streams: set[socket.socket] = set()
         self._closed = False
+
+    @property
+    def servers(self) -> int:
+        return len(self._addresses)
+
+    def turn(self) -> None:
+        """Send further requests to the next server, if there are several: this one does not lead or answer."""
+        if len(self._addresses) > 1:
+            self._at = (self._at + 1) % len(self._addresses)
+            while self._idle:
+                self._idle.pop().close()
 
     def close(self) -> None:
         """Close all connections, including streams that other threads still read: they would wait forever."""
@@ -88,7 +102,9 @@ class Connections:
         link.timeout = seconds
         if link.sock is not None:
             link.sock.settimeout(seconds)
-        link.request(call.method, self._path + _target(call), call.content, {**self._headers, **call.headers})
+        link.request(
+            call.method, self._addresses[self._at].path + _target(call), call.content, {**self._headers, **call.headers}
+        )
         return link.getresponse()
 
     def _take(self) -> HTTPConnection:
@@ -107,17 +123,25 @@ class Connections:
             link.close()
 
     def _new(self) -> HTTPConnection:
-        if isinstance(self._trust, ssl.SSLContext):
-            return HTTPSConnection(self._host, self._port, context=self._trust)
-        return HTTPConnection(self._host, self._port)
+        address = self._addresses[self._at]
+        if address.secure:
+            assert isinstance(self._trust, ssl.SSLContext)
+            return HTTPSConnection(address.host, address.port, context=self._trust)
+        return HTTPConnection(address.host, address.port)
 
 
-def _address(url: str) -> tuple[str, int | None, str]:
-    """Return host, port and path of a URL."""
+class Address(NamedTuple):
+    host: str
+    port: int | None
+    path: str
+    secure: bool
+
+
+def _address(url: str) -> Address:
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname:
-            return parts.hostname, parts.port, parts.path
+            return Address(parts.hostname, parts.port, parts.path, parts.scheme == "https")
     except ValueError:
         pass
     raise Problem(f"{url} is no address of a server; write http://HOST:PORT or https://HOST:PORT", code="address")

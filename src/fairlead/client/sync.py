@@ -27,6 +27,7 @@ from fairlead.client.calls import (
 from fairlead.client.endpoint import Endpoint, find_endpoint
 from fairlead.client.http import LOST, Connections
 from fairlead.wire import api as wire
+from fairlead.wire.addresses import servers
 
 
 class Client:
@@ -39,9 +40,12 @@ class Client:
     def __init__(
         self, url: str = "", token: str = "", authority: str = "", partition: str = "", insecure: bool = False
     ) -> None:
-        """`insecure` sends the token to another machine without TLS."""
-        endpoint = Endpoint(url.rstrip("/"), token, authority, insecure) if url else find_endpoint()
-        self.url = endpoint.url
+        """`url` may name several servers of a cluster, separated by commas: requests go to the one that leads.
+
+        `insecure` sends the token to another machine without TLS.
+        """
+        endpoint = Endpoint(url, token, authority, insecure) if url else find_endpoint()
+        self.url = ",".join(servers(endpoint.url)) or endpoint.url
         self.partition = partition
         self._connections = Connections(endpoint)
 
@@ -333,8 +337,9 @@ class Client:
 
     def send(self, call: Call[Answer]) -> Answer:
         """Send a call, retry it if needed, and return its answer."""
-        for attempt in range(TRIES):
-            last = attempt == TRIES - 1
+        tries = TRIES * self._connections.servers
+        for attempt in range(tries):
+            last = attempt == tries - 1
             retry_after = None
             try:
                 answer = self._connections.request(call)
@@ -345,7 +350,8 @@ class Client:
                 if answer.status not in RETRIED or last:
                     return call.read(answer.status, answer.content)
                 retry_after = answer.retry_after
-            time.sleep(pause(attempt, retry_after))
+            self._connections.turn()
+            time.sleep(pause(attempt, retry_after, self._connections.servers))
         raise AssertionError
 
     def _pages(self, call: Callable[[str], Call[Page]]) -> Iterator[Page]:
@@ -368,9 +374,12 @@ class Client:
         try:
             with self._connections.stream(call) as answer:
                 if answer.status >= 400:
+                    if answer.status in RETRIED:
+                        self._connections.turn()
                     raise problem_of(answer.status, answer.read())
                 began(answer.headers)  # type: ignore[arg-type]  # an email.message.Message, which has `get` too
                 while part := answer.read1():
                     yield part
         except LOST as problem:
+            self._connections.turn()
             raise unreachable(self.url, problem) from None

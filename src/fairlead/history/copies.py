@@ -5,43 +5,42 @@ The attempts of a node are in the history. Those whose logs were copied are mark
 
 from __future__ import annotations
 
-import sqlite3
 from typing import Any
 
 import msgspec
 
 from fairlead.core.ranges import Ranges, difference
+from fairlead.history.tables import Session
 from fairlead.wire.agent import Tasks
 
-NODES = "node IN (SELECT value FROM json_each(:nodes))"
 
-
-def mark_copied(db: sqlite3.Connection, partition: str, node: str, tasks: Tasks) -> None:
+def mark_copied(db: Session, partition: str, node: str, tasks: Tasks) -> None:
     """Mark tasks whose logs were copied from their node."""
     indices = msgspec.json.encode(tasks.indices).decode()
     row = (partition, tasks.number, tasks.stage, tasks.attempt, indices, node)
-    db.execute("INSERT OR IGNORE INTO copied VALUES (?, ?, ?, ?, ?, ?)", row)
+    db.run("INSERT INTO copied VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", row)
 
 
-def not_copied(db: sqlite3.Connection, partition: str, nodes: list[str]) -> list[tuple[str, Tasks]]:
+def not_copied(db: Session, partition: str, nodes: list[str]) -> list[tuple[str, Tasks]]:
     """Return the ended tasks of these nodes whose logs were not copied, with their nodes, the oldest first.
 
     Marks of other nodes are removed: these nodes are gone, and their names are not used again.
     """
+    among = f"node IN ({db.members('nodes')})"
     values: dict[str, Any] = {"partition": partition, "nodes": msgspec.json.encode(nodes).decode()}
-    db.execute(f"DELETE FROM copied WHERE partition = :partition AND NOT {NODES}", values)
+    db.run(f"DELETE FROM copied WHERE partition = :partition AND NOT {among}", values)
     copied: dict[tuple[int, str, int], Ranges] = {}
-    query = f"SELECT number, stage, attempt, indices FROM copied WHERE partition = :partition AND {NODES}"
-    for number, stage, attempt, indices in db.execute(query, values):
+    query = f"SELECT number, stage, attempt, indices FROM copied WHERE partition = :partition AND {among}"
+    for number, stage, attempt, indices in db.run(query, values):
         done = copied.setdefault((number, stage, attempt), Ranges())
         flat = _flat(indices)
         done.add(difference(flat, done.overlap(flat)))
     query = (
         "SELECT job, number, stage, attempt, indices, node FROM attempts "
-        f"WHERE partition = :partition AND tasks > 0 AND {NODES} ORDER BY rowid"
+        f"WHERE partition = :partition AND tasks > 0 AND {among} ORDER BY rowid"
     )
     missing: list[tuple[str, Tasks]] = []
-    for job, number, stage, attempt, indices, node in db.execute(query, values):
+    for job, number, stage, attempt, indices, node in db.run(query, values):
         flat = _flat(indices)
         done = copied.get((number, stage, attempt), Ranges())
         rest = difference(flat, done.overlap(flat))

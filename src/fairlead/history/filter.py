@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
-import sqlite3
 from typing import Any
 
 import msgspec
 
 from fairlead.core.model import Micros
+from fairlead.history.tables import Session
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,11 +30,9 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 EVERY_JOB = JobFilter()
 CONDITIONS = {
-    "user": "user = :user",
+    "user": '"user" = :user',
     "queue": "(queue = :queue OR substr(queue, 1, length(:queue) + 1) = :queue || '.')",
     "state": "state = :state",
-    "name": "matches(name)",
-    "label": "EXISTS (SELECT 1 FROM json_each(labels) WHERE key = :key AND value = :value)",
     "since": "ended >= :since",
     "until": "ended < :until",
     "node": "EXISTS (SELECT 1 FROM attempts WHERE attempts.partition = jobs.partition "
@@ -44,14 +40,15 @@ CONDITIONS = {
 }
 
 
-def condition(db: sqlite3.Connection, wanted: JobFilter) -> tuple[str, dict[str, Any]]:
-    """Return the condition for rows of the table `jobs`, and its values. `db` gets the function that it calls."""
+def condition(db: Session, wanted: JobFilter) -> tuple[str, dict[str, Any]]:
+    """Return the condition for rows of the table `jobs`, and its values."""
     values = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value not in ("", None)}
-    conditions = [CONDITIONS[name] for name in values]
+    conditions = [CONDITIONS[name] for name in values if name in CONDITIONS]
     if wanted.name:
-        # The patterns of `fnmatch` never take exponential time; those of SQLite's GLOB may.
-        match = re.compile(fnmatch.translate(wanted.name)).match
-        db.create_function("matches", 1, lambda name: match(name) is not None)
+        matches, more = db.matches("name", values.pop("name"))
+        conditions.append(matches)
+        values |= more
     if wanted.label is not None:
+        conditions.append(f"EXISTS (SELECT 1 FROM {db.entries('labels')} AS label WHERE key = :key AND value = :value)")
         values["key"], values["value"] = values.pop("label")
-    return " AND ".join(conditions) or "1", values
+    return " AND ".join(conditions) or "1 = 1", values

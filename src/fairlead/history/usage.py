@@ -7,7 +7,6 @@ ends meanwhile is counted once.
 
 from __future__ import annotations
 
-import sqlite3
 from array import array
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
@@ -18,6 +17,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import FAR, Amounts, Micros, Stage
 from fairlead.core.ranges import count
 from fairlead.core.state import Partition
+from fairlead.history.tables import Session
 
 Group = Literal["user", "queue", "partition", "job"]
 GROUPS: tuple[Group, ...] = ("user", "queue", "partition", "job")
@@ -161,11 +161,11 @@ class UsageReport:
 # -- the attempts that have ended ----------------------------------------------------------------------------------
 
 PIECES = """
-SELECT partition, number, job, user, queue, submitted, amounts, outcome, tasks, started AS began, ended
+SELECT partition, number, job, "user", queue, submitted, amounts, outcome, tasks, started AS began, ended
 FROM attempts WHERE tasks > 0 AND started IS NOT NULL AND {where}
 UNION ALL
-SELECT a.partition, a.number, a.job, a.user, a.queue, a.submitted, a.amounts, a.outcome, 1,
-    max(a.submitted, a.ended - used.ran), a.ended
+SELECT a.partition, a.number, a.job, a."user", a.queue, a.submitted, a.amounts, a.outcome, 1,
+    CASE WHEN a.submitted > a.ended - used.ran THEN a.submitted ELSE a.ended - used.ran END, a.ended
 FROM attempts AS a JOIN used USING (partition, number, stage, attempt)
 WHERE a.tasks > 0 AND a.started IS NULL AND used.ran >= 0 AND place BETWEEN a.first AND a.last
     AND (a.last - a.first < a.tasks OR holds(a.indices, place)) AND {where}
@@ -173,16 +173,20 @@ WHERE a.tasks > 0 AND a.started IS NULL AND used.ran >= 0 AND place BETWEEN a.fi
 """Attempts with a start. A quick task may end before its start is reported; then its start is its end minus its run
 time, which each task has reported."""
 LOW_BITS = 20
-"""The sums of the high and of the low bits fit into the 64 bits of SQLite; the sum of all bits may not."""
+"""The sums of the high and of the low bits of times fit into 64 bits; the sum of all bits may not."""
 
 
-def add_ended(report: UsageReport, db: sqlite3.Connection) -> None:
+def add_ended(report: UsageReport, db: Session) -> None:
     """Add the attempts of a history that have ended, and the jobs."""
-    db.create_function("holds", 2, _holds, deterministic=True)
     for partition, number, job, user, queue, submitted, amounts, tasks, preempted, high, low in _work(report, db):
         owner = Owner(partition, number, job, user, queue, submitted)
         for use in report.of(owner):
-            use.add_work(tasks, preempted, (high << LOW_BITS) + low, msgspec.json.decode(amounts, type=Amounts))
+            use.add_work(
+                int(tasks),
+                int(preempted),
+                (int(high) << LOW_BITS) + int(low),
+                msgspec.json.decode(amounts, type=Amounts),
+            )
     for *fields, began, last in _jobs(report, db):
         owner = Owner(*fields)
         _, started = report.unfinished.pop((owner.partition, owner.number), (owner, FAR))
@@ -192,30 +196,35 @@ def add_ended(report: UsageReport, db: sqlite3.Connection) -> None:
         report.add_job(owner, began)
 
 
-def _work(report: UsageReport, db: sqlite3.Connection) -> Iterator[Any]:
+def _work(report: UsageReport, db: Session) -> Iterator[Any]:
     """Yield the sums of equal work: of a job if the report is by job, else of a user, a queue and a partition."""
     where, values = _where(report, "ended >= :since")
-    columns = {name: name if name in ("partition", *report.by) else "''" for name in ("job", "user", "queue")}
+    columns = {name: f'"{name}"' if name in ("partition", *report.by) else "''" for name in ("job", "user", "queue")}
     number = "number" if "job" in report.by else "0"
-    span = "(tasks * max(0, min(ended, :until) - max(began, :since)))"
+    until = "CASE WHEN ended < :until THEN ended ELSE :until END"
+    since = "CASE WHEN began > :since THEN began ELSE :since END"
     sql = f"""
-    SELECT partition, {number} AS number, {columns["job"]} AS job, {columns["user"]} AS user,
-        {columns["queue"]} AS queue, 0, amounts, sum(tasks),
-        sum(iif(outcome = 'preempted' AND ended < :until, tasks, 0)),
-        sum({span} >> {LOW_BITS}), sum({span} & {(1 << LOW_BITS) - 1})
-    FROM ({PIECES.format(where=where)}) WHERE began < :until GROUP BY 1, 2, 3, 4, 5, amounts
+    SELECT partition, number, job, "user", queue, 0, amounts, sum(tasks), sum(preempted),
+        sum(tasks * (span >> {LOW_BITS})), sum(tasks * (span & {(1 << LOW_BITS) - 1}))
+    FROM (
+        SELECT partition, {number} AS number, {columns["job"]} AS job, {columns["user"]} AS "user",
+            {columns["queue"]} AS queue, amounts, tasks,
+            CASE WHEN outcome = 'preempted' AND ended < :until THEN tasks ELSE 0 END AS preempted,
+            CASE WHEN {until} > {since} THEN {until} - {since} ELSE 0 END AS span
+        FROM ({PIECES.format(where=where)}) AS pieces WHERE began < :until
+    ) AS work GROUP BY partition, number, job, "user", queue, amounts
     """
-    return iter(db.execute(sql, values))
+    return iter(db.run(sql, values))
 
 
-def _jobs(report: UsageReport, db: sqlite3.Connection) -> Iterator[Any]:
+def _jobs(report: UsageReport, db: Session) -> Iterator[Any]:
     """Yield the jobs that started before the end of the report, with the first start and the last end of attempts."""
     where, values = _where(report)
     sql = f"""
-    SELECT partition, number, job, user, queue, submitted, min(began), max(ended)
-    FROM ({PIECES.format(where=where)}) WHERE began < :until GROUP BY 1, 2, 3, 4, 5, 6
+    SELECT partition, number, job, "user", queue, submitted, min(began), max(ended)
+    FROM ({PIECES.format(where=where)}) AS pieces WHERE began < :until GROUP BY 1, 2, 3, 4, 5, 6
     """
-    return iter(db.execute(sql, values))
+    return iter(db.run(sql, values))
 
 
 def _where(report: UsageReport, *more: str) -> tuple[str, dict[str, Any]]:
@@ -224,14 +233,9 @@ def _where(report: UsageReport, *more: str) -> tuple[str, dict[str, Any]]:
     values: dict[str, Any] = {"since": report.since, "until": report.until}
     for name, chosen in (("user", report.user), ("partition", report.partition)):
         if chosen:
-            conditions.append(f"{name} = :{name}")
+            conditions.append(f'"{name}" = :{name}')
             values[name] = chosen
     for at, (partition, cycle) in enumerate(sorted(report.cycles.items())):
         conditions.append(f"(partition != :partition{at} OR ended <= :cycle{at})")
         values[f"partition{at}"], values[f"cycle{at}"] = partition, cycle
-    return " AND ".join(conditions) or "1", values
-
-
-def _holds(indices: str, index: int) -> bool:
-    flat = msgspec.json.decode(indices, type=list[int])
-    return any(start <= index < end for start, end in zip(flat[::2], flat[1::2], strict=True))
+    return " AND ".join(conditions) or "1 = 1", values

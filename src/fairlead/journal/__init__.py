@@ -1,11 +1,13 @@
-"""Durable streams of changes: the interface, a journal in memory for tests, and one on SQLite.
+"""Durable streams of changes: the interface, a journal in memory for tests, one on SQLite and one on PostgreSQL.
 
-A journal stores opaque bytes; `codec` gives them their meaning.
+A journal stores opaque bytes; `codec` gives them their meaning. `opening` opens the right one; `postgresql` needs a
+package that is not always installed, so it is not imported here.
 """
 
 from fairlead.journal.base import (
     Damaged,
     Fenced,
+    Held,
     Journal,
     JournalError,
     Locked,
@@ -22,6 +24,7 @@ from fairlead.journal.sql import SqliteJournal
 __all__ = [
     "Damaged",
     "Fenced",
+    "Held",
     "Journal",
     "JournalError",
     "Locked",

@@ -1,7 +1,7 @@
 """The journal interface: numbered streams of opaque records with snapshots, each written by one reign at a time.
 
 A reign is the time in which one writer owns a stream. It is numbered by its epoch.
-This module has the values, the errors and the protocol; `memory` and `sql` implement it.
+This module has the values, the errors and the protocol; `memory`, `sql` and `postgresql` implement it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,6 +41,17 @@ class Fenced(JournalError):
         self.stream = stream
         self.epoch = epoch
         self.current = current
+
+
+class Held(JournalError):
+    """Another server leads the stream. Nothing was written."""
+
+    def __init__(self, stream: str, leader: str, seconds: float) -> None:
+        super().__init__(f"stream {stream!r}: {leader or 'another server'} leads it; this server stands by")
+        self.leader = leader
+        """The address of that server, as it gave it."""
+        self.seconds = seconds
+        """When the lease of that server ends, unless it is renewed."""
 
 
 class NotWritten(JournalError):
@@ -87,7 +98,7 @@ class Journal(Protocol):
     def reign(self, stream: str) -> int:
         """Begin a new reign and return its epoch, which is durable and greater than any before.
 
-        Appends of older epochs are refused with `Fenced`.
+        Appends of older epochs are refused with `Fenced`. Raises `Held` if another server has a lease of the stream.
         """
 
     def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
@@ -116,6 +127,9 @@ class Journal(Protocol):
 
     def prune(self, stream: str, upto: int) -> None:
         """Delete the records up to `upto`. Raises `NotWritten` without an intact snapshot at or beyond it."""
+
+    def leads_until(self) -> float:
+        """Return the time of `time.monotonic` until which no other server leads a stream of this object."""
 
     def close(self) -> None: ...
 

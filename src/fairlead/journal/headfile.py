@@ -8,17 +8,9 @@ import hashlib
 import os
 import struct
 from pathlib import Path
-from typing import NamedTuple
 
 from fairlead.journal.base import Damaged, JournalError, NotWritten
-
-
-class Mark(NamedTuple):
-    """The last record of a stream."""
-
-    seq: int
-    epoch: int
-    digest: bytes
+from fairlead.journal.chained import Mark
 
 
 class HeadFile:

@@ -2,7 +2,8 @@
 
     python -m fairlead.journal.snapshot PATH PARTITION
 
-That process also deletes the records before the old snapshot. `Snapshots` starts it when it is due.
+With `-` as path the journal is the database that FAIRLEAD_DATABASE names. That process also deletes the records before
+the old snapshot. `Snapshots` starts it when it is due.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from typing import IO
 from fairlead.core.dump import dump
 from fairlead.journal.base import JournalError, Locked
 from fairlead.journal.codec import restore, stream_of
-from fairlead.journal.sql import SqliteJournal
+from fairlead.journal.opening import is_url, open_journal
 
+DATABASE = "FAIRLEAD_DATABASE"
+"""The variable with the address of the database."""
 EVERY = 10_000
 _PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 def make_snapshot(path: str | os.PathLike[str], partition: str) -> int:
     """Save the state of a partition as of its last record, and return that record's number."""
-    with SqliteJournal(path, read_only=True) as journal:
+    with open_journal(path, read_only=not is_url(path)) as journal:
         state, seq = restore(journal, partition)
         if not seq:
             raise JournalError(f"{journal.path}: partition {partition!r} has no records; check the name")
@@ -36,14 +39,14 @@ def make_snapshot(path: str | os.PathLike[str], partition: str) -> int:
 def renew(path: str | os.PathLike[str], partition: str) -> int:
     """Make a snapshot, then delete the records that only snapshots before the previous one need."""
     stream = stream_of(partition)
-    with SqliteJournal(path, read_only=True) as journal:
+    with open_journal(path, read_only=True) as journal:
         before = journal.snapshot(stream)
         if before is not None and before.seq == journal.last(stream):
             return before.seq
     seq = make_snapshot(path, partition)
     if before is not None:
         # Not further: if the new snapshot is damaged, recovery needs the old one and the records after it.
-        with suppress(Locked), SqliteJournal(path) as journal:  # a busy writer has precedence; the next call prunes
+        with suppress(Locked), open_journal(path) as journal:  # a busy writer has precedence; the next call prunes
             journal.prune(stream, before.seq)
     return seq
 
@@ -58,7 +61,10 @@ class Snapshots:
         """Why the latest attempt failed; empty after a success."""
         self._every = every
         self._wait_until = 0
-        self._command = [sys.executable, "-P", "-m", "fairlead.journal.snapshot", os.fspath(path), partition]
+        place, self._environment = os.fspath(path), dict(os.environ)
+        if is_url(path):  # other users can read the arguments of a process, and the address may have a password
+            place, self._environment[DATABASE] = "-", os.fspath(path)
+        self._command = [sys.executable, "-P", "-m", "fairlead.journal.snapshot", place, partition]
         self._child: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
         self._began_at = 0
@@ -93,7 +99,11 @@ class Snapshots:
             # Not a pipe: the process would block on a full pipe.
             self._output = tempfile.TemporaryFile()  # noqa: SIM115
             self._child = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._output
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._output,
+                env=self._environment,
             )
         except OSError as problem:
             self._fail(f"the process cannot be started: {problem}")
@@ -124,7 +134,8 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m fairlead.journal.snapshot PATH PARTITION", file=sys.stderr)
         return 2
     try:
-        renew(*arguments)
+        path, partition = arguments
+        renew(os.environ.get(DATABASE, path) if path == "-" else path, partition)
     except (JournalError, OSError) as problem:
         print(problem, file=sys.stderr)
         return 1

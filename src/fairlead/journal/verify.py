@@ -15,8 +15,8 @@ from fairlead.core.invariants import InvariantBroken, check_all
 from fairlead.core.model import Micros
 from fairlead.core.state import Partition
 from fairlead.journal.base import Damaged, Journal, JournalError, Pruned
+from fairlead.journal.chained import ChainedJournal
 from fairlead.journal.codec import CLUSTER_STREAM, decode, encode_cluster, replay, restore_cluster, stream_of
-from fairlead.journal.sql import SqliteJournal
 
 Progress = Callable[[str, int, int], None]
 """Called with a stream, the number of its records that were checked, and the number of all its records."""
@@ -39,7 +39,7 @@ class StreamReport(msgspec.Struct):
     problem: str = ""
 
 
-def verify(journal: SqliteJournal, progress: Progress) -> Iterator[StreamReport]:
+def verify(journal: ChainedJournal, progress: Progress) -> Iterator[StreamReport]:
     """Check all streams, and yield the report of each."""
     for stream in journal.streams():
         report = StreamReport(stream)
@@ -63,7 +63,7 @@ def _cluster(journal: Journal, report: StreamReport) -> None:
     report.digest = _digest(encode_cluster(configured))
 
 
-def _partition(journal: SqliteJournal, report: StreamReport, progress: Progress) -> None:
+def _partition(journal: ChainedJournal, report: StreamReport, progress: Progress) -> None:
     """Replay all records at hand, and check that every snapshot equals the replayed state at its record."""
     stream = report.stream
     name = stream.removeprefix(stream_of(""))
@@ -92,7 +92,7 @@ def _partition(journal: SqliteJournal, report: StreamReport, progress: Progress)
         if report.records % _STEP == 0:
             progress(stream, report.records, max(total, report.records))
     if state is None:
-        raise Damaged(f"{journal.path}-snapshots", f"no snapshot of {stream}, of which records up to {base} are pruned")
+        raise Damaged(journal.snapshots_path, f"no snapshot of {stream}, of which records up to {base} are pruned")
     report.last, report.time = at, state.now
     report.digest = _digest(dump(state))
     check_all(state)
@@ -130,14 +130,14 @@ def _base(journal: Journal, stream: str, last: int) -> int:
     return low
 
 
-def _snapshots(journal: SqliteJournal, stream: str) -> dict[int, bytes]:
+def _snapshots(journal: ChainedJournal, stream: str) -> dict[int, bytes]:
     """Return all snapshots by number, not only the newest intact one that recovery would use."""
     payloads: dict[int, bytes] = {}
-    for seq in journal._saved(stream):
-        snapshot = journal._load(stream, seq)
+    for seq in journal.saved_snapshots(stream):
+        snapshot = journal.load_snapshot(stream, seq)
         if snapshot is None:
             raise Damaged(
-                f"{journal.path}-snapshots",
+                journal.snapshots_path,
                 f"snapshot {seq} of {stream} is altered, or left over from a stream of this name that was removed",
                 "the next snapshots replace it; until then recovery takes the other one",
             )

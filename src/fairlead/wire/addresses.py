@@ -20,3 +20,8 @@ def is_exposed(url: str) -> bool:
     """True if requests to the URL can be read on the network: plain HTTP to another machine."""
     parts = urlsplit(url)
     return parts.scheme == "http" and not is_loopback(parts.hostname or "")
+
+
+def servers(text: str) -> list[str]:
+    """Return the URLs of a list such as `https://one:7070,https://two:7070`: servers of one cluster."""
+    return [url.strip().rstrip("/") for url in text.split(",") if url.strip()]

@@ -36,7 +36,9 @@ class Cluster:
             missing = missing_policies(config.settings, [settings for _, settings in config.queues])
             if missing:
                 raise PolicyMissing(name, missing)
-        self.writers: dict[str, Writer] = {name: self._writer(name) for name, _ in self.configured.partitions}
+        # All reigns first: if another server leads a partition, no observer hears of the others.
+        epochs = {name: journal.reign(stream_of(name)) for name, _ in self.configured.partitions}
+        self.writers: dict[str, Writer] = {name: self._writer(name, epoch) for name, epoch in epochs.items()}
         self._removed: list[str] = []
         """Removed partitions with streams that are not dropped yet."""
 
@@ -71,8 +73,8 @@ class Cluster:
         self.configured = configured
         return self._follow(now, user)
 
-    def _writer(self, name: str) -> Writer:
-        return Writer(self.journal, name, self._observers)
+    def _writer(self, name: str, epoch: int | None = None) -> Writer:
+        return Writer(self.journal, name, self._observers, epoch)
 
     def _try(self, name: str, config: PartitionConfig, now: Micros) -> None:
         """Try a configuration on a partition without changing it. Raises `Refused` if it is rejected."""

@@ -1,16 +1,15 @@
-"""The history on SQLite: ended jobs and attempts, and what tasks used. Its own thread writes rows in large batches.
+"""The history: ended jobs and attempts, and what tasks used. Its own thread writes rows in large batches.
 
-Its size is limited: the jobs that ended first are deleted first. A failed write is tried again, and a row that SQLite
-cannot store is left out. `failing` is True while rows cannot be written.
+Its size is limited: the jobs that ended first are deleted first. A failed write is tried again, and a row that the
+database cannot store is left out. `failing` is True while rows cannot be written. `tables` has the databases.
 """
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ from fairlead.core.ranges import Ranges, count, difference
 from fairlead.history.copies import mark_copied, not_copied
 from fairlead.history.filter import EVERY_JOB, JobFilter, condition
 from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
-from fairlead.history.schema import create_tables
+from fairlead.history.tables import Session, tables_at
 from fairlead.history.usage import UsageReport, add_ended
 from fairlead.journal.base import JournalError
 from fairlead.wire.agent import Tasks
@@ -30,24 +29,44 @@ RETRY = 1.0
 """Seconds between two attempts to write."""
 WAITING = 500_000
 """Rows that may wait for a write to succeed. Further rows are left out."""
-DROPPED_AT_ONCE = 200
-"""Jobs that are deleted per transaction when the history is too large."""
 
-JOB_COLUMNS = ", ".join(JobRow.__struct_fields__)
-ATTEMPT_COLUMNS = ", ".join(AttemptRow.__struct_fields__)
+
+def _marks(row: type[msgspec.Struct]) -> str:
+    return ", ".join("?" * len(row.__struct_fields__))
+
+
+# `user` is a word of SQL in PostgreSQL.
+JOB_COLUMNS = ", ".join(f'"{name}"' for name in JobRow.__struct_fields__)
+ATTEMPT_COLUMNS = ", ".join(f'"{name}"' for name in AttemptRow.__struct_fields__)
 INDICES, AMOUNTS = map(AttemptRow.__struct_fields__.index, ("indices", "amounts"))
 # A quick task may end before its start is reported. Then its start is its end minus its run time.
 BEGAN = """coalesce(started, ended - (
     SELECT max(ran) FROM used WHERE used.partition = attempts.partition AND used.number = attempts.number
     AND used.stage = attempts.stage AND used.attempt = attempts.attempt AND place BETWEEN first AND last))"""
+EVERY = 2**62
+"""More rows than there are."""
 SPAN = 1_000
 """Indices between the first and the last task of an attempt row, up to which a task reported again is looked for."""
 USED_VALUES = ":partition, :number, :stage, :index, :attempt, :signal, :ran, :cpu, :memory"
-REPORTED = f"REPLACE INTO used VALUES ({USED_VALUES})"
-REPORTED_AGAIN = f"""INSERT OR IGNORE INTO used SELECT {USED_VALUES}
+REPORTED = f"""INSERT INTO used VALUES ({USED_VALUES}) ON CONFLICT (partition, number, stage, place, attempt)
+    DO UPDATE SET signal = excluded.signal, ran = excluded.ran, cpu = excluded.cpu, memory = excluded.memory"""
+REPORTED_AGAIN = f"""INSERT INTO used SELECT {USED_VALUES}
     WHERE EXISTS (SELECT 1 FROM attempts WHERE partition = :partition AND number = :number AND stage = :stage
-    AND first <= :index AND first > :index - {SPAN} AND last >= :index AND attempt = :attempt AND node = :node)"""
-ATTEMPTS_FOUND = ", ".join(BEGAN if name == "started" else name for name in AttemptRow.__struct_fields__)
+    AND first <= :index AND first > :index - {SPAN} AND last >= :index AND attempt = :attempt AND node = :node)
+    ON CONFLICT DO NOTHING"""
+PUT_JOB = (
+    f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({_marks(JobRow)}) ON CONFLICT (partition, number) DO UPDATE SET "
+    + ", ".join(f'"{name}" = excluded."{name}"' for name in JobRow.__struct_fields__[2:])
+)
+# On PostgreSQL an attempt is stored once, also if a deposed server writes what its successor has found in the journal.
+PUT_ATTEMPT = (
+    f"INSERT INTO attempts ({ATTEMPT_COLUMNS}, first, last, tasks) VALUES ({_marks(AttemptRow)}, ?, ?, ?) "
+    "ON CONFLICT DO NOTHING"
+)
+ADD_RESULTS = "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1"
+PUT_RESULTS = """INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (partition, number, stage, place, attempt)
+    DO UPDATE SET files = excluded.files, warning = excluded.warning RETURNING 1"""
+ATTEMPTS_FOUND = ", ".join(BEGAN if name == "started" else f'"{name}"' for name in AttemptRow.__struct_fields__)
 
 
 class Used(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -73,8 +92,11 @@ class History:
     def __init__(
         self, path: str | os.PathLike[str], size: int = 2**62, note: Callable[[str], None] = lambda text: None
     ) -> None:
-        """Open or create the file. `size` is its limit in bytes. `note` receives messages for the operator."""
-        self._path = os.fspath(path)
+        """Open or create the history in a file, or in the database that an address names.
+
+        `size` is its limit in bytes. `note` receives messages for the operator.
+        """
+        self._tables = tables_at(path)
         self._size = size
         self._note = note
         self.failure = ""
@@ -90,9 +112,7 @@ class History:
         self._written = threading.Condition(self._lock)
         self._closing = threading.Event()
         self._busy = False
-        with closing(self._open()) as db, db:
-            db.execute("PRAGMA journal_mode = WAL")
-            create_tables(db)
+        self._tables.create()
         self._thread = self._started()
 
     @property
@@ -147,13 +167,14 @@ class History:
         return thread
 
     def _work(self) -> None:
-        """Write until closed. After a failure, which is noted once, the file is opened again for the next try."""
+        """Write until closed. A failure is noted once, and the next try has a new session."""
         while True:
             try:
-                with closing(self._open()) as db:
+                with self._tables.session() as db:
                     return self._write_on(db)
             except Exception as problem:
-                why = f"{self._path}: {problem}"
+                where = self._tables.where
+                why = str(problem) if str(problem).startswith(where) else f"{where}: {problem}"
                 if why != self.failure:
                     self.failure = why
                     self._note(f"the history is not written: {why}")
@@ -161,7 +182,7 @@ class History:
                 return
             self._wake.set()
 
-    def _write_on(self, db: sqlite3.Connection) -> None:
+    def _write_on(self, db: Session) -> None:
         last = False
         while not last:
             self._wake.wait()
@@ -172,7 +193,7 @@ class History:
             self._write(db)
             self._shrink(db)
 
-    def _write(self, db: sqlite3.Connection) -> None:
+    def _write(self, db: Session) -> None:
         with self._lock:
             jobs, self._jobs = self._jobs, []
             attempts, self._attempts = self._attempts, []
@@ -182,7 +203,7 @@ class History:
             try:
                 _insert(db, jobs, attempts, used)
             except Exception as problem:
-                if _is_of_the_file(problem):
+                if not self._tables.is_of_a_row(problem):
                     raise
                 self._insert_singly(db, jobs, attempts, used)
         except BaseException:
@@ -200,40 +221,30 @@ class History:
             self.failure = ""
             self._note("the history is written again")
 
-    def _insert_singly(
-        self, db: sqlite3.Connection, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]
-    ) -> None:
-        """Write all rows that SQLite can store. A refused row leaves the file unchanged."""
+    def _insert_singly(self, db: Session, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
+        """Write all rows that the database can store."""
         single: list[tuple[list[JobRow], list[AttemptRow], list[Used]]] = []
         single += (([row], [], []) for row in jobs)
         single += (([], [row], []) for row in attempts)
         single += (([], [], [row]) for row in used)
-        with db:
-            for rows in single:
-                try:
-                    _execute(db, *rows)
-                except Exception as problem:
-                    if _is_of_the_file(problem):
-                        raise
-                    self._left_out += 1
+        for rows in single:
+            try:
+                _insert(db, *rows)
+            except Exception as problem:
+                if not self._tables.is_of_a_row(problem):
+                    raise
+                self._left_out += 1
 
-    def _shrink(self, db: sqlite3.Connection) -> None:
-        """Delete the jobs that ended first, with their attempts, while the file is too large."""
-        while self._in_use(db) > self._size:
+    def _shrink(self, db: Session) -> None:
+        """Delete the jobs that ended first, with their attempts, while the history is too large."""
+        while excess := db.excess(self._size):
             query = "SELECT partition, number FROM jobs ORDER BY ended, partition, number LIMIT ?"
-            oldest = db.execute(query, (DROPPED_AT_ONCE,)).fetchall()
+            oldest = list(db.run(query, (excess,)))
             if not oldest:
                 return
-            with db:
+            with db.writing():
                 for table in ("jobs", "attempts", "used", "copied", "results"):
-                    db.executemany(f"DELETE FROM {table} WHERE partition = ? AND number = ?", oldest)
-
-    def _in_use(self, db: sqlite3.Connection) -> int:
-        """Return the bytes in use, without the free pages that deleted rows left: SQLite uses those again."""
-        pages, free, size = (
-            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * size)
+                    db.run_many(f"DELETE FROM {table} WHERE partition = ? AND number = ?", oldest)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -257,25 +268,27 @@ class History:
         self, partition: str, wanted: JobFilter = EVERY_JOB, before: int | None = None, limit: int = 100
     ) -> list[JobRow]:
         """Return finished jobs, the newest first: those with a number below `before`."""
-        with self._reading() as db:
+        with self._tables.session() as db:
             where, values = condition(db, wanted)
             if before is not None:
                 where += f" AND number < {before:d}"
             sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = :partition AND {where} ORDER BY number DESC"
-            return list(map(_job, db.execute(f"{sql} LIMIT {limit:d}", {**values, "partition": partition})))
+            return list(map(_job, db.run(f"{sql} LIMIT {limit:d}", {**values, "partition": partition})))
 
     def usage(self, report: UsageReport) -> None:
         """Add the attempts that have ended to a report."""
-        with self._reading() as db:
+        with self._tables.session() as db:
             add_ended(report, db)
 
     def starts(self, partition: str, numbers: list[int]) -> dict[int, int]:
         """Return, by job number, when the first task of a job started. Jobs whose tasks never started are left out."""
+        if not numbers:
+            return {}
         marks = ", ".join("?" * len(numbers))
         sql = f"SELECT number, min({BEGAN}) FROM attempts WHERE partition = ? AND number IN ({marks}) GROUP BY number"
         return {number: began for number, began in self._ask(sql, partition, *numbers) if began is not None}
 
-    def attempts(self, partition: str, number: int, skip: int = 0, limit: int = -1) -> list[AttemptRow]:
+    def attempts(self, partition: str, number: int, skip: int = 0, limit: int = EVERY) -> list[AttemptRow]:
         """Return the attempts of a job, in the order in which they ended."""
         sql = (
             f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? "
@@ -294,22 +307,22 @@ class History:
 
     def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]:
         """Return by stage: the total CPU time of its tasks, the most memory of one, and the number of reports."""
-        # `total`, because `sum` fails if the result has more than 64 bits.
+        # Not `sum(cpu)`, which fails in SQLite if the result has more than 64 bits.
         sql = (
-            "SELECT stage, total(cpu), max(memory), count(*) FROM used WHERE partition = ? AND number = ? "
+            "SELECT stage, sum(1.0 * cpu), max(memory), count(*) FROM used WHERE partition = ? AND number = ? "
             "GROUP BY stage"
         )
         return {stage: (int(cpu), memory, count) for stage, cpu, memory, count in self._ask(sql, partition, number)}
 
     def mark_copied(self, partition: str, node: str, tasks: Tasks) -> None:
         """Mark tasks whose logs were copied from their node. Without a mark they are copied again after a restart."""
-        with suppress(sqlite3.Error, JournalError), closing(self._open()) as db, db:
+        with suppress(JournalError), self._tables.session() as db, db.writing():
             mark_copied(db, partition, node, tasks)
 
     def not_copied(self, partition: str, nodes: list[str]) -> list[tuple[str, Tasks]]:
         """Return the ended tasks of these nodes whose logs were not copied, with their nodes, the oldest first."""
         self.flush()
-        with self._reading() as db, db:
+        with self._tables.session() as db, db.writing():
             return not_copied(db, partition, nodes)
 
     def ran_on(self, partition: str, node: str, tasks: Tasks) -> tuple[int, ...]:
@@ -332,14 +345,13 @@ class History:
 
         Returns False if there was a row already and `replace` is not set.
         """
+        values = (partition, number, row.stage, row.index, row.attempt, _text(row.files), row.warning)
         try:
-            with closing(self._open()) as db:
-                db.execute("PRAGMA synchronous = FULL")
-                with db:
-                    values = (partition, number, row.stage, row.index, row.attempt, _text(row.files), row.warning)
-                    way = "REPLACE" if replace else "INSERT OR IGNORE"
-                    return db.execute(f"{way} INTO results VALUES (?, ?, ?, ?, ?, ?, ?)", values).rowcount > 0
-        except (sqlite3.Error, JournalError) as problem:
+            with self._tables.session() as db:
+                db.make_durable()
+                with db.writing():
+                    return bool(list(db.run(PUT_RESULTS if replace else ADD_RESULTS, values)))
+        except JournalError as problem:
             raise OSError(f"the history cannot be written: {problem}") from problem
 
     def results(
@@ -350,76 +362,38 @@ class History:
         index: int | None = None,
         attempt: int | None = None,
         skip: int = 0,
-        limit: int = -1,
+        limit: int = EVERY,
     ) -> list[ResultRow]:
         """Return the result files of a job's tasks, of their last attempt that has any unless one is named."""
-        where = "partition = :partition AND number = :number"
-        where += " AND stage = :stage" if stage else ""
-        where += "" if index is None else " AND place = :place"
-        where += "" if attempt is None else " AND attempt = :attempt"
+        of_task = "partition = :partition AND number = :number"
+        of_task += " AND stage = :stage" if stage else ""
+        of_task += "" if index is None else " AND place = :place"
+        last = (
+            "attempt = (SELECT max(attempt) FROM results AS other WHERE other.partition = results.partition "
+            "AND other.number = results.number AND other.stage = results.stage AND other.place = results.place)"
+        )
+        where = f"{of_task} AND {last if attempt is None else 'attempt = :attempt'}"
+        sql = f"SELECT stage, place, attempt, files, warning FROM results WHERE {where} ORDER BY stage, place"
         values = {"partition": partition, "number": number, "stage": stage, "place": index, "attempt": attempt}
-        # SQLite takes the other columns from the row with the maximum.
-        sql = f"SELECT stage, place, max(attempt), files, warning FROM results WHERE {where} GROUP BY stage, place"
-        with self._reading() as db:
-            rows = db.execute(f"{sql} ORDER BY stage, place LIMIT {limit:d} OFFSET {skip:d}", values).fetchall()
+        with self._tables.session() as db:
+            rows = list(db.run(f"{sql} LIMIT {limit:d} OFFSET {skip:d}", values))
         return [
             ResultRow(stage, place, last, msgspec.json.decode(files, type=tuple[tuple[str, int], ...]), warning)
             for stage, place, last, files, warning in rows
         ]
 
     def _ask(self, sql: str, *values: Any) -> list[Any]:
-        with self._reading() as db:
-            return db.execute(sql, values).fetchall()
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        db = self._open()
-        try:
-            yield db
-        except sqlite3.Error as problem:
-            raise self._unreadable(problem) from problem
-        finally:
-            db.close()
-
-    def _unreadable(self, problem: sqlite3.Error) -> JournalError:
-        return JournalError(f"{self._path}: {problem}; move the file away to begin a new history")
-
-    def _open(self) -> sqlite3.Connection:
-        try:
-            db = sqlite3.connect(self._path, timeout=10.0, check_same_thread=False)
-            db.execute("PRAGMA synchronous = NORMAL")
-        except sqlite3.Error as problem:
-            raise self._unreadable(problem) from problem
-        return db
+        with self._tables.session() as db:
+            return list(db.run(sql, values))
 
 
-def _insert(db: sqlite3.Connection, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
-    with db:
-        _execute(db, jobs, attempts, used)
-
-
-def _execute(db: sqlite3.Connection, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
-    db.executemany(
-        f"REPLACE INTO jobs ({JOB_COLUMNS}) VALUES ({_marks(JobRow)})",
-        [(*msgspec.structs.astuple(row)[:-2], _text(row.tasks), _text(row.labels)) for row in jobs],
-    )
-    db.executemany(
-        f"INSERT INTO attempts ({ATTEMPT_COLUMNS}, first, last, tasks) VALUES ({_marks(AttemptRow)}, ?, ?, ?)",
-        [_flat(row) for row in attempts],
-    )
-    for sql, again in ((REPORTED, False), (REPORTED_AGAIN, True)):
-        db.executemany(sql, [msgspec.structs.asdict(row) for row in used if bool(row.node) == again])
-
-
-def _is_of_the_file(problem: Exception) -> bool:
-    """True if the problem is the file or its disk, not one of the rows."""
-    return isinstance(problem, sqlite3.OperationalError | sqlite3.InternalError | OSError | MemoryError) or (
-        type(problem) is sqlite3.DatabaseError
-    )
-
-
-def _marks(row: type[msgspec.Struct]) -> str:
-    return ", ".join("?" * len(row.__struct_fields__))
+def _insert(db: Session, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
+    with db.writing():
+        rows = [(*msgspec.structs.astuple(row)[:-2], _text(row.tasks), _text(row.labels)) for row in jobs]
+        db.run_many(PUT_JOB, rows)
+        db.run_many(PUT_ATTEMPT, [_flat(row) for row in attempts])
+        for sql, again in ((REPORTED, False), (REPORTED_AGAIN, True)):
+            db.run_many(sql, [msgspec.structs.asdict(row) for row in used if bool(row.node) == again])
 
 
 def _text(value: object) -> str:

@@ -1,0 +1,184 @@
+"""The databases of the history: a file of SQLite, or a database of PostgreSQL.
+
+The statements of the history are written once, in SQL that both know, with `?` and `:name` for values. What differs is
+here and in `fairlead.history.postgresql`: sessions, a few expressions, and the bytes in use.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import msgspec
+
+from fairlead.history.schema import create_tables
+from fairlead.journal.base import JournalError
+from fairlead.journal.opening import is_url, need_driver
+
+DROPPED_AT_ONCE = 200
+"""Jobs that are deleted per transaction when the history is too large."""
+
+
+class Session(ABC):
+    """A connection. It is used by one thread at a time."""
+
+    @abstractmethod
+    def run(self, sql: str, values: Any = ()) -> Iterable[Any]:
+        """Carry out a statement and return its rows."""
+
+    @abstractmethod
+    def scan(self, sql: str) -> Iterator[Any]:
+        """Yield the rows of a query, which may be many."""
+
+    @abstractmethod
+    def run_many(self, sql: str, rows: list[Any]) -> None: ...
+
+    @abstractmethod
+    def writing(self) -> AbstractContextManager[object]:
+        """Carry out the statements of a block all or not at all."""
+
+    @abstractmethod
+    def make_durable(self) -> None:
+        """Make what the session writes from now on safe from a power failure."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    # Expressions
+
+    @abstractmethod
+    def members(self, name: str) -> str:
+        """Return a query of the elements of the JSON list of strings in the value `name`."""
+
+    @abstractmethod
+    def entries(self, column: str) -> str:
+        """Return a table with `key` and `value` of the JSON object in a column."""
+
+    @abstractmethod
+    def matches(self, column: str, pattern: str) -> tuple[str, dict[str, Any]]:
+        """Return the condition that a column matches a pattern of a shell, and its values."""
+
+    # Size
+
+    @abstractmethod
+    def excess(self, size: int) -> int:
+        """Return the number of jobs to delete now because the history is larger than `size` bytes."""
+
+
+class Tables(ABC):
+    """A database with the tables of a history."""
+
+    where: str
+    """The place of the history, for messages."""
+
+    @abstractmethod
+    def create(self) -> None:
+        """Create the tables that are missing."""
+
+    @abstractmethod
+    def session(self) -> AbstractContextManager[Session]:
+        """Open a session. Failures of the database become `JournalError`s."""
+
+    @abstractmethod
+    def is_of_a_row(self, problem: Exception) -> bool:
+        """True if the problem is one of the rows, not the database or its disk."""
+
+
+def tables_at(place: str | os.PathLike[str]) -> Tables:
+    """Return the tables in a file, or in the database that an address names."""
+    if not is_url(place):
+        return SqliteTables(place)
+    need_driver()
+    from fairlead.history.postgresql import PostgresTables
+
+    return PostgresTables(str(place))
+
+
+class SqliteTables(Tables):
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.where = os.fspath(path)
+
+    def create(self) -> None:
+        with self.session() as session, session.writing():
+            assert isinstance(session, SqliteSession)
+            session.db.execute("PRAGMA journal_mode = WAL")
+            create_tables(session.db)
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        try:
+            db = sqlite3.connect(self.where, timeout=10.0, check_same_thread=False)
+        except sqlite3.Error as problem:
+            raise self._unreadable(problem) from problem
+        try:
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.create_function("holds", 2, _holds, deterministic=True)
+            yield SqliteSession(db)
+        except sqlite3.Error as problem:
+            if self.is_of_a_row(problem):
+                raise
+            raise self._unreadable(problem) from problem
+        finally:
+            db.close()
+
+    def _unreadable(self, problem: sqlite3.Error) -> JournalError:
+        return JournalError(f"{self.where}: {problem}; move the file away to begin a new history")
+
+    def is_of_a_row(self, problem: Exception) -> bool:
+        return not (
+            isinstance(problem, sqlite3.OperationalError | sqlite3.InternalError | OSError | MemoryError | JournalError)
+            or type(problem) is sqlite3.DatabaseError
+        )
+
+
+class SqliteSession(Session):
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+
+    def run(self, sql: str, values: Any = ()) -> Iterable[Any]:
+        return self.db.execute(sql, values)
+
+    def scan(self, sql: str) -> Iterator[Any]:
+        yield from self.db.execute(sql)
+
+    def run_many(self, sql: str, rows: list[Any]) -> None:
+        self.db.executemany(sql, rows)
+
+    def writing(self) -> AbstractContextManager[object]:
+        return self.db
+
+    def make_durable(self) -> None:
+        self.db.execute("PRAGMA synchronous = FULL")
+
+    def close(self) -> None:
+        self.db.close()
+
+    def members(self, name: str) -> str:
+        return f"SELECT value FROM json_each(:{name})"
+
+    def entries(self, column: str) -> str:
+        return f"json_each({column})"
+
+    def matches(self, column: str, pattern: str) -> tuple[str, dict[str, Any]]:
+        # The patterns of `fnmatch` never take exponential time; those of SQLite's GLOB may.
+        match: Callable[[str], object] = re.compile(fnmatch.translate(pattern)).match
+        self.db.create_function("matches", 1, lambda name: match(name) is not None)
+        return f"matches({column})", {}
+
+    def excess(self, size: int) -> int:
+        # Without the free pages that deleted rows left: SQLite uses those again.
+        pages, free, page = (
+            self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        return DROPPED_AT_ONCE if (pages - free) * page > size else 0
+
+
+def _holds(indices: str, index: int) -> bool:
+    flat = msgspec.json.decode(indices, type=list[int])
+    return any(start <= index < end for start, end in zip(flat[::2], flat[1::2], strict=True))

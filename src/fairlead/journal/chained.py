@@ -1,0 +1,266 @@
+"""The part that the journals on SQLite and PostgreSQL share: a chain of digests, checked whenever it is read.
+
+The digest of a record covers the digest before it, so a missing, moved or altered record is detected.
+A subclass has the statements and transactions of its database.
+"""
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from fairlead.journal.base import Damaged, JournalError, NotWritten, Pruned, Record, Snapshot
+
+GENESIS = bytes(16)
+KEPT_SNAPSHOTS = 2
+READ_BYTES = 4 << 20
+"""About the most bytes that one transaction reads, so that it stays short."""
+PRUNED_AT_ONCE = 256
+_PRUNE_PAUSE = 0.003  # seconds, at least
+
+
+def digest_of(kind: bytes, before: bytes, stream: str, numbers: tuple[object, ...], payload: bytes = b"") -> bytes:
+    # As text, so that numbers which damage turned into another type still give a digest, and a different one.
+    head = f"{len(stream)} {stream} {numbers!r} {len(payload)}\n".encode(errors="surrogatepass")
+    return hashlib.blake2b(b"".join((before, head, payload)), digest_size=16, person=kind).digest()
+
+
+def record_digest(before: bytes, stream: str, seq: int, epoch: int, payload: bytes) -> bytes:
+    return digest_of(b"fairlead-record", before, stream, (seq, epoch), payload)
+
+
+class Mark(NamedTuple):
+    """The last record of a stream."""
+
+    seq: int
+    epoch: int
+    digest: bytes
+
+
+class Reign(NamedTuple):
+    """The reign of a stream. The default stands for a stream that never existed.
+
+    `born` is the first epoch of the stream: lower epochs belong to an earlier stream of this name, which was dropped.
+    `base` is the last pruned record; the digest of the next record covers `base_digest`.
+    """
+
+    slot: int = -1
+    epoch: int = 0
+    born: int = 0
+    base: int = 0
+    base_digest: bytes = GENESIS
+
+    def seal(self, stream: str) -> bytes:
+        return digest_of(b"fairlead-reign", self.base_digest, stream, self[:4])
+
+
+class ChainedJournal(ABC):
+    """Reads records and snapshots, and checks them. `path` names the journal in messages."""
+
+    path: str
+    snapshots_path: str
+
+    # What a database does
+
+    @abstractmethod
+    def reign(self, stream: str) -> int: ...
+
+    @abstractmethod
+    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None: ...
+
+    @abstractmethod
+    def streams(self) -> list[str]: ...
+
+    @abstractmethod
+    def drop(self, stream: str) -> None: ...
+
+    @abstractmethod
+    def leads_until(self) -> float: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def _reading(self, doing: str) -> AbstractContextManager[None]:
+        """Read within one transaction, which sees one state of the records."""
+
+    @abstractmethod
+    def _standing(self, stream: str) -> tuple[Reign, Mark]:
+        """Return the reign of a stream and its last record, checked. It comes first in a transaction."""
+
+    @abstractmethod
+    def _digest_at(self, stream: str, row: Reign, seq: int) -> bytes | None:
+        """Return the digest of a record, or of the base."""
+
+    @abstractmethod
+    def _batch(self, stream: str, after: int) -> list[Any]:
+        """Return some records behind `after` as rows of number, epoch, digest and payload."""
+
+    @abstractmethod
+    def saved_snapshots(self, stream: str) -> list[int]:
+        """Return the numbers of the snapshots of a stream, the newest first."""
+
+    @abstractmethod
+    def _snapshot_row(self, stream: str, seq: int) -> Any:
+        """Return `born`, `chain`, digest and payload of a snapshot; None if it does not exist."""
+
+    @abstractmethod
+    def _store_snapshot(self, stream: str, seq: int, born: int, chain: bytes, digest: bytes, payload: bytes) -> None:
+        """Write a snapshot, and delete all but the newest of the stream."""
+
+    @abstractmethod
+    def _prune_some(self, stream: str, upto: int) -> bool:
+        """Delete some records in one transaction. True if there are more."""
+
+    # Copying: see `copying`
+
+    @abstractmethod
+    def reigned(self) -> list[str]:
+        """Return the names of all streams that ever had a reign, also of dropped ones."""
+
+    @abstractmethod
+    def held_by(self) -> str:
+        """Return the address of a server that leads a stream now; empty if there is none."""
+
+    @abstractmethod
+    def adopting(self) -> AbstractContextManager[None]:
+        """Write copies of streams within one durable transaction."""
+
+    @abstractmethod
+    def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
+        """Write a copy of a stream of another journal. This comes within `adopting`, in an empty journal."""
+
+    def copied_from(self, stream: str) -> tuple[Reign, Mark, Iterator[list[Any]]]:
+        """Return what `adopt` of another journal needs of a stream. The journal must not change meanwhile."""
+        with self._reading(f"stream {stream!r}: reading it"):
+            row, tail = self._standing(stream)
+        return row, tail, self._batches(stream, row.base, tail.seq)
+
+    def _batches(self, stream: str, after: int, last: int) -> Iterator[list[Any]]:
+        while after < last:
+            with self._reading(f"stream {stream!r}: reading behind record {after}"):
+                batch = self._batch(stream, after)
+            if not batch:
+                raise self._damage(stream, f"record {after + 1} is missing, though {last} is there")
+            yield batch
+            after = batch[-1][0]
+
+    # Reading
+
+    def last(self, stream: str) -> int:
+        with self._reading(f"stream {stream!r}: reading its last record"):
+            return self._standing(stream)[1].seq
+
+    def epoch(self, stream: str) -> int:
+        with self._reading(f"stream {stream!r}: reading its epoch"):
+            return self._standing(stream)[0].epoch
+
+    def read(self, stream: str, after: int = 0) -> Iterator[Record]:
+        chain: bytes | None = None
+        while True:
+            with self._reading(f"stream {stream!r}: reading behind record {after}"):
+                row, tail = self._standing(stream)
+                where = f"{self.path}: stream {stream!r}"
+                if after < row.base:
+                    raise Pruned(
+                        f"{where}: record {after + 1} is pruned, as all up to {row.base}; "
+                        "start from the newest snapshot"
+                    )
+                if after > tail.seq:
+                    raise JournalError(f"{where}: no record {after} to read behind, the last is {tail.seq}")
+                if after == tail.seq:
+                    return
+                chain = chain or self._digest_at(stream, row, after)
+                if chain is None:
+                    raise self._damage(stream, f"record {after} is missing")
+                batch = self._batch(stream, after)
+            if not batch:
+                raise self._damage(stream, f"record {after + 1} is missing, though {tail.seq} is there")
+            for seq, epoch, digest, payload in batch:
+                if seq != after + 1:
+                    raise self._damage(stream, f"record {after + 1} is missing, {seq} follows")
+                if type(payload) is not bytes or digest != record_digest(chain, stream, seq, epoch, payload):
+                    raise self._damage(stream, f"record {seq} does not match its digest")
+                after, chain = seq, digest
+                yield Record(seq, epoch, payload)
+
+    def _damage(self, stream: str, what: str) -> Damaged:
+        return Damaged(self.path, f"stream {stream!r}: {what}")
+
+    # Snapshots and pruning
+
+    def snapshot(self, stream: str) -> Snapshot | None:
+        tried: list[int] | None = None
+        while True:
+            numbers = self.saved_snapshots(stream)
+            for seq in numbers:
+                snapshot = self.load_snapshot(stream, seq)
+                if snapshot:
+                    return snapshot
+            with self._reading(f"stream {stream!r}: reading its base"):
+                row, _ = self._standing(stream)
+            if not row.base:
+                return None
+            if numbers == tried:  # else another process saved a newer snapshot and pruned meanwhile
+                raise Damaged(
+                    self.snapshots_path,
+                    f"stream {stream!r}: no intact snapshot at or beyond record {row.base}, "
+                    f"up to which the records are pruned (there are {numbers or 'none'})",
+                )
+            tried = numbers
+
+    def load_snapshot(self, stream: str, seq: int) -> Snapshot | None:
+        """Return a snapshot; None if it is damaged or obsolete. Raises `Damaged` if it contradicts the records."""
+        row = self._snapshot_row(stream, seq)
+        if not row or type(row[1]) is not bytes or type(row[3]) is not bytes:
+            return None
+        born, chain, digest, payload = row
+        if digest != digest_of(b"fairlead-snap", chain, stream, (seq, born), payload):
+            return None
+        with self._reading(f"stream {stream!r}: reading record {seq}"):
+            standing, tail = self._standing(stream)
+            if born != standing.born or seq < standing.base:
+                return None
+            if seq > tail.seq:
+                raise self._damage(stream, f"the last record is {tail.seq}, but there is a snapshot at {seq}")
+            if self._digest_at(stream, standing, seq) != chain:
+                raise self._damage(stream, f"the snapshot at {seq} was made of another record {seq}")
+        return Snapshot(seq, payload)
+
+    def save_snapshot(self, stream: str, seq: int, payload: bytes) -> None:
+        with self._reading(f"stream {stream!r}: reading record {seq}"):
+            row, tail = self._standing(stream)
+            chain = self._digest_at(stream, row, seq)
+        if not chain or not seq:
+            raise NotWritten(
+                f"{self.path}: stream {stream!r}: snapshot at {seq} refused, "
+                f"the records at hand are {row.base + 1} to {tail.seq}"
+            )
+        digest = digest_of(b"fairlead-snap", chain, stream, (seq, row.born), payload)
+        self._store_snapshot(stream, seq, row.born, chain, digest, payload)
+
+    def prune(self, stream: str, upto: int) -> None:
+        newest = self.snapshot(stream)
+        newest_seq = newest.seq if newest else 0
+        if upto > newest_seq:
+            raise NotWritten(
+                f"{self.path}: stream {stream!r}: pruning to {upto} refused, "
+                f"the newest intact snapshot is at {newest_seq}; save one first"
+            )
+        more = True
+        while more:
+            began = time.monotonic()
+            more = self._prune_some(stream, upto)
+            if more:  # leave the records unlocked half of the time for a waiting writer: SQLite's locks are not fair
+                time.sleep(max(_PRUNE_PAUSE, time.monotonic() - began))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

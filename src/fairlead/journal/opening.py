@@ -1,0 +1,37 @@
+"""Opens the journal at a place: a path is a file of SQLite, an address a database of PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+
+from fairlead.journal.base import JournalError
+from fairlead.journal.chained import ChainedJournal
+from fairlead.journal.sql import SqliteJournal
+
+SCHEMES = ("postgresql://", "postgres://")
+
+
+def is_url(where: str | os.PathLike[str]) -> bool:
+    """True if a place is an address of a PostgreSQL database."""
+    return isinstance(where, str) and where.startswith(SCHEMES)
+
+
+def need_driver() -> None:
+    """Raise `JournalError` if the package for PostgreSQL is missing."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as problem:
+        raise JournalError(
+            f"PostgreSQL needs a package that is missing here ({problem}); "
+            "install it with: pip install 'fairlead[postgresql]'"
+        ) from problem
+
+
+def open_journal(where: str | os.PathLike[str], read_only: bool = False) -> ChainedJournal:
+    """Open the journal in a file or a database, without leading it."""
+    if not is_url(where):
+        return SqliteJournal(where, read_only=read_only)
+    need_driver()
+    from fairlead.journal.postgresql import PostgresJournal
+
+    return PostgresJournal(str(where), read_only=read_only)

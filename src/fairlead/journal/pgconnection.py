@@ -1,0 +1,140 @@
+"""Connections to PostgreSQL: addresses, settings of a session, and errors with a remedy.
+
+This module needs psycopg, which an installation on SQLite does not have; `opening` imports it on demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict
+
+from fairlead.journal.base import JournalError, Locked, NotWritten, UnknownOutcome
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+OLDEST = 15
+"""The oldest version of PostgreSQL."""
+SCHEMA = "fairlead"
+"""The schema with all tables."""
+LOCK_SECONDS = 10
+"""Seconds that a statement waits for a lock. There is no limit for a COMMIT."""
+CONNECT_SECONDS = 5
+DEAD_AFTER = 5_000
+"""Milliseconds after which a connection is dead if the other side confirms nothing."""
+
+
+def shown_url(url: str) -> str:
+    """Return the address of a database without passwords, for messages."""
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.Error:
+        return "postgresql://…"
+    name = f"/{parts['dbname']}" if parts.get("dbname") else ""
+    ports = str(parts.get("port", "")).split(",")
+    hosts = str(parts.get("host", "")).split(",")
+    if len(ports) == 1:
+        ports *= len(hosts)
+    places = [f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False)]
+    return f"postgresql://{','.join(places)}{name}"
+
+
+def connect(url: str, purpose: str, read_only: bool = False) -> Connection:
+    """Return a connection in autocommit mode that sees the schema of Fairlead. `purpose` is shown by the database."""
+    try:
+        parts = conninfo_to_dict(url)
+    except psycopg.Error as problem:
+        raise JournalError(
+            f"{shown_url(url)}: not an address of PostgreSQL ({_text(problem)}); write postgresql://HOST/DATABASE"
+        ) from problem
+    settings: dict[str, Any] = {
+        "application_name": f"fairlead {purpose}",
+        "connect_timeout": CONNECT_SECONDS,
+        "keepalives_idle": 2,
+        "keepalives_interval": 1,
+        "keepalives_count": 3,
+        "tcp_user_timeout": DEAD_AFTER,
+        # A replica may lack the newest records: they are never read from one.
+        "target_session_attrs": "read-write",
+    }
+    settings = {name: value for name, value in settings.items() if name not in parts}
+    try:
+        connection = psycopg.connect(url, autocommit=True, prepare_threshold=2, **settings)
+    except psycopg.Error as problem:
+        raise JournalError(
+            f"{shown_url(url)}: cannot connect ({_text(problem)}); check the address, that the database runs and "
+            "accepts writes, and the rights of the user"
+        ) from problem
+    try:
+        version = connection.info.server_version // 10_000
+        if version < OLDEST:
+            raise JournalError(f"{shown_url(url)}: PostgreSQL {version} is too old; use {OLDEST} or newer")
+        connection.execute(f"SET search_path = {SCHEMA}")
+        connection.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
+        connection.execute("SET statement_timeout = 0")
+        connection.execute("SET idle_in_transaction_session_timeout = '60s'")
+        if read_only:
+            connection.execute("SET default_transaction_read_only = on")
+    except psycopg.Error as problem:
+        connection.close()
+        raise JournalError(f"{shown_url(url)}: {_text(problem)}") from problem
+    except JournalError:
+        connection.close()
+        raise
+    return connection
+
+
+def is_broken(connection: Connection) -> bool:
+    """True if a connection was lost, so that the outcome of its last statement is not known."""
+    return connection.closed or connection.info.status != pq.ConnStatus.OK
+
+
+@contextmanager
+def reading(connection: Connection, where: str, doing: str) -> Iterator[None]:
+    """Read within one transaction, which sees one state of the database."""
+    try:
+        with connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield
+    except psycopg.Error as problem:
+        raise explained(problem, where, doing) from problem
+
+
+@contextmanager
+def writing(connection: Connection, where: str, doing: str) -> Iterator[None]:
+    """Write within one durable transaction. After `NotWritten` it left no trace."""
+    committing = False
+    try:
+        with connection.transaction():
+            yield
+            committing = True
+    except psycopg.Error as problem:
+        if committing and is_broken(connection):
+            raise UnknownOutcome(
+                f"{where}: {doing}: the connection was lost during the commit ({_text(problem)}); "
+                "connect again and read what was written"
+            ) from problem
+        raise refused(problem, where, doing) from problem
+
+
+def explained(problem: Exception, where: str, doing: str) -> JournalError:
+    """Return the error of a failed read."""
+    return JournalError(f"{where}: {doing}: {_text(problem)}")
+
+
+def refused(problem: Exception, where: str, doing: str) -> NotWritten:
+    """Return the error of a write that certainly did not happen."""
+    what = f"{where}: {doing}: {_text(problem)}; nothing was written"
+    if isinstance(problem, psycopg.errors.LockNotAvailable):
+        return Locked(f"{what}, another session holds the lock, find and end that one or try again")
+    if isinstance(problem, psycopg.errors.ReadOnlySqlTransaction):
+        return NotWritten(f"{what}, the database has become a standby: name the primary too in the address")
+    return NotWritten(what)
+
+
+def _text(problem: Exception) -> str:
+    return " ".join(str(problem).split()) or repr(problem)

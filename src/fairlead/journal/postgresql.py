@@ -1,0 +1,403 @@
+"""The journal on PostgreSQL: one row per stream with its lease and its end, and the records behind it.
+
+An append is one statement: it updates the row of the stream where epoch and session are its own, and inserts the
+record. A deposed leader waits behind its successor for that row, and then finds another epoch. Leases expire by the
+clock of the database; the clock of this machine only ends a lease early. `leasing` renews them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
+from secrets import token_hex
+from typing import Any
+
+import psycopg
+
+from fairlead.journal.base import (
+    Damaged,
+    Fenced,
+    Held,
+    JournalError,
+    NotWritten,
+    UnknownOutcome,
+)
+from fairlead.journal.chained import (
+    GENESIS,
+    KEPT_SNAPSHOTS,
+    PRUNED_AT_ONCE,
+    READ_BYTES,
+    ChainedJournal,
+    Mark,
+    Reign,
+    record_digest,
+)
+from fairlead.journal.leasing import LEASE, Keeper
+from fairlead.journal.pgconnection import Connection, connect, is_broken, reading, refused, shown_url, writing
+from fairlead.journal.pgschema import prepare
+
+PATIENCE = 10.0
+"""Seconds for which a lost connection is replaced, to read whether the last record was written."""
+RETRY = 0.1
+
+# One statement is one transaction and one round trip. `seq` makes sure that no record is written twice.
+# The lease is renewed by its keeper alone: a crash is noticed no later because the leader has just written.
+_APPEND = b"""
+WITH mine AS (
+    UPDATE reigns SET seq = %(seq)s::bigint, digest = %(digest)b::bytea
+    WHERE stream = %(stream)s::text AND epoch = %(epoch)s::bigint AND session = %(session)s
+        AND seq = %(seq)s::bigint - 1
+    RETURNING 1
+)
+INSERT INTO records
+SELECT %(stream)s::text, %(seq)s::bigint, %(epoch)s::bigint, %(digest)b::bytea, %(payload)b::bytea FROM mine
+"""
+
+
+class PostgresJournal(ChainedJournal):
+    """The journal in a PostgreSQL database. With `read_only` it can write nothing."""
+
+    def __init__(
+        self,
+        url: str,
+        server: str = "",
+        address: str = "",
+        lease: float = LEASE,
+        read_only: bool = False,
+        patience: float = PATIENCE,
+    ) -> None:
+        """`server` names this process as the holder of leases, and `address` is where it is reached.
+
+        Without a name the object has its own one. A lease ends `lease` seconds after its last renewal.
+        """
+        self.path = shown_url(url)
+        self.snapshots_path = f"{self.path}, table snapshots"
+        self._url = url
+        self._server = server or token_hex(8)
+        self._address = address
+        self._expires = f"clock_timestamp() + interval '{lease:f} seconds'"
+        self._read_only = read_only
+        self._patience = patience
+        self._in_doubt = False
+        self._tails: dict[str, Mark] = {}
+        """Stream → the last record of our own reign."""
+        self._keeper = Keeper(url, self._server, lease)
+        self._session = ""
+        self._db = self._connected()
+        try:
+            prepare(self._db, self.path, read_only)
+            with self._reading("opening"):
+                names = [name for (name,) in self._db.execute("SELECT stream FROM reigns")]
+            for name in names:
+                self.last(name)  # detects truncation here, before anything is written
+        except BaseException:
+            self._db.close()
+            raise
+
+    def leads_until(self) -> float:
+        return self._keeper.leads_until()
+
+    def _connected(self) -> Connection:
+        self._session = token_hex(8)
+        return connect(self._url, "journal", self._read_only)
+
+    # Reigns and appends
+
+    def reign(self, stream: str) -> int:
+        with self._writing(f"stream {stream!r}: beginning a reign"):
+            row, tail = self._claim(stream)
+            if row.slot < 0:
+                row = row._replace(slot=0)
+            row = row._replace(epoch=row.epoch + 1)
+            self._put(stream, row, tail)
+        self._tails[stream] = tail._replace(epoch=row.epoch)
+        self._keeper.keep(stream, row.epoch)
+        return row.epoch
+
+    def _claim(self, stream: str) -> tuple[Reign, Mark]:
+        """Lock the row of a stream and return what it says. Raise `Held` if another server leads the stream."""
+        self._db.execute(
+            "INSERT INTO reigns VALUES (%s, 0, 0, 0, '', '', 0, '', '', '', '', 'epoch') ON CONFLICT DO NOTHING",
+            (stream,),
+        )
+        lease = self._db.execute(
+            "SELECT holder, address, extract(epoch FROM expires - clock_timestamp())::float FROM reigns "
+            "WHERE stream = %s FOR UPDATE",
+            (stream,),
+        ).fetchone()
+        assert lease is not None
+        holder, address, left = lease
+        if holder not in ("", self._server) and left > 0:
+            raise Held(stream, address, left)
+        return self._standing(stream)
+
+    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
+        tail = self._tails.get(stream)
+        if not tail or tail.epoch != epoch or tail.seq + 1 != seq:
+            raise self._refusal(stream, epoch, seq)
+        doing = f"stream {stream!r}: record {seq}"
+        if self._in_doubt:
+            raise UnknownOutcome(f"{self.path}: {doing}: refused after a write of unknown outcome; open it again")
+        digest = record_digest(tail.digest, stream, seq, epoch, payload)
+        values = {"stream": stream, "epoch": epoch, "seq": seq, "digest": digest, "payload": payload}
+        while True:
+            try:
+                written = self._db.execute(_APPEND, {**values, "session": self._session}, prepare=True).rowcount
+            except psycopg.Error as problem:
+                if not is_broken(self._db):
+                    raise refused(problem, self.path, doing) from problem
+                if self._find_written(stream, epoch, seq, digest, problem):
+                    break
+                continue  # it was not written, and the lost connection cannot write it any more
+            if not written:
+                raise self._refusal(stream, epoch, seq)
+            break
+        self._tails[stream] = Mark(seq, epoch, digest)
+
+    def _find_written(self, stream: str, epoch: int, seq: int, digest: bytes, cause: Exception) -> bool:
+        """Read with a new connection whether a record was written. Raise if that cannot be known, or if it never will.
+
+        The new session is written first. That waits for a statement of the old connection which still runs, and
+        fences one that has not begun. It also makes durable, on standbys too, whatever it finds.
+        """
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                self._reconnect()
+                row = self._db.execute(
+                    "SELECT seq, digest FROM reigns WHERE stream = %s AND epoch = %s AND session = %s",
+                    (stream, epoch, self._session),
+                ).fetchone()
+                if row is not None:
+                    if row not in ((seq, digest), (seq - 1, self._tails[stream].digest)):
+                        raise self._damage(stream, f"its row says {row[0]} at record {seq}")
+                    return bool(row[0] == seq)
+                # Another server leads: no further record of this epoch can be written.
+                found = self._db.execute(
+                    "SELECT digest FROM records WHERE stream = %s AND seq = %s", (stream, seq)
+                ).fetchone()
+                if found is not None and found[0] == digest:
+                    return True
+                raise self._refusal(stream, epoch, seq)
+            except (psycopg.Error, JournalError) as problem:
+                if isinstance(problem, Fenced | Damaged):
+                    raise
+                if time.monotonic() > deadline:
+                    self._in_doubt = True
+                    raise UnknownOutcome(
+                        f"{self.path}: stream {stream!r}: record {seq}: the connection was lost ({cause}), and whether "
+                        f"it was written cannot be read ({problem}); open the journal again and recover from it"
+                    ) from problem
+                time.sleep(RETRY)
+
+    def _reconnect(self) -> None:
+        """Replace a lost connection, and fence all its statements."""
+        self._db.close()
+        self._db = self._connected()
+        held = [(stream, tail.epoch) for stream, tail in sorted(self._tails.items())]
+        if held:
+            with writing(self._db, self.path, "replacing a lost connection"):
+                for stream, epoch in held:
+                    self._db.execute(
+                        f"UPDATE reigns SET session = %s, expires = {self._expires} "
+                        "WHERE stream = %s AND epoch = %s AND holder = %s",
+                        (self._session, stream, epoch, self._server),
+                    )
+
+    def _refusal(self, stream: str, epoch: int, seq: int) -> JournalError:
+        with self._reading(f"stream {stream!r}: reading its reign"):
+            row = self._db.execute("SELECT epoch FROM reigns WHERE stream = %s", (stream,)).fetchone()
+        current = row[0] if row else 0
+        if epoch < current:
+            return Fenced(stream, epoch, current)
+        tail = self._tails.get(stream)
+        if not tail or tail.epoch != epoch:
+            return NotWritten(f"stream {stream!r}: epoch {epoch} was not begun by this object; call reign() first")
+        return NotWritten(f"stream {stream!r}: record {seq} is out of sequence, the last is {tail.seq}")
+
+    def _put(self, stream: str, row: Reign, tail: Mark) -> None:
+        """Write the row of a stream, with a lease for this server. The row is locked."""
+        self._db.execute(
+            "UPDATE reigns SET epoch = %s, born = %s, base = %s, base_digest = %s, seal = %s, seq = %s, digest = %s, "
+            f"holder = %s, session = %s, address = %s, expires = {self._expires} WHERE stream = %s",
+            (
+                *row[1:],
+                row.seal(stream),
+                tail.seq,
+                tail.digest,
+                self._server,
+                self._session,
+                self._address,
+                stream,
+            ),
+        )
+
+    # Reading
+
+    def _reading(self, doing: str) -> AbstractContextManager[None]:
+        if is_broken(self._db):
+            self._reconnect()
+        return reading(self._db, self.path, doing)
+
+    def _writing(self, doing: str) -> AbstractContextManager[None]:
+        if self._in_doubt:
+            raise UnknownOutcome(f"{self.path}: {doing}: refused after a write of unknown outcome; open it again")
+        if is_broken(self._db):
+            self._reconnect()
+        return writing(self._db, self.path, doing)
+
+    def _standing(self, stream: str) -> tuple[Reign, Mark]:
+        row = self._db.execute(
+            "SELECT epoch, born, base, base_digest, seal, seq, digest FROM reigns WHERE stream = %s", (stream,)
+        ).fetchone()
+        last = self._db.execute(
+            "SELECT seq, epoch, digest FROM records WHERE stream = %s ORDER BY seq DESC LIMIT 1", (stream,)
+        ).fetchone()
+        if not row or not row[0]:
+            if last:
+                raise self._damage(stream, "its reign is missing")
+            return Reign(), Mark(0, 0, GENESIS)
+        *fields, seal, seq, digest = row
+        reign = Reign(0, *fields)
+        if seal != reign.seal(stream):
+            raise self._damage(stream, "its reign does not match its digest")
+        tail = Mark(*last) if last else Mark(reign.base, reign.epoch, reign.base_digest)
+        if tail.seq != seq:
+            raise self._damage(stream, f"the last record is {tail.seq}, but {seq} was written")
+        if tail.digest != digest:
+            raise self._damage(stream, f"record {seq} is not the one that was written")
+        return reign, tail
+
+    def _digest_at(self, stream: str, row: Reign, seq: int) -> bytes | None:
+        if seq == row.base:
+            return row.base_digest
+        record = self._db.execute("SELECT digest FROM records WHERE stream = %s AND seq = %s", (stream, seq)).fetchone()
+        return record[0] if record else None
+
+    def streams(self) -> list[str]:
+        with self._reading("listing the streams"):
+            found: dict[str, int] = dict(self._db.execute("SELECT stream, seq FROM reigns").fetchall())
+            orphans = self._db.execute(  # seeks from one stream to the next, without reading every record
+                "WITH RECURSIVE names AS (SELECT min(stream) AS stream FROM records UNION ALL SELECT "
+                "(SELECT min(stream) FROM records WHERE stream > names.stream) FROM names WHERE stream IS NOT NULL) "
+                "SELECT stream FROM names WHERE stream IS NOT NULL"
+            ).fetchall()
+        for (stream,) in orphans:
+            if not found.get(stream):
+                raise self._damage(stream, "its reign is missing")
+        return sorted(name for name, seq in found.items() if seq)
+
+    def _batch(self, stream: str, after: int) -> list[Any]:
+        # Sizes first: the driver fetches all rows of an answer at once.
+        upto, size = after, 0
+        for seq, length in self._db.execute(
+            "SELECT seq, length(payload) FROM records WHERE stream = %s AND seq > %s ORDER BY seq LIMIT 1000",
+            (stream, after),
+        ):
+            if size and size + length > READ_BYTES:
+                break
+            upto, size = seq, size + length
+        with self._db.cursor(binary=True) as cursor:
+            return cursor.execute(
+                "SELECT seq, epoch, digest, payload FROM records WHERE stream = %s AND seq > %s AND seq <= %s "
+                "ORDER BY seq",
+                (stream, after, upto),
+            ).fetchall()
+
+    # Snapshots, pruning, dropping
+
+    def saved_snapshots(self, stream: str) -> list[int]:
+        with self._reading(f"stream {stream!r}: listing snapshots"):
+            rows = self._db.execute("SELECT seq FROM snapshots WHERE stream = %s ORDER BY seq DESC", (stream,))
+            return [seq for (seq,) in rows]
+
+    def _snapshot_row(self, stream: str, seq: int) -> Any:
+        with self._reading(f"stream {stream!r}: reading snapshot {seq}"), self._db.cursor(binary=True) as cursor:
+            return cursor.execute(
+                "SELECT born, chain, digest, payload FROM snapshots WHERE stream = %s AND seq = %s", (stream, seq)
+            ).fetchone()
+
+    def _store_snapshot(self, stream: str, seq: int, born: int, chain: bytes, digest: bytes, payload: bytes) -> None:
+        with self._writing(f"stream {stream!r}: saving the snapshot at {seq}"):
+            self._db.execute(
+                "DELETE FROM snapshots WHERE stream = %s AND (born != %s OR seq = %s)", (stream, born, seq)
+            )
+            self._db.execute(
+                "INSERT INTO snapshots VALUES (%s, %s, %s, %s, %s, %s)", (stream, seq, born, chain, digest, payload)
+            )
+            self._db.execute(
+                "DELETE FROM snapshots WHERE stream = %s AND seq NOT IN "
+                "(SELECT seq FROM snapshots WHERE stream = %s ORDER BY seq DESC LIMIT %s)",
+                (stream, stream, KEPT_SNAPSHOTS),
+            )
+
+    def _prune_some(self, stream: str, upto: int) -> bool:
+        with self._writing(f"stream {stream!r}: pruning to {upto}"):
+            self._db.execute("SELECT 1 FROM reigns WHERE stream = %s FOR UPDATE", (stream,))
+            row, _ = self._standing(stream)
+            if row.base >= upto:
+                return False
+            cut = min(upto, row.base + PRUNED_AT_ONCE)
+            chain = self._digest_at(stream, row, cut)
+            if not chain:
+                raise self._damage(stream, f"record {cut} is missing")
+            self._db.execute("DELETE FROM records WHERE stream = %s AND seq <= %s", (stream, cut))
+            row = row._replace(base=cut, base_digest=chain)
+            self._db.execute(
+                "UPDATE reigns SET base = %s, base_digest = %s, seal = %s WHERE stream = %s",
+                (cut, chain, row.seal(stream), stream),
+            )
+        return cut < upto
+
+    def drop(self, stream: str) -> None:
+        with self._writing(f"stream {stream!r}: dropping it"):
+            old, _ = self._claim(stream)
+            if old.slot < 0:
+                return
+            row = Reign(0, epoch=old.epoch + 1, born=old.epoch + 1)
+            self._db.execute("DELETE FROM records WHERE stream = %s", (stream,))
+            self._db.execute("DELETE FROM snapshots WHERE stream = %s", (stream,))
+            self._put(stream, row, Mark(0, row.epoch, GENESIS))
+            self._db.execute("UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s", (stream,))
+        self._tails.pop(stream, None)
+        self._keeper.forget(stream)
+
+    # Copying
+
+    def reigned(self) -> list[str]:
+        with self._reading("listing the streams"):
+            return sorted(name for (name,) in self._db.execute("SELECT stream FROM reigns WHERE epoch > 0"))
+
+    def held_by(self) -> str:
+        with self._reading("looking for a server that leads"):
+            row = self._db.execute(
+                "SELECT address, holder FROM reigns WHERE holder != '' AND expires > clock_timestamp() LIMIT 1"
+            ).fetchone()
+        return "" if row is None else row[0] or row[1]
+
+    def adopting(self) -> AbstractContextManager[None]:
+        return self._writing("copying a journal")
+
+    def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
+        self._db.execute(
+            "INSERT INTO reigns VALUES (%s, 0, 0, 0, '', '', 0, '', '', '', '', 'epoch')",
+            (stream,),
+        )
+        for batch in batches:
+            with self._db.cursor() as cursor:
+                rows = [(stream, *record) for record in batch]
+                cursor.executemany("INSERT INTO records VALUES (%s, %s, %s, %s, %s)", rows)
+        self._put(stream, row._replace(slot=0), tail)
+        self._db.execute("UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s", (stream,))
+
+    def close(self) -> None:
+        """Give the leases back, so that another server can lead at once."""
+        self._keeper.close()
+        with suppress(psycopg.Error):
+            for stream, tail in self._tails.items():
+                self._db.execute(
+                    "UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s AND epoch = %s AND holder = %s",
+                    (stream, tail.epoch, self._server),
+                )
+        self._db.close()

@@ -1,0 +1,229 @@
+"""A real PostgreSQL for tests: the machine's own, else the one of the wheel `pgserver`. One server per test process.
+
+It listens on a Unix socket only and trades durability for speed; `durable=True` keeps the defaults of PostgreSQL.
+"""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+
+MISSING = "PostgreSQL 15 or newer is not installed (Debian: apt install postgresql), so its tests are left out"
+FAST = ("-c", "fsync=off", "-c", "full_page_writes=off", "-c", "synchronous_commit=off")
+
+
+def programs() -> Path | None:
+    """Return the folder with the programs of PostgreSQL; None if there are none."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
+    if found and int(found[-1].parts[-3]) >= 15:
+        return found[-1].parent
+    on_path = shutil.which("postgres")
+    if on_path:
+        return Path(on_path).resolve().parent
+    spec = find_spec("pgserver")
+    if spec is not None and spec.origin:
+        return Path(spec.origin).parent / "pginstall" / "bin"
+    return None
+
+
+class Postgres:
+    """One server with its data in a temporary folder. It ends with the process that started it."""
+
+    def __init__(self, folder: Path, durable: bool = False, options: tuple[str, ...] = ()) -> None:
+        where = programs()
+        assert where is not None, MISSING
+        self._programs = where
+        self._owner = _unprivileged()
+        self.folder = folder
+        self.data = folder / "data"
+        folder.mkdir(mode=0o755, exist_ok=True)
+        self._options = (*(() if durable else FAST), *options)
+        self._numbers = count(1)
+        self.process: subprocess.Popen[bytes] | None = None
+        if self._owner is not None:
+            os.chown(folder, *self._owner)
+        self.run("initdb", "-D", str(self.data), "-A", "trust", "-U", "fairlead", "-N", "--no-locale", "-E", "UTF8")
+
+    def start(self) -> None:
+        command = [str(self._programs / "postgres"), "-D", str(self.data), "-k", str(self.folder)]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "-c", "listen_addresses=", *self._options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                **self._as_owner(),  # type: ignore[arg-type]
+            )
+        deadline = time.monotonic() + 60
+        while subprocess.run(
+            [self._programs / "pg_isready", "-q", "-h", self.folder, "-U", "fairlead"], check=False
+        ).returncode:
+            assert self.process.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()
+            time.sleep(0.02)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop the server: SIGINT as at a shutdown, SIGQUIT as at a crash."""
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait(60)
+            self.process = None
+
+    def run(self, program: str, *arguments: str) -> None:
+        subprocess.run(
+            [str(self._programs / program), *arguments],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            **self._as_owner(),  # type: ignore[arg-type]
+        )
+
+    def url(self, name: str = "postgres") -> str:
+        return f"postgresql://fairlead@/{name}?host={self.folder}"
+
+    def create(self) -> str:
+        """Create an empty database and return its address."""
+        import psycopg
+
+        name = f"test{next(self._numbers)}"
+        with psycopg.connect(self.url(), autocommit=True) as db:
+            db.execute(f"CREATE DATABASE {name}".encode())
+        return self.url(name)
+
+    def drop(self, url: str) -> None:
+        import psycopg
+
+        name = url.partition("@/")[2].partition("?")[0]
+        with psycopg.connect(self.url(), autocommit=True) as db:
+            db.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+    def _as_owner(self) -> dict[str, object]:
+        if self._owner is None:
+            return {"cwd": "/"}
+        user, group = self._owner
+        return {"cwd": "/", "user": user, "group": group, "extra_groups": []}
+
+
+class Proxy:
+    """A socket in front of a server, which can cut connections at chosen moments."""
+
+    def __init__(self, folder: Path, server: Postgres) -> None:
+        self.folder = folder
+        self._behind = str(server.folder / ".s.PGSQL.5432")
+        self._cut: str = ""
+        """A part of a message. The connection on which it is sent is cut before or after it takes effect."""
+        self._before = False
+        self._pairs: list[socket.socket] = []
+        self.cuts = 0
+        self.open = True
+        """False to refuse new connections."""
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(folder / ".s.PGSQL.5432"))
+        self._listening.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def url(self, url: str) -> str:
+        """Return the address of a database by way of this proxy."""
+        return f"{url.partition('?')[0]}?host={self.folder}"
+
+    def cut_next(self, text: str, before: bool) -> None:
+        """Cut the connection that next sends this text: before the server gets it, or before its answer arrives."""
+        self._cut, self._before = text, before
+
+    def cut_all(self) -> None:
+        for end in self._pairs:
+            _end(end)
+        self._pairs.clear()
+
+    def close(self) -> None:
+        self.open = False
+        _end(self._listening)
+        self.cut_all()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                if not self.open:
+                    client.close()
+                    continue
+                server = socket.socket(socket.AF_UNIX)
+                try:
+                    server.connect(self._behind)
+                except OSError:
+                    client.close()
+                    continue
+                self._pairs += [client, server]
+                mute = threading.Event()
+                threading.Thread(target=self._forward, args=(client, server, mute), daemon=True).start()
+                threading.Thread(target=self._answer, args=(server, client, mute), daemon=True).start()
+
+    def _forward(self, client: socket.socket, server: socket.socket, mute: threading.Event) -> None:
+        with suppress(OSError):
+            while data := client.recv(1 << 20):
+                if self._cut and self._cut.encode() in data:
+                    self._cut = ""
+                    self.cuts += 1
+                    if self._before:
+                        _end(server)
+                        _end(client)
+                        return
+                    mute.set()
+                server.sendall(data)
+        _end(server)
+
+    def _answer(self, server: socket.socket, client: socket.socket, mute: threading.Event) -> None:
+        with suppress(OSError):
+            while data := server.recv(1 << 20):
+                if mute.is_set():
+                    break
+                client.sendall(data)
+        _end(client)
+        _end(server)
+
+
+def _end(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+def _unprivileged() -> tuple[int, int] | None:
+    """Return another user and group if this is root, with which PostgreSQL refuses to run."""
+    if os.geteuid():
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return entry.pw_uid, entry.pw_gid
+    return 65534, 65534
+
+
+@contextmanager
+def running(durable: bool = False, options: tuple[str, ...] = (), on_disk: bool = False) -> Iterator[Postgres]:
+    """Run one server in a folder that its user can reach: in memory if there is such a folder, or on a disk."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") and not on_disk else None
+    folder = Path(tempfile.mkdtemp(prefix="fairlead-pg-", dir=memory))
+    folder.chmod(0o755)
+    server = Postgres(folder / "pg", durable, options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    print(programs() or MISSING, file=sys.stderr)

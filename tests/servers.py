@@ -1,0 +1,122 @@
+"""Real servers on one PostgreSQL database, as processes, with real agents if a test needs them."""
+
+import getpass
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from urllib.request import urlopen
+
+import fairlead
+from fairlead.agent.link import end_all
+
+PROGRAM = [sys.executable, "-P", "-c", "from fairlead.cli import main; main()"]
+
+
+def wait_until(true: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+class Server:
+    """One `fairlead server` with its own data directory and the key file of all."""
+
+    def __init__(self, folder: Path, name: str, database: str, *options: str) -> None:
+        self.data = folder / name
+        self._folder = folder
+        """Without a database the data are in the directory."""
+        self._options = ("--secrets-key", str(folder / "key"), *options)
+        if database:
+            self._options += ("--database", database)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def start(self) -> "Server":
+        """Start the server; again with the same port as before."""
+        port = self.url.rpartition(":")[2] or "0"
+        self.process = subprocess.Popen(
+            [*PROGRAM, "server", "--data", str(self.data), "--json", "--port", port, *self._options],
+            stdout=subprocess.PIPE,
+            stderr=(self._folder / f"{self.data.name}.err").open("ab"),
+            env={**os.environ, **_paths()},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, (self._folder / f"{self.data.name}.err").read_text()
+        self.url = json.loads(line)["url"]
+        return self
+
+    @property
+    def token(self) -> str:
+        return (self.data / "token").read_text().strip()
+
+    def client(self) -> fairlead.Client:
+        return fairlead.Client(self.url, self.token)
+
+    def leads(self) -> bool:
+        with suppress(OSError), urlopen(f"{self.url}/healthz", timeout=5) as answer:
+            return not json.load(answer)["problem"]
+        return False
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait(60)
+            self.process = None
+
+    def log(self) -> str:
+        return (self.data / "server.log").read_text()
+
+
+def fairlead_program(urls: str, token: str, *arguments: str) -> str:
+    """Run a command of `fairlead` against servers and return what it prints."""
+    done = subprocess.run(
+        [*PROGRAM, *arguments],
+        env={**os.environ, **_paths(), "FAIRLEAD_URL": urls, "FAIRLEAD_TOKEN": token},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+    return done.stdout
+
+
+class Agent:
+    """One `fairlead agent` that knows some servers."""
+
+    def __init__(self, folder: Path, name: str, urls: str, token: str, *options: str) -> None:
+        secret = fairlead_program(urls, token, "token", "create", "--role", "join", "--node", name, "--json")
+        (folder / f"{name}.token").write_text(json.loads(secret)["secret"])
+        self.folder = folder / f"agent-{name}"
+        self._log = folder / f"{name}.log"
+        self._command = [*PROGRAM, "agent", "--join", urls, "--name", name, "--directory", str(self.folder)]
+        self._command += ["--token-file", str(folder / f"{name}.token"), "--for", getpass.getuser()]
+        self._command += [*["--user", "root"] * (os.geteuid() == 0), "--resource", "cpu=4", *options]
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **_paths()}
+            )
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def stop(self) -> None:
+        """Stop the agent and all its tasks."""
+        self.process.terminate()
+        self.process.wait(60)
+        end_all(self.folder, 1.0)
+
+
+def _paths() -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
