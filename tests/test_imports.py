@@ -55,6 +55,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "agent": ("wire",),
     "client": ("wire",),
+    "kubernetes": ("client", "wire"),
     "cli": ("client", "wire"),
     "policies": ("core",),
     "testing": ("writer", "core", "views", "journal", "sim", "policies"),
