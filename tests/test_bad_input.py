@@ -1013,8 +1013,8 @@ ITEMS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a job with a slip": (
         {"jobs": {"job": "j", "quue": "root.a"}},
-        "job[0].quue: a manager's job has no such key (did you mean queue?); it has groups, job, labels, "
-        "name, preemptible, preempts, priority, queue, remove, user",
+        "job[0].quue: a manager's job has no such key (did you mean queue?); it has gang, groups, job, labels, "
+        "name, preemptible, preempts, priority, queue, remove, stages, user",
     ),
     "a job in no queue": (
         {"jobs": {"job": "j", "queue": "root.q"}},

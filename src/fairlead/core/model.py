@@ -293,7 +293,7 @@ class Stage(msgspec.Struct, eq=False):
 
     def missing(self) -> int:
         """Return how many replacements a started stage needs to have enough live tasks, without tasks of kind scale."""
-        if not self.started or self.pending[REPLACE] is None or self.job.over or self.job.manager:
+        if not self.started or self.pending[REPLACE] is None or self.job.over:
             return 0
         return max(0, self.needed_before_growth - self.running())
 
