@@ -6,7 +6,8 @@ Modules without a server, all pure:
 - `names.py`: labels, annotations, gates and scheduler names, ours and those of other schedulers; names that the core
   accepts for objects with longer ones: `node_name(name)`, `job_id(group)`, `ask_name(part, needs)`.
 - `quantities.py`: `read_quantity(text) -> Fraction`, `requests(quantities)` (rounded up) and `capacities(quantities)`
-  (rounded down) as `dict[str, int]` in the core's units by the core's resource names, `documented(amounts)` for an update.
+  (rounded down) as `dict[str, int]` in the units and by the resource
+  names of the core, `documented(amounts)` for an update.
 - `pods.py`: `used_by(pod) -> dict[str, int]` with host ports, for pods of any scheduler;
   `needs_of(pod, group) -> Needs | tuple[NotHonoured, ...]`; `Needs` is hashable and `Needs.keys()` gives the keys of an
   ask. `soft_fields(pod)` lists preferences that are not considered.

@@ -22,7 +22,7 @@ Duration = int | float | str
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]
 MAX_USES = 100_000
 """Machines that one join token may admit."""
-Priority = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
+Priority = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 
 
 class Request(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -46,6 +46,10 @@ class StageDocument(Request, kw_only=True):
     min: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     resources: dict[str, Amount] | UnsetType = UNSET
     selectors: dict[str, str | list[str]] | UnsetType = UNSET
+    where: str | list[str] | UnsetType = UNSET
+    """Expressions on node labels, such as `zone in (a, b), !spot`; of a list, one must hold."""
+    prefer: dict[str, int] | UnsetType = UNSET
+    """Expressions on node labels with weights: nodes with the highest sum are used first."""
     tolerations: list[str] | UnsetType = UNSET
     pool: Name | UnsetType = UNSET
     command: list[Text] | UnsetType = UNSET
@@ -80,6 +84,7 @@ class JobDocument(Request, kw_only=True):
     after: list[Name] | UnsetType = UNSET
     gang: Literal["stage", "job"] | UnsetType = UNSET
     preemptible: bool | UnsetType = UNSET
+    preempts: bool | UnsetType = UNSET
 
 
 class BatchDocument(Request, kw_only=True):
@@ -161,6 +166,7 @@ class ManagerJobDocument(Request, kw_only=True):
     priority: int | UnsetType = UNSET
     labels: dict[str, str] | UnsetType = UNSET
     preemptible: bool | UnsetType = UNSET
+    preempts: bool | UnsetType = UNSET
     stages: list[StageDocument] | UnsetType = UNSET
     gang: Literal["stage", "job"] | UnsetType = UNSET
     remove: bool | UnsetType = UNSET
@@ -178,6 +184,10 @@ class ManagerAskDocument(Request, kw_only=True):
     min: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     resources: dict[str, Amount] | UnsetType = UNSET
     selectors: dict[str, str | list[str]] | UnsetType = UNSET
+    where: str | list[str] | UnsetType = UNSET
+    """Expressions on node labels, such as `zone in (a, b), !spot`; of a list, one must hold."""
+    prefer: dict[str, int] | UnsetType = UNSET
+    """Expressions on node labels with weights: nodes with the highest sum are used first."""
     tolerations: list[str] | UnsetType = UNSET
     pool: Name | UnsetType = UNSET
     estimate: Duration | UnsetType = UNSET

@@ -24,7 +24,7 @@ from fairlead.core.changes import (
     StageScaled,
 )
 from fairlead.core.commands import Accepted, Item, RegisterManager, RemoveManager, UpdateManager
-from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, parse_node, parse_stage
+from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY, parse_node, parse_stage
 from fairlead.core.errors import Refused
 from fairlead.core.intake import nodes
 from fairlead.core.intake.access import need_operator
@@ -162,10 +162,11 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
         groups=read.names("groups", most=1_000),
         queue=read.text("queue", "", most=1_000),
         stages=tuple(parse_stage(stage, read.at(f"stages[{at}]")) for at, stage in enumerate(stages)),
-        priority=read.count("priority", 0, -MAX_PRIORITY, MAX_PRIORITY),
+        priority=read.count("priority", 0, MIN_PRIORITY, MAX_PRIORITY),
         labels=read.pairs("labels"),
         gang=cast(Gang, read.choice("gang", ("stage", "job"), "stage")),
         preemptible=read.flag("preemptible", True),
+        preempts=read.flag("preempts", True),
         manager=command.name,
     )
     read.close()
