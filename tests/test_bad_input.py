@@ -1076,7 +1076,7 @@ ITEMS: dict[str, tuple[dict[str, Any], str]] = {
     "draining with a slip": (
         {"nodes": {"name": "k8s-n", "action": "drain", "resorces": {}}},
         "node[0].resorces: a manager's node has no such key (did you mean resources?); it has action, "
-        "labels, name, pool, resources, taints, users",
+        "labels, name, pool, reason, resources, taints, users",
     ),
     "a node without resources": (
         {"nodes": {"name": "k2"}},
@@ -1088,7 +1088,8 @@ ITEMS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a release with a slip": (
         {"releases": {"jobs": "k8s-j"}},
-        "release[0].jobs: a manager's release has no such key (did you mean job?); it has ask, index, job",
+        "release[0].jobs: a manager's release has no such key (did you mean job?); it has ask, index, job, lost, "
+        "reason, withdraw",
     ),
     "recovering on an unknown node": (
         {"recover": {"job": "k8s-j", "ask": "y", "node": "k9-n"}},

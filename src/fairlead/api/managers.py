@@ -91,7 +91,7 @@ async def update(
 async def state_of(request: HttpRequest, manager: ManagerName, partition: PartitionName = "") -> wire.ManagerState:
     """Return the nodes, jobs and tasks of a manager as the partition knows them, for a manager that starts."""
     served = services_of(request).control.find(partition)
-    return await served.read(lambda state: manager_state(_known(state, manager), manager, served.manager(manager).seq))
+    return await served.state_of_manager(manager, lambda state: _known(state, manager))
 
 
 @post(
@@ -127,7 +127,7 @@ async def events(
     after: After = None,
     last: LastEvent = None,
 ) -> Stream:
-    """Stream server-sent events: allocated, release, released, node. `reset` means that events were missed: replay
+    """Stream server-sent events: allocated, release, released, ended, node. `reset` means that events were missed: replay
     all."""
     services = services_of(request)
     served = services.control.find(partition)

@@ -13,6 +13,7 @@ import typer
 
 from fairlead import __version__
 from fairlead.cli import agent, bench, cluster, config, jobs, journal, managers, past, pools, serving, top, watch
+from fairlead.cli.kubernetes import kubernetes
 from fairlead.cli.simulate import simulate
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.command()(serving.down)
 app.command()(serving.server)
 app.command()(simulate)
 app.command()(agent.agent)
+app.command()(kubernetes)
 # Words after the program belong to the program: `fairlead run ls -l` runs `ls -l`.
 app.command(context_settings={"allow_interspersed_args": False})(jobs.submit)
 app.command(context_settings={"allow_interspersed_args": False})(jobs.run)

@@ -849,7 +849,7 @@ class Event(Answer, frozen=True, kw_only=True):
 
 
 class ManagerEvent(Answer, frozen=True, kw_only=True):
-    """An event for a resource manager: allocated, release (a request to stop), released, node."""
+    """An event for a resource manager: allocated, release (a request to stop), released, ended (a job), node."""
 
     what: str
     job: str = ""

@@ -209,6 +209,9 @@ class JobMoved(Change[JobMovedUndo], frozen=True, tag="job moved"):
     def news(self, partition: Partition, before: JobMovedUndo) -> Iterable[JobNews]:
         return (JobNews("state", before.job, self.state, self.reason),)
 
+    def manager_to_notify(self, partition: Partition, before: JobMovedUndo) -> str:
+        return before.job.manager if self.state in ("killed", "failed") else ""
+
     def lines(self, names: Names, before: JobMovedUndo) -> Iterator[Line]:
         yield job_over(names, before.job, self.state, self.reason)
 
