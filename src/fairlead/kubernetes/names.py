@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from hashlib import blake2b
+from typing import Protocol
 
 # -- ours --------------------------------------------------------------------------------------------------------
 
@@ -31,8 +32,8 @@ USER = PREFIX + "user"
 GROUPS = PREFIX + "groups"
 PREEMPTIBLE = PREFIX + "preemptible"
 ESTIMATE = PREFIX + "estimate"
-NODE = PREFIX + "node"
-"""Annotation on a gated pod: the node that it was pinned to."""
+PINNED = PREFIX + "pinned"
+"""Annotation on a pod that was gated: the node that it was pinned to."""
 
 # -- of Kubernetes and of other schedulers -----------------------------------------------------------------------
 
@@ -90,6 +91,24 @@ def short_name(text: str, distinct: str = "") -> str:
 def node_name(name: str) -> str:
     """Return the name of a node in the core."""
     return short_name(name)
+
+
+class Grouped(Protocol):
+    """The group of a pod: `groups.Membership`."""
+
+    @property
+    def namespace(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def key(self) -> str: ...
+
+
+def job_id(member: Grouped) -> str:
+    """Return the id of a group's job: readable, and the same in every process."""
+    return short_name(f"{member.namespace}.{member.name}", distinct=member.key)
 
 
 def resource_name(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from fairlead.kubernetes.names import node_name
@@ -19,6 +19,23 @@ UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,126}")
 
 State = Literal["enable", "drain", "disable"]
+
+
+def node_items(
+    node: Node, used: Mapping[str, int], ports: Iterable[str] = (), sent: Sequence[Mapping[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """Return the items of an update that bring a node to its state.
+
+    A node is only enabled if the items that were `sent` before drained or disabled it, so that a drain by an operator
+    of Fairlead stays.
+    """
+    item = node_item(node, used, ports)
+    action, reason = node_state(node)
+    if action != "enable":
+        return [item, {"name": item["name"], "action": action, "reason": reason}]
+    if any(before.get("action") in ("drain", "disable") for before in sent or ()):
+        return [item, {"name": item["name"], "action": "enable"}]
+    return [item]
 
 
 def node_item(node: Node, used: Mapping[str, int], ports: Iterable[str] = ()) -> dict[str, Any]:

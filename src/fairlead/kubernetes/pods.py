@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -151,12 +151,32 @@ def host_ports(spec: PodSpec) -> list[str]:
 # -- what pods need ----------------------------------------------------------------------------------------------
 
 
-def needs_of(pod: Pod, own: Collection[str] = (), gang: bool = False) -> tuple[Needs, tuple[NotHonoured, ...]]:
-    """Return what a pod needs, and the fields that are not honoured.
+class Belonging(Protocol):
+    """What is read of a pod's group: `groups.Group`."""
 
-    `own` are the labels whose values only pods of the same stage have, and `gang` is true if they start together: terms
-    about other pods are honoured if they mean these.
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The labels whose values only pods of the same part have. Terms about other pods are honoured for these."""
+
+    @property
+    def is_gang(self) -> bool: ...
+
+    @property
+    def problems(self) -> tuple[NotHonoured, ...]: ...
+
+
+def needs_of(pod: Pod, group: Belonging, gated: bool = False) -> Needs | tuple[NotHonoured, ...]:
+    """Return what a pod needs, or the fields that are not honoured.
+
+    A gated pod is bound by the cluster's own scheduler, which honours them: what cannot be expressed is left out.
     """
+    needs, problems = read_needs(pod, group.own, group.is_gang)
+    problems = (*group.problems, *problems)
+    return problems if problems and not gated else needs
+
+
+def read_needs(pod: Pod, own: Collection[str] = (), gang: bool = False) -> tuple[Needs, tuple[NotHonoured, ...]]:
+    """Return what a pod needs as far as it can be expressed, and the fields that are not honoured."""
     spec = pod.spec
     problems: list[NotHonoured] = []
     try:
