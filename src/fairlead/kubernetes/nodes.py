@@ -41,7 +41,8 @@ def node_items(
 def node_item(node: Node, used: Mapping[str, int], ports: Iterable[str] = ()) -> dict[str, Any]:
     """Return the item that adds or updates a node: what it has without what pods of other schedulers use.
 
-    `ports` are the host ports that known pods ask for (`Needs.ports`): each node has one of each.
+    `ports` are the host ports of all known pods (`Needs.ports`): each node has one of each. A port may be left out when
+    no pod with it is left; before that the node would be over its capacity.
     """
     free = capacities(node.status.allocatable)
     free |= dict.fromkeys(ports, 1000)
