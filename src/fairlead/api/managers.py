@@ -15,10 +15,11 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
-from fairlead.views.managers import manager_answers, manager_state, waiting_answers
+from fairlead.views.managers import manager_answers, waiting_answers
 from fairlead.wire import api as wire
 
 HttpRequest = Request[Any, Any, Any]
+MAX_EXPLAINED = 1_000
 ManagerName = Annotated[str, PathParameter(max_length=63)]
 
 
@@ -102,13 +103,19 @@ async def state_of(request: HttpRequest, manager: ManagerName, partition: Partit
     summary="Why jobs of a manager wait",
 )
 async def waiting(
-    request: HttpRequest, manager: ManagerName, data: wire.WaitingJobsDocument, partition: PartitionName = ""
+    request: HttpRequest,
+    manager: ManagerName,
+    data: Annotated[Any, Shaped(wire.WaitingJobsDocument)],
+    partition: PartitionName = "",
 ) -> wire.WaitingJobs:
     """Explain why jobs of a manager wait, many at once."""
+    read = Reader(data, "", "a question")
+    jobs = read.names("jobs", MAX_EXPLAINED)
+    read.close()
     served = services_of(request).control.find(partition)
     return await served.read(
         lambda state: wire.WaitingJobs(
-            jobs=waiting_answers(_known(state, manager), manager, data.jobs, served.writer.reasons, served.now)
+            jobs=waiting_answers(_known(state, manager), manager, jobs, served.writer.reasons, served.now)
         )
     )
 
@@ -127,8 +134,8 @@ async def events(
     after: After = None,
     last: LastEvent = None,
 ) -> Stream:
-    """Stream server-sent events: allocated, release, released, ended, node. `reset` means that events were missed: replay
-    all."""
+    """Stream server-sent events: allocated, release, released, ended, node. `reset`: events were missed, read the state
+    again."""
     services = services_of(request)
     served = services.control.find(partition)
     await served.read(lambda state: _known(state, manager))

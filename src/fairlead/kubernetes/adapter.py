@@ -456,8 +456,7 @@ class Adapter:
         known = self.nodes.get(uid)
         if known is None:
             return []
-        used, ports = self.others.used(known.node.metadata.name)
-        items = node_items(known.node, used, ports)
+        items = node_items(known.node, self.others.used(known.node.metadata.name))
         if items == known.sent:
             return []
         known.sent = items

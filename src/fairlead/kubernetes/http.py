@@ -11,7 +11,7 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -254,8 +254,7 @@ class _Connection(asyncio.Protocol):
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._heard = True

@@ -67,7 +67,14 @@ class Runner:
         )
         self.adapter = Adapter(self.performer.add, settings.rules, settings.scheduler, settings.gate)
         self.identity = f"{socket.gethostname()}-{os.getpid()}"
-        self.reasons = Reasons(self.adapter, link, http, self.identity, lambda: self.performer.waiting() > 0)
+        self.reasons = Reasons(
+            self.adapter,
+            link,
+            http,
+            self.identity,
+            lambda: self.performer.waiting() > 0,
+            lambda pod, problem: log("reason not written", pod=pod, problem=problem),
+        )
         self.followers = self._followers()
         self.connected = False
         self.health = Health(self)

@@ -14,7 +14,7 @@ from time import monotonic
 import msgspec
 
 from fairlead.kubernetes.adapter import Adapter
-from fairlead.kubernetes.http import Http, Lost
+from fairlead.kubernetes.http import Http, Lost, Reply
 from fairlead.kubernetes.link import Link
 from fairlead.kubernetes.units import Member, Unit
 
@@ -36,13 +36,20 @@ class Reasons:
     """Writes conditions and events of waiting pods."""
 
     def __init__(
-        self, adapter: Adapter, link: Link, http: Http, reporter: str, busy: Callable[[], bool] = lambda: False
+        self,
+        adapter: Adapter,
+        link: Link,
+        http: Http,
+        reporter: str,
+        busy: Callable[[], bool] = lambda: False,
+        note: Callable[[str, str], None] = lambda pod, problem: None,
     ) -> None:
         self._adapter = adapter
         self._link = link
         self._http = http
         self._reporter = reporter
         self._busy = busy
+        self._note = note
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._number = 0
         self.written = 0
@@ -55,8 +62,8 @@ class Reasons:
             if self._adapter.adopted:
                 try:
                     await self.look()
-                except Lost:
-                    continue
+                except Lost as lost:
+                    self._note("", str(lost))
 
     async def look(self) -> None:
         """Ask about the units that were not asked about for the longest time, and write what is new."""
@@ -96,9 +103,10 @@ class Reasons:
                 if before != reason:
                     await self._event(member, reason, text)
                 self.written += 1
-            except Lost:
+            except Lost as lost:
                 self.failed += 1
                 member.told = (before, "")
+                self._note(f"{member.namespace}/{member.name}", str(lost))
 
     async def _condition(self, member: Member, reason: str, text: str) -> None:
         condition = {
@@ -111,8 +119,7 @@ class Reasons:
         body = {"metadata": {"uid": member.uid}, "status": {"conditions": [condition]}}
         path = f"/api/v1/namespaces/{member.namespace}/pods/{member.name}/status"
         reply = await self._http.call("PATCH", path, _encode(body), "application/strategic-merge-patch+json")
-        if reply.status == 429 or reply.status >= 500:
-            raise Lost(str(reply.status))
+        _check(reply)
 
     async def _event(self, member: Member, reason: str, text: str) -> None:
         self._number += 1
@@ -137,7 +144,13 @@ class Reasons:
             },
         }
         path = f"/apis/events.k8s.io/v1/namespaces/{member.namespace}/events"
-        await self._http.call("POST", path, _encode(event))
+        _check(await self._http.call("POST", path, _encode(event)))
+
+
+def _check(reply: Reply) -> None:
+    """Raise `Lost` if a write failed. A pod that is gone needs no reason."""
+    if reply.status >= 300 and reply.status not in (404, 409):
+        raise Lost(f"{reply.status} {reply.content[:300].decode(errors='replace')}")
 
 
 def _is_due(unit: Unit, now: float) -> bool:
