@@ -86,8 +86,8 @@ def test_a_file() -> None:
         },
     }
     assert warnings == [
-        "partitions[0].queues[0].queues[0].queues[0].properties.preemption.policy: tasks of the queue are not preempted; "
-        "others are, if it has a guarantee"
+        "partitions[0].queues[0].queues[0].queues[0].properties.preemption.policy: tasks of the queue are not "
+        "preempted; others are, if it has a guarantee"
     ]
 
 

@@ -272,14 +272,11 @@ def _amounts(resources: object, field: str) -> dict[str, int | str]:
 def _placement(rules: object, field: str, warnings: Warnings) -> list[Document]:
     """Return requestors for rules that name a queue. `provided` needs none: a job goes to the queue that it names."""
     found: list[Document] = []
-    names = [
-        str(_mapping(each, f"{field}[{at}]").get("name", "")).lower() for at, each in enumerate(_list(rules, field))
-    ]
-    if names and "provided" not in names:
+    chosen = [_mapping(each, f"{field}[{at}]") for at, each in enumerate(_list(rules, field))]
+    if chosen and not any(str(rule.get("name", "")).lower() == "provided" for rule in chosen):
         warnings.add(field, "there is no rule provided, so YuniKorn ignores the queue that a job names; here it counts")
-    for at, each in enumerate(_list(rules, field)):
+    for at, rule in enumerate(chosen):
         inner = f"{field}[{at}]"
-        rule = _mapping(each, inner)
         _known(rule, inner, ("name", "create", "filter", "parent", "value"))
         name = str(rule.get("name", "")).lower()
         users = _users_of(rule.get("filter"), f"{inner}.filter", warnings)
