@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -27,13 +28,15 @@ FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
 class Scene:
     """Everything a test needs to act as users, controllers, kubelets and operators."""
 
-    def __init__(self, plane: ControlPlane, folder: Path, config: Json | None = None, rules: Json | None = None) -> None:
+    def __init__(
+        self, plane: ControlPlane, folder: Path, config: Json | None = None, rules: Json | None = None
+    ) -> None:
         self.plane = plane
         self.folder = folder
         self.api = httpx.Client(
             base_url=plane.url,
             headers={"Authorization": f"Bearer {plane.tokens[ADMIN]}"},
-            verify=str(plane.authority),
+            verify=ssl.create_default_context(cafile=str(plane.authority)),
             timeout=30,
         )
         self.url = ""
@@ -162,7 +165,9 @@ class Scene:
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         return name
 
-    def node(self, name: str, cpu: int = 4, memory: str = "16Gi", labels: Mapping[str, str] | None = None, **more: str) -> None:
+    def node(
+        self, name: str, cpu: int = 4, memory: str = "16Gi", labels: Mapping[str, str] | None = None, **more: str
+    ) -> None:
         resources = {"cpu": str(cpu), "memory": memory, "pods": "110", **more}
         labels = {"kubernetes.io/hostname": name, **(labels or {})}
         node = {"metadata": {"name": name, "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}}}
@@ -174,7 +179,9 @@ class Scene:
         status = {"conditions": [condition("Ready", "True" if ready else "Unknown")]}
         self.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})
 
-    def pod(self, name: str, cpu: str = "1", namespace: str = NAMESPACE, scheduler: str = "fairlead", **more: Any) -> str:
+    def pod(
+        self, name: str, cpu: str = "1", namespace: str = NAMESPACE, scheduler: str = "fairlead", **more: Any
+    ) -> str:
         """Create a pod. `more` has labels, annotations, gates, or keys of its spec."""
         metadata = {
             "name": name,

@@ -17,20 +17,21 @@ import msgspec
 from fairlead.kubernetes.actions import Target, Verb
 from fairlead.kubernetes.groups import Group, GroupObjects, group_of, membership
 from fairlead.kubernetes.link import Items
-from fairlead.kubernetes.names import GATE, PINNED, SCHEDULER, job_id, node_name
-from fairlead.kubernetes.nodes import node_items
+from fairlead.kubernetes.names import GATE, HOSTNAME, NODE, SCHEDULER, node_name
+from fairlead.kubernetes.nodes import node_item, node_state
 from fairlead.kubernetes.objects import Node, Pod, PodGroup
 from fairlead.kubernetes.others import Others
-from fairlead.kubernetes.pods import Needs, needs_of
+from fairlead.kubernetes.pods import needs_of
 from fairlead.kubernetes.rules import Rules
 from fairlead.kubernetes.units import Member, Unit, expand, pair
 from fairlead.wire import api as wire
 
-MOST_ITEMS = 4_000
+MOST_ITEMS = 1_000
 """Items of one update. More are sent in several."""
 RETRY_REFUSED = 10.0
 """Seconds after which a job that the partition refused is sent again: its queue may exist by then."""
-HOSTNAME = "kubernetes.io/hostname"
+OURS = "kubernetes: "
+"""The start of the reason of a node that the adapter drained or disabled. What operators drain stays drained."""
 
 Document = dict[str, Any]
 
@@ -41,7 +42,9 @@ class KnownNode(msgspec.Struct, eq=False):
     name: str
     """Its name in the partition."""
     node: Node
-    sent: list[Document] | None = None
+    sent: Document | None = None
+    state: str = "enable"
+    """The action that was last sent for its state."""
 
 
 class Adapter:
@@ -73,6 +76,8 @@ class Adapter:
         """Set when there is something to send."""
         self.adopted = False
         """True once the state of the partition was read; nothing is sent before."""
+        self._ports: dict[str, None] = {}
+        """Host ports that pods of ours ask for."""
         self._dirty_nodes: dict[str, None] = {}
         self._dirty_units: dict[str, None] = {}
         self._removed: list[Document] = []
@@ -138,7 +143,7 @@ class Adapter:
         spec = pod.spec
         if spec.scheduler_name == self._scheduler:
             return True
-        return self._is_gated(pod) or bool(pod.metadata.annotation(PINNED))
+        return self._is_gated(pod) or bool(pod.metadata.annotation(NODE))
 
     def _is_gated(self, pod: Pod) -> bool:
         return any(gate.name == self._gate for gate in pod.spec.scheduling_gates or ())
@@ -168,13 +173,13 @@ class Adapter:
         belongs = membership(pod)
         unit = self.units.get(belongs.key)
         if unit is None:
-            unit = self.units[belongs.key] = Unit(belongs.key, job_id(belongs), {}, slots={})
+            unit = self.units[belongs.key] = Unit(belongs.key, belongs.job, {}, slots={})
             self.jobs[unit.job] = unit
         gated = pod.spec.scheduler_name != self._scheduler
         member = Member(
             pod.metadata.uid, pod.metadata.namespace, pod.metadata.name, unit, belongs, gated, pod, bound=bound
         )
-        pinned = pod.metadata.annotation(PINNED)
+        pinned = pod.metadata.annotation(NODE)
         if pinned and not bound:
             member.placed = pinned
         self.members[member.uid] = unit.members[member.uid] = member
@@ -259,7 +264,7 @@ class Adapter:
         if member.bound == node:
             member.placed = node
             member.pod = None
-        elif not member.bound:
+        elif not member.bound and not (member.placed == node and member.action is not None):
             member.placed = node
             member.stopping = False
             self._begin(member, "pin" if member.gated else "bind")
@@ -364,6 +369,9 @@ class Adapter:
         self._removed += [{"name": name, "action": "remove"} for name in states if name not in names]
         for uid, known in self.nodes.items():
             known.sent = None
+            before = states.get(known.name)
+            mine = before is not None and before.reason.startswith(OURS)
+            known.state = {"draining": "drain", "disabled": "disable"}.get(before.state, "") if mine and before else "enable"
             self._dirty_nodes[uid] = None
         for unit in self.units.values():
             unit.forget_tasks()
@@ -429,7 +437,7 @@ class Adapter:
         if not self._dirty_nodes:  # no job before all nodes are there
             now = monotonic()
             for key in list(self._dirty_units):
-                if len(items["jobs"]) + len(self._asks) + len(self._recover) >= MOST_ITEMS:
+                if len(items["jobs"]) + len(self._asks) + len(self._recover) >= MOST_ITEMS or self._dirty_nodes:
                     break
                 unit = self.units.get(key)
                 if unit is not None and unit.retry_at > now:
@@ -456,10 +464,15 @@ class Adapter:
         known = self.nodes.get(uid)
         if known is None:
             return []
-        items = node_items(known.node, self.others.used(known.node.metadata.name))
-        if items == known.sent:
-            return []
-        known.sent = items
+        items: list[Document] = []
+        item = node_item(known.node, self.others.used(known.node.metadata.name), self._ports)
+        if item != known.sent:
+            known.sent = item
+            items.append(item)
+        action, reason = node_state(known.node)
+        if action != known.state:
+            known.state = action
+            items.append({"name": known.name, "action": action, **({"reason": OURS + reason} if reason else {})})
         return items
 
     def _job_items(self, unit: Unit) -> list[Document]:
@@ -469,6 +482,9 @@ class Adapter:
             del self.jobs[unit.job]
             return [{"job": unit.job, "remove": True}] if unit.sent else []
         self._shape(unit)
+        if self._dirty_nodes:  # a port that no node has yet: the nodes come first
+            self._dirty_units[unit.key] = None
+            return []
         if unit.sent and unit.why[1] and not unit.live():
             unit.forget_tasks()  # part of a gang is of no use: it waits for the other pods
             unit.waiting_since = 0.0
@@ -488,11 +504,15 @@ class Adapter:
         for member in unit.members.values():
             if member.ask or member.pod is None:
                 continue
-            needs = needs_of(member.pod, group)
-            if isinstance(needs, Needs):
-                member.ask = group.ask(member.membership, needs)
-            else:
-                unit.why = ("NotHonoured", "; ".join(map(str, needs)))
+            needs, problems = needs_of(member.pod, group.own, group.is_gang)
+            if problems and not member.gated:  # what is not honoured for a gated pod is left to kube-scheduler
+                unit.why = ("NotHonoured", "; ".join(map(str, problems)))
+                continue
+            member.ask = group.ask(member.membership, needs)
+            for port in needs.ports:
+                if port not in self._ports:  # every node has one of each port that pods ask for
+                    self._ports[port] = None
+                    self._dirty_nodes = dict.fromkeys(self.nodes)
 
     def _new_job(self, unit: Unit, group: Group) -> Document:
         counts: dict[str, int] = {}
@@ -566,7 +586,8 @@ class Adapter:
     def _refused_job(self, unit: Unit, answer: wire.UpdateItem) -> None:
         if answer.what == "job" and unit.sent and not unit.live():
             unit.forget_tasks()
-        unit.why = ("Refused", answer.reason)
+        # A resource that no node has may come with nodes that an autoscaler buys.
+        unit.why = ("Unschedulable" if "no node or pool offers" in answer.reason else "Refused", answer.reason)
         unit.retry_at = monotonic() + RETRY_REFUSED
         self._dirty_units[unit.key] = None
 
@@ -589,9 +610,9 @@ def pin_patch(pod: Pod, gate: str, node: str, hostname: str, name: str) -> bytes
         patch.append({"op": "add", "path": "/spec/nodeSelector/kubernetes.io~1hostname", "value": hostname or node})
     else:
         patch.append({"op": "add", "path": "/spec/nodeSelector", "value": {HOSTNAME: hostname or node}})
-    escaped = PINNED.replace("~", "~0").replace("/", "~1")
+    escaped = NODE.replace("~", "~0").replace("/", "~1")
     if pod.metadata.annotations:
         patch.append({"op": "add", "path": f"/metadata/annotations/{escaped}", "value": name})
     else:
-        patch.append({"op": "add", "path": "/metadata/annotations", "value": {PINNED: name}})
+        patch.append({"op": "add", "path": "/metadata/annotations", "value": {NODE: name}})
     return msgspec.json.encode(patch)
