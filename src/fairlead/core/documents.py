@@ -21,6 +21,7 @@ MAX_PRIORITY = 2**31 - 1
 MAX_JOB = 2 * 2**20
 """Maximum length of all texts of a job together, in characters."""
 MAX_LABELS = 100
+MAX_NODE_LABELS = 1_000
 MAX_LABEL = 1_000
 """Maximum length of the value of a label, in characters."""
 
@@ -189,7 +190,7 @@ def parse_node(doc: object, field: str = "") -> tuple[str, NodeSpec]:
     name = read.name("name")
     spec = NodeSpec(
         capacity=tuple(sorted(parse_capacity(read.get("resources", {}), read.at("resources")).items())),
-        labels=read.pairs("labels", most=MAX_LABELS, longest=MAX_LABEL),
+        labels=read.pairs("labels", most=MAX_NODE_LABELS, longest=MAX_LABEL),
         taints=tuple(sorted(set(read.texts("taints", most=100)))),
         pool=check_name(read.get("pool"), read.at("pool")) if read.get("pool") is not None else "",
         users=tuple(sorted(set(read.names("users", most=1_000)))),
