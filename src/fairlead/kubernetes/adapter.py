@@ -17,11 +17,11 @@ import msgspec
 from fairlead.kubernetes.actions import Target, Verb
 from fairlead.kubernetes.groups import Group, GroupObjects, group_of, membership
 from fairlead.kubernetes.link import Items
-from fairlead.kubernetes.names import GATE, HOSTNAME, NODE, SCHEDULER, node_name
-from fairlead.kubernetes.nodes import node_item, node_state
-from fairlead.kubernetes.objects import Node, Pod, PodGroup
+from fairlead.kubernetes.names import GATE, HOSTNAME, PINNED, SCHEDULER, job_id, node_name
+from fairlead.kubernetes.nodes import node_items
+from fairlead.kubernetes.objects import Node, Pod
 from fairlead.kubernetes.others import Others
-from fairlead.kubernetes.pods import needs_of
+from fairlead.kubernetes.pods import Needs, needs_of
 from fairlead.kubernetes.rules import Rules
 from fairlead.kubernetes.units import Member, Unit, expand, pair
 from fairlead.wire import api as wire
@@ -42,9 +42,7 @@ class KnownNode(msgspec.Struct, eq=False):
     name: str
     """Its name in the partition."""
     node: Node
-    sent: Document | None = None
-    state: str = "enable"
-    """The action that was last sent for its state."""
+    sent: list[Document] | None = None
 
 
 class Adapter:
@@ -61,7 +59,7 @@ class Adapter:
         self._rules = rules or Rules()
         self._scheduler = scheduler
         self._gate = gate
-        self.objects = GroupObjects()
+        self.objects = GroupObjects(self._touch_units)
         self.nodes: dict[str, KnownNode] = {}
         """Nodes by uid."""
         self._node_names: dict[str, str] = {}
@@ -112,7 +110,7 @@ class Adapter:
         if known.sent is not None:
             self._removed.append({"name": known.name, "action": "remove"})
             for member in self.members.values():  # their tasks are lost with the node
-                if member.bound == known.name or member.placed == known.name:
+                if known.name in (member.bound, member.placed):
                     self._lost_with_node(member)
             self.changed.set()
 
@@ -131,19 +129,13 @@ class Adapter:
             self._gone(member)
         self._touch_nodes(self.others.drop(uid))
 
-    def put_group(self, group: PodGroup) -> None:
-        self._touch_units(self.objects.put(group))
-
-    def drop_group(self, uid: str) -> None:
-        self._touch_units(self.objects.drop(uid))
-
     def _is_ours(self, pod: Pod) -> bool:
         if pod.ended:
             return False
         spec = pod.spec
         if spec.scheduler_name == self._scheduler:
             return True
-        return self._is_gated(pod) or bool(pod.metadata.annotation(NODE))
+        return self._is_gated(pod) or bool(pod.metadata.annotation(PINNED))
 
     def _is_gated(self, pod: Pod) -> bool:
         return any(gate.name == self._gate for gate in pod.spec.scheduling_gates or ())
@@ -173,13 +165,13 @@ class Adapter:
         belongs = membership(pod)
         unit = self.units.get(belongs.key)
         if unit is None:
-            unit = self.units[belongs.key] = Unit(belongs.key, belongs.job, {}, slots={})
+            unit = self.units[belongs.key] = Unit(belongs.key, job_id(belongs), {}, slots={})
             self.jobs[unit.job] = unit
         gated = pod.spec.scheduler_name != self._scheduler
         member = Member(
             pod.metadata.uid, pod.metadata.namespace, pod.metadata.name, unit, belongs, gated, pod, bound=bound
         )
-        pinned = pod.metadata.annotation(NODE)
+        pinned = pod.metadata.annotation(PINNED)
         if pinned and not bound:
             member.placed = pinned
         self.members[member.uid] = unit.members[member.uid] = member
@@ -368,19 +360,18 @@ class Adapter:
         states = {node.name: node for node in state.nodes}
         self._removed += [{"name": name, "action": "remove"} for name in states if name not in names]
         for uid, known in self.nodes.items():
-            known.sent = None
             before = states.get(known.name)
-            mine = before is not None and before.reason.startswith(OURS)
-            known.state = {"draining": "drain", "disabled": "disable"}.get(before.state, "") if mine and before else "enable"
+            mine = before is not None and before.state != "up" and before.reason.startswith(OURS)
+            known.sent = [{"action": "drain"}] if mine else None
             self._dirty_nodes[uid] = None
         for unit in self.units.values():
             unit.forget_tasks()
         for job in state.jobs:
-            unit = self.jobs.get(job.job)
-            if unit is None or not unit.members:
+            known_unit = self.jobs.get(job.job)
+            if known_unit is None or not known_unit.members:
                 self._drop_job(job)
-            elif not job.over or any(asks.live for asks in job.asks):
-                self._adopt_job(unit, job)
+            else:
+                self._adopt_job(known_unit, job)
         self.adopted = True
         self.changed.set()
 
@@ -464,15 +455,14 @@ class Adapter:
         known = self.nodes.get(uid)
         if known is None:
             return []
-        items: list[Document] = []
-        item = node_item(known.node, self.others.used(known.node.metadata.name), self._ports)
-        if item != known.sent:
-            known.sent = item
-            items.append(item)
-        action, reason = node_state(known.node)
-        if action != known.state:
-            known.state = action
-            items.append({"name": known.name, "action": action, **({"reason": OURS + reason} if reason else {})})
+        used = self.others.used(known.node.metadata.name)
+        items = node_items(known.node, used, self._ports, known.sent)
+        for item in items:
+            if item.get("reason"):
+                item["reason"] = OURS + item["reason"]
+        if items == known.sent:
+            return []
+        known.sent = items
         return items
 
     def _job_items(self, unit: Unit) -> list[Document]:
@@ -498,15 +488,18 @@ class Adapter:
 
     def _shape(self, unit: Unit) -> None:
         """Work out the group of a unit and the asks of its pods. `unit.why` tells if it cannot be asked for."""
-        first = next(iter(unit.members.values()))
-        group = unit.group = group_of(first.membership, unit.pods(), self.objects, self._rules)
-        unit.why = ("GangIncomplete", group.waits_for) if group.waits_for else ("", "")
+        pods = unit.pods()
+        group = unit.group
+        if group is None or len(pods) == len(unit.members):  # objects of bound pods are not kept
+            first = next(iter(unit.members.values()))
+            group = unit.group = group_of(first.membership, pods, self.objects, self._rules)
+        unit.why = ("GangIncomplete", group.waits_for) if group.waits_for and not unit.live() else ("", "")
         for member in unit.members.values():
             if member.ask or member.pod is None:
                 continue
-            needs, problems = needs_of(member.pod, group.own, group.is_gang)
-            if problems and not member.gated:  # what is not honoured for a gated pod is left to kube-scheduler
-                unit.why = ("NotHonoured", "; ".join(map(str, problems)))
+            needs = needs_of(member.pod, group, member.gated)
+            if not isinstance(needs, Needs):
+                unit.why = ("NotHonoured", "; ".join(map(str, needs)))
                 continue
             member.ask = group.ask(member.membership, needs)
             for port in needs.ports:
@@ -610,9 +603,9 @@ def pin_patch(pod: Pod, gate: str, node: str, hostname: str, name: str) -> bytes
         patch.append({"op": "add", "path": "/spec/nodeSelector/kubernetes.io~1hostname", "value": hostname or node})
     else:
         patch.append({"op": "add", "path": "/spec/nodeSelector", "value": {HOSTNAME: hostname or node}})
-    escaped = NODE.replace("~", "~0").replace("/", "~1")
+    escaped = PINNED.replace("~", "~0").replace("/", "~1")
     if pod.metadata.annotations:
         patch.append({"op": "add", "path": f"/metadata/annotations/{escaped}", "value": name})
     else:
-        patch.append({"op": "add", "path": "/metadata/annotations", "value": {NODE: name}})
+        patch.append({"op": "add", "path": "/metadata/annotations", "value": {PINNED: name}})
     return msgspec.json.encode(patch)
