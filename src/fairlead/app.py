@@ -28,6 +28,7 @@ from fairlead.views.config import config_view
 if TYPE_CHECKING:
     import socket
 
+    from prometheus_client import CollectorRegistry
     from structlog.typing import FilteringBoundLogger
 
     from fairlead.api.control import Control
@@ -37,9 +38,12 @@ if TYPE_CHECKING:
     from fairlead.engines.collecting import Collector
     from fairlead.history.outputs import OutputStore
     from fairlead.history.sqlite import History
+    from fairlead.kubernetes.main import Runner
     from fairlead.pools.base import Log, PoolKind, Provider
     from fairlead.wire.agent import OutputPart, Tasks
 
+ADAPTER_PAUSE = 5.0
+"""Seconds before an adapter that ended starts again."""
 SWEEP = 3600.0
 """Seconds between two removals of old copies of logs."""
 
@@ -160,6 +164,8 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     """The folder for logs of nodes that may be gone; by default in the data directory."""
     outputs_size: str
     outputs_age: str
+    kubernetes: tuple[str, Path | None, str] = ("", None, "")
+    """The kubeconfig file of a cluster whose pods this server schedules, the file of rules, and the lease."""
 
 
 async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], None], over: asyncio.Event) -> None:
@@ -335,9 +341,11 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     except JournalError as problem:
         raise Failed(str(problem)) from problem
     resumed.set()
+    make_adapter = _adapter_maker(settings.kubernetes, control, log.info)
     http = server(application(site), settings.certificate, settings.key)
     serving = asyncio.create_task(http.serve(sockets=[listening]))
     sweeping = asyncio.create_task(_sweep(outputs))
+    adapting = asyncio.create_task(_adapt(make_adapter, log.info, metrics.registry))
     try:
         spare_the_collector()
         warning = ""
@@ -350,6 +358,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         up(warning)
         await over.wait()
     finally:
+        adapting.cancel()
+        await asyncio.gather(adapting, return_exceptions=True)
         http.should_exit = True
         await serving
         await control.close()
@@ -418,6 +428,43 @@ async def _sweep(outputs: OutputStore) -> None:
     while True:
         await asyncio.sleep(SWEEP)
         await asyncio.to_thread(outputs.shrink)
+
+
+def _adapter_maker(
+    cluster: tuple[str, Path | None, str], control: Control, log: Callable[..., None]
+) -> Callable[[], Runner] | None:
+    """Return a function that makes the adapter for a Kubernetes cluster; None if no cluster is named."""
+    kubeconfig, rules, lease = cluster
+    if not kubeconfig:
+        return None
+    from fairlead.api.link import DirectLink
+    from fairlead.kubernetes.http import Lost
+    from fairlead.kubernetes.process import Options, Unusable, make_runner
+
+    options = Options(kubeconfig="" if kubeconfig == "pod" else kubeconfig, rules=rules, lease=lease)
+
+    def make() -> Runner:
+        return make_runner(options, DirectLink(control, options.name, "", Lost), log)
+
+    try:
+        make()  # what is wrong with the options is told now
+    except Unusable as problem:
+        raise Failed(str(problem)) from problem
+    return make
+
+
+async def _adapt(make: Callable[[], Runner] | None, log: Callable[..., None], registry: CollectorRegistry) -> None:
+    """Schedule the pods of a Kubernetes cluster. If the adapter ends, another one starts."""
+    while make is not None:
+        runner = make()
+        registry.register(runner.health)
+        try:
+            await runner.run()
+        except Exception as problem:
+            log("adapter ended", problem=repr(problem))
+        finally:
+            registry.unregister(runner.health)
+        await asyncio.sleep(ADAPTER_PAUSE)
 
 
 def rotate_secrets_key(directory: Path, given: Path | None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -35,7 +36,7 @@ class Scene:
         self.api = httpx.Client(
             base_url=plane.url,
             headers={"Authorization": f"Bearer {plane.tokens[ADMIN]}"},
-            verify=str(plane.authority),
+            verify=ssl.create_default_context(cafile=str(plane.authority)),
             timeout=30,
         )
         self.url = ""

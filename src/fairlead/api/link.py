@@ -31,7 +31,7 @@ class DirectLink:
         return await self._served().state_of_manager(self._name, lambda state: None)
 
     async def update(self, items: dict[str, Any]) -> list[wire.UpdateItem]:
-        lists = {key: tuple(value) for key, value in items.items() if key != "more"}
+        lists: dict[str, Any] = {key: tuple(value) for key, value in items.items() if key != "more"}
         command = UpdateManager(name=self._name, operator=True, more=bool(items.get("more")), **lists)
         accepted = await self._execute(self._served(), command)
         return [

@@ -136,6 +136,16 @@ def server(
     outputs: Outputs = None,
     outputs_size: OutputsSize = "16Gi",
     outputs_age: OutputsAge = "30d",
+    kubernetes: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Schedule the pods of the cluster in this kubeconfig file, as `fairlead kubernetes` does; `pod` for "
+            "the cluster that this server runs in.",
+        ),
+    ] = "",
+    kubernetes_rules: Annotated[Path | None, typer.Option(help="Its --rules.")] = None,
+    kubernetes_lease: Annotated[str, typer.Option(help="Its --lease.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Run the control plane and the API, without an agent. Agents join with `fairlead agent --join URL`."""
@@ -153,6 +163,7 @@ def server(
         history_size,
         (outputs, outputs_size, outputs_age),
         log_level,
+        (kubernetes, kubernetes_rules, kubernetes_lease),
     )
 
 
@@ -229,6 +240,7 @@ def _run(
     history_size: str,
     outputs: tuple[Path | None, str, str],
     log_level: LogLevel,
+    kubernetes: tuple[str, Path | None, str] = ("", None, ""),
 ) -> None:
     """Run a server. `agent` holds the options of the agent to run beside it, or None for no agent."""
     if (certificate is None) != (key is None):
@@ -298,6 +310,7 @@ def _run(
         outputs=outputs[0],
         outputs_size=outputs[1],
         outputs_age=outputs[2],
+        kubernetes=kubernetes,
     )
     try:
         uvloop.run(_main(settings, listening, url, as_json, agent))

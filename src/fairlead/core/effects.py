@@ -19,7 +19,6 @@ from fairlead.core.changes import (
     NodeMoved,
     NodeNews,
     Ordered,
-    TaskNews,
 )
 from fairlead.core.model import Allocation
 from fairlead.core.state import Partition
@@ -250,7 +249,7 @@ def _events(partition: Partition, all_news: Iterable[News]) -> Iterator[Event]:
             yield Event("node", node=news.name, reason=news.state)
         elif isinstance(news, JobNews):
             yield Event("ended", news.job.id, reason=news.reason)
-        elif isinstance(news, TaskNews) and news.what in EVENTS:
+        elif news.what in EVENTS:
             job, stage, node = news.stage.job.id, news.stage.name, _node_name(partition, news.node)
             what = EVENTS[news.what]
             yield Event(what, job, stage, news.indices, news.attempt, node, news.devices, news.reason)

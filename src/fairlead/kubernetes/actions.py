@@ -141,7 +141,7 @@ class Performer:
         if target.verb in ("bind", "pin") and monotonic() - target.since > BIND_WITHIN:
             self._refused(target, problem)
             return
-        if target.tries in (3, 10):
+        if target.tries in (1 if target.verb == "evict" else 3, 10):
             self._note(target, problem)
         asyncio.get_running_loop().call_later(max(after, pause_after(target.tries)), self.add, target)
 

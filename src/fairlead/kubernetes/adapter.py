@@ -17,20 +17,21 @@ import msgspec
 from fairlead.kubernetes.actions import Target, Verb
 from fairlead.kubernetes.groups import Group, GroupObjects, group_of, membership
 from fairlead.kubernetes.link import Items
-from fairlead.kubernetes.names import GATE, PINNED, SCHEDULER, job_id, node_name
+from fairlead.kubernetes.names import GATE, HOSTNAME, PINNED, SCHEDULER, job_id, node_name
 from fairlead.kubernetes.nodes import node_items
-from fairlead.kubernetes.objects import Node, Pod, PodGroup
+from fairlead.kubernetes.objects import Node, Pod
 from fairlead.kubernetes.others import Others
 from fairlead.kubernetes.pods import Needs, needs_of
 from fairlead.kubernetes.rules import Rules
 from fairlead.kubernetes.units import Member, Unit, expand, pair
 from fairlead.wire import api as wire
 
-MOST_ITEMS = 4_000
+MOST_ITEMS = 1_000
 """Items of one update. More are sent in several."""
 RETRY_REFUSED = 10.0
 """Seconds after which a job that the partition refused is sent again: its queue may exist by then."""
-HOSTNAME = "kubernetes.io/hostname"
+OURS = "kubernetes: "
+"""The start of the reason of a node that the adapter drained or disabled. What operators drain stays drained."""
 
 Document = dict[str, Any]
 
@@ -58,7 +59,7 @@ class Adapter:
         self._rules = rules or Rules()
         self._scheduler = scheduler
         self._gate = gate
-        self.objects = GroupObjects()
+        self.objects = GroupObjects(self._touch_units)
         self.nodes: dict[str, KnownNode] = {}
         """Nodes by uid."""
         self._node_names: dict[str, str] = {}
@@ -73,6 +74,8 @@ class Adapter:
         """Set when there is something to send."""
         self.adopted = False
         """True once the state of the partition was read; nothing is sent before."""
+        self._ports: dict[str, None] = {}
+        """Host ports that pods of ours ask for."""
         self._dirty_nodes: dict[str, None] = {}
         self._dirty_units: dict[str, None] = {}
         self._removed: list[Document] = []
@@ -107,7 +110,7 @@ class Adapter:
         if known.sent is not None:
             self._removed.append({"name": known.name, "action": "remove"})
             for member in self.members.values():  # their tasks are lost with the node
-                if member.bound == known.name or member.placed == known.name:
+                if known.name in (member.bound, member.placed):
                     self._lost_with_node(member)
             self.changed.set()
 
@@ -125,12 +128,6 @@ class Adapter:
         if member is not None:
             self._gone(member)
         self._touch_nodes(self.others.drop(uid))
-
-    def put_group(self, group: PodGroup) -> None:
-        self._touch_units(self.objects.put(group))
-
-    def drop_group(self, uid: str) -> None:
-        self._touch_units(self.objects.drop(uid))
 
     def _is_ours(self, pod: Pod) -> bool:
         if pod.ended:
@@ -259,7 +256,7 @@ class Adapter:
         if member.bound == node:
             member.placed = node
             member.pod = None
-        elif not member.bound:
+        elif not member.bound and not (member.placed == node and member.action is not None):
             member.placed = node
             member.stopping = False
             self._begin(member, "pin" if member.gated else "bind")
@@ -363,16 +360,18 @@ class Adapter:
         states = {node.name: node for node in state.nodes}
         self._removed += [{"name": name, "action": "remove"} for name in states if name not in names]
         for uid, known in self.nodes.items():
-            known.sent = None
+            before = states.get(known.name)
+            mine = before is not None and before.state != "up" and before.reason.startswith(OURS)
+            known.sent = [{"action": "drain"}] if mine else None
             self._dirty_nodes[uid] = None
         for unit in self.units.values():
             unit.forget_tasks()
         for job in state.jobs:
-            unit = self.jobs.get(job.job)
-            if unit is None or not unit.members:
+            known_unit = self.jobs.get(job.job)
+            if known_unit is None or not known_unit.members:
                 self._drop_job(job)
-            elif not job.over or any(asks.live for asks in job.asks):
-                self._adopt_job(unit, job)
+            else:
+                self._adopt_job(known_unit, job)
         self.adopted = True
         self.changed.set()
 
@@ -429,7 +428,7 @@ class Adapter:
         if not self._dirty_nodes:  # no job before all nodes are there
             now = monotonic()
             for key in list(self._dirty_units):
-                if len(items["jobs"]) + len(self._asks) + len(self._recover) >= MOST_ITEMS:
+                if len(items["jobs"]) + len(self._asks) + len(self._recover) >= MOST_ITEMS or self._dirty_nodes:
                     break
                 unit = self.units.get(key)
                 if unit is not None and unit.retry_at > now:
@@ -456,7 +455,11 @@ class Adapter:
         known = self.nodes.get(uid)
         if known is None:
             return []
-        items = node_items(known.node, self.others.used(known.node.metadata.name))
+        used = self.others.used(known.node.metadata.name)
+        items = node_items(known.node, used, self._ports, known.sent)
+        for item in items:
+            if item.get("reason"):
+                item["reason"] = OURS + item["reason"]
         if items == known.sent:
             return []
         known.sent = items
@@ -469,6 +472,9 @@ class Adapter:
             del self.jobs[unit.job]
             return [{"job": unit.job, "remove": True}] if unit.sent else []
         self._shape(unit)
+        if self._dirty_nodes:  # a port that no node has yet: the nodes come first
+            self._dirty_units[unit.key] = None
+            return []
         if unit.sent and unit.why[1] and not unit.live():
             unit.forget_tasks()  # part of a gang is of no use: it waits for the other pods
             unit.waiting_since = 0.0
@@ -482,17 +488,24 @@ class Adapter:
 
     def _shape(self, unit: Unit) -> None:
         """Work out the group of a unit and the asks of its pods. `unit.why` tells if it cannot be asked for."""
-        first = next(iter(unit.members.values()))
-        group = unit.group = group_of(first.membership, unit.pods(), self.objects, self._rules)
-        unit.why = ("GangIncomplete", group.waits_for) if group.waits_for else ("", "")
+        pods = unit.pods()
+        group = unit.group
+        if group is None or len(pods) == len(unit.members):  # objects of bound pods are not kept
+            first = next(iter(unit.members.values()))
+            group = unit.group = group_of(first.membership, pods, self.objects, self._rules)
+        unit.why = ("GangIncomplete", group.waits_for) if group.waits_for and not unit.live() else ("", "")
         for member in unit.members.values():
             if member.ask or member.pod is None:
                 continue
-            needs = needs_of(member.pod, group)
-            if isinstance(needs, Needs):
-                member.ask = group.ask(member.membership, needs)
-            else:
+            needs = needs_of(member.pod, group, member.gated)
+            if not isinstance(needs, Needs):
                 unit.why = ("NotHonoured", "; ".join(map(str, needs)))
+                continue
+            member.ask = group.ask(member.membership, needs)
+            for port in needs.ports:
+                if port not in self._ports:  # every node has one of each port that pods ask for
+                    self._ports[port] = None
+                    self._dirty_nodes = dict.fromkeys(self.nodes)
 
     def _new_job(self, unit: Unit, group: Group) -> Document:
         counts: dict[str, int] = {}
@@ -566,7 +579,8 @@ class Adapter:
     def _refused_job(self, unit: Unit, answer: wire.UpdateItem) -> None:
         if answer.what == "job" and unit.sent and not unit.live():
             unit.forget_tasks()
-        unit.why = ("Refused", answer.reason)
+        # A resource that no node has may come with nodes that an autoscaler buys.
+        unit.why = ("Unschedulable" if "no node or pool offers" in answer.reason else "Refused", answer.reason)
         unit.retry_at = monotonic() + RETRY_REFUSED
         self._dirty_units[unit.key] = None
 

@@ -60,8 +60,8 @@ class Runner:
         self._log = log
         self.performer = Performer(
             http,
-            lambda target: self.adapter.done(target),
-            lambda target, problem: self._refused(target, problem),
+            self._done,
+            self._refused,
             self._delayed,
             settings.at_once,
         )
@@ -147,6 +147,9 @@ class Runner:
         while True:
             await asyncio.sleep(LOOK_AGAIN)
             self.adapter.retry()
+
+    def _done(self, target: Target) -> None:
+        self.adapter.done(target)
 
     def _refused(self, target: Target, problem: str) -> None:
         self._log("action refused", verb=target.verb, pod=f"{target.namespace}/{target.name}", problem=problem)

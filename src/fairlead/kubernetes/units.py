@@ -1,7 +1,7 @@
 """Units: the pods that become one job of the partition, and which pod is which task.
 
-A unit is a gang, or a single pod. Its asks are stages of the job, its pods the tasks: equal pods of an ask can stand for
-each other, so after a restart pods and tasks are paired by node, and no pod needs a mark.
+A unit is a gang, or a single pod. Its asks are stages of the job, its pods the tasks. Equal pods of an ask can stand
+for each other, so after a restart pods and tasks are paired by node, and no pod needs a mark.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import msgspec
 
 from fairlead.kubernetes.groups import Group, Membership
 from fairlead.kubernetes.objects import Pod
-from fairlead.kubernetes.pods import Needs
 from fairlead.wire import api as wire
 
 

@@ -149,6 +149,10 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
     job_id = read.name("job")
     if read.flag("remove", False):
         read.close()
+        known = partition.jobs.get(job_id)
+        if known is not None and known.manager == command.name and known.over:
+            _release_all(plan, known)  # it was killed, and its tasks have stopped
+            return job_id
         job = _own_job(plan, command, job_id)
         _release_all(plan, job)
         finish(plan, job, "succeeded", f"removed by {command.name}")
