@@ -251,7 +251,7 @@ def _row(name: str, kind: str, bound: Bound, began: float, pods: int, spent: flo
 
 
 HEAD = (
-    "| scheduler | pods | bound | to all bound | pods/s | first to last, pods/s | first | spread in a gang, median / 99 % "
+    "| scheduler | pods | bound | to all bound | pods/s | first to last, pods/s | first | spread in a gang, 50 / 99 % "
     "| its CPU | CPU of API server and etcd | memory | load |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 

@@ -107,26 +107,30 @@ def test_a_limit_is_no_reason_to_buy_nodes(teams: Scene) -> None:
     assert [(event["reason"], event["note"]) for event in mine] == [("OverLimit", text)]
 
 
-def test_a_starving_gang_gets_nodes_held(plane: ControlPlane, tmp_path: Path) -> None:
-    config = {
-        "partitions": {"default": {"starving_after": "1s", "preempt": "off", "queues": {"root": {"default": {}}}}}
-    }
-    for scene in scenes(plane, tmp_path, config=config):
-        scene.node("n1")
-        scene.node("n2")
-        scene.start_adapter()
-        small = [scene.pod(f"small-{at}") for at in range(8)]
-        scene.wait_bound(*small)
-        gang = scene.gang("wide", 2, cpu="4")
-        scene.wait(lambda: scene.fairlead.get("/holds").json()["holds"], "nodes are held")
-        late = [scene.pod(f"late-{at}") for at in range(4)]
-        for name in small:
-            scene.delete(name)
-        scene.wait_bound(*gang)
-        assert not scene.nodes_of("late")
-        for name in gang:
-            scene.delete(name)
-        scene.wait_bound(*late)
+@pytest.fixture
+def starving(plane: ControlPlane, tmp_path: Path) -> Iterator[Scene]:
+    """A partition in which asks starve after a second."""
+    queues = {"root": {"default": {}}}
+    config = {"partitions": {"default": {"starving_after": "1s", "preempt": "off", "queues": queues}}}
+    yield from scenes(plane, tmp_path, config=config)
+
+
+def test_a_starving_gang_gets_nodes_held(starving: Scene) -> None:
+    starving.node("n1")
+    starving.node("n2")
+    starving.start_adapter()
+    small = [starving.pod(f"small-{at}") for at in range(8)]
+    starving.wait_bound(*small)
+    gang = starving.gang("wide", 2, cpu="4")
+    starving.wait(lambda: starving.fairlead.get("/holds").json()["holds"], "nodes are held")
+    late = [starving.pod(f"late-{at}") for at in range(4)]
+    for name in small:
+        starving.delete(name)
+    starving.wait_bound(*gang)
+    assert not starving.nodes_of("late")
+    for name in gang:
+        starving.delete(name)
+    starving.wait_bound(*late)
 
 
 def test_killed_jobs_lose_their_pods(scene: Scene) -> None:
@@ -206,6 +210,8 @@ def test_preemption_evicts_and_respects_disruption_budgets(scene: Scene) -> None
     scene.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", high)
     low = [scene.pod(f"low-{at}", labels={"app": "low"}) for at in range(4)]
     scene.wait_bound(*low)
+    # Budgets count only for running pods.
+    scene.wait(lambda: {scene.pods()[name]["status"]["phase"] for name in low} == {"Running"}, "all pods run")
     budget = {"metadata": {"name": "low"}, "spec": {"minAvailable": 4, "selector": {"matchLabels": {"app": "low"}}}}
     path = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
     scene.call("POST", path, budget)

@@ -1,8 +1,8 @@
 """The programs of a Kubernetes cluster, built once from the Go module registry and kept in a cache outside the tree.
 
 `python -m tests.kubernetes.cluster.programs` builds them if they are not there, which takes minutes; with `--missing`
-it only says if they cannot be had. go.mod and go.sum beside this file pin everything; their hash names the folder in the
-cache, so that new pins build anew.
+it only says if they cannot be had. go.mod and go.sum beside this file pin everything. Their hash names the folder in
+the cache, so that new pins build anew.
 """
 
 from __future__ import annotations
