@@ -30,7 +30,7 @@ from fairlead.core.intake import nodes
 from fairlead.core.intake.access import need_operator
 from fairlead.core.intake.jobs import add_job, check_resources, find_job, rescale
 from fairlead.core.lifecycle import IllegalTransition
-from fairlead.core.model import NEW, REPLACE, Gang, Job, JobSpec, Stage
+from fairlead.core.model import NEW, REPLACE, Gang, Job, JobSpec, Stage, StageSpec
 from fairlead.core.outcomes import add_ask, avoid, confirm_stop, end_pending, finish, lose
 from fairlead.core.plan import Plan
 from fairlead.core.policy.fit import overbook_devices
@@ -165,7 +165,7 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
         user=read.name("user", "anonymous"),
         groups=read.names("groups", most=1_000),
         queue=read.text("queue", "", most=1_000),
-        stages=tuple(parse_stage(stage, read.at(f"stages[{at}]")) for at, stage in enumerate(stages)),
+        stages=tuple(_stage(stage, read.at(f"stages[{at}]")) for at, stage in enumerate(stages)),
         priority=read.count("priority", 0, MIN_PRIORITY, MAX_PRIORITY),
         labels=read.pairs("labels"),
         gang=cast(Gang, read.choice("gang", ("stage", "job"), "stage")),
@@ -191,6 +191,25 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
         plan.do(JobForgotten(job_id))  # an earlier job with this id has ended and makes way
     add_job(plan, command, spec, job_id, "job")
     return job_id
+
+
+_STAGES: dict[bytes, StageSpec] = {}
+"""Stages that were read before: most jobs of a manager are alike, and reading one takes long."""
+MAX_STAGES = 1_000
+_packed = msgspec.msgpack.Encoder().encode
+
+
+def _stage(doc: object, field: str) -> StageSpec:
+    """Read a stage of a manager's job."""
+    if not isinstance(doc, dict):
+        return parse_stage(doc, field)
+    key = _packed(doc)
+    spec = _STAGES.get(key)
+    if spec is None:
+        if len(_STAGES) >= MAX_STAGES:
+            _STAGES.clear()
+        spec = _STAGES[key] = parse_stage(doc, field)
+    return spec
 
 
 def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
