@@ -56,7 +56,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "agent": ("wire",),
     "kubernetes": ("wire",),
     "client": ("wire",),
-    "kubernetes": ("client", "wire"),
     "cli": ("client", "wire"),
     "policies": ("core",),
     "testing": ("writer", "core", "views", "journal", "sim", "policies"),

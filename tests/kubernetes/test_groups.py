@@ -286,6 +286,16 @@ def test_rules_that_are_wrong(document: Any, problem: str | None) -> None:
     assert str(raised.value) == problem
 
 
+def test_asks_that_are_not_used_are_forgotten() -> None:
+    cluster = load("volcano-job")
+    [(item, _)] = cluster.items()
+    first, second = [stage["name"] for stage in item["stages"]]
+    cluster.objects.keep_asks({second})
+    assert list(cluster.objects.asks) == [second]
+    assert cluster.items()[0][0] == item
+    assert sorted(cluster.objects.asks) == sorted([first, second])
+
+
 def test_names() -> None:
     assert short_name("train") == "train"
     long = "n" * 100 + ".example"

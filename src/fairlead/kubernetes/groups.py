@@ -7,7 +7,7 @@ Layout: membership, the objects, groups, and the readers of each manifest's fiel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -114,6 +114,7 @@ class GroupObjects:
         self.classes: dict[str, PriorityClass] = {}
         self.asks: dict[str, tuple[str, Needs]] = {}
         """Ask → the part and the needs of its pods. Equal asks of all groups are one entry."""
+        self._names: dict[tuple[str, Needs], str] = {}
 
     def followed(self) -> list[Follow]:
         """Return what to watch: path, type, and the functions for objects that are there and uids that are gone."""
@@ -149,6 +150,20 @@ class GroupObjects:
 
     def find(self, kind: str, namespace: str, name: str) -> Facts | None:
         return self._facts.get((kind, namespace, name))
+
+    def ask(self, part: str, needs: Needs) -> str:
+        """Return the name of the asks of pods with these needs. It is the same in every process."""
+        name = self._names.get((part, needs))
+        if name is None:
+            digest = blake2b(repr((part, needs)).encode(), digest_size=5).hexdigest()
+            name = self._names[part, needs] = f"{short_name(part or 'main')[:40]}-{digest}"
+            self.asks[name] = (part, needs)
+        return name
+
+    def keep_asks(self, used: Container[str]) -> None:
+        """Forget asks that are no longer used, so that memory stays bounded."""
+        self.asks = {name: entry for name, entry in self.asks.items() if name in used}
+        self._names = {entry: name for name, entry in self.asks.items()}
 
     def _put_class(self, found: PriorityClass) -> None:
         key = ("PriorityClass", "", found.metadata.name)
@@ -198,10 +213,7 @@ class Group(msgspec.Struct):
 
     def ask(self, member: Membership, needs: Needs) -> str:
         """Return the name of the ask of a pod: pods of one part with equal needs share it."""
-        digest = blake2b(repr((member.part, needs)).encode(), digest_size=5).hexdigest()
-        name = f"{short_name(member.part or 'main')[:40]}-{digest}"
-        self.objects.asks[name] = (member.part, needs)
-        return name
+        return self.objects.ask(member.part, needs)
 
     def stages(self, counts: Mapping[str, int]) -> list[dict[str, Any]]:
         """Return the stages of asks with these numbers of pods."""
