@@ -228,6 +228,9 @@ def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
         read.close()
         _ask_for_one(plan, job, name, index, read)
         return f"{job.id}/{name}"
+    if stage is not None and read.doc.keys() <= {"job", "ask", "count"} and read.get("count") is not None:
+        _ask_again(plan, stage, read.count("count", 1, 1, MAX_TASKS))  # only scaled: its shape stays
+        return f"{job.id}/{name}"
     if stage is None and job.whole:
         raise Refused(
             read.at("ask"), f"job {job.id} is one gang and has no stage {name}; add another job with all its stages"
