@@ -34,6 +34,8 @@ OURS = "kubernetes: "
 """The start of the reason of a node that the adapter drained or disabled. What operators drain stays drained."""
 
 Document = dict[str, Any]
+ONE_BY_ONE: Document = {"scaling": "partial"}
+"""Pods that come after the first of a group start as there is room, not all together."""
 
 
 class KnownNode(msgspec.Struct, eq=False):
@@ -519,44 +521,38 @@ class Adapter:
                 self._recover.append({"job": unit.job, "ask": member.ask, "index": index, "node": member.bound})
         unit.sent = True
         unit.waiting_since = monotonic()
-        stages = group.stages(counts)
+        stages = [{**stage, **ONE_BY_ONE} for stage in group.stages(counts)]
         whole = len(stages) > 1 and not bound and group.is_gang
         return {**group.job_item(), "stages": stages, **({"gang": "job"} if whole else {})}
 
     def _grow(self, unit: Unit) -> None:
         """Find tasks for pods without one: a task that has ended, or a new one."""
-        grown: dict[str, int] = {}
+        grown: dict[str, bool] = {}
         for member in unit.members.values():
             if member.index >= 0 or not member.ask:
                 continue
-            slots = unit.slots.get(member.ask)
-            free = next((at for at, other in enumerate(slots or ()) if other is None), None)
-            if free is not None and (unit.job, member.ask, free) in self._ending:
-                free = next(
-                    (
-                        at
-                        for at, other in enumerate(slots or ())
-                        if other is None and (unit.job, member.ask, at) not in self._ending
-                    ),
-                    None,
-                )
-                if free is None:
-                    continue  # the next update asks for it, when its release is answered
-            if free is None:
-                grown[member.ask] = len(slots or ()) + 1
-                free = len(slots or ())
-                unit.give(member, free)
-            else:
-                unit.give(member, free)
-                if not member.bound:
-                    self._asks.append({"job": unit.job, "ask": member.ask, "index": free})
+            known = member.ask in unit.slots
+            slots = unit.slots.setdefault(member.ask, [])
+            free = [at for at, other in enumerate(slots) if other is None]
+            index = next((at for at in free if (unit.job, member.ask, at) not in self._ending), None)
+            if index is None and free:
+                continue  # the next update asks for it, when its release is answered
+            if index is None:
+                index = len(slots)
+                grown.setdefault(member.ask, known)
+            elif not member.bound:
+                self._asks.append({"job": unit.job, "ask": member.ask, "index": index})
+            unit.give(member, index)
             if member.bound:
-                self._recover.append({"job": unit.job, "ask": member.ask, "index": free, "node": member.bound})
-        if grown and unit.group is not None:
-            counts = {ask: len(unit.slots[ask]) for ask in grown}
-            for stage in unit.group.stages(counts):
-                name = stage.pop("name")
-                self._asks.append({"job": unit.job, "ask": name, **stage})
+                self._recover.append({"job": unit.job, "ask": member.ask, "index": index, "node": member.bound})
+        for ask, known in grown.items():
+            count = len(unit.slots[ask])
+            if known:
+                self._asks.append({"job": unit.job, "ask": ask, "count": count})
+            elif unit.group is not None:
+                (stage,) = unit.group.stages({ask: count})
+                del stage["name"]
+                self._asks.append({"job": unit.job, "ask": ask, **stage, **ONE_BY_ONE})
 
     def answered(self, items: Items, answers: list[wire.UpdateItem]) -> list[str]:
         """Take the answers of an update; return the problems for the log."""

@@ -60,10 +60,8 @@ def _stage(name: str, kind: str, matches: list[dict[str, object]], then: dict[st
     }
 
 
-GOING, STAYING = (
-    _matches(".metadata.deletionTimestamp", "Exists"),
-    _matches(".metadata.deletionTimestamp", "DoesNotExist"),
-)
+GOING = _matches(".metadata.deletionTimestamp", "Exists")
+STAYING = _matches(".metadata.deletionTimestamp", "DoesNotExist")
 PHASE, RUN_FOR = ".status.phase", '.metadata.annotations["test/run-for"]'
 STAGES = [
     _stage("ready", "Pod", [STAYING, _matches(PHASE, "In", "Pending")], {"statusTemplate": RUNNING}),
@@ -75,6 +73,8 @@ STAGES = [
         RUN_FOR,
     ),
     _stage("delete", "Pod", [GOING], {"finalizers": {"empty": True}, "delete": True}),
+    # KWOK plays no pods without a stage for nodes. This one never happens: tests set the status of nodes.
+    _stage("never", "Node", [_matches('.metadata.labels["test/never"]', "Exists")], {"statusTemplate": "{}"}),
 ]
 """What KWOK does with pods: they run at once, end after the time in an annotation, and vanish when deleted."""
 

@@ -30,7 +30,7 @@ from fairlead.core.intake import nodes
 from fairlead.core.intake.access import need_operator
 from fairlead.core.intake.jobs import add_job, check_resources, find_job, rescale
 from fairlead.core.lifecycle import IllegalTransition
-from fairlead.core.model import NEW, REPLACE, Gang, Job, JobSpec, Stage
+from fairlead.core.model import NEW, REPLACE, Gang, Job, JobSpec, Stage, StageSpec
 from fairlead.core.outcomes import add_ask, avoid, confirm_stop, end_pending, finish, lose
 from fairlead.core.plan import Plan
 from fairlead.core.policy.fit import overbook_devices
@@ -165,7 +165,7 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
         user=read.name("user", "anonymous"),
         groups=read.names("groups", most=1_000),
         queue=read.text("queue", "", most=1_000),
-        stages=tuple(parse_stage(stage, read.at(f"stages[{at}]")) for at, stage in enumerate(stages)),
+        stages=tuple(_stage(stage, read.at(f"stages[{at}]")) for at, stage in enumerate(stages)),
         priority=read.count("priority", 0, MIN_PRIORITY, MAX_PRIORITY),
         labels=read.pairs("labels"),
         gang=cast(Gang, read.choice("gang", ("stage", "job"), "stage")),
@@ -193,6 +193,25 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
     return job_id
 
 
+_STAGES: dict[bytes, StageSpec] = {}
+"""Stages that were read before: most jobs of a manager are alike, and reading one takes long."""
+MAX_STAGES = 1_000
+_packed = msgspec.msgpack.Encoder().encode
+
+
+def _stage(doc: object, field: str) -> StageSpec:
+    """Read a stage of a manager's job."""
+    if not isinstance(doc, dict):
+        return parse_stage(doc, field)
+    key = _packed(doc)
+    spec = _STAGES.get(key)
+    if spec is None:
+        if len(_STAGES) >= MAX_STAGES:
+            _STAGES.clear()
+        spec = _STAGES[key] = parse_stage(doc, field)
+    return spec
+
+
 def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
     job = _own_job(plan, command, read.name("job"))
     name = read.name("ask")
@@ -208,6 +227,9 @@ def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
     if index is not None:
         read.close()
         _ask_for_one(plan, job, name, index, read)
+        return f"{job.id}/{name}"
+    if stage is not None and read.doc.keys() <= {"job", "ask", "count"} and read.get("count") is not None:
+        _ask_again(plan, stage, read.count("count", 1, 1, MAX_TASKS))  # only scaled: its shape stays
         return f"{job.id}/{name}"
     if stage is None and job.whole:
         raise Refused(
