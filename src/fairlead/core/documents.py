@@ -100,7 +100,7 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         output=_pattern(read, "output"),
         error=_pattern(read, "error"),
         where=parse_where(read.get("where"), read.at("where")) if read.get("where") is not None else (),
-        prefer=parse_preferences(read.get("prefer", {}), read.at("prefer")),
+        prefer=parse_preferences(read.get("prefer"), read.at("prefer")) if read.get("prefer") is not None else (),
     )
     for at, toleration in enumerate(stage.tolerations):
         if toleration.count("*") > 1:
