@@ -190,6 +190,13 @@ def test_priority_comes_from_the_class_if_admission_did_not_set_it() -> None:
     assert (group.priority, group.preempts) == (7, False)
 
 
+def test_preferences_that_are_not_considered_are_labels_of_the_job() -> None:
+    constraint = {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    pod = read_pod(metadata={"name": "p", "namespace": "ml"}, spec={"topologySpreadConstraints": [constraint]})
+    item = group_of(membership(pod), [pod], GroupObjects(), Rules()).job_item()
+    assert item["labels"]["not-considered"] == "spec.topologySpreadConstraints[0]"
+
+
 def test_minimum_of_several_asks() -> None:
     """The pods that were seen first are needed, and every ask needs one."""
     cluster = Cluster()

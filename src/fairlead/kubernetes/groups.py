@@ -16,7 +16,7 @@ import msgspec
 from fairlead.kubernetes import names
 from fairlead.kubernetes.names import PLUGINS, SCHEDULING, VOLCANO, job_id, short_name
 from fairlead.kubernetes.objects import Job, JobSet, Meta, Object, Pod, PodGroup, PriorityClass
-from fairlead.kubernetes.pods import Needs, NotHonoured
+from fairlead.kubernetes.pods import Needs, NotHonoured, soft_fields
 from fairlead.kubernetes.rules import Rules
 
 # -- membership --------------------------------------------------------------------------------------------------
@@ -194,6 +194,8 @@ class Group(msgspec.Struct):
     preempts: bool = True
     preemptible: bool = True
     estimate: str = ""
+    ignored: tuple[str, ...] = ()
+    """Preferences of its pods that are not considered."""
     waits_for: str = ""
     """Why it is not asked for yet; empty if it can be."""
 
@@ -248,6 +250,8 @@ class Group(msgspec.Struct):
             "user": short_name(self.user),
             "labels": {"namespace": self.member.namespace, "kind": self.member.kind},
         }
+        if self.ignored:
+            item["labels"]["not-considered"] = ", ".join(self.ignored)[:1_000]
         if self.groups:
             item["groups"] = [short_name(name) for name in self.groups]
         if self.queue:
@@ -289,6 +293,7 @@ def group_of(member: Membership, pods: Sequence[Pod], objects: GroupObjects, rul
         for found in marks
         for key in (names.PREEMPTIBLE, names.VOLCANO_PREEMPTIBLE, names.YUNIKORN_PREEMPTION)
     )
+    group.ignored = tuple(soft_fields(pods[0], member.own)) if pods else ()
     group.estimate = next((found[names.ESTIMATE] for found in marks if found.get(names.ESTIMATE)), "")
     return group
 
