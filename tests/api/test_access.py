@@ -22,7 +22,7 @@ ROLES = {
     "queues queue lanes holds cancelAsk partitions usage usageReport pools pool watch whoami secrets setSecret "
     "removeSecret metrics",
     "operator": "moveNode removeNode revokeNode moveQueue bringToFront resetLane releaseHold markReady config "
-    "validateConfig shares setShares managers registerManager updateManager managerState "
+    "validateConfig shares setShares managers registerManager updateManager removeManager managerState "
     "managerWaiting managerEvents movePool scalePool",
     "admin": "applyConfig setPartition removePartition tokens createToken revokeToken",
     "public": "healthz readyz",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -246,3 +247,60 @@ def test_host_ports_are_kept_apart(scene: Scene) -> None:
     assert sorted(scene.nodes_of("web").values()) == ["n1", "n2"]
     waiting = next(name for name in names if name not in scene.nodes_of())
     scene.wait_reason(waiting, "Unschedulable")
+
+
+def _refuses_bad(scene: Scene) -> bool:
+    body = {"metadata": {"name": "probe"}, "target": {"kind": "Node", "name": "bad"}}
+    return scene.api.post(f"/api/v1/namespaces/{NAMESPACE}/pods/probe/binding?dryRun=All", json=body).is_error
+
+
+@pytest.fixture
+def hasty(plane: ControlPlane, tmp_path: Path) -> Iterator[Scene]:
+    """A partition that takes back a gang after a second without a replacement; the API server refuses node `bad`."""
+    queues = {"root": {"default": {}}}
+    config = {"partitions": {"default": {"replace_within": "1s", "queues": queues}}}
+    path = "/apis/admissionregistration.k8s.io/v1"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/binding"]}
+    policy = {
+        "metadata": {"name": "no-bad"},
+        "spec": {
+            "matchConstraints": {"resourceRules": [rule]},
+            "validations": [{"expression": "object.target.name != 'bad'", "message": "bad is refused"}],
+        },
+    }
+    for scene in scenes(plane, tmp_path, config=config):
+        scene.call("POST", f"{path}/validatingadmissionpolicies", policy)
+        binding = {"metadata": {"name": "no-bad"}, "spec": {"policyName": "no-bad", "validationActions": ["Deny"]}}
+        scene.call("POST", f"{path}/validatingadmissionpolicybindings", binding)
+        scene.node("bad", cpu=2)
+        scene.node("probe", cpu=1)
+        scene.pod("probe", nodeSelector={"kubernetes.io/hostname": "bad"})
+
+        scene.wait(partial(_refuses_bad, scene), "the policy works")
+        scene.clean()
+        yield scene
+        scene.call("DELETE", f"{path}/validatingadmissionpolicybindings/no-bad")
+        scene.call("DELETE", f"{path}/validatingadmissionpolicies/no-bad")
+
+
+def test_a_gang_with_a_refused_binding_is_completed_elsewhere(hasty: Scene) -> None:
+    hasty.node("bad", cpu=2)
+    hasty.node("good", cpu=4)
+    hasty.start_adapter()
+    gang = hasty.gang("app", 4)
+    nodes = hasty.wait_bound(*gang)
+    assert set(nodes.values()) == {"good"}
+    assert "bad is refused" in hasty.logs()
+
+
+def test_a_gang_with_a_refused_binding_is_taken_back_whole(hasty: Scene) -> None:
+    hasty.node("bad", cpu=2)
+    hasty.node("good", cpu=2)
+    hasty.start_adapter()
+    gang = hasty.gang("app", 4)
+    hasty.wait(lambda: hasty.nodes_of("app") or len(hasty.pods(NAMESPACE)) < 4, "a part is bound")
+    hasty.wait(lambda: not hasty.nodes_of("app"), "no part stays bound")
+    left = set(hasty.pods(NAMESPACE))
+    assert len(left) == 2 and left < set(gang)
+    hasty.settle(2)
+    assert not hasty.nodes_of("app")  # two pods of a gang of four do not start

@@ -60,17 +60,22 @@ def test_gated_pods_are_pinned_and_bound_by_kube_scheduler(whole: Scene) -> None
     whole.wait_bound(*too_many)
 
 
-def test_a_gated_pod_keeps_other_gates(whole: Scene) -> None:
+def test_a_pod_waits_for_the_gates_of_others(whole: Scene) -> None:
     whole.node("n1")
-    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
-    whole.pod("two", scheduler="default-scheduler", gates=["other.example/gate", GATE], nodeSelector={"zone": "a"})
     whole.node("n2", labels={"zone": "a"})
-    gates = lambda: whole.pods()["two"]["spec"].get("schedulingGates")  # noqa: E731
-    whole.wait(lambda: gates() == [{"name": "other.example/gate"}], "our gate is removed")
-    assert whole.pods()["two"]["spec"]["nodeSelector"] == {"zone": "a", "kubernetes.io/hostname": "n2"}
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    others = ["other.example/gate"]
+    whole.pod("gated", scheduler="default-scheduler", gates=[*others, GATE], nodeSelector={"zone": "a"})
+    whole.pod("bound", gates=others)
+    whole.wait_bound(whole.pod("plain"))
+    whole.settle()
+    assert set(whole.nodes_of()) == {"plain"}
     patch = [{"op": "remove", "path": "/spec/schedulingGates/0"}]
-    whole.call("PATCH", f"/api/v1/namespaces/{NAMESPACE}/pods/two", patch, "application/json-patch+json")
-    assert whole.wait_bound("two") == {"two": "n2"}
+    for name in ("gated", "bound"):
+        whole.call("PATCH", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", patch, "application/json-patch+json")
+    assert whole.wait_bound("gated", "bound")["gated"] == "n2"
+    selector = whole.pods()["gated"]["spec"]["nodeSelector"]
+    assert selector == {"zone": "a", "kubernetes.io/hostname": "n2"}
 
 
 def test_adapters_restart_while_gated_pods_wait(whole: Scene) -> None:

@@ -134,13 +134,11 @@ class Adapter:
     def _is_ours(self, pod: Pod) -> bool:
         if pod.ended:
             return False
-        spec = pod.spec
-        if spec.scheduler_name == self._scheduler:
-            return True
-        return self._is_gated(pod) or bool(pod.metadata.annotation(PINNED))
-
-    def _is_gated(self, pod: Pod) -> bool:
-        return any(gate.name == self._gate for gate in pod.spec.scheduling_gates or ())
+        # A pod with a gate of another controller is not to be scheduled yet.
+        gates = {gate.name for gate in pod.spec.scheduling_gates or ()}
+        if gates - {self._gate}:
+            return False
+        return bool(gates) or pod.spec.scheduler_name == self._scheduler or bool(pod.metadata.annotation(PINNED))
 
     def _put_own(self, pod: Pod) -> None:
         uid = pod.metadata.uid

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
+
+import msgspec
 
 from fairlead.core.admission import refusal
 from fairlead.core.explain import why_no_room
@@ -16,6 +19,9 @@ from fairlead.core.reasons import NeverFits, NoRoom, NotReady, Reason
 from fairlead.core.state import Partition
 from fairlead.views.answers import code_of, seconds
 from fairlead.wire import api as wire
+
+LOOKED_AT = 100
+"""Asks at the head of a lane among which the one without room is looked for."""
 
 
 def manager_answers(partition: Partition) -> list[wire.Manager]:
@@ -111,27 +117,35 @@ def _why_waits(
     details: dict[LaneKey, Reason | None],
     now: Micros,
 ) -> tuple[Reason | None, bool]:
-    """Return the reason of an ask, and True if it is that of the first ask of its lane."""
-    job, stage = ask.stage.job, ask.stage
-    own = reasons.get((job.id, stage.name, ask.kind))
-    key = lane_key(ask)
-    head = partition.lanes[key].head()
-    if own is not None and not isinstance(own, NoRoom | NeverFits):
-        return own, False
+    """Return the reason of an ask, and True if it is that of an ask before it in its lane."""
+    own = _reason_of(ask, reasons)
     if isinstance(own, NeverFits):
-        return why_never(partition, stage, own), False
+        return why_never(partition, ask.stage, own), False
+    if own is not None and not isinstance(own, NoRoom):
+        return own, False
     if own is None:
         refused = refusal(partition, ask)
         if refused is not None:
             return refused, False
+    key = lane_key(ask)
     if key not in details:
-        first = own if head is ask else reasons.get((head.stage.job.id, head.stage.name, head.kind)) if head else None
-        if isinstance(first, NoRoom) and head is not None:
-            first = why_no_room(partition, head.stage, first, now)
-        elif isinstance(first, NeverFits) and head is not None:
-            first = why_never(partition, head.stage, first)
-        details[key] = first
-    return details[key], head is not ask
+        # The first ask without room closes the lane for those behind it.
+        first = next((other for other in islice(partition.lanes[key], LOOKED_AT) if _has_no_room(other, reasons)), None)
+        closing = None if first is None else _reason_of(first, reasons)
+        assert closing is None or isinstance(closing, NoRoom)
+        details[key] = None if first is None or closing is None else why_no_room(partition, first.stage, closing, now)
+    found = details[key]
+    if isinstance(own, NoRoom) and isinstance(found, NoRoom):
+        return msgspec.structs.replace(found, wanted=own.wanted, room=own.room, stages=own.stages), False
+    return found or own, own is None
+
+
+def _reason_of(ask: Ask, reasons: dict[tuple[str, str, int], Reason]) -> Reason | None:
+    return reasons.get((ask.stage.job.id, ask.stage.name, ask.kind))
+
+
+def _has_no_room(ask: Ask, reasons: dict[tuple[str, str, int], Reason]) -> bool:
+    return isinstance(_reason_of(ask, reasons), NoRoom)
 
 
 def _is_missing(reason: Reason | None) -> bool:
