@@ -188,6 +188,12 @@ def test_priority_comes_from_the_class_if_admission_did_not_set_it() -> None:
     pod = read_pod(metadata={"name": "p", "namespace": "ml"}, spec={"priority": 7, "preemptionPolicy": "Never"})
     group = group_of(membership(pod), [pod], cluster.objects, Rules())
     assert (group.priority, group.preempts) == (7, False)
+    # Admission has filled in what the pods of a group do not say themselves.
+    cluster = load("scheduling-group")
+    for pod in cluster.pods:
+        pod.spec.priority, pod.spec.preemption_policy = 0, "PreemptLowerPriority"
+    group = group_of(membership(pod), cluster.pods, cluster.objects, Rules())
+    assert (group.priority, group.preempts) == (100, False)
 
 
 def test_preferences_that_are_not_considered_are_labels_of_the_job() -> None:

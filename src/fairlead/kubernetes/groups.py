@@ -283,9 +283,10 @@ def group_of(member: Membership, pods: Sequence[Pod], objects: GroupObjects, rul
         group.priority = first.priority
     elif priority_class is not None:
         group.priority = priority_class.value
-    policy = (first.preemption_policy if first is not None else "") or (
-        priority_class.preemption_policy if priority_class is not None else ""
-    )
+    # Admission gives every pod a policy, so that of the group's class comes first.
+    policy = first.preemption_policy if first is not None and not facts.priority_class else ""
+    if not policy and priority_class is not None:
+        policy = priority_class.preemption_policy
     group.preempts = facts.preempts and policy != "Never"
     marks = [*(meta.annotations or {} for meta in metas[:1]), *(meta.labels or {} for meta in metas[:1]), facts.marks]
     group.preemptible = not any(
