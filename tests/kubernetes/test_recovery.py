@@ -179,6 +179,7 @@ def test_kills_leave_no_half_gang(scene: Scene) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7200)
 def test_200_kills_leave_no_half_gang(plane: ControlPlane, tmp_path: Path) -> None:
     for scene in scenes(plane, tmp_path):
         storm(scene, kills=200, seed=2)

@@ -154,3 +154,18 @@ def test_a_preempted_gang_comes_back(whole: Scene) -> None:
     whole.wait(lambda: len(whole.nodes_of("gang")) == 4, "the gang runs again")
     whole.call("DELETE", f"{path}/gang?propagationPolicy=Background")
     whole.wait(lambda: not whole.pods(NAMESPACE), "all pods are gone")
+
+
+def test_the_pods_of_a_killed_job_come_back_as_another_one(whole: Scene) -> None:
+    path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+    whole.node("n1")
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    whole.call("POST", path, job("gang", 3, completionMode="Indexed"))
+    whole.wait(lambda: len(whole.nodes_of("gang")) == 3, "the gang runs")
+    before = set(whole.nodes_of("gang"))
+    (known,) = whole.jobs()
+    assert whole.fairlead.post(f"/jobs/{known['id']}/kill").is_success
+    whole.wait(lambda: not set(whole.pods(NAMESPACE)) & before, "its pods are gone")
+    whole.wait(lambda: len(whole.nodes_of("gang")) == 3, "the Job made new pods, and they run")
+    whole.call("DELETE", f"{path}/gang?propagationPolicy=Background")
+    whole.wait(lambda: not whole.pods(NAMESPACE), "all pods are gone")

@@ -21,7 +21,7 @@ from fairlead.kubernetes.watching import pause_after
 
 Verb = Literal["bind", "pin", "evict", "delete"]
 BIND_WITHIN = 30.0
-"""Seconds for which a binding is tried before the task is reported as lost."""
+"""Seconds for which a binding that the API server refuses for now is tried before the task is reported as lost."""
 RETRIED = (408, 429, 500, 502, 503, 504)
 
 _status = msgspec.json.Decoder(Status).decode
@@ -44,8 +44,8 @@ class Target(msgspec.Struct, eq=False):
     cancelled: bool = False
     since: float = 0.0
     tries: int = 0
-    note: str = ""
-    """The last problem."""
+    bound: bool = False
+    """True if the API server has confirmed the binding."""
 
     @property
     def path(self) -> str:
@@ -98,13 +98,15 @@ class Performer:
             try:
                 await self._carry_out(target)
             except Lost as lost:
-                self._again(target, str(lost))
+                # The API server is away and may have carried out the call: repeat it until there is an answer.
+                self._again(target, str(lost), gives_up=False)
 
     async def _carry_out(self, target: Target) -> None:
         method, path, body, kind = _request(target)
         reply = await self._http.call(method, path, body, kind)
         self._count(target, str(reply.status))
         if reply.status < 300:
+            target.bound = target.verb == "bind"
             self._done(target)
         elif reply.status == 404:
             self._done(target)  # the pod is gone, and the watch says so
@@ -134,11 +136,10 @@ class Performer:
         else:
             self._refused(target, _text(conflict))
 
-    def _again(self, target: Target, problem: str, after: float = 0.0) -> None:
+    def _again(self, target: Target, problem: str, after: float = 0.0, gives_up: bool = True) -> None:
         target.tries += 1
-        target.note = problem
         self._count(target, "retried")
-        if target.verb in ("bind", "pin") and monotonic() - target.since > BIND_WITHIN:
+        if gives_up and target.verb in ("bind", "pin") and monotonic() - target.since > BIND_WITHIN:
             self._refused(target, problem)
             return
         if target.tries in (1 if target.verb == "evict" else 3, 10):

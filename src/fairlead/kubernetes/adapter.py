@@ -154,7 +154,7 @@ class Adapter:
             return
         if not bound:
             member.pod = pod
-        elif not member.bound:
+        elif member.bound != bound:
             member.bound = bound
             if member.placed == bound:
                 member.pod = None
@@ -239,6 +239,7 @@ class Adapter:
             unit = self.jobs.get(event.job)
             if event.what == "ended":
                 if unit is not None and unit.sent:
+                    unit.ended = True
                     self._killed(unit)
             elif event.what == "allocated":
                 for index in expand(event.indices):
@@ -321,7 +322,7 @@ class Adapter:
         if member.action is not target:
             return
         member.action = None
-        if target.verb == "bind" and not member.bound:
+        if target.bound and not member.bound:
             member.bound = member.placed
             member.pod = None
         if member.stopping and target.verb in ("bind", "pin") and member.uid in self.members:
@@ -384,6 +385,7 @@ class Adapter:
     def _adopt_job(self, unit: Unit, job: wire.ManagerJob) -> None:
         self._shape(unit)
         unit.sent = True
+        unit.ended = job.over
         by_ask: dict[str, list[Member]] = {}
         for member in unit.members.values():
             by_ask.setdefault(member.ask, []).append(member)
@@ -471,10 +473,16 @@ class Adapter:
             del self.units[unit.key]
             del self.jobs[unit.job]
             return [{"job": unit.job, "remove": True}] if unit.sent else []
+        removed: list[Document] = []
+        if unit.ended:
+            if any(member.live or member.stopping for member in unit.members.values()):
+                return []  # pods that came since are a new job, when the old ones are gone
+            unit.forget_tasks()
+            removed = [{"job": unit.job, "remove": True}]
         self._shape(unit)
         if self._dirty_nodes:  # a port that no node has yet: the nodes come first
             self._dirty_units[unit.key] = None
-            return []
+            return removed
         if unit.sent and unit.why[1] and not unit.live():
             unit.forget_tasks()  # part of a gang is of no use: it waits for the other pods
             unit.waiting_since = 0.0
@@ -483,8 +491,8 @@ class Adapter:
             self._grow(unit)
             return []
         if unit.why[1] or unit.group is None:
-            return []
-        return [self._new_job(unit, unit.group)]
+            return removed
+        return [*removed, self._new_job(unit, unit.group)]
 
     def _shape(self, unit: Unit) -> None:
         """Work out the group of a unit and the asks of its pods. `unit.why` tells if it cannot be asked for."""

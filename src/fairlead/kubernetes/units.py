@@ -57,6 +57,8 @@ class Unit(msgspec.Struct, eq=False):
     group: Group | None = None
     sent: bool = False
     """True if the partition has the job."""
+    ended: bool = False
+    """True if the job was killed or has failed, and its pods have to go."""
     slots: dict[str, list[Member | None]] = {}
     """Ask → the pod of each task. A task without a pod has ended or was withdrawn."""
     why: tuple[str, str] = ("", "")
@@ -76,7 +78,7 @@ class Unit(msgspec.Struct, eq=False):
 
     def forget_tasks(self) -> None:
         """Forget which pod is which task: the job is gone, or its state is read anew."""
-        self.sent = False
+        self.sent = self.ended = False
         self.slots = {}
         for member in self.members.values():
             member.index = -1
