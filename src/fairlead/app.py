@@ -102,6 +102,12 @@ def check_node(name: str, resources: dict[str, str]) -> None:
         parse_node({"name": name, "resources": {"cpu": 1, **resources}})
 
 
+def whole_seconds(text: str, field: str) -> int:
+    """Return the seconds of a duration, at least 1."""
+    with refusals_as_failed():
+        return max(1, parse_duration(text, field) // SECOND)
+
+
 def load_policies() -> None:
     """Load the policies of installed packages, which configurations may name."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import yaml
 
 from fairlead.kubernetes.names import GATE, PINNED
 from tests.kubernetes.cluster.control_plane import ADAPTER, ControlPlane, control_plane
-from tests.kubernetes.scene import NAMESPACE, Json, Scene, scenes
+from tests.kubernetes.scene import FAIRLEAD, NAMESPACE, Json, Scene, scenes
 
 pytestmark = pytest.mark.kubernetes
 DEPLOY = Path(__file__).parent.parent.parent / "deploy" / "kubernetes" / "fairlead.yaml"
@@ -168,4 +169,18 @@ def test_the_pods_of_a_killed_job_come_back_as_another_one(whole: Scene) -> None
     whole.wait(lambda: not set(whole.pods(NAMESPACE)) & before, "its pods are gone")
     whole.wait(lambda: len(whole.nodes_of("gang")) == 3, "the Job made new pods, and they run")
     whole.call("DELETE", f"{path}/gang?propagationPolicy=Background")
+    whole.wait(lambda: not whole.pods(NAMESPACE), "all pods are gone")
+
+
+def test_a_job_is_submitted_as_pods(whole: Scene) -> None:
+    whole.node("n1")
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    command = [FAIRLEAD, "submit", "--engine", "kubernetes", "--kubeconfig", str(whole.plane.kubeconfig())]
+    command += ["--namespace", NAMESPACE, "--image", "none", "--gang", "3", "--cpu", "1", "sleep", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    namespace, _, name = done.stdout.strip().partition("/")
+    assert namespace == NAMESPACE and name.startswith("sleep-")
+    whole.wait(lambda: len(whole.nodes_of(name)) == 3, "its pods are bound")
+    whole.call("DELETE", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}?propagationPolicy=Background")
     whole.wait(lambda: not whole.pods(NAMESPACE), "all pods are gone")
