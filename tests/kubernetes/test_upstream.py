@@ -184,3 +184,45 @@ def test_a_job_is_submitted_as_pods(whole: Scene) -> None:
     whole.wait(lambda: len(whole.nodes_of(name)) == 3, "its pods are bound")
     whole.call("DELETE", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{name}?propagationPolicy=Background")
     whole.wait(lambda: not whole.pods(NAMESPACE), "all pods are gone")
+
+
+REQUESTS: Json = {
+    "metadata": {
+        "name": "provisioningrequests.autoscaling.x-k8s.io",
+        # The group belongs to Kubernetes, and the API server asks where its definition was agreed on.
+        "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes/autoscaler/pull/5848"},
+    },
+    "spec": {
+        "group": "autoscaling.x-k8s.io",
+        "names": {"kind": "ProvisioningRequest", "plural": "provisioningrequests", "singular": "provisioningrequest"},
+        "scope": "Namespaced",
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+
+
+def test_nodes_are_requested_for_a_whole_gang(whole: Scene) -> None:
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    whole.call("POST", definitions, REQUESTS)
+    path = f"/apis/autoscaling.x-k8s.io/v1/namespaces/{NAMESPACE}/provisioningrequests"
+    whole.wait(lambda: whole.call("GET", path) is not None, "the API exists")
+    whole.node("n1")
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    gang = whole.gang("app", 6)
+    (request,) = whole.wait(lambda: whole.call("GET", path)["items"], "nodes are requested")
+    assert [(each["count"]) for each in request["spec"]["podSets"]] == [6]
+    whole.wait_reason("app-5", "ProvisioningRequested")
+    template = request["spec"]["podSets"][0]["podTemplateRef"]["name"]
+    made = whole.call("GET", f"/api/v1/namespaces/{NAMESPACE}/podtemplates/{template}")
+    assert made["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "1"
+    whole.node("n2")  # the autoscaler
+    whole.wait_bound(*gang)
+    whole.wait(lambda: not whole.call("GET", path)["items"], "the request is deleted")
+    whole.call("DELETE", f"{definitions}/provisioningrequests.autoscaling.x-k8s.io")

@@ -23,6 +23,10 @@ CLUSTER_RULES: tuple[Rule, ...] = (
     Rule("", "pods/binding", ("create",), "bind a pod"),
     Rule("", "pods/eviction", ("create",), "preempt a pod, within disruption budgets"),
     Rule("", "pods/status", ("patch",), "the condition PodScheduled"),
+    Rule("", "podtemplates", ("create",), "the pods of a gang that nodes are requested for"),
+    Rule(
+        "autoscaling.x-k8s.io", "provisioningrequests", ("create", "delete", "list"), "nodes for a gang", optional=True
+    ),
     Rule("batch", "jobs", WATCH, "the size of a Job"),
     Rule("events.k8s.io", "events", ("create",), "reasons for waiting"),
     Rule("scheduling.k8s.io", "priorityclasses", WATCH, "priorities of groups"),

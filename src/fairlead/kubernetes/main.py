@@ -24,6 +24,7 @@ from fairlead.kubernetes.http import Http, Lost
 from fairlead.kubernetes.lease import Election
 from fairlead.kubernetes.link import Link
 from fairlead.kubernetes.names import GATE, SCHEDULER
+from fairlead.kubernetes.provisioning import Provisioning
 from fairlead.kubernetes.reasons import Reasons
 from fairlead.kubernetes.rules import Rules
 from fairlead.kubernetes.watching import Follower, pause_after
@@ -67,6 +68,9 @@ class Runner:
         )
         self.adapter = Adapter(self.performer.add, settings.rules, settings.scheduler, settings.gate)
         self.identity = f"{socket.gethostname()}-{os.getpid()}"
+        self.provisioning = Provisioning(
+            self.adapter, http, lambda job, problem: log("nodes not requested", job=job, problem=problem)
+        )
         self.reasons = Reasons(
             self.adapter,
             link,
@@ -74,6 +78,7 @@ class Runner:
             self.identity,
             lambda: self.performer.waiting() > 0,
             lambda pod, problem: log("reason not written", pod=pod, problem=problem),
+            self.provisioning.ask_for,
         )
         self.followers = self._followers()
         self.connected = False
@@ -100,6 +105,7 @@ class Runner:
                 self._log("lists complete", nodes=len(self.adapter.nodes), pods=len(self.adapter.members))
                 group.create_task(self.performer.run())
                 group.create_task(self.reasons.run())
+                group.create_task(self.provisioning.run())
                 group.create_task(self._look_again())
                 up()
                 await self._stay_connected()

@@ -7,7 +7,7 @@ waits for a limit, a share, the rest of its gang or tasks that stop for it has a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from time import monotonic
 
@@ -19,6 +19,7 @@ from fairlead.kubernetes.link import Link
 from fairlead.kubernetes.units import Member, Unit
 
 UNSCHEDULABLE = "Unschedulable"
+REQUESTED = "ProvisioningRequested"
 EACH = 0.5
 """Seconds between two rounds."""
 FIRST_AFTER = 0.5
@@ -43,6 +44,7 @@ class Reasons:
         reporter: str,
         busy: Callable[[], bool] = lambda: False,
         note: Callable[[str, str], None] = lambda pod, problem: None,
+        provision: Callable[[Unit], Awaitable[bool]] | None = None,
     ) -> None:
         self._adapter = adapter
         self._link = link
@@ -50,6 +52,7 @@ class Reasons:
         self._reporter = reporter
         self._busy = busy
         self._note = note
+        self._provision = provision or _not_provided
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._number = 0
         self.written = 0
@@ -83,7 +86,10 @@ class Reasons:
             if not text and unit.job in answers:
                 answer = answers[unit.job]
                 text = answer.reason
+                unit.missing = answer.missing
                 reason = UNSCHEDULABLE if answer.missing else _words(answer.code)
+                if answer.missing and unit.group is not None and unit.group.is_gang and await self._provision(unit):
+                    reason = REQUESTED  # the autoscaler buys nodes for the gang, not for its pods
             if not text:
                 continue
             for member in unit.members.values():
@@ -145,6 +151,10 @@ class Reasons:
         }
         path = f"/apis/events.k8s.io/v1/namespaces/{member.namespace}/events"
         _check(await self._http.call("POST", path, _encode(event)))
+
+
+async def _not_provided(unit: Unit) -> bool:
+    return False
 
 
 def _check(reply: Reply) -> None:

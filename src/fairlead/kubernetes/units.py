@@ -66,6 +66,8 @@ class Unit(msgspec.Struct, eq=False):
     retry_at: float = 0.0
     """When a job that was refused is sent again."""
     waiting_since: float = 0.0
+    missing: bool = False
+    """True if it waits for more capacity than there is."""
     explained: float = 0.0
     """When it was last asked why it waits."""
 
