@@ -13,7 +13,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-long test-crash soak format bench docs lock audit clean
+.PHONY: help setup up test test-kubernetes test-long test-crash soak format bench docs lock audit clean
 
 # Ends with an error unless PYTHON is there and new enough.
 define check_python
@@ -24,7 +24,7 @@ define check_python
 endef
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## create .venv with the pinned versions
 
@@ -45,9 +45,14 @@ test: $(READY) ## format check, lint, types and tests
 	$(PY) -m ruff check
 	$(PY) -m mypy
 	$(PY) -m pytest -n 2 --dist worksteal
+	@$(PY) -m tests.kubernetes.cluster.programs --missing
 
-test-long: $(READY) ## every test, the long ones too
-	$(PY) -m pytest -n 2 --dist worksteal -m ""
+test-kubernetes: $(READY) ## tests with a real Kubernetes cluster; builds it once into a cache, with Go; KUBERNETES="-m kubernetes" for the long ones too
+	@$(PY) -m tests.kubernetes.cluster.programs
+	$(PY) -m pytest tests/kubernetes $(or $(KUBERNETES),-m "kubernetes and not long")
+
+test-long: $(READY) ## every test without Kubernetes, the long ones too
+	$(PY) -m pytest -n 2 --dist worksteal -m "not kubernetes"
 
 test-crash: $(READY) ## 60 kills among 3,000 tasks, ten seeds: agents, spawners, guards and servers
 	$(PY) -m pytest -n 2 -m long tests/agent/test_kill.py -rP

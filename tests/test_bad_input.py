@@ -50,10 +50,14 @@ NOT_A_NAME = (
     "without two dots in a row"
 )
 NOT_A_QUEUE = "is not a queue's name; use 1 to 63 letters, digits or _ @ + - and no dots"
-JOB_KEYS = "it has after, gang, groups, labels, name, preemptible, priority, queue, stages, user"
+JOB_KEYS = "it has after, gang, groups, labels, name, preemptible, preempts, priority, queue, stages, user"
 STAGE_KEYS = (
     "it has apart, array, command, count, directory, environment, error, estimate, min, name, near, on_loss, output, "
-    "pool, resources, results, scaling, secrets, selectors, time_limit, tolerations, tries"
+    "pool, prefer, resources, results, scaling, secrets, selectors, time_limit, tolerations, tries, where"
+)
+EXPRESSIONS = (
+    "write label, !label, label = value, label != value, label in (one, two), label notin (one, two), label > 8 or "
+    "label < 8, separated by commas"
 )
 NODE_KEYS = "it has labels, name, pool, resources, taints, users"
 PARTITION_KEYS = (
@@ -290,12 +294,12 @@ JOBS: dict[str, tuple[object, str]] = {
         "queue: user ann may not submit to root.closed; ask for an entry in its submit list, or name another queue",
     ),
     "a priority that is too high": (
-        job(priority=1_000_001),
-        "priority: 1000001 is not accepted; write a whole number from -1000000 to 1000000",
+        job(priority=2**31),
+        "priority: 2147483648 is not accepted; write a whole number from -2147483648 to 2147483647",
     ),
     "a priority as text": (
         job(priority="high"),
-        'priority: "high" is not accepted; write a whole number from -1000000 to 1000000',
+        'priority: "high" is not accepted; write a whole number from -2147483648 to 2147483647',
     ),
     "after itself": (job(after=["x"]), "after[0]: a job cannot come after itself; leave it out"),
     "after an unknown job": (
@@ -368,6 +372,54 @@ JOBS: dict[str, tuple[object, str]] = {
     "a selector without values": (
         job({"selectors": {"rack": []}}),
         "stages[0].selectors.rack: an empty list matches no node; name at least one value, or * for any",
+    ),
+    "a where that is no expression": (
+        job({"where": "zone is a"}),
+        f'stages[0].where: "zone is a" is not an expression; {EXPRESSIONS}',
+    ),
+    "a where as a number": (
+        job({"where": 3}),
+        f"stages[0].where: 3 is not an expression; {EXPRESSIONS}",
+    ),
+    "an empty where": (
+        job({"where": []}),
+        "stages[0].where: an empty list matches no node; leave it out for all nodes",
+    ),
+    "an alternative without a label": (
+        job({"where": ["zone = a", "= b"]}),
+        f'stages[0].where[1]: "= b" is not an expression; {EXPRESSIONS}',
+    ),
+    "a where that compares with a word": (
+        job({"where": "cores > many"}),
+        'stages[0].where: "many" is not a whole number; compare cores with one',
+    ),
+    "a where with an odd value": (
+        job({"where": "zone in (a b)"}),
+        'stages[0].where: "a b" is not a value; a value has no blanks and none of , ( ) = ! < > *',
+    ),
+    "too many alternatives": (
+        job({"where": [f"zone = z{at}" for at in range(101)]}),
+        "stages[0].where: 101 alternatives are too many; write at most 100",
+    ),
+    "too many conditions": (
+        job({"where": ",".join(f"l{at}" for at in range(101))}),
+        "stages[0].where: 101 conditions are too many; write at most 100",
+    ),
+    "a preference as a list": (
+        job({"prefer": ["zone = a"]}),
+        'stages[0].prefer: a list is not a mapping; write expressions with weights, such as "zone = a": 10',
+    ),
+    "a weight that is too high": (
+        job({"prefer": {"zone = a": 1_001}}),
+        "stages[0].prefer.zone = a: 1001 is not a weight; write a whole number from 1 to 1000",
+    ),
+    "a preference twice": (
+        job({"prefer": {"zone = a": 1, "zone=a": 2}}),
+        "stages[0].prefer.zone=a: the same expression is there twice; write it once, with one weight",
+    ),
+    "a toleration with two stars": (
+        job({"tolerations": ["*gpu*"]}),
+        'stages[0].tolerations[0]: "*gpu*" has more than one *; write at most one',
     ),
     "selectors as a list": (
         job({"selectors": ["rack"]}),
@@ -827,8 +879,8 @@ COMMANDS: dict[str, tuple[Any, str]] = {
         "higher max_priority",
     ),
     "a priority beyond measure": (
-        SetPriority(job="run", priority=10**9, **OP),
-        "priority: 1000000000 is not accepted; write a whole number from -1000000 to 1000000",
+        SetPriority(job="run", priority=10**10, **OP),
+        "priority: 10000000000 is not accepted; write a whole number from -2147483648 to 2147483647",
     ),
     "to the front by its owner": (
         BringToFront(job="run", stage="w", **ANN),
@@ -970,8 +1022,8 @@ ITEMS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a job with a slip": (
         {"jobs": {"job": "j", "quue": "root.a"}},
-        "job[0].quue: a manager's job has no such key (did you mean queue?); it has groups, job, labels, "
-        "name, preemptible, priority, queue, remove, user",
+        "job[0].quue: a manager's job has no such key (did you mean queue?); it has gang, groups, job, labels, "
+        "name, preemptible, preempts, priority, queue, remove, stages, user",
     ),
     "a job in no queue": (
         {"jobs": {"job": "j", "queue": "root.q"}},
@@ -1033,7 +1085,7 @@ ITEMS: dict[str, tuple[dict[str, Any], str]] = {
     "draining with a slip": (
         {"nodes": {"name": "k8s-n", "action": "drain", "resorces": {}}},
         "node[0].resorces: a manager's node has no such key (did you mean resources?); it has action, "
-        "labels, name, pool, resources, taints, users",
+        "labels, name, pool, reason, resources, taints, users",
     ),
     "a node without resources": (
         {"nodes": {"name": "k2"}},
@@ -1045,7 +1097,8 @@ ITEMS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a release with a slip": (
         {"releases": {"jobs": "k8s-j"}},
-        "release[0].jobs: a manager's release has no such key (did you mean job?); it has ask, index, job",
+        "release[0].jobs: a manager's release has no such key (did you mean job?); it has ask, index, job, lost, "
+        "reason, withdraw",
     ),
     "recovering on an unknown node": (
         {"recover": {"job": "k8s-j", "ask": "y", "node": "k9-n"}},

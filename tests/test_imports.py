@@ -54,6 +54,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *BELOW_WRITER,
     ),
     "agent": ("wire",),
+    "kubernetes": ("wire",),
     "client": ("wire",),
     "cli": ("client", "wire"),
     "policies": ("core",),
@@ -66,7 +67,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # The same, for imports inside a function only.
 MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
     "": ("client",),
-    "cli": ("api", "agent", "sim", "app", "demo"),
+    "cli": ("api", "agent", "sim", "app", "demo", "kubernetes"),
 }
 
 # Names of fairlead/__init__.py that every package except the pure ones may read.

@@ -34,6 +34,8 @@ JOB: dict[str, Any] = {
             "resources": {"cpu": 1, "memory": "1Gi", "gpu": 0.5},
             "selectors": {"rack": ["r1", "r2"]},
             "tolerations": ["spot"],
+            "where": ["zone in (a, b), !spot", "cores > 8"],
+            "prefer": {"disk = ssd": 10},
             "pool": "small",
             "command": ["run", "it"],
             "environment": {"A": "b"},

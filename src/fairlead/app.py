@@ -31,6 +31,7 @@ from fairlead.views.config import config_view
 if TYPE_CHECKING:
     import socket
 
+    from prometheus_client import CollectorRegistry
     from structlog.typing import FilteringBoundLogger
 
     from fairlead.api.control import Control
@@ -42,11 +43,14 @@ if TYPE_CHECKING:
     from fairlead.history.outputs import OutputStore
     from fairlead.history.store import History
     from fairlead.history.stores import Store
+    from fairlead.kubernetes.main import Runner
     from fairlead.pools.base import Log, PoolKind, Provider
     from fairlead.wire.agent import Tasks
 
 REFRESH = 2.0
 """Seconds between two looks for changes of other servers."""
+ADAPTER_PAUSE = 5.0
+"""Seconds before an adapter that ended starts again."""
 SWEEP = 3600.0
 """Seconds between two removals of old output."""
 
@@ -117,6 +121,12 @@ def check_node(name: str, resources: dict[str, str]) -> None:
         parse_node({"name": name, "resources": {"cpu": 1, **resources}})
 
 
+def whole_seconds(text: str, field: str) -> int:
+    """Return the seconds of a duration, at least 1."""
+    with refusals_as_failed():
+        return max(1, parse_duration(text, field) // SECOND)
+
+
 def load_policies() -> None:
     """Load the policies of installed packages, which configurations may name."""
     try:
@@ -185,6 +195,8 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     """The address of the object store, by default that of AWS."""
     outputs_size: str
     outputs_age: str
+    kubernetes: tuple[str, Path | None, str] = ("", None, "")
+    """The kubeconfig file of a cluster whose pods this server schedules, the file of rules, and the lease."""
 
 
 async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], None], over: asyncio.Event) -> None:
@@ -410,10 +422,12 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     except JournalError as problem:
         raise Failed(str(problem)) from problem
     resumed.set()
+    make_adapter = _adapter_maker(settings.kubernetes, control, log.info)
     http = server(application(site), settings.certificate, settings.key)
     serving = asyncio.create_task(http.serve(sockets=[listening]))
     sweeping = asyncio.create_task(_sweep(outputs, log))
     refreshing = asyncio.create_task(_refresh([each.refresh for each in shared])) if settings.database else None
+    adapting = asyncio.create_task(_adapt(make_adapter, log.info, metrics.registry))
     try:
         spare_the_collector()
         warning = ""
@@ -430,6 +444,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         up("; ".join([*filter(None, [warning]), *unsafe]))
         await over.wait()
     finally:
+        adapting.cancel()
+        await asyncio.gather(adapting, return_exceptions=True)
         http.should_exit = True
         await serving
         await control.close()
@@ -552,6 +568,43 @@ async def _sweep(outputs: OutputStore, log: FilteringBoundLogger) -> None:
         except OSError as problem:
             log.warning("old output not removed", problem=str(problem))
         await asyncio.sleep(SWEEP)
+
+
+def _adapter_maker(
+    cluster: tuple[str, Path | None, str], control: Control, log: Callable[..., None]
+) -> Callable[[], Runner] | None:
+    """Return a function that makes the adapter for a Kubernetes cluster; None if no cluster is named."""
+    kubeconfig, rules, lease = cluster
+    if not kubeconfig:
+        return None
+    from fairlead.api.link import DirectLink
+    from fairlead.kubernetes.http import Lost
+    from fairlead.kubernetes.process import Options, Unusable, make_runner
+
+    options = Options(kubeconfig="" if kubeconfig == "pod" else kubeconfig, rules=rules, lease=lease)
+
+    def make() -> Runner:
+        return make_runner(options, DirectLink(control, options.name, "", Lost), log)
+
+    try:
+        make()  # what is wrong with the options is told now
+    except Unusable as problem:
+        raise Failed(str(problem)) from problem
+    return make
+
+
+async def _adapt(make: Callable[[], Runner] | None, log: Callable[..., None], registry: CollectorRegistry) -> None:
+    """Schedule the pods of a Kubernetes cluster. If the adapter ends, another one starts."""
+    while make is not None:
+        runner = make()
+        registry.register(runner.health)
+        try:
+            await runner.run()
+        except Exception as problem:
+            log("adapter ended", problem=repr(problem))
+        finally:
+            registry.unregister(runner.health)
+        await asyncio.sleep(ADAPTER_PAUSE)
 
 
 def documents_of(directory: Path, database: str, secrets_key: Path | None) -> Documents:

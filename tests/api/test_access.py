@@ -22,8 +22,8 @@ ROLES = {
     "nodes node queues queue lanes holds cancelAsk partitions usage usageReport pools pool watch whoami secrets "
     "setSecret removeSecret metrics",
     "operator": "moveNode removeNode revokeNode moveQueue bringToFront resetLane releaseHold markReady config "
-    "validateConfig shares setShares managers registerManager updateManager removeManager managerEvents movePool "
-    "scalePool",
+    "validateConfig shares setShares managers registerManager updateManager removeManager managerState "
+    "managerWaiting managerEvents movePool scalePool",
     "admin": "applyConfig setPartition removePartition tokens createToken revokeToken",
     "public": "healthz readyz",
 }

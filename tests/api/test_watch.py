@@ -212,7 +212,7 @@ def test_a_small_resource_manager(tmp_path: Path) -> None:
         assert site.as_owner.delete("/api/v1/managers/k9s").status_code == 404
         with watching(site.as_owner, "managers/k8s/events") as events:
             assert site.as_owner.delete("/api/v1/managers/k8s").json() == {"note": ""}
-            assert {kind for _, kind, _ in events} <= {"release", "released", "node"}  # the stream ends
+            assert {kind for _, kind, _ in events} <= {"release", "released", "ended", "node"}  # the stream ends
         assert site.as_owner.get("/api/v1/managers").json() == {"managers": []}
         assert site.as_owner.get("/api/v1/jobs/app2").json()["state"] == "killed"
         assert site.as_owner.get("/api/v1/nodes/k1").status_code == 404

@@ -68,6 +68,8 @@ stage_documents = st.fixed_dictionaries(
         "scaling": st.sampled_from(["strict", "partial"]),
         "duration": st.integers(0, 5),
         "selectors": st.just({"zone": "a"}),
+        "where": st.sampled_from(["zone = a", "!zone", ["rack notin (r1)", "zone"]]),
+        "prefer": st.sampled_from([{"zone = a": 1}, {"!zone": 2, "rack": 1}]),
         "near": st.just("zone"),
         "apart": st.just(True),
         "time_limit": st.sampled_from(["2s", "20s"]),

@@ -131,6 +131,13 @@ GANG = {
         {"name": "ps", "count": 2, "min": 1, "resources": {"cpu": 0.5}, "scaling": "partial", "apart": True},
     ],
 }
+PICKY = {
+    "name": "picky",
+    "user": "ann",
+    "queue": "root.ml",
+    "preempts": False,
+    "stages": [{"where": ["zone in (a, b), !spot", "cores > 8"], "prefer": {"disk = ssd": 10}}],
+}
 ARRAY = {
     "name": "lint",
     "user": "ci-bot",
@@ -313,6 +320,9 @@ def play(s: Script) -> None:
     s.cycle(DisconnectNodes(names=("c2", "c3"), operator=True))
     s.keep()
     s.cycle(node("c3", resources={"cpu": 8, "gpu": 4}))
+    s.keep()
+    # A stage with conditions on labels and with preferences.
+    s.cycle(submit("picky", PICKY))
     s.keep()
     s.cycle(RemoveManager(name="rm", operator=True))
     s.keep()

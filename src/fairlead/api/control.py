@@ -33,7 +33,8 @@ from fairlead.journal.codec import stream_of
 from fairlead.journal.room import NoRoom
 from fairlead.pools.service import PoolService
 from fairlead.views.events import events_of
-from fairlead.wire.api import ManagerEvent
+from fairlead.views.managers import manager_state
+from fairlead.wire.api import ManagerEvent, ManagerState
 from fairlead.writer.clock import Clock, Steady, cycle_clock
 from fairlead.writer.cluster import Cluster
 from fairlead.writer.inbox import Full, Inbox, Slot, Unavailable
@@ -164,6 +165,16 @@ class PartitionService:
         if name not in self.managers:
             self.managers[name] = Feed(self.writer.seq)
         return self.managers[name]
+
+    async def state_of_manager(self, name: str, check: Callable[[Partition], object]) -> ManagerState:
+        """Return the state of a resource manager. Its events after that state can be followed from now on."""
+
+        def look(state: Partition) -> ManagerState:
+            check(state)
+            self.manager(name).reach(self.writer.seq)
+            return manager_state(state, name, self.writer.seq)
+
+        return await self.read(look)
 
     def end_manager(self, name: str) -> None:
         """End the streams of a resource manager that was removed."""

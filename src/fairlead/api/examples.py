@@ -343,6 +343,41 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
         },
         {"items": [{"what": "node", "name": "k1", "accepted": True, "reason": ""}]},
     ),
+    "managerState": (
+        None,
+        {
+            "seq": 812,
+            "nodes": [{"name": "k1", "state": "up", "reason": ""}],
+            "jobs": [
+                {
+                    "job": "app-1",
+                    "over": False,
+                    "asks": [
+                        {
+                            "ask": "executor",
+                            "count": 4,
+                            "live": [{"node": "k1", "indices": [0, 3], "state": "running", "cause": ""}],
+                            "waiting": [3, 4],
+                            "ended": [],
+                        }
+                    ],
+                }
+            ],
+        },
+    ),
+    "managerWaiting": (
+        {"jobs": ["app-1"]},
+        {
+            "jobs": [
+                {
+                    "job": "app-1",
+                    "code": "no room",
+                    "reason": "room for 0 of 1 (nodes: 1 missing cpu)",
+                    "missing": True,
+                }
+            ]
+        },
+    ),
     "history": (None, {"jobs": [PAST_JOB], "next": ""}),
     "usageReport": (
         None,

@@ -53,7 +53,7 @@ class Feed:
 
     def add(self, seq: int, news: tuple[News, ...]) -> None:
         """Add the events of record `seq`; there may be none."""
-        self.seq = seq
+        self.seq = max(self.seq, seq)
         if not news:
             return
         self._batches.append(Batch(seq, news))
@@ -63,6 +63,10 @@ class Feed:
             self._size -= len(old.news)
             self._since = old.seq
         self._wake()
+
+    def reach(self, seq: int) -> None:
+        """Let readers start after record `seq`, also if the last events are older or still on their way."""
+        self.seq = max(self.seq, seq)
 
     def close(self) -> None:
         self.closed = True

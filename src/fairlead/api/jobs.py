@@ -30,7 +30,7 @@ from fairlead.api.control import PartitionService, accepted_in, offered
 from fairlead.api.problems import Unserved, problem_of
 from fairlead.api.tokens import Token
 from fairlead.core.commands import AnyCommand, Kill, Scale, SetPriority, Submit
-from fairlead.core.documents import ONE_CPU, parse_job
+from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY, ONE_CPU, parse_job
 from fairlead.core.errors import Refused
 from fairlead.core.explain import may_never_run, never_runs
 from fairlead.core.intake.access import is_owner
@@ -482,7 +482,7 @@ async def set_priority(
     """Change the priority of a job. Owners may lower it, or raise it up to their `max_priority` in its
     queue; operators may raise it further."""
     read = Reader(data, "", "a priority")
-    priority = read.count("priority", low=-1_000_000, high=1_000_000)
+    priority = read.count("priority", low=MIN_PRIORITY, high=MAX_PRIORITY)
     read.close()
     return await touch(
         request, partition, job_id, SetPriority(job=job_id, priority=priority, **caller_fields(request, key))

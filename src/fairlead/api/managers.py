@@ -14,10 +14,12 @@ from fairlead.core.commands import RegisterManager, RemoveManager, UpdateManager
 from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
-from fairlead.views.answers import manager_answers
+from fairlead.core.state import Partition
+from fairlead.views.managers import manager_answers, waiting_answers
 from fairlead.wire import api as wire
 
 HttpRequest = Request[Any, Any, Any]
+MAX_EXPLAINED = 1_000
 ManagerName = Annotated[str, PathParameter(max_length=63)]
 
 
@@ -32,7 +34,9 @@ async def managers(request: HttpRequest, partition: PartitionName = "") -> wire.
 async def register(request: HttpRequest, manager: ManagerName, partition: PartitionName = "") -> wire.Done:
     """Register a manager, for the first time or after a restart. The manager then replays its state."""
     control = services_of(request).control
-    accepted = await control.execute(control.find(partition), RegisterManager(name=manager, **caller_fields(request)))
+    served = control.find(partition)
+    accepted = await control.execute(served, RegisterManager(name=manager, **caller_fields(request)))
+    served.manager(manager)  # from now on its events are kept
     return wire.Done(note=accepted.note)
 
 
@@ -67,11 +71,12 @@ async def update(
         if not isinstance(value, list):
             raise Refused(what, f"{shown(value)} is not a list; write [{{…}}, {{…}}]")
         items[what] = tuple(value)
+    more = read.flag("more", False)
     read.close()
     control = services_of(request).control
     try:
         accepted = await control.execute(
-            control.find(partition), UpdateManager(name=manager, **items, **caller_fields(request))
+            control.find(partition), UpdateManager(name=manager, **items, more=more, **caller_fields(request))
         )
     except Refused as refusal:
         raise _as_missing(refusal) from None
@@ -80,6 +85,38 @@ async def update(
             wire.UpdateItem(what=item.what, name=item.name, accepted=item.accepted, reason=item.reason)
             for item in accepted.items
         ]
+    )
+
+
+@get("/managers/{manager:str}/state", operation_id="managerState", guards=[OPERATORS], summary="The state of a manager")
+async def state_of(request: HttpRequest, manager: ManagerName, partition: PartitionName = "") -> wire.ManagerState:
+    """Return the nodes, jobs and tasks of a manager as the partition knows them, for a manager that starts."""
+    served = services_of(request).control.find(partition)
+    return await served.state_of_manager(manager, lambda state: _known(state, manager))
+
+
+@post(
+    "/managers/{manager:str}/waiting",
+    operation_id="managerWaiting",
+    guards=[OPERATORS],
+    status_code=200,
+    summary="Why jobs of a manager wait",
+)
+async def waiting(
+    request: HttpRequest,
+    manager: ManagerName,
+    data: Annotated[Any, Shaped(wire.WaitingJobsDocument)],
+    partition: PartitionName = "",
+) -> wire.WaitingJobs:
+    """Explain why jobs of a manager wait, many at once."""
+    read = Reader(data, "", "a question")
+    jobs = read.names("jobs", MAX_EXPLAINED)
+    read.close()
+    served = services_of(request).control.find(partition)
+    return await served.read(
+        lambda state: wire.WaitingJobs(
+            jobs=waiting_answers(_known(state, manager), manager, jobs, served.writer.reasons, served.now)
+        )
     )
 
 
@@ -97,15 +134,21 @@ async def events(
     after: After = None,
     last: LastEvent = None,
 ) -> Stream:
-    """Stream server-sent events: allocated, release, released, node. `reset` means that events were missed: replay
-    all."""
+    """Stream server-sent events: allocated, release, released, ended, node. `reset`: events were missed, read the state
+    again."""
     services = services_of(request)
     served = services.control.find(partition)
-    if not await served.read(lambda state: manager in state.managers):
-        raise Refused("name", f"there is no resource manager {shown(manager)}; register it first", "missing")
+    await served.read(lambda state: _known(state, manager))
     feed = served.manager(manager)
     start = start_of(feed, after, last)
     return streamed(services, caller_of(request), lines(feed, start, lambda event: True))
+
+
+def _known(state: Partition, manager: str) -> Partition:
+    """Return the partition, or refuse if it has no such manager."""
+    if manager not in state.managers:
+        raise Refused("name", f"there is no resource manager {shown(manager)}; register it first", "missing")
+    return state
 
 
 def _as_missing(refusal: Refused) -> Refused:
@@ -115,4 +158,4 @@ def _as_missing(refusal: Refused) -> Refused:
     return refusal
 
 
-HANDLERS = [managers, register, remove, update, events]
+HANDLERS = [managers, register, remove, update, state_of, waiting, events]

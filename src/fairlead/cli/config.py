@@ -1,4 +1,4 @@
-"""`fairlead config`: check a configuration file, compare it with a server's, and apply it."""
+"""`fairlead config`: check a configuration file, compare it with a server's, apply it, and convert those of others."""
 
 from __future__ import annotations
 
@@ -50,6 +50,33 @@ def check(
     count = len(shown["partitions"])
     typer.echo(f"{file}: in order, {count} partition{'s' if count != 1 else ''}; what is not shown has its default")
     typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
+
+
+imports = typer.Typer(name="import", help="Convert configurations of other schedulers.", no_args_is_help=True)
+app.add_typer(imports)
+
+
+@imports.command()
+def yunikorn(
+    file: Annotated[Path, typer.Argument(help="queues.yaml of YuniKorn, or its ConfigMap.")],
+) -> None:
+    """Convert the queues of YuniKorn and print the configuration.
+
+    What cannot be carried over is listed as a warning that names the field.
+    """
+    import yaml
+
+    from fairlead.app import Failed, checked_config
+    from fairlead.kubernetes.yunikorn import NotConverted, convert
+
+    try:
+        document, warnings = convert(document_of(file))
+        checked_config(document, defaults=False)
+    except (NotConverted, Failed, yaml.YAMLError) as problem:
+        fail(f"{file}: {problem}")
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
 
 
 @app.command()

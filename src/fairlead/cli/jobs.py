@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -107,6 +107,15 @@ ResultPattern = Annotated[
 ]
 Error = Annotated[str | None, typer.Option("--error", help="File for standard error.", metavar="PATTERN")]
 Shell = Annotated[bool, typer.Option("--shell", help="Run the command with /bin/sh -c.")]
+Engine = Annotated[
+    Literal["agents", "kubernetes"],
+    typer.Option(
+        help="Run tasks on nodes with agents, or as pods: then the job becomes a Job of a Kubernetes cluster."
+    ),
+]
+Image = Annotated[str | None, typer.Option(help="Image of the pods.")]
+Namespace = Annotated[str | None, typer.Option(help="Namespace of the pods. By default that of the context.")]
+Kubeconfig = Annotated[str | None, typer.Option(help="File with the cluster of the pods. By default KUBECONFIG.")]
 File = Annotated[
     Path | None, typer.Option("--file", "-f", help="File with a job in YAML or JSON; - for standard input.")
 ]
@@ -143,6 +152,10 @@ def submit(
     follow: Annotated[
         bool, typer.Option("--follow", help="Show the output of the job and exit with its status.")
     ] = False,
+    engine: Engine = "agents",
+    image: Image = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
@@ -151,6 +164,15 @@ def submit(
     fairlead submit --array 100 --cpu 2 ./simulate --fast
     """
     options = {key: value for key, value in locals().items() if key in DOCUMENT_OPTIONS}
+    if engine == "kubernetes":
+        from fairlead.cli.pods import submit_pods
+
+        others = {"file": file, "wait": wait, "follow": follow, "partition": partition}
+        submit_pods({**options, **others}, image, namespace, kubeconfig, as_json)
+        return
+    for option, value in (("--image", image), ("--namespace", namespace), ("--kubeconfig", kubeconfig)):
+        if value is not None:
+            raise typer.BadParameter("it is for pods; add --engine kubernetes, or leave it out", param_hint=option)
     _submit(file, options, partition, wait, follow, as_json)
 
 

@@ -28,6 +28,7 @@ from fairlead.cli import (
     top,
     watch,
 )
+from fairlead.cli.kubernetes import kubernetes
 from fairlead.cli.simulate import simulate
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ app.command()(serving.down)
 app.command()(serving.server)
 app.command()(simulate)
 app.command()(agent.agent)
+app.command()(kubernetes)
 # Words after the program belong to the program: `fairlead run ls -l` runs `ls -l`.
 app.command(context_settings={"allow_interspersed_args": False})(jobs.submit)
 app.command(context_settings={"allow_interspersed_args": False})(jobs.run)

@@ -165,6 +165,16 @@ def server(
     outputs_endpoint: OutputsEndpoint = "",
     outputs_size: OutputsSize = "16Gi",
     outputs_age: OutputsAge = "30d",
+    kubernetes: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Schedule the pods of the cluster in this kubeconfig file, as `fairlead kubernetes` does; `pod` for "
+            "the cluster that this server runs in.",
+        ),
+    ] = "",
+    kubernetes_rules: Annotated[Path | None, typer.Option(help="Its --rules.")] = None,
+    kubernetes_lease: Annotated[str, typer.Option(help="Its --lease.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Run the control plane and the API, without an agent. Agents join with `fairlead agent --join URL`."""
@@ -185,6 +195,7 @@ def server(
         database,
         lease,
         advertise,
+        (kubernetes, kubernetes_rules, kubernetes_lease),
     )
 
 
@@ -270,6 +281,7 @@ def _run(
     database: str = "",
     lease: str = "3s",
     advertise: str = "",
+    kubernetes: tuple[str, Path | None, str] = ("", None, ""),
 ) -> None:
     """Run a server. `agent` holds the options of the agent to run beside it, or None for no agent."""
     if (certificate is None) != (key is None):
@@ -346,6 +358,7 @@ def _run(
         outputs_age=outputs[3],
         database=database,
         lease=lease,
+        kubernetes=kubernetes,
     )
     try:
         uvloop.run(_main(settings, listening, url, as_json, agent))

@@ -33,7 +33,7 @@ def minimum_by_stage(ask: Ask) -> list[tuple[Stage, int]]:
 
     def ease(stage: Stage) -> tuple[int, ...]:
         key = stage.shape.key
-        choosy = len(key.selectors) + bool(key.pool) + key.apart
+        choosy = len(key.selectors) + bool(key.where) + bool(key.pool) + key.apart
         gpu, *rest = _smallness(stage)
         return (gpu, -choosy, *rest)
 

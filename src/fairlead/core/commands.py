@@ -199,7 +199,10 @@ class RemoveManager(Command, frozen=True, tag="remove manager"):
 
 
 class UpdateManager(Command, frozen=True, tag="update manager"):
-    """An update from a resource manager, handled in this order: nodes, jobs, recover, asks, releases."""
+    """An update from a resource manager, handled in this order: nodes, jobs, recover, asks, releases.
+
+    With `more`, other updates follow before all that the manager knows has been told; the partition waits for them.
+    """
 
     name: str
     nodes: tuple[dict[str, Any], ...] = ()
@@ -207,6 +210,7 @@ class UpdateManager(Command, frozen=True, tag="update manager"):
     asks: tuple[dict[str, Any], ...] = ()
     releases: tuple[dict[str, Any], ...] = ()
     recover: tuple[dict[str, Any], ...] = ()
+    more: bool = False
 
 
 # -- answers -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import cast
 
 from fairlead.core.changes import NodeSpec
 from fairlead.core.errors import Refused
+from fairlead.core.expressions import parse_preferences, parse_where
 from fairlead.core.model import Gang, JobSpec, OnLoss, Scaling, StageSpec
 from fairlead.core.reader import Reader, check_label, check_name, check_text
 from fairlead.core.resources import CPU, parse_capacity, parse_request, shown
@@ -15,13 +16,15 @@ from fairlead.core.shape import Selectors
 
 MAX_STAGES = 1_000
 MAX_TASKS = 10_000_000
-MAX_PRIORITY = 1_000_000
+MIN_PRIORITY = -(2**31)
+MAX_PRIORITY = 2**31 - 1
 MAX_JOB = 2 * 2**20
 """Maximum length of all texts of a job together, in characters."""
 MAX_LABELS = 100
 MAX_RESULTS = 100
 """Patterns of result files of a stage."""
 MAX_PATTERN = 1_000
+MAX_NODE_LABELS = 1_000
 MAX_LABEL = 1_000
 """Maximum length of the value of a label, in characters."""
 
@@ -61,11 +64,12 @@ def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NO
         queue=read.text("queue", "", most=1_000),
         stages=specs,
         groups=read.names("groups", most=1_000),
-        priority=read.count("priority", 0, -MAX_PRIORITY, MAX_PRIORITY),
+        priority=read.count("priority", 0, MIN_PRIORITY, MAX_PRIORITY),
         labels=read.pairs("labels", most=MAX_LABELS, longest=MAX_LABEL),
         after=read.names("after", most=1_000),
         gang=cast(Gang, read.choice("gang", ("stage", "job"), "stage")),
         preemptible=read.flag("preemptible", True),
+        preempts=read.flag("preempts", True),
     )
     read.close()
     return job
@@ -99,7 +103,12 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         output=_pattern(read, "output"),
         error=_pattern(read, "error"),
         results=_results(read),
+        where=parse_where(read.get("where"), read.at("where")) if read.get("where") is not None else (),
+        prefer=parse_preferences(read.get("prefer"), read.at("prefer")) if read.get("prefer") is not None else (),
     )
+    for at, toleration in enumerate(stage.tolerations):
+        if toleration.count("*") > 1:
+            raise Refused(read.at(f"tolerations[{at}]"), f"{shown(toleration)} has more than one *; write at most one")
     if stage.directory and not stage.directory.startswith("/"):
         raise Refused(
             read.at("directory"), f"{shown(stage.directory)} is not an absolute path; write one that starts with /"
@@ -181,6 +190,10 @@ def _texts(spec: StageSpec) -> Iterator[str]:
     for label, values in spec.selectors:
         yield label
         yield from values
+    for term in (*spec.where, *(term for term, _ in spec.prefer)):
+        for expression in term:
+            yield expression.label
+            yield from expression.values
 
 
 def parse_selectors(doc: object, field: str) -> Selectors:
@@ -205,7 +218,7 @@ def parse_node(doc: object, field: str = "") -> tuple[str, NodeSpec]:
     name = read.name("name")
     spec = NodeSpec(
         capacity=tuple(sorted(parse_capacity(read.get("resources", {}), read.at("resources")).items())),
-        labels=read.pairs("labels", most=MAX_LABELS, longest=MAX_LABEL),
+        labels=read.pairs("labels", most=MAX_NODE_LABELS, longest=MAX_LABEL),
         taints=tuple(sorted(set(read.texts("taints", most=100)))),
         pool=check_name(read.get("pool"), read.at("pool")) if read.get("pool") is not None else "",
         users=tuple(sorted(set(read.names("users", most=1_000)))),

@@ -473,6 +473,7 @@ def _load_job(partition: Partition, record: _Job, times: dict[int, int], replaci
     submitted = times.setdefault(record.submitted, record.submitted)
     job = Job(record.id, record.number, pack_spec(spec), submitted, queue, accounts)
     job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
+    job.preempts = spec.preempts
     job.state, job.priority, job.ended_at, job.reason = record.state, record.priority, record.ended_at, record.reason
     job.stages = tuple(
         _load_stage(partition, job, spec, position, stage) for position, stage in enumerate(record.stages)

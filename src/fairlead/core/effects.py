@@ -14,11 +14,11 @@ import msgspec
 from fairlead.core.changes import (
     Change,
     GivenBack,
+    JobNews,
     News,
     NodeMoved,
     NodeNews,
     Ordered,
-    TaskNews,
 )
 from fairlead.core.model import Allocation
 from fairlead.core.state import Partition
@@ -64,7 +64,7 @@ class ForNode(msgspec.Struct, frozen=True, gc=False, tag="for node"):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """News for a resource manager: `what` is allocated, release (stop it), released, node, accepted or rejected.
+    """News for a resource manager: `what` is allocated, release (stop it), released, ended, node, accepted or rejected.
 
     The last two answer an item of an update; `item` is its sort.
     """
@@ -243,11 +243,13 @@ def stop_of(allocation: Allocation) -> Stop:
 
 
 def _events(partition: Partition, all_news: Iterable[News]) -> Iterator[Event]:
-    """Yield the news of tasks and nodes as events for a resource manager."""
+    """Yield the news of tasks, nodes and jobs that were killed or failed as events for a resource manager."""
     for news in all_news:
         if isinstance(news, NodeNews):
             yield Event("node", node=news.name, reason=news.state)
-        elif isinstance(news, TaskNews) and news.what in EVENTS:
+        elif isinstance(news, JobNews):
+            yield Event("ended", news.job.id, reason=news.reason)
+        elif news.what in EVENTS:
             job, stage, node = news.stage.job.id, news.stage.name, _node_name(partition, news.node)
             what = EVENTS[news.what]
             yield Event(what, job, stage, news.indices, news.attempt, node, news.devices, news.reason)

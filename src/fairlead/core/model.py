@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from fairlead.core.expressions import Preferences, Where
 from fairlead.core.policy.order import MISSING, ORDERS, Order
 from fairlead.core.ranges import Ranges, SharedRanges, indices
 from fairlead.core.resources import Vector
@@ -74,10 +75,21 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Pattern of the file for standard error; empty for that of the output, or for a log of the agent."""
     results: tuple[str, ...] = ()
     """Patterns of the files that are collected when a task ends."""
+    where: Where = ()
+    prefer: Preferences = ()
 
     def shape_key(self, manager: str, user: str) -> ShapeKey:
         return ShapeKey(
-            self.resources, self.selectors, self.tolerations, self.pool, manager, self.near, self.apart, user
+            self.resources,
+            self.selectors,
+            self.tolerations,
+            self.pool,
+            manager,
+            self.near,
+            self.apart,
+            user,
+            self.where,
+            self.prefer,
         )
 
 
@@ -120,6 +132,8 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The requestor pattern that chose the queue, if one did; an empty pattern matches all users."""
     shape_user: str = ""
     """The user in the shapes of its tasks; set if the partition may have nodes for named users only."""
+    preempts: bool = True
+    """True if tasks may be stopped for its priority, or for a guarantee of its queue."""
 
     @property
     def whole(self) -> bool:
@@ -281,7 +295,7 @@ class Stage(msgspec.Struct, eq=False):
 
     def missing(self) -> int:
         """Return how many replacements a started stage needs to have enough live tasks, without tasks of kind scale."""
-        if not self.started or self.pending[REPLACE] is None or self.job.over or self.job.manager:
+        if not self.started or self.pending[REPLACE] is None or self.job.over:
             return 0
         return max(0, self.needed_before_growth - self.running())
 
@@ -379,6 +393,7 @@ class Job(msgspec.Struct, eq=False):
     whole: bool = False
     """True if all its stages start together: either all of them have started, or none has."""
     preemptible: bool = True
+    preempts: bool = True
     listed: bool = False
     """True if its queue counts it."""
 

@@ -10,23 +10,26 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from fairlead.core.expressions import accepts, format_where
 from fairlead.core.holds.room import may_take
 from fairlead.core.model import Stage
 from fairlead.core.obstacles import (
     AllTogether,
     Closed,
+    Lack,
     Nearest,
     NoLabel,
     NoNodes,
     NoPool,
     NotInPool,
+    NotWhere,
     Obstacle,
     TooSmall,
 )
 from fairlead.core.policy.fit import room
 from fairlead.core.reasons import NeverFits
 from fairlead.core.resources import GPU, Vector, add
-from fairlead.core.shape import WHOLE_DEVICE, Shape
+from fairlead.core.shape import SOFT, WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
 
 MANY = 2**40
@@ -208,9 +211,9 @@ def _candidates(partition: Partition, manager: str) -> Iterator[Candidate]:
         )
 
 
-def _lacks(candidate: Candidate, shape: Shape) -> tuple[TooSmall | NoLabel | NotInPool, ...]:
+def _lacks(candidate: Candidate, shape: Shape) -> tuple[Lack, ...]:
     """Return what a candidate lacks for one task, whatever its taints and users."""
-    lacks: list[TooSmall | NoLabel | NotInPool] = []
+    lacks: list[Lack] = []
     for name, amount in shape.amounts:
         has = candidate.capacity.get(name, 0)
         if has < amount or (name == GPU and has // WHOLE_DEVICE < shape.devices):
@@ -221,6 +224,8 @@ def _lacks(candidate: Candidate, shape: Shape) -> tuple[TooSmall | NoLabel | Not
         value = candidate.labels.get(label)
         if value is None or not ("*" in values or value in values):
             lacks.append(NoLabel(label, values, () if value is None else (value,)))
+    if not accepts(shape.key.where, candidate.labels):
+        lacks.append(NotWhere(format_where(shape.key.where)))
     if shape.key.pool not in ("", candidate.pool):
         lacks.append(NotInPool(shape.key.pool))
     return tuple(lacks)
@@ -240,6 +245,8 @@ def _lacked_by_all(candidates: Sequence[Candidate], shape: Shape) -> list[Obstac
         if len(other) == len(candidates):
             present = sorted({value: None for lack in other for value in lack.present})
             obstacles.append(NoLabel(label, values, tuple(present[:NAMED])))
+    if all(any(isinstance(lack, NotWhere) for lack in missing) for missing in lacks):
+        obstacles.append(NotWhere(format_where(shape.key.where)))
     if all(any(isinstance(lack, NotInPool) for lack in missing) for missing in lacks):
         obstacles.append(NotInPool(shape.key.pool))
     return obstacles
@@ -257,7 +264,9 @@ def _closed(suitable: Sequence[Candidate], stage: Stage) -> list[Closed]:
     key = stage.shape.key
     groups: dict[tuple[str, tuple[str, ...], str, bool], list[Candidate]] = {}
     for candidate in suitable:
-        taints = tuple(sorted(taint for taint in candidate.taints if taint not in key.tolerations))
+        taints = tuple(
+            sorted(taint for taint in candidate.taints if not taint.endswith(SOFT) and not stage.shape.tolerates(taint))
+        )
         user = stage.job.user if candidate.users and key.user not in candidate.users else ""
         if taints or user or candidate.empty:
             pool = candidate.name if candidate.brought else ""

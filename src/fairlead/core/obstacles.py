@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fairlead.core.resources import format_vector
+from fairlead.core.resources import format_vector, printable
 
 
 class TooSmall(msgspec.Struct, frozen=True):
@@ -60,12 +60,28 @@ class NotInPool(msgspec.Struct, frozen=True):
         return f"is not in pool {self.pool}"
 
 
+class NotWhere(msgspec.Struct, frozen=True):
+    """A task has conditions on labels that no node meets."""
+
+    where: str
+
+    def __str__(self) -> str:
+        return f"no node has labels with {printable(self.where, 200)}"
+
+    def lacking(self) -> str:
+        return f"has no labels with {printable(self.where, 200)}"
+
+
+Lack = TooSmall | NoLabel | NotWhere | NotInPool
+"""What one node lacks for a task."""
+
+
 class Nearest(msgspec.Struct, frozen=True):
     """The node or pool that lacks the fewest things that a task asks for. No node has all of them."""
 
     name: str
     pool: bool
-    lacks: tuple[TooSmall | NoLabel | NotInPool, ...]
+    lacks: tuple[Lack, ...]
 
     def __str__(self) -> str:
         what = "pool" if self.pool else "node"
@@ -136,5 +152,5 @@ class AllTogether(msgspec.Struct, frozen=True):
         return f"asked {format_vector({self.resource: self.asked})}, all have {most}"
 
 
-Obstacle = TooSmall | NoLabel | NotInPool | Nearest | Closed | NoNodes | NoPool | AllTogether
+Obstacle = Lack | Nearest | Closed | NoNodes | NoPool | AllTogether
 """What keeps tasks from ever fitting."""

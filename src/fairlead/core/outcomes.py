@@ -188,8 +188,12 @@ def fail_for_good(
         finish(plan, stage.job, "failed", f"task {stage.name}[{_first(block)}] failed: {reason}")
 
 
-def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
-    """End tasks that are gone without a report, with their node or process. Stopping tasks count as stopped."""
+def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, told: bool = False) -> None:
+    """End tasks that are gone without a report, with their node or process. Stopping tasks count as stopped.
+
+    A resource manager asks again itself for tasks that it loses with a node, so `on_loss` counts only for those that
+    the manager told us to be lost.
+    """
     stage = allocation.stage
     job = stage.job
     if allocation.state == "stopping":
@@ -198,7 +202,7 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
     if allocation.rooms and allocation.state == "assigned":
         return_unstarted(plan, allocation, block, reason)
         return
-    if job.over or job.manager:
+    if job.over or (job.manager and not told):
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
     elif stage.terms.on_loss == "fail":
         plan.do(Ended(allocation.id, block, "lost", reason=reason))

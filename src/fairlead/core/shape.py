@@ -6,9 +6,13 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from fairlead.core.expressions import Preferences, Where, accepts, format_term, format_where, holds, labels_of
 from fairlead.core.resources import GPU, Vector, format_vector
 
 WHOLE_DEVICE = 1000  # milli-GPU
+
+SOFT = ":PreferNoSchedule"
+"""The end of a taint that does not keep tasks away: nodes with it are used after others."""
 
 Selectors = tuple[tuple[str, tuple[str, ...]], ...]
 """Label → the accepted values, sorted by label; `*` stands for any value."""
@@ -29,6 +33,10 @@ class ShapeKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     """True if no two tasks of a stage may share a node."""
     user: str = ""
     """The user, if the partition may have nodes for named users only; empty otherwise, so that users share lanes."""
+    where: Where = ()
+    """Conditions on the labels of nodes."""
+    prefer: Preferences = ()
+    """Conditions on the labels of nodes that are used first, with weights."""
 
     @classmethod
     def of(
@@ -49,7 +57,18 @@ class ShapeKey(msgspec.Struct, frozen=True, array_like=True, order=True):
 class Shape:
     """An interned shape with precomputed values for matching."""
 
-    __slots__ = ("amounts", "device_milli", "devices", "ever", "key", "stages", "text")
+    __slots__ = (
+        "_patterns",
+        "amounts",
+        "device_milli",
+        "devices",
+        "ever",
+        "key",
+        "labels",
+        "selecting",
+        "stages",
+        "text",
+    )
 
     def __init__(self, key: ShapeKey) -> None:
         self.key = key
@@ -62,6 +81,12 @@ class Shape:
         self.ever: tuple[tuple[int, int, str], int, bool] | None = None
         """Cached result of `never.most_ever`: versions of nodes and pools, tasks, and True if all were counted."""
         self.text = _text(key)
+        self.selecting = tuple(sorted({*[label for label, _ in key.selectors], *labels_of(key.where)}))
+        """The labels that decide whether a node is accepted."""
+        preferred = labels_of(tuple([term for term, _ in key.prefer]))
+        self.labels = tuple(sorted({*self.selecting, *preferred, *([key.near] if key.near else [])}))
+        """All labels that make a difference to the shape."""
+        self._patterns = [toleration.split("*", 1) for toleration in key.tolerations if "*" in toleration]
 
     def __repr__(self) -> str:
         return f"Shape({self.text})"
@@ -81,12 +106,29 @@ class Shape:
             value = labels.get(label)
             if value is None or not ("*" in values or value in values):
                 return False
-        return all(taint in key.tolerations for taint in taints)
+        if key.where and not accepts(key.where, labels):
+            return False
+        return all(taint.endswith(SOFT) or self.tolerates(taint) for taint in taints)
+
+    def tolerates(self, taint: str) -> bool:
+        """True if a toleration names the taint, or has a `*` in the place of a part of it."""
+        return taint in self.key.tolerations or any(
+            len(taint) >= len(start) + len(end) and taint.startswith(start) and taint.endswith(end)
+            for start, end in self._patterns
+        )
+
+    def rank(self, labels: Mapping[str, str], taints: Iterable[str]) -> tuple[int, int]:
+        """Return the order in which a node that is accepted is used: the lowest first."""
+        soft = sum(taint.endswith(SOFT) and not self.tolerates(taint) for taint in taints)
+        return soft, -sum(weight for term, weight in self.key.prefer if holds(term, labels))
 
 
 def _text(key: ShapeKey) -> str:
     parts = [format_vector(dict(key.resources)) or "nothing"]
     parts += [f"{label} in {','.join(values)}" for label, values in key.selectors]
+    if key.where:
+        parts.append(f"where {format_where(key.where)}")
+    parts += [f"prefers {format_term(term)} ({weight})" for term, weight in key.prefer]
     parts += [f"tolerates {taint}" for taint in key.tolerations]
     if key.pool:
         parts.append(f"pool {key.pool}")

@@ -825,7 +825,7 @@ def is_short(stage: Stage) -> bool:
     """
     if stage.pending[REPLACE] is None and stage.short_since is None:
         return False
-    if not stage.started or stage.job.over or stage.job.manager:
+    if not stage.started or stage.job.over:
         return False
     coming = 0
     if stage.short_since is not None and stage.live:

@@ -12,8 +12,8 @@ Documents = Iterable[Mapping[str, Any]]
 
 
 class ManagerHandle:
-    """A resource manager. Items are documents: nodes `{name, resources, action}`, jobs `{job, queue, user, remove}`,
-    asks `{job, ask, count, resources, withdraw}`, releases `{job, ask, index}`,
+    """A resource manager. Items are documents: nodes `{name, resources, action}`, jobs `{job, queue, user, stages,
+    remove}`, asks `{job, ask, count, resources, index, withdraw}`, releases `{job, ask, index, lost, withdraw}`,
     recover `{job, ask, node, index, resources}`.
     """
 
@@ -36,7 +36,9 @@ class ManagerHandle:
         asks: Documents = (),
         releases: Documents = (),
         recover: Documents = (),
+        more: bool = False,
     ) -> None:
+        """Send an update. With `more`, others follow before the manager has told all it knows."""
         self._send(
             UpdateManager(
                 name=self.name,
@@ -45,6 +47,7 @@ class ManagerHandle:
                 asks=tuple(map(dict, asks)),
                 releases=tuple(map(dict, releases)),
                 recover=tuple(map(dict, recover)),
+                more=more,
                 operator=True,
             )
         )

@@ -145,11 +145,11 @@ def explanation(
             kind=view.kind,
             count=view.count,
             position=view.position,
-            code=_code(view.reason),
+            code=code_of(view.reason),
             reason="" if view.reason is None else str(view.reason),
             jobs_ahead=view.jobs_ahead,
             tasks_ahead=view.tasks_ahead,
-            then_code=_code(view.then),
+            then_code=code_of(view.then),
             then="" if view.then is None else str(view.then),
             text=str(view),
         )
@@ -158,7 +158,7 @@ def explanation(
     return wire.Explanation(job=job.id, state=job.state, waiting=waiting)
 
 
-def _code(reason: Reason | None) -> str:
+def code_of(reason: Reason | None) -> str:
     return "" if reason is None else str(type(reason).__struct_config__.tag)
 
 
@@ -319,22 +319,6 @@ def partition_answer(partition: Partition) -> wire.Partition:
         if partition.reign.ready
         else partition.reign.missing(partition.nodes, partition.managers)[:NAMED],
     )
-
-
-def manager_answers(partition: Partition) -> list[wire.Manager]:
-    """Return the resource managers by name."""
-    nodes = Counter(partition.nodes.manager[row] for row in partition.nodes.rows.values())
-    jobs = Counter(job.manager for job in partition.jobs.values() if not job.over)
-    return [
-        wire.Manager(
-            name=name,
-            registered=seconds(manager.registered),
-            nodes=nodes[name],
-            jobs=jobs[name],
-            reported=partition.reign.has_heard(name),
-        )
-        for name, manager in sorted(partition.managers.items())
-    ]
 
 
 def differences(

@@ -22,7 +22,7 @@ Duration = int | float | str
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]
 MAX_USES = 100_000
 """Machines that one join token may admit."""
-Priority = Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
+Priority = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 
 
 class Request(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -46,6 +46,10 @@ class StageDocument(Request, kw_only=True):
     min: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     resources: dict[str, Amount] | UnsetType = UNSET
     selectors: dict[str, str | list[str]] | UnsetType = UNSET
+    where: str | list[str] | UnsetType = UNSET
+    """Expressions on node labels, such as `zone in (a, b), !spot`; of a list, one must hold."""
+    prefer: dict[str, int] | UnsetType = UNSET
+    """Expressions on node labels with weights: nodes with the highest sum are used first."""
     tolerations: list[str] | UnsetType = UNSET
     pool: Name | UnsetType = UNSET
     command: list[Text] | UnsetType = UNSET
@@ -85,6 +89,7 @@ class JobDocument(Request, kw_only=True):
     after: list[Name] | UnsetType = UNSET
     gang: Literal["stage", "job"] | UnsetType = UNSET
     preemptible: bool | UnsetType = UNSET
+    preempts: bool | UnsetType = UNSET
 
 
 class BatchDocument(Request, kw_only=True):
@@ -142,7 +147,8 @@ class PartitionDocument(Request, kw_only=True, forbid_unknown_fields=False):
 
 
 class ManagerNodeDocument(Request, kw_only=True):
-    """A node of a resource manager: added or updated, or moved to another state by `action`."""
+    """A node of a resource manager: added or updated, or moved to another state by `action`, with a `reason` if it is
+    drained or disabled."""
 
     name: Name
     action: Literal["add", "update", "drain", "disable", "enable", "lose", "remove"] | UnsetType = UNSET
@@ -151,10 +157,11 @@ class ManagerNodeDocument(Request, kw_only=True):
     taints: list[str] | UnsetType = UNSET
     pool: str | UnsetType = UNSET
     users: list[str] | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
 
 
 class ManagerJobDocument(Request, kw_only=True):
-    """A job of a resource manager, without stages: its asks become its stages. With `remove` it ends."""
+    """A job of a resource manager, with its stages or without: asks become stages, too. With `remove` it ends."""
 
     job: Name
     name: Name | UnsetType = UNSET
@@ -164,19 +171,28 @@ class ManagerJobDocument(Request, kw_only=True):
     priority: int | UnsetType = UNSET
     labels: dict[str, str] | UnsetType = UNSET
     preemptible: bool | UnsetType = UNSET
+    preempts: bool | UnsetType = UNSET
+    stages: list[StageDocument] | UnsetType = UNSET
+    gang: Literal["stage", "job"] | UnsetType = UNSET
     remove: bool | UnsetType = UNSET
 
 
 class ManagerAskDocument(Request, kw_only=True):
     """An ask: `count` equal tasks of a job, with the keys of a stage. Sent again with another count it is scaled; with
-    `withdraw` its waiting tasks are given up."""
+    `withdraw` its waiting tasks are given up. With `index` it is about that task alone: one that ended is asked for
+    again."""
 
     job: Name
     ask: Name
+    index: Annotated[int, Meta(ge=0, lt=10_000_000)] | UnsetType = UNSET
     count: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     min: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
     resources: dict[str, Amount] | UnsetType = UNSET
     selectors: dict[str, str | list[str]] | UnsetType = UNSET
+    where: str | list[str] | UnsetType = UNSET
+    """Expressions on node labels, such as `zone in (a, b), !spot`; of a list, one must hold."""
+    prefer: dict[str, int] | UnsetType = UNSET
+    """Expressions on node labels with weights: nodes with the highest sum are used first."""
     tolerations: list[str] | UnsetType = UNSET
     pool: Name | UnsetType = UNSET
     estimate: Duration | UnsetType = UNSET
@@ -187,11 +203,15 @@ class ManagerAskDocument(Request, kw_only=True):
 
 
 class ManagerReleaseDocument(Request, kw_only=True):
-    """Allocations that ended: of one task, of an ask, or of a whole job."""
+    """Allocations that ended: of one task, of an ask, or of a whole job. Tasks that were `lost` or could not start, for
+    a `reason`, follow `on_loss`. Preempted tasks wait again, unless `withdraw` is true."""
 
     job: Name
     ask: Name | UnsetType = UNSET
     index: Annotated[int, Meta(ge=0, lt=10_000_000)] | UnsetType = UNSET
+    lost: bool | UnsetType = UNSET
+    withdraw: bool | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
 
 
 class ManagerRecoveryDocument(Request, kw_only=True):
@@ -205,13 +225,21 @@ class ManagerRecoveryDocument(Request, kw_only=True):
 
 
 class UpdateDocument(Request, kw_only=True):
-    """An update of a resource manager, applied in this order: nodes, jobs, recover, asks, releases."""
+    """An update of a resource manager, applied in this order: nodes, jobs, recover, asks, releases. With `more`, other
+    updates follow before the manager has told all it knows."""
 
     nodes: list[ManagerNodeDocument] | UnsetType = UNSET
     jobs: list[ManagerJobDocument] | UnsetType = UNSET
     recover: list[ManagerRecoveryDocument] | UnsetType = UNSET
     asks: list[ManagerAskDocument] | UnsetType = UNSET
     releases: list[ManagerReleaseDocument] | UnsetType = UNSET
+    more: bool | UnsetType = UNSET
+
+
+class WaitingJobsDocument(Request, kw_only=True):
+    """Jobs of a resource manager, by id."""
+
+    jobs: Annotated[list[str], Meta(max_length=1_000)]
 
 
 class RequestorDocument(Request, kw_only=True):
@@ -681,6 +709,61 @@ class Updated(Answer, frozen=True, kw_only=True):
     items: list[UpdateItem]
 
 
+class ManagerNode(Answer, frozen=True, kw_only=True):
+    name: str
+    state: str
+    reason: str
+
+
+class ManagerTasks(Answer, frozen=True, kw_only=True):
+    """Live tasks of an ask on one node: running, or stopping for the `cause`. `indices` are ranges."""
+
+    node: str
+    indices: list[int]
+    state: str
+    cause: str
+
+
+class ManagerAsk(Answer, frozen=True, kw_only=True):
+    """The tasks of an ask: `waiting` and `ended` are ranges of indices."""
+
+    ask: str
+    count: int
+    live: list[ManagerTasks]
+    waiting: list[int]
+    ended: list[int]
+
+
+class ManagerJob(Answer, frozen=True, kw_only=True):
+    job: str
+    over: bool
+    """True if it has ended and only waits for tasks to stop."""
+    asks: list[ManagerAsk]
+
+
+class ManagerState(Answer, frozen=True, kw_only=True):
+    """What the partition knows of a resource manager. Events after `seq` continue it; some may be in it already."""
+
+    seq: int
+    nodes: list[ManagerNode]
+    jobs: list[ManagerJob]
+
+
+class WaitingJob(Answer, frozen=True, kw_only=True):
+    """Why a job of a resource manager waits."""
+
+    job: str
+    code: str
+    """The sort of the reason, such as "no room"; empty if it was not tried yet."""
+    reason: str
+    missing: bool
+    """True if it waits for more capacity than there is, and not for a limit, a share or tasks that stop for it."""
+
+
+class WaitingJobs(Answer, frozen=True, kw_only=True):
+    jobs: list[WaitingJob]
+
+
 # -- history and watching ----------------------------------------------------------------------------------------
 
 
@@ -815,7 +898,7 @@ class Event(Answer, frozen=True, kw_only=True):
 
 
 class ManagerEvent(Answer, frozen=True, kw_only=True):
-    """An event for a resource manager: allocated, release (a request to stop), released, node."""
+    """An event for a resource manager: allocated, release (a request to stop), released, ended (a job), node."""
 
     what: str
     job: str = ""

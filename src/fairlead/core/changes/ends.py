@@ -27,7 +27,7 @@ from fairlead.core.model import (
 from fairlead.core.ranges import Ranges, count, difference, indices, split
 from fairlead.core.state import Partition
 
-__all__ = ["NOT_AGAIN", "Ended", "EndedUndo", "PendingEnded", "PendingEndedUndo", "Revived"]
+__all__ = ["NOT_AGAIN", "Ended", "EndedUndo", "PendingEnded", "PendingEndedUndo", "Revived", "RevivedUndo"]
 
 NOT_AGAIN = -1
 """In place of a kind: the task is not asked for again."""
@@ -223,31 +223,43 @@ class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
             yield Line("info", "tasks cancelled", {"job": stage.job.id, "stage": stage.name, **fields})
 
 
-class Revived(Change[Stage], frozen=True, tag="revived"):
-    """Withdrawn tasks are pending again."""
+class RevivedUndo(msgspec.Struct, frozen=True, gc=False):
+    stage: Stage
+    outcome: str
+    """How the tasks had ended."""
+    short_since: Micros | None
+
+
+class Revived(Change[RevivedUndo], frozen=True, tag="revived"):
+    """Tasks that were withdrawn or have ended, all with the same outcome, are pending again."""
 
     job: str
     stage: int
     kind: int
     indices: tuple[int, ...]
 
-    def apply(self, partition: Partition) -> Stage:
+    def apply(self, partition: Partition) -> RevivedUndo:
         stage = partition.jobs[self.job].stages[self.stage]
-        _unend(stage, "killed", self.indices)
+        first = self.indices[0]
+        outcome = next(name for name, ranges in (stage.ended or {}).items() if first in ranges)
+        short_since = stage.short_since
+        _unend(stage, outcome, self.indices)
         grow(stage, self.kind, self.indices)
+        partition.update_short(stage)
         partition.wake()
         partition.touched.jobs[self.job] = None
-        return stage
+        return RevivedUndo(stage, outcome, short_since)
 
-    def undo(self, partition: Partition, before: Stage) -> None:
-        ungrow(before, self.kind, self.indices)
-        _end(before, "killed", self.indices)
+    def undo(self, partition: Partition, before: RevivedUndo) -> None:
+        ungrow(before.stage, self.kind, self.indices)
+        _end(before.stage, before.outcome, self.indices)
+        partition.mark_short(before.stage, before.short_since)
 
-    def demand(self, before: Stage) -> Iterable[tuple[Stage, int]]:
-        return ((before, count(self.indices)),)
+    def demand(self, before: RevivedUndo) -> Iterable[tuple[Stage, int]]:
+        return ((before.stage, count(self.indices)),)
 
-    def lines(self, names: Names, before: Stage) -> Iterator[Line]:
-        fields = {"job": before.job.id, "stage": before.name, "tasks": count(self.indices)}
+    def lines(self, names: Names, before: RevivedUndo) -> Iterator[Line]:
+        fields = {"job": before.stage.job.id, "stage": before.stage.name, "tasks": count(self.indices)}
         yield Line("info", "tasks asked again", fields)
 
 

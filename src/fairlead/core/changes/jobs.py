@@ -60,6 +60,7 @@ class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
         accounts = partition.accounts_for(queue, spec.user, spec.groups)
         job = Job(self.id, self.number, pack_spec(spec), partition.now, queue, accounts, priority=spec.priority)
         job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
+        job.preempts = spec.preempts
         job.stages = tuple(
             [new_stage(partition, job, position, stage, spec.shape_user) for position, stage in enumerate(spec.stages)]
         )
@@ -207,6 +208,9 @@ class JobMoved(Change[JobMovedUndo], frozen=True, tag="job moved"):
 
     def news(self, partition: Partition, before: JobMovedUndo) -> Iterable[JobNews]:
         return (JobNews("state", before.job, self.state, self.reason),)
+
+    def manager_to_notify(self, partition: Partition, before: JobMovedUndo) -> str:
+        return before.job.manager if self.state in ("killed", "failed") else ""
 
     def lines(self, names: Names, before: JobMovedUndo) -> Iterator[Line]:
         yield job_over(names, before.job, self.state, self.reason)

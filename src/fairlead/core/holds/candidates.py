@@ -62,7 +62,7 @@ def gather(partition: Partition, claims: Claims, own: Claims, without: Collectio
     """Group the nodes that may be held: up, connected, not backed off, not promised. All are in join order."""
     nodes = partition.nodes
     # Labels that no shape selects by make no difference.
-    labels = sorted({label for shape in partition.derived.shapes.values() for label, _ in shape.key.selectors})
+    labels = sorted({label for shape in partition.derived.shapes.values() for label in shape.selecting})
     columns = list(nodes.capacity.values())
     groups: dict[object, NodeGroup] = {}
     for node_id in sorted(nodes.rows):

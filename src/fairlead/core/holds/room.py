@@ -279,6 +279,7 @@ def _has_better_right(partition: Partition, ask: Ask, owner: Ask) -> bool:
     if job.queue is other.queue:
         return (
             partition.settings.preempt == "priority"
+            and job.preempts
             and other.priority < job.priority
             and not is_unpreemptible(partition, other)
         )

@@ -1,12 +1,12 @@
 """The common part of all node indexes: kinds of nodes, and following changes of the node table.
 
-Nodes of one kind (manager, pool, taints, users, the labels that a shape selects or gathers by, GPUs or none) differ for
+Nodes of one kind (manager, pool, taints, users, the labels that make a difference to a shape, GPUs or none) differ for
 a shape only in their free capacity. An index is derived from the table, can be rebuilt at any time and is not stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fairlead.core.nodes import NodeTable
@@ -50,7 +50,8 @@ class NodeIndex(Generic[K]):
         """The shapes of existing stages, each with data of the subclass."""
         self._labels: list[str] = []
         self._kinds: dict[KindKey, K] = {}
-        self._accepted: dict[tuple[Shape, str | None], list[K]] = {}
+        self._accepted: dict[tuple[Shape, str | None], list[list[K]]] = {}
+        """The kinds that a shape accepts, by its preferences: those to be used first are the first list."""
         self._at: dict[int, tuple[K, Any, Any]] = {}
         """Node id → the kind of the node, and its present place."""
         self._out: dict[int, None] = {}
@@ -127,7 +128,7 @@ class NodeIndex(Generic[K]):
     def values(self, shape: Shape) -> list[str]:
         """Return the values of the label that a shape gathers by, on nodes that accept it; "" for nodes without it."""
         at = self._labels.index(shape.key.near)
-        return sorted({kind.key.labels[at] or "" for kind in self._kinds_for(shape, None)})
+        return sorted({kind.key.labels[at] or "" for kinds in self._kinds_for(shape, None) for kind in kinds})
 
     # -- inside
 
@@ -146,15 +147,21 @@ class NodeIndex(Generic[K]):
     def _leave(self, node_id: int) -> None:
         self._at.pop(node_id, None)
 
-    def _kinds_for(self, shape: Shape, near: str | None) -> list[K]:
-        kinds = self._accepted.get((shape, near))
-        if kinds is None:
-            kinds = [kind for key, kind in self._kinds.items() if self._accepts(shape, key, near)]
-            self._accepted[shape, near] = kinds
-        return kinds
+    def _kinds_for(self, shape: Shape, near: str | None) -> list[list[K]]:
+        ranked = self._accepted.get((shape, near))
+        if ranked is None:
+            by_rank: dict[tuple[int, int], list[K]] = {}
+            for key, kind in self._kinds.items():
+                if self._accepts(shape, key, near):
+                    by_rank.setdefault(shape.rank(self._labels_of(key), key.taints), []).append(kind)
+            ranked = self._accepted[shape, near] = [by_rank[rank] for rank in sorted(by_rank)]
+        return ranked
+
+    def _labels_of(self, key: KindKey) -> dict[str, str]:
+        return {label: value for label, value in zip(self._labels, key.labels, strict=True) if value is not None}
 
     def _accepts(self, shape: Shape, key: KindKey, near: str | None) -> bool:
-        labels = {label: value for label, value in zip(self._labels, key.labels, strict=True) if value is not None}
+        labels = self._labels_of(key)
         if near is not None and labels.get(shape.key.near, "") != near:
             return False
         return key.manager == shape.key.manager and shape.accepts(labels, key.taints, key.pool, key.users)
@@ -200,7 +207,7 @@ class NodeIndex(Generic[K]):
         self._at.clear()
         self.nodes.altered_since.clear()
         self.nodes.used_since.clear()
-        self._labels = sorted({label for shape in self._shapes for label in _labels_of(shape)})
+        self._labels = sorted({label for shape in self._shapes for label in shape.labels})
         self._learn_shapes()
         for node_id in self.nodes.rows:
             self._enter(node_id)
@@ -208,10 +215,3 @@ class NodeIndex(Generic[K]):
     def _learn_shapes(self) -> None:
         """Prepare the index for the shapes known now."""
         raise NotImplementedError
-
-
-def _labels_of(shape: Shape) -> Iterator[str]:
-    for label, _ in shape.key.selectors:
-        yield label
-    if shape.key.near:
-        yield shape.key.near

@@ -1,7 +1,8 @@
 """The index of placement `pack`: find the fullest node that fits. One index for all shapes; only changed nodes move.
 
 The fullest node is the one with the fewest wholly free GPUs, then the least CPU, then the least of the other resources
-by name, then the least on its best split GPU. This depends on the nodes alone, not on other shapes or on the past.
+by name, then the least on its best split GPU. This depends on the nodes alone, not on other shapes or on the past. A
+shape with preferences gets the fullest of the nodes that it prefers most.
 
 A node is in a bucket: the same figures, counted in the thresholds that the shapes ask for. So all nodes of a bucket fit
 a shape, or none does. Nodes of one kind share a row of buckets, ordered from the fullest to the emptiest. The buckets
@@ -151,12 +152,20 @@ class FitIndex(NodeIndex[Buckets]):
         return len(self._names) < len(capacity) - (GPU in capacity)
 
     def _first(self, shape: Shape, near: str | None) -> tuple[Entry, list[Entry]] | None:
-        """Return the entry of the fullest node that fits, and the heap that has it at its top."""
+        """Return the entry of the fullest of the most preferred nodes that fit, and the heap that has it at its top."""
+        for kinds in self._accepted.get((shape, near)) or self._kinds_for(shape, near):
+            first = self._fullest(shape, kinds)
+            if first is not None:
+                return first
+        return None
+
+    def _fullest(self, shape: Shape, kinds: list[Buckets]) -> tuple[Entry, list[Entry]] | None:
+        """Return the entry of the fullest node of these kinds that fits, and the heap that has it at its top."""
         best: Entry | None = None
         heap: list[Entry] = []
         sparing = False
         places = self._at
-        for kind in self._accepted.get((shape, near)) or self._kinds_for(shape, near):
+        for kind in kinds:
             # Tasks without GPUs go to nodes without GPUs if they can.
             spares = bool(shape.devices) or not kind.gpus
             if sparing and not spares:
@@ -243,7 +252,5 @@ def _thresholds(shape: Shape) -> Iterator[tuple[str, int]]:
     for name, amount in shape.amounts:
         if name != GPU or shape.device_milli < WHOLE_DEVICE:
             yield name, amount
-    for label, _ in shape.key.selectors:
+    for label in shape.labels:
         yield LABEL + label, 0
-    if shape.key.near:
-        yield LABEL + shape.key.near, 0

@@ -84,7 +84,9 @@ class ScoreIndex(NodeIndex[Groups]):
 
     def fits(self, shape: Shape) -> bool:
         task = self._shapes[shape]
-        return any(_fits(state, task) for kind in self._kinds_for(shape, None) for state in kind.groups)
+        return any(
+            _fits(state, task) for kinds in self._kinds_for(shape, None) for kind in kinds for state in kind.groups
+        )
 
     def put_all_back(self) -> None:
         # The usual workload is the demand of all known jobs. It changes only between cycles.
@@ -101,11 +103,18 @@ class ScoreIndex(NodeIndex[Groups]):
         return PLACEMENTS["bestfit"] if self._tight else self.placement
 
     def _best(self, shape: Shape, task: Task, near: str | None, number: int) -> tuple[Groups, Group, int] | None:
-        """Return the node with the lowest id of those in the best state, or one drawn from them."""
+        """Return the node with the lowest id of the most preferred in the best state, or one drawn from them."""
+        for kinds in self._kinds_for(shape, near):
+            best = self._best_of(kinds, task, number)
+            if best is not None:
+                return best
+        return None
+
+    def _best_of(self, kinds: list[Groups], task: Task, number: int) -> tuple[Groups, Group, int] | None:
         best: list[tuple[int, Groups, Group]] = []
         score: Key | None = None
         placement = self._placement()
-        for kind in self._kinds_for(shape, near):
+        for kind in kinds:
             fleet = self._fleet(kind)
             for group in kind.groups.values():
                 if not _fits(group.state, task):

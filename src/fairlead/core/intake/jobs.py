@@ -21,7 +21,7 @@ from fairlead.core.commands import (
     Submit,
 )
 from fairlead.core.config import leaves_text
-from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS
+from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY
 from fairlead.core.errors import Refused
 from fairlead.core.intake.access import need_operator, need_owner, need_priority, need_submit
 from fairlead.core.lanes import lane_key
@@ -202,7 +202,7 @@ def kill(plan: Plan, command: Kill) -> Accepted:
 def set_priority(plan: Plan, command: SetPriority) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "change the priority of")
-    priority = parse_count(command.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY)
+    priority = parse_count(command.priority, "priority", MIN_PRIORITY, MAX_PRIORITY)
     if job.over:
         raise Refused("job", f"job {job.id} is over ({job.state}), and its priority has no effect", "conflict")
     if priority == job.priority:

@@ -7,12 +7,13 @@ allocation that does not exist is accepted, because a restarted manager cannot k
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from fairlead.core.changes import (
     Ended,
+    JobForgotten,
     ManagerRegistered,
     ManagerRemoved,
     Part,
@@ -23,14 +24,14 @@ from fairlead.core.changes import (
     StageScaled,
 )
 from fairlead.core.commands import Accepted, Item, RegisterManager, RemoveManager, UpdateManager
-from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, parse_node, parse_stage
+from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY, parse_node, parse_stage
 from fairlead.core.errors import Refused
 from fairlead.core.intake import nodes
 from fairlead.core.intake.access import need_operator
 from fairlead.core.intake.jobs import add_job, check_resources, find_job, rescale
 from fairlead.core.lifecycle import IllegalTransition
-from fairlead.core.model import NEW, Job, JobSpec, Stage
-from fairlead.core.outcomes import add_ask, confirm_stop, end_pending, finish
+from fairlead.core.model import NEW, REPLACE, Gang, Job, JobSpec, Stage, StageSpec
+from fairlead.core.outcomes import add_ask, avoid, confirm_stop, end_pending, finish, lose
 from fairlead.core.plan import Plan
 from fairlead.core.policy.fit import overbook_devices
 from fairlead.core.ranges import Ranges
@@ -90,7 +91,8 @@ def update(plan: Plan, command: UpdateManager) -> Accepted:
         ("release", command.releases, _release),
     ):
         items += [_item(plan, command, what, at, doc, take) for at, doc in enumerate(documents)]
-    plan.partition.reign.hear_manager(command.name)
+    if not command.more:
+        plan.partition.reign.hear_manager(command.name)
     return Accepted(items=tuple(items))
 
 
@@ -133,11 +135,12 @@ def _node(plan: Plan, command: UpdateManager, read: Reader) -> str:
         # The other keys of a node document are allowed and ignored.
         for key in ("resources", "labels", "taints", "pool", "users"):
             read.get(key)
+        reason = read.text("reason", "", nodes.MAX_REASON)
         read.close()
         if action == "remove":
             nodes.leave(plan, name)
         else:
-            nodes.move_to(plan, name, nodes.STATES[action])
+            nodes.move_to(plan, name, nodes.STATES[action], reason if action in ("drain", "disable") else "")
     return name
 
 
@@ -146,38 +149,92 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
     job_id = read.name("job")
     if read.flag("remove", False):
         read.close()
+        known = partition.jobs.get(job_id)
+        if known is not None and known.manager == command.name and known.over:
+            _release_all(plan, known)  # it was killed, and its tasks have stopped
+            return job_id
         job = _own_job(plan, command, job_id)
         _release_all(plan, job)
         finish(plan, job, "succeeded", f"removed by {command.name}")
         return job_id
+    stages = read.get("stages", [])
+    if not isinstance(stages, list | tuple):
+        raise Refused(read.at("stages"), f"{shown(stages)} is not a list; write [{{…}}, {{…}}]")
     spec = JobSpec(
         name=read.name("name", job_id),
         user=read.name("user", "anonymous"),
         groups=read.names("groups", most=1_000),
         queue=read.text("queue", "", most=1_000),
-        stages=(),
-        priority=read.count("priority", 0, -MAX_PRIORITY, MAX_PRIORITY),
+        stages=tuple(_stage(stage, read.at(f"stages[{at}]")) for at, stage in enumerate(stages)),
+        priority=read.count("priority", 0, MIN_PRIORITY, MAX_PRIORITY),
         labels=read.pairs("labels"),
+        gang=cast(Gang, read.choice("gang", ("stage", "job"), "stage")),
         preemptible=read.flag("preemptible", True),
+        preempts=read.flag("preempts", True),
         manager=command.name,
     )
     read.close()
+    names = [stage.name for stage in spec.stages]
+    if len(set(names)) < len(names):
+        raise Refused(read.at("stages"), "two stages have the same name; give each stage its own")
+    if spec.gang == "job" and not names:
+        raise Refused(read.at("gang"), "a gang of a whole job needs its stages; write them, or leave gang out")
     existing = partition.jobs.get(job_id)
     if existing is not None and existing.manager == command.name and not existing.over:
         return job_id  # replayed after a restart: the job keeps its place and its allocations
+    if (
+        existing is not None
+        and existing.manager == command.name
+        and not existing.allocations
+        and job_id not in partition.derived.followers
+    ):
+        plan.do(JobForgotten(job_id))  # an earlier job with this id has ended and makes way
     add_job(plan, command, spec, job_id, "job")
     return job_id
+
+
+_STAGES: dict[bytes, StageSpec] = {}
+"""Stages that were read before: most jobs of a manager are alike, and reading one takes long."""
+MAX_STAGES = 1_000
+_packed = msgspec.msgpack.Encoder().encode
+
+
+def _stage(doc: object, field: str) -> StageSpec:
+    """Read a stage of a manager's job."""
+    if not isinstance(doc, dict):
+        return parse_stage(doc, field)
+    key = _packed(doc)
+    spec = _STAGES.get(key)
+    if spec is None:
+        if len(_STAGES) >= MAX_STAGES:
+            _STAGES.clear()
+        spec = _STAGES[key] = parse_stage(doc, field)
+    return spec
 
 
 def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
     job = _own_job(plan, command, read.name("job"))
     name = read.name("ask")
     stage = job.stage(name)
+    index = read.optional_count("index", 0, MAX_TASKS - 1)
     if read.flag("withdraw", False):
         read.close()
-        if stage is not None:
+        if stage is not None and index is None:
             end_pending(plan, stage, "killed")
+        elif stage is not None and index is not None:
+            _give_up(plan, stage, index)
         return f"{job.id}/{name}"
+    if index is not None:
+        read.close()
+        _ask_for_one(plan, job, name, index, read)
+        return f"{job.id}/{name}"
+    if stage is not None and read.doc.keys() <= {"job", "ask", "count"} and read.get("count") is not None:
+        _ask_again(plan, stage, read.count("count", 1, 1, MAX_TASKS))  # only scaled: its shape stays
+        return f"{job.id}/{name}"
+    if stage is None and job.whole:
+        raise Refused(
+            read.at("ask"), f"job {job.id} is one gang and has no stage {name}; add another job with all its stages"
+        )
     spec = parse_stage(
         {**{key: value for key, value in read.doc.items() if key not in ("job", "ask")}, "name": name},
         read.field,
@@ -195,6 +252,25 @@ def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
             "conflict",
         )
     return f"{job.id}/{name}"
+
+
+def _give_up(plan: Plan, stage: Stage, index: int) -> None:
+    """Withdraw one pending task. A task that is not pending stays as it is."""
+    for kind, wanted in enumerate(stage.pending):
+        if wanted is not None and index in wanted:
+            plan.do(PendingEnded(stage.job.id, stage.position, kind, (index, index + 1), "killed"))
+            return
+
+
+def _ask_for_one(plan: Plan, job: Job, name: str, index: int, read: Reader) -> None:
+    """Ask again for one task that has ended or was withdrawn. In a started stage it is a replacement."""
+    stage = job.stage(name)
+    if stage is None or index >= stage.count:
+        raise Refused(read.at("index"), f"job {job.id} has no task {name}[{index}]; ask with a count first", "unknown")
+    if any(index in ranges for ranges in (stage.ended or {}).values()):
+        kind = REPLACE if stage.started else NEW
+        plan.do(Revived(job.id, stage.position, kind, (index, index + 1)))
+        add_ask(plan, stage, kind)
 
 
 def _same_ask(stage: Stage, spec: Any) -> bool:
@@ -221,13 +297,20 @@ def _release(plan: Plan, command: UpdateManager, read: Reader) -> str:
     job_id = read.text("job", "", most=63)
     name = read.text("ask", "", most=63)
     index = read.optional_count("index", 0, MAX_TASKS)
+    lost = read.flag("lost", False)
+    withdraw = read.flag("withdraw", False)
+    reason = read.text("reason", "", nodes.MAX_REASON)
     read.close()
     job = plan.partition.jobs.get(job_id)
     if job is None or job.manager != command.name:
         return f"{job_id}/{name}"
     for stage in job.stages:
-        if name in ("", stage.name):
-            _release_stage(plan, stage, index)
+        if name not in ("", stage.name):
+            continue
+        if lost:
+            _lose_stage(plan, stage, index, reason or "lost by its manager")
+        else:
+            _release_stage(plan, stage, index, withdraw)
     return f"{job_id}/{name}"
 
 
@@ -236,20 +319,36 @@ def _release_all(plan: Plan, job: Job) -> None:
         _release_stage(plan, stage, None)
 
 
-def _release_stage(plan: Plan, stage: Stage, index: int | None) -> None:
+def _release_stage(plan: Plan, stage: Stage, index: int | None, withdraw: bool = False) -> None:
+    """End live tasks. Those that were preempted wait again, unless they are withdrawn with the release."""
+    for number, block in _live_blocks(stage, index):
+        allocation = plan.partition.allocations[number]
+        if allocation.state != "stopping":
+            plan.do(Ended(number, block, "succeeded", reason="released"))
+        elif withdraw:
+            plan.do(Ended(number, block, "killed", reason="released"))
+        else:
+            confirm_stop(plan, allocation, block, "released")
+
+
+def _lose_stage(plan: Plan, stage: Stage, index: int | None, reason: str) -> None:
+    """Lose live tasks that the manager could not start: they follow `on_loss`, and their nodes are avoided a while."""
+    for number, block in _live_blocks(stage, index):
+        allocation = plan.partition.allocations.get(number)
+        if allocation is not None:
+            lose(plan, allocation, block, reason, told=True)
+            avoid(plan, allocation.node)
+
+
+def _live_blocks(stage: Stage, index: int | None) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the allocations of live tasks, of one index or of all, with the tasks of each."""
     chosen = sorted(stage.live or ()) if index is None else [index]
     by_allocation: dict[int, list[int]] = {}
     for task in chosen:
         allocation = (stage.live or {}).get(task)
         if allocation is not None:
             by_allocation.setdefault(allocation.id, []).append(task)
-    for number in sorted(by_allocation):
-        block = Ranges.from_indices(by_allocation[number]).flat()
-        allocation = plan.partition.allocations[number]
-        if allocation.state == "stopping":
-            confirm_stop(plan, allocation, block, "released")
-        else:
-            plan.do(Ended(number, block, "succeeded", reason="released"))
+    return [(number, Ranges.from_indices(by_allocation[number]).flat()) for number in sorted(by_allocation)]
 
 
 def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
@@ -292,7 +391,7 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
             )
         return f"{job.id}/{name}"
     block = (index, index + 1)
-    if index in stage.ended_as("killed"):
+    if any(index in ranges for ranges in (stage.ended or {}).values()):
         plan.do(Revived(job.id, stage.position, NEW, block))
     kind = next((kind for kind, wanted in enumerate(stage.pending) if wanted is not None and index in wanted), None)
     if kind is None:

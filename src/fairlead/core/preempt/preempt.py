@@ -179,7 +179,7 @@ def _claim_later(partition: Partition, lane: Lane, when: Micros) -> None:
 def _may_claim(partition: Partition, lane: Lane, ask: Ask) -> bool:
     """True if an ask may have tasks stopped for its priority or a guarantee."""
     stage = ask.stage
-    if stage.asks[ask.kind] is not ask:
+    if stage.asks[ask.kind] is not ask or not stage.job.preempts:
         return False
     if has_claimed(partition, ask):
         return False

@@ -1,0 +1,318 @@
+"""`python -m bench.kubernetes`: pods bound a second on a real control plane, beside kube-scheduler and a floor.
+
+Every run has a new cluster on 127.0.0.1 with 1,000 nodes. All pods are created first; then the scheduler starts, and
+the time from its start to the last binding counts, as a watch on the API server sees it. The floor is a program that
+binds to nodes in turn without deciding. `--large` measures the start on a cluster with many bound pods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import uvloop
+
+from fairlead.kubernetes.actions import Performer, Target
+from fairlead.kubernetes.config import read_kubeconfig
+from fairlead.kubernetes.http import Http
+from fairlead.kubernetes.objects import Pod
+from fairlead.kubernetes.watching import Follower
+from tests.kubernetes.cluster.control_plane import ADMIN, ControlPlane, free_port
+
+FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
+NAMESPACE = "bench"
+GANG = 8
+LIMIT = 300.0
+NATIVE = ["--runtime-config=scheduling.k8s.io/v1beta1=true", "--feature-gates=GenericWorkload=true"]
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Pod).decode
+Json = dict[str, Any]
+
+
+def node(name: str) -> Json:
+    amounts = {"cpu": "32", "memory": "256Gi", "pods": "110", "nvidia.com/gpu": "8"}
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    ready = {"type": "Ready", "status": "True", "reason": "Bench", "lastHeartbeatTime": now, "lastTransitionTime": now}
+    labels = {"kubernetes.io/hostname": name, "topology.kubernetes.io/zone": f"z{int(name[1:]) % 4}"}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "status": {"allocatable": amounts, "capacity": amounts, "conditions": [ready]},
+    }
+
+
+def pod(number: int, scheduler: str, kind: str, bound: str = "") -> Json:
+    metadata: Json = {"name": f"p{number:05d}", "namespace": NAMESPACE}
+    spec: Json = {
+        "schedulerName": scheduler,
+        "restartPolicy": "Never",
+        "containers": [
+            {"name": "c", "image": "none", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}},
+        ],
+    }
+    if bound:
+        spec["nodeName"] = bound
+    group = f"g{number // GANG:05d}"
+    if kind == "gangs" and scheduler == "default-scheduler":
+        spec["schedulingGroup"] = {"podGroupName": group}
+    elif kind == "gangs":
+        metadata["annotations"] = {"fairlead.dev/group": group, "fairlead.dev/min": str(GANG)}
+    return {"metadata": metadata, "spec": spec}
+
+
+async def send(http: Http, requests: Iterator[tuple[str, Json]], at_once: int = 24) -> None:
+    """Post objects, many at a time."""
+
+    async def work() -> None:
+        for path, body in requests:
+            reply = await http.call("POST", path, _encode(body), timeout=60)
+            assert reply.status < 300, reply.content[:500]
+
+    await asyncio.gather(*(work() for _ in range(at_once)))
+
+
+class Bound:
+    """The times at which pods were bound, as a watch sees it."""
+
+    def __init__(self, http: Http, wanted: int) -> None:
+        self.times: dict[str, float] = {}
+        self.nodes: dict[str, str] = {}
+        self.all = asyncio.Event()
+        self._wanted = wanted
+        self._follower = Follower(http, f"/api/v1/namespaces/{NAMESPACE}/pods", _decode, self._put, lambda uid: None)
+
+    def _put(self, found: Pod) -> None:
+        name = found.metadata.name
+        if found.spec.node_name and name not in self.times:
+            self.times[name] = time.monotonic()
+            self.nodes[name] = found.spec.node_name
+            if len(self.times) >= self._wanted:
+                self.all.set()
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[None]:
+        running = asyncio.create_task(self._follower.run())
+        await self._follower.synced.wait()
+        yield
+        running.cancel()
+
+
+async def floor(http: Http, nodes: int, scheduler: str) -> None:
+    """Bind pods to nodes in turn, without deciding anything."""
+    performer = Performer(http, lambda target: None, lambda target, problem: print("refused", problem), at_once=32)
+    number = 0
+
+    def put(found: Pod) -> None:
+        nonlocal number
+        if not found.spec.node_name:
+            meta = found.metadata
+            performer.add(Target("bind", meta.namespace, meta.name, meta.uid, None, f"n{number % nodes:04d}"))
+            number += 1
+
+    selector = {"fieldSelector": f"spec.schedulerName={scheduler},spec.nodeName="}
+    follower = Follower(http, "/api/v1/pods", _decode, put, lambda uid: None, selector)
+    await asyncio.gather(performer.run(), follower.run())
+
+
+class Started:
+    """A scheduler that runs, with its processes by name."""
+
+    def __init__(self, *processes: subprocess.Popen[bytes]) -> None:
+        self.processes = processes
+
+    def cpu(self) -> float:
+        return sum(_cpu(process.pid) for process in self.processes)
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+def _cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _memory(pid: int) -> int:
+    """Return the largest memory of a process so far, in MiB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def start_floor(plane: ControlPlane, nodes: int) -> Started:
+    command = [sys.executable, "-m", "bench.kubernetes", "--floor", str(plane.kubeconfig()), "--nodes", str(nodes)]
+    return Started(subprocess.Popen(command))
+
+
+def start_upstream(plane: ControlPlane, nodes: int) -> Started:
+    return Started(plane.start_scheduler("--feature-gates=GenericWorkload=true"))
+
+
+class Server:
+    """A Fairlead server that is up before the clock starts, as the API server is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.log = (folder / "fairlead.log").open("ab")
+        command = [FAIRLEAD, "server", "--data", str(folder / "data"), "--port", str(self.port)]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        self.url = f"http://127.0.0.1:{self.port}"
+        while True:
+            try:
+                if httpx.get(f"{self.url}/healthz").is_success:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.1)
+
+    def start_adapter(self, plane: ControlPlane, nodes: int) -> Started:
+        token = (self.folder / "data" / "token").read_text().strip()
+        command = [FAIRLEAD, "kubernetes", "--server", self.url, "--kubeconfig", str(plane.kubeconfig())]
+        command += ["--lease", "none", "--listen", "none"]
+        adapter = subprocess.Popen(
+            command, stdout=self.log, stderr=self.log, env={**os.environ, "FAIRLEAD_TOKEN": token}
+        )
+        return Started(adapter, self.process)
+
+
+async def measure(name: str, kind: str, nodes: int, pods: int) -> str:
+    """Bind pods with one scheduler on a new cluster, and return a row of the table."""
+    with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), arguments=NATIVE) as plane:
+        http = Http(read_kubeconfig(plane.kubeconfig(ADMIN))[0], 32)
+        scheduler = {"kube-scheduler": "default-scheduler"}.get(name, "fairlead")
+        await send(http, iter([("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})]))
+        await send(http, (("/api/v1/nodes", node(f"n{at:04d}")) for at in range(nodes)))
+        if kind == "gangs" and name == "kube-scheduler":
+            path = f"/apis/scheduling.k8s.io/v1beta1/namespaces/{NAMESPACE}/podgroups"
+            policy = {"schedulingPolicy": {"gang": {"minCount": GANG}}}
+            groups = ({"metadata": {"name": f"g{at:05d}"}, "spec": policy} for at in range(pods // GANG))
+            await send(http, ((path, group) for group in groups))
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        await send(http, ((path, pod(at, scheduler, kind)) for at in range(pods)))
+        starts: dict[str, Callable[[ControlPlane, int], Started]] = {
+            "floor": start_floor,
+            "kube-scheduler": start_upstream,
+        }
+        server = Server(Path(folder)) if name == "fairlead" else None
+        if server is not None:
+            starts[name] = server.start_adapter
+        bound = Bound(http, pods)
+        async with bound.watch():
+            await asyncio.sleep(1)
+            before = {part: _cpu(process.pid) for part, process in plane.processes.items()}
+            began = time.monotonic()
+            running = starts[name](plane, nodes)
+            try:
+                async with asyncio.timeout(LIMIT):
+                    await bound.all.wait()
+            except TimeoutError:
+                pass
+            spent = running.cpu()
+            memory = _memory(running.processes[0].pid)
+            api = sum(_cpu(plane.processes[part].pid) - before[part] for part in before if part in plane.processes)
+        running.stop()
+        http.close()
+    return _row(name, kind, bound, began, pods, spent, api, memory)
+
+
+def _row(name: str, kind: str, bound: Bound, began: float, pods: int, spent: float, api: float, memory: int) -> str:
+    times = sorted(bound.times.values())
+    if not times:
+        return f"| {name} | {kind} | nothing was bound |"
+    last = times[-1] - began
+    spread = ""
+    if kind == "gangs":
+        gangs: dict[int, list[float]] = {}
+        for each, when in bound.times.items():
+            gangs.setdefault(int(each[1:]) // GANG, []).append(when)
+        widths = sorted(max(gang) - min(gang) for gang in gangs.values() if len(gang) == GANG)
+        half = sum(1 for gang in gangs.values() if len(gang) < GANG)
+        if widths:
+            spread = f"{1000 * widths[len(widths) // 2]:.0f} / {1000 * widths[len(widths) * 99 // 100]:.0f} ms" + (
+                f", {half} half" if half else ""
+            )
+    load = Path("/proc/loadavg").read_text().split()[0]
+    return (
+        f"| {name} | {kind} | {len(times)} of {pods} | {last:.1f} s | {len(times) / last:.0f} | "
+        f"{len(times) / max(times[-1] - times[0], 1e-9):.0f} | {times[0] - began:.1f} s | {spread} | {spent:.1f} s | "
+        f"{api:.1f} s | {memory} MiB | {load} |"
+    )
+
+
+HEAD = (
+    "| scheduler | pods | bound | to all bound | pods/s | first to last, pods/s | first | spread in a gang, 50 / 99 % "
+    "| its CPU | CPU of API server and etcd | memory | load |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+async def large(nodes: int, pods: int) -> None:
+    """Start on a cluster with many bound pods: the time to the first binding of a waiting one, and the memory."""
+    with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), arguments=NATIVE) as plane:
+        http = Http(read_kubeconfig(plane.kubeconfig(ADMIN))[0], 32)
+        await send(http, iter([("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})]))
+        await send(http, (("/api/v1/nodes", node(f"n{at:04d}")) for at in range(nodes)))
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        bound_pods = (pod(at, "fairlead", "plain", f"n{at % nodes:04d}") for at in range(pods))
+        began = time.monotonic()
+        await send(http, ((path, each) for each in bound_pods))
+        print(f"{nodes} nodes and {pods} bound pods created in {time.monotonic() - began:.0f} s", flush=True)
+        server = Server(Path(folder))
+        for turn in ("an empty journal", "a restart of the adapter"):
+            name = f"p9000{len(turn) % 10}"
+            await send(http, iter([(path, pod(int(name[1:]), "fairlead", "plain"))]))
+            began = time.monotonic()
+            running = server.start_adapter(plane, nodes)
+            while True:
+                reply = await http.call("GET", f"{path}/{name}")
+                if _decode(reply.content).spec.node_name:
+                    break
+                if time.monotonic() - began > LIMIT:
+                    print("not bound")
+                    break
+                await asyncio.sleep(0.1)
+            took = time.monotonic() - began
+            adapter, fairlead = (_memory(process.pid) for process in running.processes)
+            print(f"first binding after {turn}: {took:.1f} s; adapter {adapter} MiB, server {fairlead} MiB", flush=True)
+            running.processes[0].kill()
+            running.processes[0].wait()
+        server.process.kill()
+        http.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.kubernetes")
+    parser.add_argument("--nodes", type=int, default=1_000)
+    parser.add_argument("--pods", type=int, default=5_000)
+    parser.add_argument("--only", default="floor,kube-scheduler,fairlead")
+    parser.add_argument("--kinds", default="plain,gangs")
+    parser.add_argument("--large", action="store_true", help="measure the start on 5,000 nodes with 50,000 pods")
+    parser.add_argument("--floor", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.floor:
+        http = Http(read_kubeconfig(Path(options.floor))[0], 40)
+        uvloop.run(floor(http, options.nodes, "fairlead"))
+        return
+    if options.large:
+        uvloop.run(
+            large(5_000 if options.nodes == 1_000 else options.nodes, 50_000 if options.pods == 5_000 else options.pods)
+        )
+        return
+    print(HEAD, flush=True)
+    for kind in options.kinds.split(","):
+        for name in options.only.split(","):
+            print(uvloop.run(measure(name, kind, options.nodes, options.pods)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""`fairlead kubernetes`: schedule the pods of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairlead.cli.options import LogLevelOption
+from fairlead.cli.output import fail
+
+
+def kubernetes(
+    server: Annotated[
+        str, typer.Option(help="The Fairlead server. By default FAIRLEAD_URL, or the server on this machine.")
+    ] = "",
+    partition: Annotated[str, typer.Option(help="Partition to use. By default the only one, or `default`.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the resource manager, one for each cluster.")] = "kubernetes",
+    kubeconfig: Annotated[
+        str, typer.Option(help="File with the cluster. By default KUBECONFIG, or the service account of this pod.")
+    ] = "",
+    context: Annotated[str, typer.Option(help="Context in that file. By default its current context.")] = "",
+    rules: Annotated[Path | None, typer.Option(help="File that maps namespaces and labels to queues.")] = None,
+    scheduler_name: Annotated[
+        str, typer.Option(help="Pods with this schedulerName are bound by Fairlead.")
+    ] = "fairlead",
+    lease: Annotated[
+        str,
+        typer.Option(
+            help="Lease for leader election, as NAMESPACE/NAME; `none` for no election. By default `fairlead-` and the "
+            "name, in the namespace of the context or pod.",
+        ),
+    ] = "",
+    listen: Annotated[
+        str, typer.Option(help="Address of /readyz, /healthz and /metrics, as HOST:PORT; `none` for none.")
+    ] = "127.0.0.1:7071",
+    at_once: Annotated[int, typer.Option(min=1, max=1000, help="Calls to the API server under way at once.")] = 32,
+    log_level: LogLevelOption = "info",
+) -> None:
+    """Schedule the pods of a Kubernetes cluster, as a resource manager of a Fairlead server.
+
+    Pods with `schedulerName: fairlead` are bound; pods with the scheduling gate of Fairlead are pinned and ungated. The
+    token in FAIRLEAD_TOKEN needs the role operator.
+    """
+    from fairlead.app import logger_to
+    from fairlead.client.calls import Problem, tls_context
+    from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint, NotFound, find_endpoint
+    from fairlead.kubernetes.process import Options, Unusable, run
+
+    try:
+        endpoint = (
+            Endpoint(
+                server.rstrip("/"),
+                os.environ.get(TOKEN, ""),
+                os.environ.get(AUTHORITY, ""),
+                os.environ.get(INSECURE) == "1",
+            )
+            if server
+            else find_endpoint()
+        )
+        trust = tls_context(endpoint)
+        options = Options(
+            name=name,
+            partition=partition,
+            kubeconfig=kubeconfig,
+            context=context,
+            rules=rules,
+            scheduler=scheduler_name,
+            lease=lease,
+            listen="" if listen == "none" else listen,
+            at_once=at_once,
+        )
+        log = logger_to(sys.stderr, "json", log_level)
+        run(options, endpoint.url, endpoint.token, None if isinstance(trust, bool) else trust, log.info)
+    except (NotFound, Problem, Unusable) as problem:
+        fail(str(problem))

@@ -1,0 +1,19 @@
+"""Fairlead as a scheduler for Kubernetes: it reads nodes and pods from an API server and places the pods.
+
+Modules without a server, all pure:
+
+- `objects.py`: the objects of the API that are read and written.
+- `names.py`: labels, annotations, gates and scheduler names, ours and those of other schedulers; names that the core
+  accepts: `node_name(name)`, `job_id(membership)`, `resource_name(name)`.
+- `quantities.py`: `requests(quantities)` (rounded up) and `capacities(quantities)` (rounded down) in the units and
+  by the resource names of the core; `documented(amounts)` for an update.
+- `pods.py`: `used_by(pod)`, host ports included, for pods of any scheduler; `needs_of(pod, group, gated) -> Needs |
+  tuple[NotHonoured, ...]`; `Needs.keys()` are the keys of an ask, `Needs.ports` the host ports that every node must
+  offer once; `soft_fields(pod)` lists preferences that are not considered.
+- `nodes.py`: `node_items(node, used, ports, sent)`: the items of an update that bring a node to its state.
+- `groups.py`: `membership(pod)` from the pod alone; `GroupObjects` keeps Jobs, JobSets, PodGroups and PriorityClasses
+  in short form (`followed()` says what to watch, `touched` hears of groups whose object changed);
+  `group_of(membership, pods, objects, rules) -> Group` with `waits_for`, `is_gang`, `ask`, `stages`, `job_item`.
+- `rules.py`: the mapping document for queues and users: `parse_rules(doc) -> Rules`.
+- `calls.py`: the table of calls that the adapter makes, from which the ClusterRole is checked.
+"""

@@ -1,0 +1,183 @@
+"""Calls that carry out decisions: bind a pod, pin and ungate it, evict it, delete it.
+
+Actions are done in the order in which they were given, many at a time, so that a gang is bound within milliseconds.
+An action that may succeed later is tried again with growing pauses. Its end is told to `done` or `refused`; an
+eviction ends with the pod, which the watch sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Literal
+
+import msgspec
+
+from fairlead.kubernetes.http import Http, Lost, Reply
+from fairlead.kubernetes.objects import Pod, Status
+from fairlead.kubernetes.watching import pause_after
+
+Verb = Literal["bind", "pin", "evict", "delete"]
+BIND_WITHIN = 30.0
+"""Seconds for which a binding that the API server refuses for now is tried before the task is reported as lost."""
+RETRIED = (408, 429, 500, 502, 503, 504)
+
+_status = msgspec.json.Decoder(Status).decode
+_pod = msgspec.json.Decoder(Pod).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Target(msgspec.Struct, eq=False):
+    """The pod of an action. `begun` is True from the moment in which its call may have been sent."""
+
+    verb: Verb
+    namespace: str
+    name: str
+    uid: str
+    owner: object
+    """Passed back with the result."""
+    node: str = ""
+    body: bytes = b""
+    begun: bool = False
+    cancelled: bool = False
+    since: float = 0.0
+    tries: int = 0
+    bound: bool = False
+    """True if the API server has confirmed the binding."""
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
+
+
+class Performer:
+    """Carries out actions with at most `at_once` calls under way."""
+
+    def __init__(
+        self,
+        http: Http,
+        done: Callable[[Target], None],
+        refused: Callable[[Target, str], None],
+        note: Callable[[Target, str], None] = lambda target, problem: None,
+        at_once: int = 32,
+    ) -> None:
+        self._http = http
+        self._done = done
+        self._refused = refused
+        self._note = note
+        self._at_once = at_once
+        self._waiting: deque[Target] = deque()
+        self._ready: asyncio.Semaphore = asyncio.Semaphore(0)
+        self.counts: dict[tuple[str, str], int] = {}
+        """Verb and result → number of calls."""
+
+    def add(self, target: Target) -> None:
+        target.since = target.since or monotonic()
+        self._waiting.append(target)
+        self._ready.release()
+
+    def waiting(self) -> int:
+        """Return the number of actions that no call was made for yet, or that wait for another try."""
+        return len(self._waiting)
+
+    async def run(self) -> None:
+        """Carry out actions until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._at_once):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            await self._ready.acquire()
+            target = self._waiting.popleft()
+            if target.cancelled:
+                continue
+            target.begun = True
+            try:
+                await self._carry_out(target)
+            except Lost as lost:
+                # The API server is away and may have carried out the call: repeat it until there is an answer.
+                self._again(target, str(lost), gives_up=False)
+
+    async def _carry_out(self, target: Target) -> None:
+        method, path, body, kind = _request(target)
+        reply = await self._http.call(method, path, body, kind)
+        self._count(target, str(reply.status))
+        if reply.status < 300:
+            target.bound = target.verb == "bind"
+            self._done(target)
+        elif reply.status == 404:
+            self._done(target)  # the pod is gone, and the watch says so
+        elif reply.status in RETRIED:
+            self._again(target, _text(reply), reply.retry_after)
+        elif reply.status == 409:
+            await self._resolve(target, reply)
+        else:
+            self._refused(target, _text(reply))
+
+    async def _resolve(self, target: Target, conflict: Reply) -> None:
+        """Look at the pod after a conflict: the call may have been carried out before."""
+        reply = await self._http.call("GET", target.path)
+        if reply.status == 404:
+            self._done(target)
+            return
+        if reply.status != 200:
+            self._again(target, _text(reply), reply.retry_after)
+            return
+        pod = _pod(reply.content)
+        if pod.metadata.uid != target.uid or pod.metadata.deletion_timestamp:
+            self._done(target)
+        elif target.verb == "bind" and pod.spec.node_name:
+            self._done(target)  # the watch tells the adapter where
+        elif target.verb in ("pin", "evict", "delete"):
+            self._again(target, _text(conflict))
+        else:
+            self._refused(target, _text(conflict))
+
+    def _again(self, target: Target, problem: str, after: float = 0.0, gives_up: bool = True) -> None:
+        target.tries += 1
+        self._count(target, "retried")
+        if gives_up and target.verb in ("bind", "pin") and monotonic() - target.since > BIND_WITHIN:
+            self._refused(target, problem)
+            return
+        if target.tries in (1 if target.verb == "evict" else 3, 10):
+            self._note(target, problem)
+        asyncio.get_running_loop().call_later(max(after, pause_after(target.tries)), self.add, target)
+
+    def _count(self, target: Target, result: str) -> None:
+        key = (target.verb, result)
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+
+def _request(target: Target) -> tuple[str, str, bytes, str]:
+    kind = "application/json"
+    if target.verb == "bind":
+        # A binding with the uid is refused if another pod with this name exists by now.
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": target.name, "uid": target.uid},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": target.node},
+        }
+        return "POST", f"{target.path}/binding", _encode(body), kind
+    if target.verb == "pin":
+        return "PATCH", target.path, target.body, "application/json-patch+json"
+    options = {"preconditions": {"uid": target.uid}}
+    if target.verb == "evict":
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": target.name, "namespace": target.namespace},
+            "deleteOptions": options,
+        }
+        return "POST", f"{target.path}/eviction", _encode(eviction), kind
+    return "DELETE", target.path, _encode({"kind": "DeleteOptions", "apiVersion": "v1", **options}), kind
+
+
+def _text(reply: Reply) -> str:
+    try:
+        return _status(reply.content).message or str(reply.status)
+    except msgspec.DecodeError:
+        return str(reply.status)

@@ -1,0 +1,50 @@
+"""The calls that the adapter makes, as rules of RBAC. The ClusterRole in `deploy/kubernetes/` is compared with them."""
+
+from __future__ import annotations
+
+import msgspec
+
+WATCH = ("list", "watch")
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """Verbs on a resource. `optional` if the resource may not exist in a cluster."""
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    why: str
+    optional: bool = False
+
+
+CLUSTER_RULES: tuple[Rule, ...] = (
+    Rule("", "nodes", WATCH, "the nodes and their capacity"),
+    Rule("", "pods", ("delete", "get", "list", "patch", "watch"), "pods, pinning of gated ones, and killed jobs"),
+    Rule("", "pods/binding", ("create",), "bind a pod"),
+    Rule("", "pods/eviction", ("create",), "preempt a pod, within disruption budgets"),
+    Rule("", "pods/status", ("patch",), "the condition PodScheduled"),
+    Rule("", "podtemplates", ("create",), "the pods of a gang that nodes are requested for"),
+    Rule(
+        "autoscaling.x-k8s.io", "provisioningrequests", ("create", "delete", "list"), "nodes for a gang", optional=True
+    ),
+    Rule("batch", "jobs", WATCH, "the size of a Job"),
+    Rule("events.k8s.io", "events", ("create",), "reasons for waiting"),
+    Rule("scheduling.k8s.io", "priorityclasses", WATCH, "priorities of groups"),
+    Rule("scheduling.k8s.io", "podgroups", WATCH, "gangs of Kubernetes", optional=True),
+    Rule("scheduling.x-k8s.io", "podgroups", WATCH, "gangs of scheduler-plugins", optional=True),
+    Rule("scheduling.volcano.sh", "podgroups", WATCH, "gangs of Volcano", optional=True),
+    Rule("jobset.x-k8s.io", "jobsets", WATCH, "the parts of a JobSet", optional=True),
+)
+"""Rules for the whole cluster."""
+
+LEASE_RULES: tuple[Rule, ...] = (Rule("coordination.k8s.io", "leases", ("create", "get", "update"), "leader election"),)
+"""Rules for the namespace of the adapter."""
+
+
+def resource_of(path: str) -> tuple[str, str]:
+    """Return the API group and the resource of a path, as RBAC sees them; a subresource is `pods/status`."""
+    parts = path.partition("?")[0].strip("/").split("/")
+    group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
+    if rest[0] == "namespaces" and len(rest) > 2:
+        rest = rest[2:]
+    return group, "/".join([rest[0], *rest[2:3]])

@@ -1,0 +1,510 @@
+"""Groups: which pods form one job, how many of them start together, and its queue, user and priority.
+
+`membership` is read from the pod alone, so a pod can be put into its group at once. `group_of` needs the objects that
+describe groups: Jobs, JobSets, PodGroups and PriorityClasses, which `GroupObjects` keeps in short form.
+Layout: membership, the objects, groups, and the readers of each manifest's fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from fairlead.kubernetes import names
+from fairlead.kubernetes.names import PLUGINS, SCHEDULING, VOLCANO, job_id, short_name
+from fairlead.kubernetes.objects import Job, JobSet, Meta, Object, Pod, PodGroup, PriorityClass
+from fairlead.kubernetes.pods import Needs, NotHonoured, soft_fields
+from fairlead.kubernetes.rules import Rules
+
+# -- membership --------------------------------------------------------------------------------------------------
+
+
+class Membership(msgspec.Struct, frozen=True, gc=False):
+    """The group of a pod, and its place there."""
+
+    kind: str
+    """Pod, Job, JobSet, or the sort of group."""
+    namespace: str
+    name: str
+    uid: str = ""
+    """The uid of the Job or of a single pod. Other groups are known by name only."""
+    part: str = ""
+    """The name of its part of the group; empty if parts have no names."""
+    index: int | None = None
+    """Its index in an indexed Job."""
+    own: tuple[str, ...] = ()
+    """The labels whose values only pods of the same part have."""
+
+    @property
+    def key(self) -> str:
+        return "/".join([self.kind, self.namespace, self.name, self.uid])
+
+
+def membership(pod: Pod) -> Membership:
+    """Return the group of a pod. Explicit groups come before the objects that own the pod."""
+    meta, namespace = pod.metadata, pod.metadata.namespace
+    own = tuple(key for key in (*names.JOB_NAME, *names.JOB_UID) if meta.label(key))
+    if name := _either(meta, names.GROUP):
+        return Membership("Group", namespace, name, part=_either(meta, names.PART), own=own)
+    if pod.spec.scheduling_group is not None and pod.spec.scheduling_group.pod_group_name:
+        return Membership(SCHEDULING, namespace, pod.spec.scheduling_group.pod_group_name, own=own)
+    if name := meta.label(names.POD_GROUP) or meta.label(names.POD_GROUP_OLD):
+        return Membership(PLUGINS, namespace, name, part=_either(meta, names.PART), own=own)
+    if name := meta.annotation(names.GROUP_NAME) or meta.annotation(names.VOLCANO_GROUP):
+        return Membership(VOLCANO, namespace, name, part=meta.annotation(names.VOLCANO_PART), own=own)
+    if name := application(meta):
+        return Membership("Application", namespace, name, part=meta.annotation(names.YUNIKORN_TASK_GROUP), own=own)
+    if name := meta.label(names.KUEUE_GROUP):
+        return Membership("Kueue", namespace, name, part=_either(meta, names.PART), own=own)
+    if name := meta.label(names.JOBSET_NAME):
+        return Membership("JobSet", namespace, name, part=meta.label(names.JOBSET_PART), own=own)
+    owner = meta.controller
+    if owner is not None and owner.kind == "Job" and owner.api_version.startswith("batch/"):
+        index = _either(meta, names.JOB_INDEX)
+        return Membership(
+            "Job", namespace, owner.name, owner.uid, index=int(index) if index.isdigit() else None, own=own
+        )
+    return Membership("Pod", namespace, meta.name, meta.uid)
+
+
+def application(meta: Meta) -> str:
+    """Return the id of an application of YuniKorn; empty if there is none."""
+    return next((value for key in names.YUNIKORN_APP if (value := _either(meta, key))), "")
+
+
+def _either(meta: Meta, key: str) -> str:
+    return meta.label(key) or meta.annotation(key)
+
+
+# -- the objects -------------------------------------------------------------------------------------------------
+
+
+class Facts(msgspec.Struct, frozen=True, gc=False):
+    """What is kept of an object: its size, and the labels and annotations that are read."""
+
+    marks: dict[str, str]
+    minimum: int = 0
+    """Pods that start together; 0 if they start one by one, or if the object does not say."""
+    parts: dict[str, int] = {}
+    whole: bool = True
+    """False if its parts start one after the other."""
+    queue: str = ""
+    priority: int | None = None
+    priority_class: str = ""
+    preempts: bool = True
+    problems: tuple[NotHonoured, ...] = ()
+
+
+Follow = tuple[str, type[Object], Callable[[Any], None], Callable[[str], None]]
+
+
+class GroupObjects:
+    """The objects that describe groups. `touched` is called with the keys of groups whose object changed."""
+
+    def __init__(self, touched: Callable[[Iterable[str]], None] = lambda keys: None) -> None:
+        self.touched = touched
+        self._facts: dict[tuple[str, str, str], Facts] = {}
+        self._keys: dict[str, tuple[str, str, str]] = {}
+        """Uid → kind, namespace and name."""
+        self._uids: dict[tuple[str, str, str], str] = {}
+        """The reverse: the object that has this name now."""
+        self.classes: dict[str, PriorityClass] = {}
+        self.asks: dict[str, tuple[str, Needs]] = {}
+        """Ask → the part and the needs of its pods. Equal asks of all groups are one entry."""
+        self._names: dict[tuple[str, Needs], str] = {}
+
+    def followed(self) -> list[Follow]:
+        """Return what to watch: path, type, and the functions for objects that are there and uids that are gone."""
+
+        def follow(path: str, kind: str, of: type[Object], read: Callable[[Any], Facts]) -> Follow:
+            return path, of, lambda found: self.put(kind, found, read(found)), self.drop
+
+        return [
+            follow("/apis/batch/v1/jobs", "Job", Job, read_job),
+            follow("/apis/jobset.x-k8s.io/v1alpha2/jobsets", "JobSet", JobSet, read_job_set),
+            follow("/apis/scheduling.k8s.io/v1beta1/podgroups", SCHEDULING, PodGroup, read_upstream),
+            follow("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", PLUGINS, PodGroup, read_plugins),
+            follow("/apis/scheduling.volcano.sh/v1beta1/podgroups", VOLCANO, PodGroup, read_volcano),
+            ("/apis/scheduling.k8s.io/v1/priorityclasses", PriorityClass, self._put_class, self.drop),
+        ]
+
+    def put(self, kind: str, found: Any, facts: Facts) -> None:
+        meta: Meta = found.metadata
+        key = (kind, meta.namespace, meta.name)
+        self._keys[meta.uid] = key
+        self._uids[key] = meta.uid
+        if self._facts.get(key) != facts:
+            self._facts[key] = facts
+            self.touched([_group_key(key, meta.uid)])
+
+    def drop(self, uid: str) -> None:
+        key = self._keys.pop(uid, None)
+        if key is not None and self._uids.get(key) == uid:
+            del self._uids[key]
+            self._facts.pop(key, None)
+            self.classes.pop(key[2], None)
+            self.touched([_group_key(key, uid)])
+
+    def find(self, kind: str, namespace: str, name: str) -> Facts | None:
+        return self._facts.get((kind, namespace, name))
+
+    def ask(self, part: str, needs: Needs) -> str:
+        """Return the name of the asks of pods with these needs. It is the same in every process."""
+        name = self._names.get((part, needs))
+        if name is None:
+            digest = blake2b(repr((part, needs)).encode(), digest_size=5).hexdigest()
+            name = self._names[part, needs] = f"{short_name(part or 'main')[:40]}-{digest}"
+            self.asks[name] = (part, needs)
+        return name
+
+    def keep_asks(self, used: Container[str]) -> None:
+        """Forget asks that are no longer used, so that memory stays bounded."""
+        self.asks = {name: entry for name, entry in self.asks.items() if name in used}
+        self._names = {entry: name for name, entry in self.asks.items()}
+
+    def _put_class(self, found: PriorityClass) -> None:
+        key = ("PriorityClass", "", found.metadata.name)
+        self.classes[found.metadata.name] = found
+        self._keys[found.metadata.uid] = key
+        self._uids[key] = found.metadata.uid
+
+
+def _group_key(key: tuple[str, str, str], uid: str) -> str:
+    """Return the key of the group that an object describes."""
+    kind, namespace, name = key
+    return Membership(kind, namespace, name, uid if kind == "Job" else "").key
+
+
+# -- groups ------------------------------------------------------------------------------------------------------
+
+
+class Group(msgspec.Struct):
+    """Pods that become one job."""
+
+    member: Membership
+    objects: GroupObjects
+    facts: Facts
+    queue: str = ""
+    user: str = ""
+    groups: tuple[str, ...] = ()
+    priority: int = 0
+    preempts: bool = True
+    preemptible: bool = True
+    estimate: str = ""
+    ignored: tuple[str, ...] = ()
+    """Preferences of its pods that are not considered."""
+    waits_for: str = ""
+    """Why it is not asked for yet; empty if it can be."""
+
+    @property
+    def is_gang(self) -> bool:
+        """True if all its parts start together."""
+        return self.facts.minimum > 1 and self.facts.whole
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        return self.member.own
+
+    @property
+    def problems(self) -> tuple[NotHonoured, ...]:
+        """Fields of the group that are not honoured."""
+        return self.facts.problems
+
+    def ask(self, member: Membership, needs: Needs) -> str:
+        """Return the name of the ask of a pod: pods of one part with equal needs share it."""
+        return self.objects.ask(member.part, needs)
+
+    def stages(self, counts: Mapping[str, int]) -> list[dict[str, Any]]:
+        """Return the stages of asks with these numbers of pods."""
+        least = self._minimum(counts)
+        stages: list[dict[str, Any]] = []
+        for ask, count in counts.items():
+            stage: dict[str, Any] = {"name": ask, "count": count, "min": least[ask], **self.objects.asks[ask][1].keys()}
+            if self.estimate:
+                stage["estimate"] = self.estimate
+            stages.append(stage)
+        return stages
+
+    def _minimum(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Return how many pods of each ask start together: as many as its part, or the group, needs.
+
+        If the group needs fewer than there are, the asks of the pods that were seen first need all of theirs. Every ask
+        needs one, so a group may need a few more pods than its object says, never fewer.
+        """
+        left = dict(self.facts.parts) or {"": self.facts.minimum}
+        least: dict[str, int] = {}
+        for ask, count in counts.items():
+            part = self.objects.asks[ask][0] if self.facts.parts else ""
+            least[ask] = max(1, min(count, left.get(part, 0)))
+            left[part] = left.get(part, 0) - least[ask]
+        return least
+
+    def job_item(self) -> dict[str, Any]:
+        """Return the item that adds the job, without its stages."""
+        item: dict[str, Any] = {
+            "job": job_id(self.member),
+            "name": short_name(self.member.name),
+            "user": short_name(self.user),
+            "labels": {"namespace": self.member.namespace, "kind": self.member.kind},
+        }
+        if self.ignored:
+            item["labels"]["not-considered"] = ", ".join(self.ignored)[:1_000]
+        if self.groups:
+            item["groups"] = [short_name(name) for name in self.groups]
+        if self.queue:
+            item["queue"] = self.queue
+        if self.priority:
+            item["priority"] = self.priority
+        if not self.preempts:
+            item["preempts"] = False
+        if not self.preemptible:
+            item["preemptible"] = False
+        return item
+
+
+def group_of(member: Membership, pods: Sequence[Pod], objects: GroupObjects, rules: Rules) -> Group:
+    """Return the group of pods. Of their own fields, those of the first pod that has them count."""
+    facts, missing = _facts(member, pods, objects)
+    metas = [pod.metadata for pod in pods]
+    group = Group(member, objects, facts, waits_for=missing or _too_few(facts, pods))
+    group.queue = rules.queue(member.namespace, _queue_name(metas, facts))
+    group.user, group.groups = _user(metas, rules) or (member.namespace or "kubernetes", ())
+    first = pods[0].spec if pods else None
+    named = facts.priority_class or (first.priority_class_name if first is not None else "")
+    priority_class = objects.classes.get(named)
+    if facts.priority is not None:
+        group.priority = facts.priority
+    elif facts.priority_class and priority_class is not None:
+        group.priority = priority_class.value
+    elif first is not None and first.priority is not None:
+        group.priority = first.priority
+    elif priority_class is not None:
+        group.priority = priority_class.value
+    # Admission gives every pod a policy, so that of the group's class comes first.
+    policy = first.preemption_policy if first is not None and not facts.priority_class else ""
+    if not policy and priority_class is not None:
+        policy = priority_class.preemption_policy
+    group.preempts = facts.preempts and policy != "Never"
+    marks = [*(meta.annotations or {} for meta in metas[:1]), *(meta.labels or {} for meta in metas[:1]), facts.marks]
+    group.preemptible = not any(
+        found.get(key, "").lower() == "false"
+        for found in marks
+        for key in (names.PREEMPTIBLE, names.VOLCANO_PREEMPTIBLE, names.YUNIKORN_PREEMPTION)
+    )
+    group.ignored = tuple(soft_fields(pods[0], member.own)) if pods else ()
+    group.estimate = next((found[names.ESTIMATE] for found in marks if found.get(names.ESTIMATE)), "")
+    return group
+
+
+def _too_few(facts: Facts, pods: Sequence[Pod]) -> str:
+    """Return which pods of a gang do not exist yet."""
+    have: dict[str, int] = {}
+    for pod in pods:
+        part = membership(pod).part if facts.parts else ""
+        have[part] = have.get(part, 0) + 1
+    needed = facts.parts or {"": facts.minimum}
+    for part, count in sorted(needed.items()):
+        if have.get(part, 0) < count and (facts.whole or part in have):
+            of = f" of {part}" if part else ""
+            return f"{have.get(part, 0)} of {count} pods{of} exist"
+    return ""
+
+
+def _facts(member: Membership, pods: Sequence[Pod], objects: GroupObjects) -> tuple[Facts, str]:
+    """Return what is known of a group, and what is missing."""
+    metas = [pod.metadata for pod in pods]
+    if member.kind == "Pod":
+        return NOTHING, ""
+    if member.kind == "Group":
+        return Facts({}, minimum=_number(_annotation(metas, names.MINIMUM))), ""
+    if member.kind == "Kueue":
+        return Facts({}, minimum=_number(_annotation(metas, names.KUEUE_TOTAL))), ""
+    if member.kind == "Application":
+        return _application(metas)
+    found = objects.find(member.kind, member.namespace, member.name)
+    if found is None:
+        if member.kind == VOLCANO and (minimum := _number(_annotation(metas, names.VOLCANO_MINIMUM))):
+            return Facts({}, minimum=minimum), ""
+        kind = "PodGroup" if "." in member.kind else member.kind
+        return NOTHING, f"{kind} {member.namespace}/{member.name} is not there"
+    if member.kind in ("Job", "JobSet"):
+        found = _overridden(found, metas)
+    return found, ""
+
+
+def _overridden(facts: Facts, metas: Sequence[Meta]) -> Facts:
+    """Return the size of a Job or JobSet as our annotations want it, on the object or on its pods."""
+    minimum = facts.marks.get(names.MINIMUM) or _annotation(metas, names.MINIMUM)
+    gang = facts.marks.get(names.GANG) or _annotation(metas, names.GANG)
+    if minimum:
+        return msgspec.structs.replace(facts, minimum=_number(minimum), parts={}, whole=True)
+    if gang.lower() == "false":
+        return msgspec.structs.replace(facts, minimum=0, parts={})
+    if gang.lower() == "true" and not facts.minimum:
+        return msgspec.structs.replace(facts, minimum=_number(facts.marks.get("", "")))
+    return facts
+
+
+def _queue_name(metas: Sequence[Meta], facts: Facts) -> str:
+    """Return the queue that the manifest names, on the pod, its owner or its group; empty if none does."""
+    for meta in metas[:1]:
+        for key in (names.QUEUE, names.YUNIKORN_QUEUE, names.VOLCANO_QUEUE, names.KUEUE_QUEUE):
+            if found := _either(meta, key):
+                return found
+        if application(meta) and (found := meta.label(names.YUNIKORN_QUEUE_LABEL)):
+            return found
+    for key in (names.QUEUE, names.YUNIKORN_QUEUE, names.VOLCANO_QUEUE, names.KUEUE_QUEUE):
+        if found := facts.marks.get(key, ""):
+            return found
+    return facts.queue
+
+
+def _user(metas: Sequence[Meta], rules: Rules) -> tuple[str, tuple[str, ...]] | None:
+    """Return the user and the groups that a pod names, if the rules let it."""
+    if rules.users != "declared" or not metas:
+        return None
+    meta = metas[0]
+    if user := _either(meta, names.USER):
+        return user, tuple(name for name in meta.annotation(names.GROUPS).split(",") if name)
+    try:
+        info = msgspec.json.decode(meta.annotation(names.YUNIKORN_USER_INFO) or "{}", type=_UserInfo)
+    except msgspec.DecodeError:
+        info = _UserInfo()
+    if info.user:
+        return info.user, info.groups
+    return (meta.label(names.YUNIKORN_USER), ()) if meta.label(names.YUNIKORN_USER) else None
+
+
+class _UserInfo(msgspec.Struct):
+    user: str = ""
+    groups: tuple[str, ...] = ()
+
+
+# -- the fields of each manifest ---------------------------------------------------------------------------------
+
+NOTHING = Facts({})
+_READ = (
+    names.QUEUE,
+    names.MINIMUM,
+    names.GANG,
+    names.PREEMPTIBLE,
+    names.ESTIMATE,
+    names.YUNIKORN_QUEUE,
+    names.VOLCANO_QUEUE,
+    names.KUEUE_QUEUE,
+)
+
+
+def _marks(meta: Meta) -> dict[str, str]:
+    return {key: value for key in _READ if (value := _either(meta, key))}
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() and len(text) < 9 else 0
+
+
+def _annotation(metas: Sequence[Meta], key: str) -> str:
+    return next((found for meta in metas if (found := _either(meta, key))), "")
+
+
+def _at_once(parallelism: int | None, completions: int | None) -> int:
+    """Return the number of pods that a Job runs at once."""
+    most = 1 if parallelism is None else parallelism
+    return most if completions is None else min(most, completions)
+
+
+def read_job(job: Job) -> Facts:
+    """An indexed Job that runs all its indices at once is a gang, as for kube-scheduler; other Jobs are not."""
+    spec = job.spec
+    pods = _at_once(spec.parallelism, spec.completions)
+    gang = spec.completion_mode == "Indexed" and pods > 1 and spec.parallelism == spec.completions
+    # The number of pods is kept beside the marks, for `fairlead.dev/gang`.
+    return Facts({**_marks(job.metadata), "": str(pods)}, minimum=pods if gang else 0)
+
+
+def read_job_set(job_set: JobSet) -> Facts:
+    """All Jobs of a JobSet are one gang, unless they start one after the other; then each of them is."""
+    parts = {
+        each.name: each.replicas * _at_once(each.template.spec.parallelism, each.template.spec.completions)
+        for each in job_set.spec.replicated_jobs or ()
+    }
+    in_order = (job_set.spec.startup_policy or {}).get("startupPolicyOrder") == "InOrder"
+    whole = not in_order and not any(each.depends_on for each in job_set.spec.replicated_jobs or ())
+    total = sum(parts.values())
+    marks = {**_marks(job_set.metadata), "": str(total)}
+    return Facts(marks, minimum=total, parts={name: count for name, count in parts.items() if count}, whole=whole)
+
+
+def read_upstream(group: PodGroup) -> Facts:
+    """A PodGroup of `scheduling.k8s.io`."""
+    spec = group.spec
+    problems: list[NotHonoured] = []
+    if spec.scheduling_constraints is not None and spec.scheduling_constraints.topology:
+        problems.append(
+            NotHonoured("PodGroup spec.schedulingConstraints", "a gang is not kept within one topology domain")
+        )
+    if spec.resource_claims:
+        problems.append(
+            NotHonoured("PodGroup spec.resourceClaims", "devices of claims are allocated by kube-scheduler")
+        )
+    if spec.parent_composite_pod_group_name:
+        problems.append(NotHonoured("PodGroup spec.parentCompositePodGroupName", "groups of groups are not read"))
+    gang = spec.scheduling_policy.gang if spec.scheduling_policy is not None else None
+    return Facts(
+        _marks(group.metadata),
+        minimum=gang.min_count if gang is not None else 0,
+        priority=spec.priority,
+        priority_class=spec.priority_class_name,
+        preempts=spec.preemption_policy != "Never",
+        problems=tuple(problems),
+    )
+
+
+def read_plugins(group: PodGroup) -> Facts:
+    """A PodGroup of `scheduling.x-k8s.io`."""
+    return Facts(_marks(group.metadata), minimum=group.spec.min_member or 0)
+
+
+def read_volcano(group: PodGroup) -> Facts:
+    """A PodGroup of `scheduling.volcano.sh`. `minTaskMember` counts if it adds up to `minMember`."""
+    spec = group.spec
+    minimum = spec.min_member or 0
+    parts = {name: count for name, count in (spec.min_task_member or {}).items() if count > 0}
+    problems: tuple[NotHonoured, ...] = ()
+    if (spec.network_topology or {}).get("mode") == "hard":
+        problems = (NotHonoured("PodGroup spec.networkTopology", "a gang is not kept within one HyperNode"),)
+    return Facts(
+        _marks(group.metadata),
+        minimum=minimum,
+        parts=parts if sum(parts.values()) == minimum else {},
+        queue=spec.queue,
+        priority_class=spec.priority_class_name,
+        problems=problems,
+    )
+
+
+class TaskGroup(msgspec.Struct, rename="camel"):
+    """A task group of YuniKorn, in the annotation of a pod."""
+
+    name: str
+    min_member: int
+    min_resource: dict[str, Any] = {}
+
+
+_task_groups = msgspec.json.Decoder(list[TaskGroup]).decode
+
+
+def _application(metas: Sequence[Meta]) -> tuple[Facts, str]:
+    """Return what pods of an application say. Its gang is complete when the pods of all task groups exist."""
+    text = _annotation(metas, names.YUNIKORN_TASK_GROUPS)
+    if not text:
+        return NOTHING, ""
+    try:
+        groups = _task_groups(text)
+    except msgspec.DecodeError as problem:
+        return NOTHING, f"annotation {names.YUNIKORN_TASK_GROUPS} cannot be read: {problem}"
+    parts = {group.name: group.min_member for group in groups if group.min_member > 0}
+    return Facts({}, minimum=sum(parts.values()), parts=parts), ""

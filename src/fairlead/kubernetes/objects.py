@@ -1,0 +1,544 @@
+"""Objects of the Kubernetes API, with only the fields that Fairlead reads or writes.
+
+Unknown fields are ignored when an object is read. Fields that a server may send as null have `None` in their type: the
+object of a BOOKMARK event has no name, `containers: null` and `creationTimestamp: null`.
+Layout: metadata, pods, nodes, owners of pods, groups, other objects that are read, objects that are written, lists and
+watch events.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+
+class Object(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
+    """Base of all objects: camelCase names on the wire, defaults are left out when written."""
+
+
+Quantities: TypeAlias = dict[str, str | int | float]
+"""Amounts by resource name, as Kubernetes writes them; `quantities.py` reads them."""
+
+Labels: TypeAlias = dict[str, str]
+
+# -- metadata ----------------------------------------------------------------------------------------------------
+
+
+class OwnerReference(Object):
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+    block_owner_deletion: bool | None = None
+
+
+class Meta(Object):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
+    labels: Labels | None = None
+    annotations: Labels | None = None
+    owner_references: list[OwnerReference] | None = None
+    finalizers: list[str] | None = None
+
+    def label(self, key: str) -> str:
+        """Return the value of a label; empty if it is missing."""
+        return (self.labels or {}).get(key, "")
+
+    def annotation(self, key: str) -> str:
+        """Return the value of an annotation; empty if it is missing."""
+        return (self.annotations or {}).get(key, "")
+
+    @property
+    def controller(self) -> OwnerReference | None:
+        """The owner that controls this object, if any."""
+        return next((owner for owner in self.owner_references or () if owner.controller), None)
+
+
+# -- pods --------------------------------------------------------------------------------------------------------
+
+
+class Requirements(Object):
+    requests: Quantities | None = None
+    limits: Quantities | None = None
+    claims: list[dict[str, Any]] | None = None
+
+
+class Port(Object):
+    host_port: int = 0
+    container_port: int = 0
+    protocol: str = "TCP"
+    host_ip: str = msgspec.field(default="", name="hostIP")
+
+
+class Container(Object):
+    name: str = ""
+    image: str = ""
+    command: list[str] | None = None
+    args: list[str] | None = None
+    env: list[dict[str, Any]] | None = None
+    working_dir: str = ""
+    resources: Requirements | None = None
+    ports: list[Port] | None = None
+    restart_policy: str = ""
+
+
+class Expression(Object):
+    """A requirement on a label. Node selectors also have the operators Gt and Lt."""
+
+    key: str = ""
+    operator: str = ""
+    values: list[str] | None = None
+
+
+class LabelSelector(Object):
+    match_labels: Labels | None = None
+    match_expressions: list[Expression] | None = None
+
+
+class NodeTerm(Object):
+    """Expressions that must all hold. A term without any matches no node."""
+
+    match_expressions: list[Expression] | None = None
+    match_fields: list[Expression] | None = None
+
+
+class NodeSelector(Object):
+    """Terms of which one must hold."""
+
+    node_selector_terms: list[NodeTerm] | None = None
+
+
+class PreferredNodeTerm(Object):
+    weight: int = 0
+    preference: NodeTerm = msgspec.field(default_factory=NodeTerm)
+
+
+class NodeAffinity(Object):
+    required: NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+    preferred: list[PreferredNodeTerm] | None = msgspec.field(
+        default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class PodTerm(Object):
+    topology_key: str = ""
+    label_selector: LabelSelector | None = None
+    namespaces: list[str] | None = None
+    namespace_selector: LabelSelector | None = None
+    match_label_keys: list[str] | None = None
+    mismatch_label_keys: list[str] | None = None
+
+
+class PreferredPodTerm(Object):
+    weight: int = 0
+    pod_affinity_term: PodTerm = msgspec.field(default_factory=PodTerm)
+
+
+class PodAffinity(Object):
+    """Affinity to pods, or anti-affinity."""
+
+    required: list[PodTerm] | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+    preferred: list[PreferredPodTerm] | None = msgspec.field(
+        default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class Affinity(Object):
+    node_affinity: NodeAffinity | None = None
+    pod_affinity: PodAffinity | None = None
+    pod_anti_affinity: PodAffinity | None = None
+
+
+class Toleration(Object):
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+    toleration_seconds: int | None = None
+
+
+class SpreadConstraint(Object):
+    max_skew: int = 1
+    topology_key: str = ""
+    when_unsatisfiable: str = "DoNotSchedule"
+    label_selector: LabelSelector | None = None
+    min_domains: int | None = None
+    match_label_keys: list[str] | None = None
+
+
+class Gate(Object):
+    name: str
+
+
+class SchedulingGroup(Object):
+    """The upstream reference to a PodGroup (`scheduling.k8s.io`)."""
+
+    pod_group_name: str = ""
+
+
+class PodSpec(Object):
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+    node_name: str = ""
+    scheduler_name: str = ""
+    scheduling_gates: list[Gate] | None = None
+    scheduling_group: SchedulingGroup | None = None
+    node_selector: Labels | None = None
+    affinity: Affinity | None = None
+    tolerations: list[Toleration] | None = None
+    topology_spread_constraints: list[SpreadConstraint] | None = None
+    overhead: Quantities | None = None
+    resources: Requirements | None = None
+    volumes: list[dict[str, msgspec.Raw]] | None = None
+    resource_claims: list[dict[str, Any]] | None = None
+    priority: int | None = None
+    priority_class_name: str = ""
+    preemption_policy: str = ""
+    host_network: bool = False
+    restart_policy: str = ""
+    termination_grace_period_seconds: int | None = None
+    active_deadline_seconds: int | None = None
+
+
+class Condition(Object):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+    last_probe_time: str | None = None
+    observed_generation: int | None = None
+
+
+class PodStatus(Object):
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    conditions: list[Condition] | None = None
+    nominated_node_name: str = ""
+
+
+class Pod(Object):
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+    @property
+    def ended(self) -> bool:
+        """True if all containers have ended for good; such a pod uses nothing."""
+        return self.status.phase in ("Succeeded", "Failed")
+
+
+# -- nodes -------------------------------------------------------------------------------------------------------
+
+
+class Taint(Object):
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class NodeSpec(Object):
+    unschedulable: bool = False
+    taints: list[Taint] | None = None
+
+
+class NodeStatus(Object):
+    allocatable: Quantities | None = None
+    capacity: Quantities | None = None
+    conditions: list[Condition] | None = None
+
+
+class Node(Object):
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+
+
+# -- owners of pods ----------------------------------------------------------------------------------------------
+
+
+class PodTemplate(Object):
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+
+
+class JobSpec(Object):
+    parallelism: int | None = None
+    completions: int | None = None
+    completion_mode: str = "NonIndexed"
+    suspend: bool | None = None
+    managed_by: str = ""
+    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
+
+
+class JobStatus(Object):
+    active: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    conditions: list[Condition] | None = None
+
+
+class Job(Object):
+    """A Job of `batch/v1`."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: JobSpec = msgspec.field(default_factory=JobSpec)
+    status: JobStatus = msgspec.field(default_factory=JobStatus)
+
+
+class JobTemplate(Object):
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: JobSpec = msgspec.field(default_factory=JobSpec)
+
+
+class ReplicatedJob(Object):
+    name: str = ""
+    replicas: int = 1
+    template: JobTemplate = msgspec.field(default_factory=JobTemplate)
+    depends_on: list[dict[str, Any]] | None = None
+
+
+class JobSetSpec(Object):
+    replicated_jobs: list[ReplicatedJob] | None = None
+    suspend: bool | None = None
+    startup_policy: dict[str, Any] | None = None
+
+
+class JobSetStatus(Object):
+    conditions: list[Condition] | None = None
+    restarts: int = 0
+    terminal_state: str = ""
+
+
+class JobSet(Object):
+    """A JobSet of `jobset.x-k8s.io`."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: JobSetSpec = msgspec.field(default_factory=JobSetSpec)
+    status: JobSetStatus = msgspec.field(default_factory=JobSetStatus)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------
+
+
+class GangPolicy(Object):
+    min_count: int = 0
+
+
+class GroupPolicy(Object):
+    """The policy of an upstream PodGroup: `gang`, or `basic`, which groups without a gang."""
+
+    gang: GangPolicy | None = None
+    basic: dict[str, Any] | None = None
+
+
+class TopologyKey(Object):
+    key: str = ""
+
+
+class GroupConstraints(Object):
+    topology: list[TopologyKey] | None = None
+
+
+class PodGroupSpec(Object):
+    """The fields of the three PodGroups. `kind_of_group` in `groups.py` tells them apart by `apiVersion`."""
+
+    # scheduling.k8s.io
+    scheduling_policy: GroupPolicy | None = None
+    scheduling_constraints: GroupConstraints | None = None
+    parent_composite_pod_group_name: str | None = None
+    resource_claims: list[dict[str, Any]] | None = None
+    disruption_mode: dict[str, Any] | None = None
+    priority: int | None = None
+    preemption_policy: str = ""
+    # scheduling.k8s.io and scheduling.volcano.sh
+    priority_class_name: str = ""
+    # scheduling.x-k8s.io and scheduling.volcano.sh
+    min_member: int | None = None
+    min_resources: Quantities | None = None
+    schedule_timeout_seconds: int | None = None
+    # scheduling.volcano.sh
+    queue: str = ""
+    min_task_member: dict[str, int] | None = None
+    network_topology: dict[str, Any] | None = None
+
+
+class PodGroup(Object):
+    """A PodGroup of `scheduling.k8s.io`, `scheduling.x-k8s.io` or `scheduling.volcano.sh`."""
+
+    api_version: str = ""
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: PodGroupSpec = msgspec.field(default_factory=PodGroupSpec)
+
+
+# -- other objects that are read ---------------------------------------------------------------------------------
+
+
+class PriorityClass(Object):
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    value: int = 0
+    global_default: bool = False
+    preemption_policy: str = "PreemptLowerPriority"
+
+
+class Namespace(Object):
+    metadata: Meta = msgspec.field(default_factory=Meta)
+
+
+class DisruptionBudgetSpec(Object):
+    selector: LabelSelector | None = None
+    min_available: str | int | None = None
+    max_unavailable: str | int | None = None
+
+
+class DisruptionBudgetStatus(Object):
+    disruptions_allowed: int = 0
+    observed_generation: int = 0
+
+
+class DisruptionBudget(Object):
+    """A PodDisruptionBudget of `policy/v1`."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: DisruptionBudgetSpec = msgspec.field(default_factory=DisruptionBudgetSpec)
+    status: DisruptionBudgetStatus = msgspec.field(default_factory=DisruptionBudgetStatus)
+
+
+# -- objects that are written ------------------------------------------------------------------------------------
+
+
+class Reference(Object):
+    """A reference to an object."""
+
+    api_version: str = ""
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class Binding(Object, kw_only=True):
+    """The body of `POST pods/NAME/binding`."""
+
+    api_version: str = msgspec.field(default="v1", name="apiVersion")
+    kind: str = "Binding"
+    metadata: Meta
+    target: Reference
+
+
+class Preconditions(Object):
+    uid: str = ""
+    resource_version: str = ""
+
+
+class DeleteOptions(Object):
+    grace_period_seconds: int | None = None
+    preconditions: Preconditions | None = None
+
+
+class Eviction(Object, kw_only=True):
+    """The body of `POST pods/NAME/eviction`."""
+
+    metadata: Meta
+    delete_options: DeleteOptions | None = None
+
+
+class EventSeries(Object):
+    count: int = 0
+    last_observed_time: str = ""
+
+
+class Event(Object, kw_only=True):
+    """An Event of `events.k8s.io/v1`."""
+
+    metadata: Meta
+    event_time: str | None = None
+    reporting_controller: str = ""
+    reporting_instance: str = ""
+    action: str = ""
+    reason: str = ""
+    regarding: Reference | None = None
+    related: Reference | None = None
+    note: str = ""
+    type: str = "Normal"
+    series: EventSeries | None = None
+
+
+class LeaseSpec(Object):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(Object):
+    """A Lease of `coordination.k8s.io/v1`, for leader election."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)
+
+
+# -- lists and watch events --------------------------------------------------------------------------------------
+
+Kind = TypeVar("Kind")
+
+
+class ListMeta(Object):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+    remaining_item_count: int | None = None
+
+
+class List(Object, Generic[Kind]):
+    """A page of a list: `msgspec.json.Decoder(List[Pod])`."""
+
+    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
+    items: list[Kind] | None = None
+
+
+class WatchEvent(Object, Generic[Kind]):
+    """ADDED, MODIFIED, DELETED or BOOKMARK with an object. An ERROR has a `Status` in its place: see `Head`."""
+
+    type: str
+    object: Kind
+
+
+class Head(Object):
+    """The type of a watch event with its object undecoded, to tell ERROR events from others."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
+    object: msgspec.Raw
+
+
+class StatusCause(Object):
+    reason: str = ""
+    message: str = ""
+    field: str = ""
+
+
+class StatusDetails(Object):
+    name: str = ""
+    kind: str = ""
+    retry_after_seconds: int | None = None
+    causes: list[StatusCause] | None = None
+
+
+class Status(Object):
+    """The answer to a refused call, and the object of an ERROR event."""
+
+    status: str = ""
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    details: StatusDetails | None = None
+    metadata: ListMeta = msgspec.field(default_factory=ListMeta)

@@ -1,0 +1,66 @@
+"""What pods of other schedulers use of the nodes: their requests are subtracted from what the nodes offer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fairlead.kubernetes.objects import Pod
+from fairlead.kubernetes.pods import used_by
+
+Amounts = dict[str, int]
+
+
+class _Use(NamedTuple):
+    node: str
+    amounts: Amounts
+
+
+class Others:
+    """Bound pods that are not ours, and their sums by node."""
+
+    def __init__(self) -> None:
+        self.node_of: dict[str, str] = {}
+        """Name of a node → its uid."""
+        self._pods: dict[str, _Use] = {}
+        self._sums: dict[str, Amounts] = {}
+
+    def put(self, pod: Pod) -> list[str]:
+        """Add or change a pod. Return the uids of the nodes whose use changed."""
+        uid = pod.metadata.uid
+        if pod.ended or not pod.spec.node_name:
+            return self.drop(uid)
+        use = _Use(pod.spec.node_name, used_by(pod))
+        before = self._pods.get(uid)
+        if before == use:
+            return []
+        changed = self.drop(uid)
+        self._pods[uid] = use
+        self._add(use, 1)
+        return changed + self._uids(use.node)
+
+    def drop(self, uid: str) -> list[str]:
+        """Forget a pod. Return the uids of the nodes whose use changed."""
+        use = self._pods.pop(uid, None)
+        if use is None:
+            return []
+        self._add(use, -1)
+        return self._uids(use.node)
+
+    def used(self, node: str) -> Amounts:
+        """Return what the pods on a node use together."""
+        return self._sums.get(node, {})
+
+    def _uids(self, node: str) -> list[str]:
+        uid = self.node_of.get(node)
+        return [uid] if uid is not None else []
+
+    def _add(self, use: _Use, sign: int) -> None:
+        sums = self._sums.setdefault(use.node, {})
+        for name, amount in use.amounts.items():
+            now = sums.get(name, 0) + sign * amount
+            if now:
+                sums[name] = now
+            else:
+                sums.pop(name, None)
+        if not sums:
+            del self._sums[use.node]

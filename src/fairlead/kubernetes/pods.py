@@ -1,0 +1,422 @@
+"""Pods: what they use, and what they need of a node in the keys of a stage.
+
+A field that the keys of a stage cannot express is returned as `NotHonoured`. Such a pod is not bound by Fairlead.
+Layout: what pods use, what they need, conditions on nodes, tolerations, terms about other pods, volumes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from fairlead.kubernetes import names
+from fairlead.kubernetes.objects import (
+    Container,
+    Expression,
+    LabelSelector,
+    NodeTerm,
+    Pod,
+    PodSpec,
+    PodTerm,
+    Requirements,
+    Toleration,
+)
+from fairlead.kubernetes.quantities import CPU, MEMORY, PODS, NotAQuantity, add, at_least, documented, requests
+
+NODE_NAME = "metadata.name"
+"""A label that every node gets, for affinity by `matchFields`."""
+NOWHERE = f"!{NODE_NAME}"
+"""A condition that no node meets."""
+MAX_TERMS = 100
+MAX_WEIGHT = 1_000
+MAX_LABELS = 100
+PORT = "hostport/"
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,126}")
+_VALUE = re.compile(r"[^\s,()=!<>*]{0,256}")
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+
+
+class NotHonoured(msgspec.Struct, frozen=True, gc=False):
+    """A field of a pod that Fairlead leaves to the cluster's own scheduler."""
+
+    field: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.why}"
+
+
+class Needs(msgspec.Struct, frozen=True, gc=False):
+    """What a pod needs of a node. Hashable: pods of a group with equal needs are tasks of one stage."""
+
+    resources: tuple[tuple[str, int], ...] = ()
+    selectors: tuple[tuple[str, str], ...] = ()
+    where: tuple[str, ...] = ()
+    prefer: tuple[tuple[str, int], ...] = ()
+    tolerations: tuple[str, ...] = ()
+    near: str = ""
+    apart: bool = False
+
+    def keys(self) -> dict[str, Any]:
+        """Return the keys of a stage or an ask."""
+        found: dict[str, Any] = {"resources": documented(dict(self.resources))}
+        if self.selectors:
+            found["selectors"] = dict(self.selectors)
+        if self.where:
+            found["where"] = list(self.where)
+        if self.prefer:
+            found["prefer"] = dict(self.prefer)
+        if self.tolerations:
+            found["tolerations"] = list(self.tolerations)
+        if self.near:
+            found["near"] = self.near
+        if self.apart:
+            found["apart"] = True
+        return found
+
+    @property
+    def ports(self) -> tuple[str, ...]:
+        """The host ports among the resources. Nodes need a capacity of 1 for each of them."""
+        return tuple(name for name, _ in self.resources if name.startswith(PORT))
+
+
+# -- what pods use -----------------------------------------------------------------------------------------------
+
+
+def used_by(pod: Pod) -> dict[str, int]:
+    """Return what a pod of any scheduler takes from its node, host ports included; nothing if it has ended."""
+    if pod.ended:
+        return {}
+    spec = pod.spec
+    used = _of_containers(spec)
+    if spec.resources is not None:
+        # Requests of the whole pod replace the sum of its containers.
+        whole = _requested(spec.resources)
+        used |= {name: amount for name, amount in whole.items() if name in (CPU, MEMORY) or name.startswith("hugepag")}
+    add(used, requests(spec.overhead))
+    used[PODS] = 1000
+    for port in host_ports(spec):
+        used[port] = 1000
+    return used
+
+
+def _of_containers(spec: PodSpec) -> dict[str, int]:
+    """Return the larger of what the containers take together and what starting them takes, resource by resource.
+
+    An init container with `restartPolicy: Always` goes on beside all that start after it.
+    """
+    total: dict[str, int] = {}
+    for container in spec.containers or ():
+        add(total, _requested(container.resources))
+    beside: dict[str, int] = {}
+    starting: dict[str, int] = {}
+    for container in spec.init_containers or ():
+        wanted = _requested(container.resources)
+        if container.restart_policy == "Always":
+            add(beside, wanted)
+            add(total, wanted)
+            at_least(starting, beside)
+        else:
+            add(wanted, beside)
+            at_least(starting, wanted)
+    at_least(total, starting)
+    return total
+
+
+def _requested(resources: Requirements | None) -> dict[str, int]:
+    """Return requests; a resource with only a limit requests as much."""
+    if resources is None:
+        return {}
+    if not resources.limits:
+        return requests(resources.requests)
+    return requests({**resources.limits, **(resources.requests or {})})
+
+
+def host_ports(spec: PodSpec) -> list[str]:
+    """Return the host ports of a pod as resources. The address is left out: a port is taken on all addresses."""
+    containers: Sequence[Container] = [*(spec.containers or ()), *(spec.init_containers or ())]
+    ports = {
+        f"{PORT}{(port.protocol or 'TCP').lower()}-{port.host_port}"
+        for container in containers
+        for port in container.ports or ()
+        if port.host_port
+    }
+    return sorted(ports)
+
+
+# -- what pods need ----------------------------------------------------------------------------------------------
+
+
+class Belonging(Protocol):
+    """What is read of a pod's group: `groups.Group`."""
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The labels whose values only pods of the same part have. Terms about other pods are honoured for these."""
+
+    @property
+    def is_gang(self) -> bool: ...
+
+    @property
+    def problems(self) -> tuple[NotHonoured, ...]: ...
+
+
+def needs_of(pod: Pod, group: Belonging, gated: bool = False) -> Needs | tuple[NotHonoured, ...]:
+    """Return what a pod needs, or the fields that are not honoured.
+
+    A gated pod is bound by the cluster's own scheduler, which honours them: what cannot be expressed is left out.
+    """
+    needs, problems = read_needs(pod, group.own, group.is_gang)
+    problems = (*group.problems, *problems)
+    return problems if problems and not gated else needs
+
+
+def read_needs(pod: Pod, own: Collection[str] = (), gang: bool = False) -> tuple[Needs, tuple[NotHonoured, ...]]:
+    """Return what a pod needs as far as it can be expressed, and the fields that are not honoured."""
+    spec = pod.spec
+    problems: list[NotHonoured] = []
+    try:
+        resources = tuple(sorted(used_by(pod).items()))
+    except NotAQuantity as problem:
+        problems.append(NotHonoured("spec.containers", str(problem)))
+        resources = ()
+    selectors = tuple(sorted((spec.node_selector or {}).items()))
+    affinity = spec.affinity
+    node = affinity.node_affinity if affinity is not None else None
+    where: tuple[str, ...] = ()
+    prefer: tuple[tuple[str, int], ...] = ()
+    if node is not None:
+        required = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+        if node.required is not None:
+            where = _where(node.required.node_selector_terms or [], required, problems)
+        prefer = _prefer(pod, problems)
+    for key in [key for key, _ in selectors if not _LABEL.fullmatch(key)][:1]:
+        problems.append(NotHonoured("spec.nodeSelector", f"the key {key[:40]}… is longer than 127 characters"))
+        selectors = ()
+    near, apart = _about_pods(pod, own, gang, problems)
+    problems += _of_volumes(spec)
+    if spec.resource_claims:
+        problems.append(NotHonoured("spec.resourceClaims", "devices of claims are allocated by kube-scheduler"))
+    needs = Needs(resources, selectors, where, prefer, _tolerations(spec.tolerations or [], problems), near, apart)
+    return needs, tuple(problems)
+
+
+def soft_fields(pod: Pod, own: Collection[str] = ()) -> list[str]:
+    """Return preferences of a pod that are not considered. They do not keep it from being bound."""
+    found: list[str] = []
+    affinity = pod.spec.affinity
+    if affinity is not None:
+        soft = "preferredDuringSchedulingIgnoredDuringExecution"
+        for name, terms in (("podAffinity", affinity.pod_affinity), ("podAntiAffinity", affinity.pod_anti_affinity)):
+            for at, term in enumerate(terms.preferred or () if terms is not None else ()):
+                if name == "podAntiAffinity" or not _means_own(term.pod_affinity_term, pod, own):
+                    found.append(f"spec.affinity.{name}.{soft}[{at}]")
+    for at, constraint in enumerate(pod.spec.topology_spread_constraints or ()):
+        if constraint.when_unsatisfiable == "ScheduleAnyway":
+            found.append(f"spec.topologySpreadConstraints[{at}]")
+    return found
+
+
+# -- conditions on nodes -----------------------------------------------------------------------------------------
+
+
+def _where(terms: Sequence[NodeTerm], field: str, problems: list[NotHonoured]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    if len(terms) > MAX_TERMS:
+        problems.append(NotHonoured(field, f"it has {len(terms)} terms, at most {MAX_TERMS} are read"))
+        return ()
+    for at, term in enumerate(terms):
+        text = _term(term, f"{field}.nodeSelectorTerms[{at}]", problems)
+        if text:
+            found[text] = None
+    return tuple(sorted(found)) or (NOWHERE,)
+
+
+def _prefer(pod: Pod, problems: list[NotHonoured]) -> tuple[tuple[str, int], ...]:
+    affinity = pod.spec.affinity
+    assert affinity is not None and affinity.node_affinity is not None
+    weights: dict[str, int] = {}
+    for at, preferred in enumerate((affinity.node_affinity.preferred or [])[:MAX_TERMS]):
+        field = f"spec.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[{at}]"
+        text = _term(preferred.preference, field, problems)
+        if text and preferred.weight > 0:
+            weights[text] = min(weights.get(text, 0) + preferred.weight, MAX_WEIGHT)
+    return tuple(sorted(weights.items()))
+
+
+def _term(term: NodeTerm, field: str, problems: list[NotHonoured]) -> str:
+    """Return a term as a condition; empty if no node can meet it."""
+    parts: list[str] = []
+    fields = [("matchExpressions", each) for each in term.match_expressions or ()]
+    fields += [("matchFields", each) for each in term.match_fields or ()]
+    for kind, expression in fields:
+        if kind == "matchFields" and expression.key != NODE_NAME:
+            problems.append(NotHonoured(f"{field}.{kind}", f"there is no field {expression.key}"))
+            return ""
+        text = _expression(expression)
+        if text is None:
+            problem = f"{expression.operator} on {expression.key[:40]} cannot be expressed"
+            problems.append(NotHonoured(f"{field}.{kind}", problem))
+            return ""
+        if not text:
+            return ""
+        if text not in parts:
+            parts.append(text)
+    if len(parts) > MAX_LABELS:
+        problems.append(NotHonoured(field, f"it has {len(parts)} expressions, at most {MAX_LABELS} are read"))
+        return ""
+    return ", ".join(sorted(parts))
+
+
+def _expression(expression: Expression) -> str | None:
+    """Return an expression as text: empty if it can never hold, None if it cannot be written."""
+    key, values = expression.key, expression.values or []
+    if not _LABEL.fullmatch(key):
+        return None
+    match expression.operator:
+        case "In" | "NotIn":
+            # A value that cannot be written is no value of a label either.
+            possible = sorted({value for value in values if _VALUE.fullmatch(value)})
+            if expression.operator == "In":
+                return f"{key} in ({','.join(possible)})" if possible else ""
+            return f"{key} notin ({','.join(possible)})" if possible else None
+        case "Exists":
+            return key
+        case "DoesNotExist":
+            return f"!{key}"
+        case "Gt" | "Lt":
+            if len(values) != 1 or not _NUMBER.fullmatch(values[0]):
+                return None
+            return f"{key} {'>' if expression.operator == 'Gt' else '<'} {int(values[0])}"
+    return None
+
+
+# -- tolerations -------------------------------------------------------------------------------------------------
+
+
+def taint_text(key: str, value: str, effect: str) -> str:
+    """Return a taint of a node in the core."""
+    return f"{key}={value}:{effect}"
+
+
+def _tolerations(tolerations: Sequence[Toleration], problems: list[NotHonoured]) -> tuple[str, ...]:
+    """Return tolerations as the taints that they tolerate, with a star for any value or effect."""
+    found: dict[str, None] = {}
+    for at, toleration in enumerate(tolerations):
+        effect, operator = toleration.effect, toleration.operator or "Equal"
+        if operator == "Exists":
+            start = f"{toleration.key}=" if toleration.key else ""
+            found[f"{start}*:{effect}" if effect else f"{start}*"] = None
+        elif operator == "Equal":
+            found[taint_text(toleration.key, toleration.value, effect or "*")] = None
+        else:
+            problems.append(NotHonoured(f"spec.tolerations[{at}].operator", f"{operator} compares values of taints"))
+    if len(found) > MAX_LABELS:
+        problems.append(NotHonoured("spec.tolerations", f"it has {len(found)}, at most {MAX_LABELS} are read"))
+    return tuple(sorted(found))[:MAX_LABELS]
+
+
+# -- terms about other pods --------------------------------------------------------------------------------------
+
+
+def _about_pods(pod: Pod, own: Collection[str], gang: bool, problems: list[NotHonoured]) -> tuple[str, bool]:
+    """Return `near` and `apart` of a pod."""
+    near, apart, weight = "", False, 0
+    affinity = pod.spec.affinity
+    hard = "requiredDuringSchedulingIgnoredDuringExecution"
+    if affinity is not None and affinity.pod_affinity is not None:
+        if affinity.pod_affinity.required:
+            problems.append(
+                NotHonoured(f"spec.affinity.podAffinity.{hard}", "nodes near other pods are not looked for")
+            )
+        for preferred in affinity.pod_affinity.preferred or ():
+            term = preferred.pod_affinity_term
+            if preferred.weight > weight and _means_own(term, pod, own) and _LABEL.fullmatch(term.topology_key):
+                near, weight = term.topology_key, preferred.weight
+    if affinity is not None and affinity.pod_anti_affinity is not None:
+        for at, term in enumerate(affinity.pod_anti_affinity.required or ()):
+            if term.topology_key == names.HOSTNAME and _means_own(term, pod, own):
+                apart = True
+            else:
+                problems.append(
+                    NotHonoured(
+                        f"spec.affinity.podAntiAffinity.{hard}[{at}]",
+                        f"only pods of the same Job are kept apart, and only by {names.HOSTNAME}",
+                    )
+                )
+    for at, constraint in enumerate(pod.spec.topology_spread_constraints or ()):
+        if constraint.when_unsatisfiable != "DoNotSchedule":
+            continue
+        term = PodTerm(
+            topology_key=constraint.topology_key,
+            label_selector=constraint.label_selector,
+            match_label_keys=constraint.match_label_keys,
+        )
+        if gang and constraint.topology_key == names.HOSTNAME and _means_own(term, pod, own):
+            apart = True
+        else:
+            problems.append(
+                NotHonoured(
+                    f"spec.topologySpreadConstraints[{at}]",
+                    f"only gangs are spread, each over nodes by {names.HOSTNAME}",
+                )
+            )
+    return near, apart
+
+
+def _means_own(term: PodTerm, pod: Pod, own: Collection[str]) -> bool:
+    """True if a term is about the pods of the same stage, and about no others."""
+    if term.namespace_selector is not None or term.mismatch_label_keys:
+        return False
+    if term.namespaces and list(term.namespaces) != [pod.metadata.namespace]:
+        return False
+    labels = pod.metadata.labels or {}
+    selector = term.label_selector or LabelSelector()
+    if not selects(selector, labels):
+        return False
+    named = {*(selector.match_labels or {}), *(term.match_label_keys or ())}
+    named |= {
+        each.key for each in selector.match_expressions or () if each.operator == "In" and len(each.values or ()) == 1
+    }
+    return any(key in own and key in labels for key in named)
+
+
+def selects(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
+    """True if a label selector holds for these labels. An empty selector holds for all."""
+    for key, value in (selector.match_labels or {}).items():
+        if labels.get(key) != value:
+            return False
+    for expression in selector.match_expressions or ():
+        has, values = labels.get(expression.key), expression.values or []
+        holds = {
+            "In": has in values,
+            "NotIn": has not in values,
+            "Exists": has is not None,
+            "DoesNotExist": has is None,
+        }.get(expression.operator, False)
+        if not holds:
+            return False
+    return True
+
+
+# -- volumes -----------------------------------------------------------------------------------------------------
+
+HARMLESS = frozenset(
+    "configMap secret emptyDir downwardAPI projected hostPath nfs image gitRepo cephfs glusterfs".split()
+)
+"""Volumes that are the same on every node."""
+
+
+def _of_volumes(spec: PodSpec) -> Iterator[NotHonoured]:
+    for at, volume in enumerate(spec.volumes or ()):
+        kind = next((key for key in volume if key != "name"), "emptyDir")
+        if kind not in HARMLESS:
+            why = {
+                "persistentVolumeClaim": "where the volume is or will be is left to kube-scheduler",
+                "ephemeral": "the volume is made where kube-scheduler decides",
+            }.get(kind, "where the volume can be attached is left to kube-scheduler")
+            yield NotHonoured(f"spec.volumes[{at}].{kind}", why)

@@ -1,0 +1,176 @@
+"""Tells users why pods wait: a `PodScheduled` condition and an event, with the sentence of the partition.
+
+The reason `Unschedulable` makes cluster autoscalers buy nodes, so it is written only if capacity is missing. A pod that
+waits for a limit, a share, the rest of its gang or tasks that stop for it has another reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from time import monotonic
+
+import msgspec
+
+from fairlead.kubernetes.adapter import Adapter
+from fairlead.kubernetes.http import Http, Lost, Reply
+from fairlead.kubernetes.link import Link
+from fairlead.kubernetes.units import Member, Unit
+
+UNSCHEDULABLE = "Unschedulable"
+REQUESTED = "ProvisioningRequested"
+EACH = 0.5
+"""Seconds between two rounds."""
+FIRST_AFTER = 0.5
+"""Seconds that a unit waits before it is asked about: most are placed by then."""
+AGAIN_AFTER = 30.0
+MOST_UNITS = 500
+MOST_PODS, MOST_PODS_BUSY = 100, 5
+"""Pods that are written to in one round; fewer while pods are bound, which has precedence."""
+AT_ONCE = 8
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Reasons:
+    """Writes conditions and events of waiting pods."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        link: Link,
+        http: Http,
+        reporter: str,
+        busy: Callable[[], bool] = lambda: False,
+        note: Callable[[str, str], None] = lambda pod, problem: None,
+        provision: Callable[[Unit], Awaitable[bool]] | None = None,
+    ) -> None:
+        self._adapter = adapter
+        self._link = link
+        self._http = http
+        self._reporter = reporter
+        self._busy = busy
+        self._note = note
+        self._provision = provision or _not_provided
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._number = 0
+        self.written = 0
+        self.failed = 0
+
+    async def run(self) -> None:
+        """Write reasons until cancelled."""
+        while True:
+            await asyncio.sleep(EACH)
+            if self._adapter.adopted:
+                try:
+                    await self.look()
+                except Lost as lost:
+                    self._note("", str(lost))
+
+    async def look(self) -> None:
+        """Ask about the units that were not asked about for the longest time, and write what is new."""
+        now = monotonic()
+        units = [unit for unit in self._adapter.units.values() if _is_due(unit, now)]
+        units.sort(key=lambda unit: unit.explained)
+        chosen = units[:MOST_UNITS]
+        asked = [unit.job for unit in chosen if unit.sent and not unit.why[1]]
+        answers = {answer.job: answer for answer in await self._link.waiting(asked)} if asked else {}
+        most = MOST_PODS_BUSY if self._busy() else MOST_PODS
+        writing: list[tuple[Member, str, str]] = []
+        for unit in chosen:
+            if len(writing) >= most:
+                break
+            unit.explained = now
+            reason, text = unit.why
+            if not text and unit.job in answers:
+                answer = answers[unit.job]
+                text = answer.reason
+                unit.missing = answer.missing
+                reason = UNSCHEDULABLE if answer.missing else _words(answer.code)
+                if answer.missing and unit.group is not None and unit.group.is_gang and await self._provision(unit):
+                    reason = REQUESTED  # the autoscaler buys nodes for the gang, not for its pods
+            if not text:
+                continue
+            for member in unit.members.values():
+                if not member.live and not member.stopping and member.told != (reason, text):
+                    writing.append((member, reason, text))
+        if writing:
+            await asyncio.gather(*(self._write(*entry) for entry in writing))
+
+    async def _write(self, member: Member, reason: str, text: str) -> None:
+        async with self._slots:
+            if member.live or member.uid not in self._adapter.members:
+                return
+            before, member.told = member.told[0], (reason, text)
+            try:
+                if not member.gated:  # the API server keeps the condition of a gated pod
+                    await self._condition(member, reason, text)
+                if before != reason:
+                    await self._event(member, reason, text)
+                self.written += 1
+            except Lost as lost:
+                self.failed += 1
+                member.told = (before, "")
+                self._note(f"{member.namespace}/{member.name}", str(lost))
+
+    async def _condition(self, member: Member, reason: str, text: str) -> None:
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": reason,
+            "message": text,
+            "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        body = {"metadata": {"uid": member.uid}, "status": {"conditions": [condition]}}
+        path = f"/api/v1/namespaces/{member.namespace}/pods/{member.name}/status"
+        reply = await self._http.call("PATCH", path, _encode(body), "application/strategic-merge-patch+json")
+        _check(reply)
+
+    async def _event(self, member: Member, reason: str, text: str) -> None:
+        self._number += 1
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        event = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": f"{member.name[:200]}.{self._number:x}.{int(monotonic() * 1e6):x}"},
+            "eventTime": now,
+            "reportingController": "fairlead",
+            "reportingInstance": self._reporter,
+            "action": "Scheduling",
+            "type": "Warning" if reason in (UNSCHEDULABLE, "Refused", "NotHonoured") else "Normal",
+            "reason": "FailedScheduling" if reason == UNSCHEDULABLE else reason,
+            "note": text[:1000],
+            "regarding": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "namespace": member.namespace,
+                "name": member.name,
+                "uid": member.uid,
+            },
+        }
+        path = f"/apis/events.k8s.io/v1/namespaces/{member.namespace}/events"
+        _check(await self._http.call("POST", path, _encode(event)))
+
+
+async def _not_provided(unit: Unit) -> bool:
+    return False
+
+
+def _check(reply: Reply) -> None:
+    """Raise `Lost` if a write failed. A pod that is gone needs no reason."""
+    if reply.status >= 300 and reply.status not in (404, 409):
+        raise Lost(f"{reply.status} {reply.content[:300].decode(errors='replace')}")
+
+
+def _is_due(unit: Unit, now: float) -> bool:
+    if unit.explained and now - unit.explained < AGAIN_AFTER:
+        return False
+    if unit.sent and now - unit.waiting_since < FIRST_AFTER:
+        return False
+    return any(not member.live for member in unit.members.values())
+
+
+def _words(code: str) -> str:
+    """Return the sort of a reason as Kubernetes writes reasons: "over limit" is OverLimit."""
+    return "".join(word.capitalize() for word in code.split()) or "Waiting"

@@ -1,0 +1,233 @@
+"""The watch loop and actions on recorded answers: cuts, bookmarks, 404, 409, 410 and 429. No cluster is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import pytest
+
+from fairlead.kubernetes import watching
+from fairlead.kubernetes.actions import Performer, Target
+from fairlead.kubernetes.http import Http
+from fairlead.kubernetes.objects import Pod
+from fairlead.kubernetes.watching import Follower
+from tests.kubernetes.recorded import Answer, Recorded, listed, pod, refused, watched, with_answers
+
+END = watched(stays_open=True)
+
+
+class Seen:
+    """What a follower hands on."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, str] = {}
+        self.told: list[str] = []
+        self.notes: list[str] = []
+
+    def put(self, found: Pod) -> None:
+        self.pods[found.metadata.uid] = found.metadata.resource_version
+        self.told.append(f"+{found.metadata.name}@{found.metadata.resource_version}")
+
+    def drop(self, uid: str) -> None:
+        del self.pods[uid]
+        self.told.append(f"-{uid[4:]}")
+
+
+def follow(answers: Sequence[Answer], until: Callable[[Seen], bool], optional: bool = False) -> tuple[Seen, Recorded]:
+    """Follow pods on recorded answers until a condition holds and all answers were played."""
+    seen = Seen()
+    result: list[Recorded] = []
+
+    async def act(recorded: Recorded, http: Http) -> None:
+        follower = Follower(
+            http,
+            "/api/v1/pods",
+            msgspec.json.Decoder(Pod).decode,
+            seen.put,
+            seen.drop,
+            note=lambda path, problem: seen.notes.append(problem),
+            optional=optional,
+        )
+        running = asyncio.create_task(follower.run())
+        while recorded.left or not until(seen):
+            await asyncio.sleep(0.005)
+            assert not running.done(), running.exception()
+        running.cancel()
+        result.append(recorded)
+
+    asyncio.run(with_answers(answers, act))
+    return seen, result[0]
+
+
+def asked(recorded: Recorded) -> list[dict[str, list[str]]]:
+    return [parse_qs(urlsplit(request.split(" ")[1]).query) for request, _ in recorded.requests]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LONGEST_PAUSE", 0.02)
+
+
+def test_a_list_in_pages_and_then_the_watch() -> None:
+    answers = [
+        listed(7, pod("a", 5), token="more"),
+        listed(7, pod("b", 6)),
+        watched(("ADDED", pod("c", 8)), ("MODIFIED", pod("a", 9)), ("DELETED", pod("b", 10)), stays_open=True),
+    ]
+    seen, recorded = follow(answers, lambda seen: "-b" in seen.told)
+    assert seen.told == ["+a@5", "+b@6", "+c@8", "+a@9", "-b"]
+    first, second, third = asked(recorded)
+    assert "continue" not in first and second["continue"] == ["more"]
+    assert third["resourceVersion"] == ["7"] and third["allowWatchBookmarks"] == ["true"]
+
+
+def test_a_cut_watch_resumes_after_the_last_version() -> None:
+    bookmark = {"metadata": {"resourceVersion": "40", "creationTimestamp": None}, "spec": {"containers": None}}
+    answers = [
+        listed(7, pod("a", 5)),
+        watched(("ADDED", pod("b", 20)), cut=True),
+        watched(("BOOKMARK", bookmark)),
+        watched(("DELETED", pod("a", 41)), stays_open=True),
+    ]
+    seen, recorded = follow(answers, lambda seen: "-a" in seen.told)
+    assert seen.told == ["+a@5", "+b@20", "-a"]
+    assert [query.get("resourceVersion") for query in asked(recorded)] == [None, ["7"], ["20"], ["40"]]
+
+
+@pytest.mark.parametrize("in_watch", [True, False])
+def test_a_version_that_is_too_old_makes_a_new_list(in_watch: bool) -> None:
+    gone = {"kind": "Status", "code": 410, "message": "too old resource version"}
+    answers = [
+        listed(7, pod("a", 5), pod("b", 6)),
+        watched(("ERROR", gone)) if in_watch else refused(410, "Expired"),
+        listed(90, pod("b", 80), pod("c", 81)),
+        END,
+    ]
+    seen, recorded = follow(answers, lambda seen: "-a" in seen.told)
+    assert seen.told == ["+a@5", "+b@6", "+b@80", "+c@81", "-a"]
+    assert asked(recorded)[-1]["resourceVersion"] == ["90"]
+
+
+def test_a_page_that_is_too_old_begins_the_list_again() -> None:
+    answers = [listed(7, pod("a", 5), token="more"), refused(410, "Expired"), listed(9, pod("b", 8)), END]
+    seen, _ = follow(answers, lambda seen: "+b@8" in seen.told)
+    assert set(seen.pods) <= {"uid-a", "uid-b"} and "uid-b" in seen.pods
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_overloaded_server_is_asked_again(status: int) -> None:
+    answers = [
+        refused(status, "busy", "Retry-After: 0"),
+        listed(7),
+        refused(status, "busy"),
+        watched(("ADDED", pod("a", 8)), stays_open=True),
+    ]
+    seen, recorded = follow(answers, lambda seen: bool(seen.told))
+    assert seen.told == ["+a@8"] and len(recorded.requests) == 4
+    assert any("busy" in note for note in seen.notes)
+
+
+def test_an_unknown_error_in_a_watch_reads_the_list_again() -> None:
+    answers = [
+        listed(7, pod("a", 5)),
+        watched(("ERROR", {"kind": "Status", "code": 500, "message": "etcd leader changed"})),
+        listed(9, pod("a", 5)),
+        END,
+    ]
+    seen, _ = follow(answers, lambda seen: len(seen.told) == 2)
+    assert seen.told == ["+a@5", "+a@5"]
+
+
+def test_a_pod_with_the_same_name_is_another_pod() -> None:
+    again = pod("a", 9)
+    again["metadata"]["uid"] = "uid-a2"
+    seen, _ = follow([listed(7, pod("a", 5)), refused(410), listed(9, again), END], lambda seen: "-a" in seen.told)
+    assert list(seen.pods) == ["uid-a2"]
+
+
+def test_a_kind_that_the_server_does_not_know_has_no_objects() -> None:
+    seen, _ = follow([refused(404)], lambda seen: True, optional=True)
+    assert seen.told == []
+
+
+# -- actions ---------------------------------------------------------------------------------------------------------
+
+
+def perform(answers: Sequence[Answer], *targets: Target) -> tuple[list[str], Recorded]:
+    """Carry out actions on recorded answers, one at a time; return how they ended."""
+    ends: list[str] = []
+    result: list[Recorded] = []
+
+    async def act(recorded: Recorded, http: Http) -> None:
+        performer = Performer(
+            http,
+            lambda target: ends.append(f"done {target.verb} {target.name}"),
+            lambda target, problem: ends.append(f"refused {target.verb} {target.name}: {problem}"),
+            at_once=1,
+        )
+        for target in targets:
+            performer.add(target)
+        running = asyncio.create_task(performer.run())
+        while recorded.left or len(ends) < len(targets):
+            await asyncio.sleep(0.005)
+            assert not running.done(), running.exception()
+        running.cancel()
+        result.append(recorded)
+
+    asyncio.run(with_answers(answers, act))
+    return ends, result[0]
+
+
+def bind(name: str) -> Target:
+    return Target("bind", "ns", name, f"uid-{name}", None, "n1")
+
+
+def test_a_binding_names_node_and_uid() -> None:
+    ends, recorded = perform([Answer(201, [{}])], bind("a"))
+    assert ends == ["done bind a"]
+    ((request, body),) = recorded.requests
+    assert request == "POST /api/v1/namespaces/ns/pods/a/binding"
+    sent = msgspec.json.decode(body)
+    assert (sent["target"]["name"], sent["metadata"]["uid"]) == ("n1", "uid-a")
+
+
+def test_a_binding_is_repeated_after_429_and_after_a_cut() -> None:
+    cut = Answer(201, [], cut=True)
+    ends, recorded = perform(
+        [
+            refused(429, "slow down", "Retry-After: 0"),
+            cut,
+            refused(409, "already bound"),
+            Answer(200, [pod("a", 9, nodeName="n1")]),
+        ],
+        bind("a"),
+    )
+    assert ends == ["done bind a"]
+    assert [request.split(" ")[0] for request, _ in recorded.requests] == ["POST", "POST", "POST", "GET"]
+
+
+def test_a_binding_that_is_refused_is_told() -> None:
+    ends, _ = perform([refused(422, "the node is gone"), Answer(201, [{}])], bind("a"), bind("b"))
+    assert ends == ["refused bind a: the node is gone", "done bind b"]
+
+
+def test_a_conflict_over_an_unbound_pod_is_a_refusal() -> None:
+    ends, _ = perform([refused(409, "it has gates"), Answer(200, [pod("a", 9)])], bind("a"))
+    assert ends == ["refused bind a: it has gates"]
+
+
+def test_a_pod_that_is_gone_needs_no_binding() -> None:
+    ends, _ = perform([refused(404, "not found")], bind("a"))
+    assert ends == ["done bind a"]
+
+
+def test_an_eviction_waits_for_its_budget() -> None:
+    evict = Target("evict", "ns", "a", "uid-a", None)
+    ends, recorded = perform(
+        [refused(429, "disruption budget"), refused(429, "disruption budget"), Answer(201, [{}])], evict
+    )
+    assert ends == ["done evict a"]
+    assert {request for request, _ in recorded.requests} == {"POST /api/v1/namespaces/ns/pods/a/eviction"}
