@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
 from fairlead.history.filter import JobFilter
-from fairlead.history.recorder import AttemptRow, JobRow
+from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
 from fairlead.history.store import History, Used
 from fairlead.wire.agent import Tasks
 
@@ -139,6 +140,23 @@ def test_use_that_is_reported_again_is_taken_once_and_from_the_node_of_the_task(
     assert history.used("default", 2) == {"main": (5, 1, 1)}
     assert history.used("default", 3) == {}
     assert history.newest("default") == 2 and history.newest("other") == -1
+    history.close()
+
+
+def test_result_files_of_the_last_attempt_are_found(place: str) -> None:
+    history = History(place)
+    first, last = (ResultRow("main", 3, attempt, ((f"out{attempt}", 5),), "") for attempt in (1, 2))
+    other = ResultRow("tail", 0, 1, (), "no file matches *.csv")
+    for row in (first, last, other):
+        assert history.put_results("default", 7, row)
+    assert not history.put_results("default", 7, msgspec.structs.replace(last, files=()), replace=False)
+    assert history.results("default", 7) == [last, other]
+    assert history.results("default", 7, skip=1, limit=1) == [other]
+    assert history.results("default", 7, "main", 3, attempt=1) == [first]
+    assert history.results("default", 8) == []
+    longer = msgspec.structs.replace(last, files=(("out2", 6),))
+    assert history.put_results("default", 7, longer)
+    assert history.results("default", 7, "main") == [longer]
     history.close()
 
 
