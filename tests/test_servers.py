@@ -3,13 +3,14 @@
 import getpass
 import json
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import fairlead
-from tests.servers import Agent, Server, fairlead_program, wait_until
+from tests.servers import PROGRAM, Agent, Server, fairlead_program, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::fairlead.NeverRuns")
 
@@ -88,3 +89,28 @@ def test_a_paused_leader_finds_itself_deposed(pair: Pair) -> None:
         client.submit(["true"])
     with two.client() as client:
         assert [each.id for each in client.jobs()] == [job]
+
+
+def test_options_of_a_database_that_are_refused(tmp_path: Path, database: str) -> None:
+    def said(*options: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [*PROGRAM, "server", "--data", str(tmp_path / "data"), "--port", "0", *options],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stderr
+
+    assert said("--database", "db.example") == (
+        2,
+        "fairlead: error: --database: it is not an address such as postgresql://host/fairlead\n",
+    )
+    code, text = said("--database", f"postgresql://me:geheim@/x?host={tmp_path}")
+    assert code == 1 and "cannot connect" in text and "geheim" not in text
+    code, text = said("--database", database, "--lease", "0.1s")
+    assert code == 1 and "--lease: it is 0.1s; a lease has 1 to 300 s" in text
+    Server(tmp_path, "one", database).start().kill(signal.SIGTERM)
+    code, text = said("--database", database)  # with a key file of its own
+    assert code == 1 and ("is missing" in text or "does not open" in text) and "key" in text

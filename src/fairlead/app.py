@@ -419,7 +419,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     try:
         await control.start()
         await _resume_copies(control, history, collector)
-    except JournalError as problem:
+    except (JournalError, FileProblem) as problem:
         raise Failed(str(problem)) from problem
     resumed.set()
     make_adapter = _adapter_maker(settings.kubernetes, control, log.info)

@@ -435,3 +435,27 @@ def test_lists_of_the_asynchronous_client(up: Up) -> None:
             assert [attempt.node for attempt in (await waiting.attempts(job)).attempts] == ["box"]
 
     asyncio.run(story())
+
+
+def test_the_server_that_leads_is_found_among_several(up: Up) -> None:
+    urls = f"http://127.0.0.1:1, {up.url}/,http://127.0.0.1:2"
+    with Client(urls, up.token) as client:
+        assert client.partitions()
+        assert client.url == f"http://127.0.0.1:1,{up.url},http://127.0.0.1:2"
+        job = client.submit(["echo", "hello"], resources=SMALL)
+        assert client.wait(job, timeout=SECONDS).state == "succeeded"
+        assert b"".join(client.log(job)) == b"hello\n"
+
+    async def ask() -> str:
+        async with AsyncClient(urls, up.token) as client:
+            return (await client.job(job)).state
+
+    assert asyncio.run(ask()) == "succeeded"
+
+
+def test_a_list_of_servers_is_checked_as_a_whole() -> None:
+    with pytest.raises(Problem, match="http://elsewhere is another machine") as problem:
+        Client("https://one,http://elsewhere", "fl_x")
+    assert problem.value.code == "insecure"
+    with pytest.raises(Problem, match="ftp://two is no address of a server"):
+        Client("http://127.0.0.1:1,ftp://two", "fl_x")
