@@ -517,7 +517,10 @@ def test_output_goes_to_files_that_the_stage_names(spawner: Spawner, tmp_path: P
     assert spawner.log((2, "main", 1, 0)).read_text() == "out\n"
     assert (tmp_path / "errors").read_text() == "err\nerr\n"
     assert [spawner.ended[key][0] for key in wrong] == ["failed", "failed"]
-    assert spawner.ended[wrong[1]][2] == f"its output {tmp_path}/none/file: No such file or directory"
+    assert (
+        spawner.ended[wrong[1]][2]
+        == f"its output {tmp_path}/none/file: No such file or directory; create its folder first"
+    )
 
 
 def test_no_folder_has_many_logs(spawner: Spawner) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -47,20 +46,11 @@ def kubernetes(
     """
     from fairlead.app import logger_to
     from fairlead.client.calls import Problem, tls_context
-    from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint, NotFound, find_endpoint
+    from fairlead.client.endpoint import NotFound, find_endpoint
     from fairlead.kubernetes.process import Options, Unusable, run
 
     try:
-        endpoint = (
-            Endpoint(
-                server.rstrip("/"),
-                os.environ.get(TOKEN, ""),
-                os.environ.get(AUTHORITY, ""),
-                os.environ.get(INSECURE) == "1",
-            )
-            if server
-            else find_endpoint()
-        )
+        endpoint = find_endpoint(url=server)
         trust = tls_context(endpoint)
         options = Options(
             name=name,

@@ -50,10 +50,10 @@ def running(directory: Path) -> Running | None:
         return None
 
 
-def find_endpoint(directory: Path | None = None) -> Endpoint:
-    """Return the server of FAIRLEAD_URL, else the server that runs on the data directory."""
+def find_endpoint(directory: Path | None = None, url: str = "") -> Endpoint:
+    """Return the server of `url` or of FAIRLEAD_URL, else the server that runs on the data directory."""
     directory = directory or data_directory()
-    url, token = os.environ.get(URL, ""), os.environ.get(TOKEN, "")
+    url, token = url.rstrip("/") or os.environ.get(URL, ""), os.environ.get(TOKEN, "")
     authority = os.environ.get(AUTHORITY, "")
     if not url:
         server = running(directory)
