@@ -111,12 +111,12 @@ class Machine(RuleBasedStateMachine):
         place=st.sampled_from(PLACES),
         first=st.lists(stage_documents, min_size=1, max_size=4),
         chain=st.sampled_from([0, "5s", "20s"]),
-        backfill=st.booleans(),
+        backfill=st.sampled_from(["off", "off", "easy", "shortest", "conservative"]),
         threshold=st.sampled_from([0, 5, 20]),
         memory=st.sampled_from([0, "1min", "1h"]),
     )
     def start(
-        self, rhythm: int, place: str, first: list[Any], chain: Any, backfill: bool, threshold: int, memory: Any
+        self, rhythm: int, place: str, first: list[Any], chain: Any, backfill: str, threshold: int, memory: Any
     ) -> None:
         singles.FEW = 1  # so that lanes as short as these get batches too
         self.rhythm = rhythm

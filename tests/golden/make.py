@@ -61,7 +61,7 @@ FIRST = {
     "seed": 3,
     "max_batch": 7,
     "lease": "90s",
-    "backfill": True,
+    "backfill": "easy",
     "rebalance_threshold": 5,
     "starving_after": "30min",
     "keep_ended": "2h",

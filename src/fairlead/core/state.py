@@ -143,7 +143,7 @@ class Partition:
             self.derived.requestors = Requestors(settings.requestors)
         self.settings = settings
         self.derived.queue_version += 1  # `facts` caches which checks apply to which jobs
-        self.derived.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
+        self.derived.forecast = Forecast(self.allocations.values(), self.now) if settings.backfills else None
         self.memory.unheld_starving = True
         self.retime()
         self.wake_all_lanes()
@@ -448,7 +448,7 @@ class Partition:
         owner = self.ask_of_earmark(earmark)
         if owner is not None:
             self.lanes[lane_key(owner)].stir()  # the owner may fit now on nodes that other asks hold, too
-        if self.settings.backfill:
+        if self.settings.backfills:
             self.wake()  # the planned start of the first ask without capacity can no longer use these nodes
 
     def remove_earmark(self, earmark: Hold | Promise) -> None:
