@@ -97,7 +97,7 @@ def test_other_nodes_fewer_jobs_and_an_end(trace: Path) -> None:
         (
             ["TRACE", "--policy", "best"],
             1,
-            "there is no policy best; write fcfs, easy, shortest, conservative, fair or name a file",
+            "there is no policy best; write fcfs, easy, shortest, conservative, learned, fair or name a file",
         ),
         (["TRACE", "--policy", "best.yaml"], 2, "best.yaml does not exist"),
         (["TRACE", "--policy", "esay"], 1, "there is no policy esay (did you mean easy?)"),

@@ -38,6 +38,7 @@ from fairlead.core.resources import (
 from fairlead.core.settings import (
     DEFAULT_QUEUES,
     Backfill,
+    Estimates,
     Fence,
     PartitionConfig,
     PartitionSettings,
@@ -119,6 +120,7 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         max_queued_bytes=_bytes(read, "max_queued_bytes", default.max_queued_bytes),
         checks=_checks(read, "checks"),
         share_memory=_share_memory(read),
+        estimates=cast(Estimates, read.choice("estimates", get_args(Estimates), default.estimates)),
     )
     read.close()
     return PartitionConfig(settings, queues, pools)

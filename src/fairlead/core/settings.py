@@ -12,6 +12,8 @@ from fairlead.core.resources import HOUR, MINUTE, SECOND
 Fence = Literal["lease", "none"]
 Backfill = Literal["off", "easy", "shortest", "conservative"]
 """Which asks may pass an ask without capacity. docs/starvation.md explains the modes."""
+Estimates = Literal["given", "learned"]
+"""Where expected run times come from: from submissions only, or also from earlier runs."""
 Preempt = Literal["priority", "guarantees", "off"]
 """What tasks may be stopped for: priorities and guarantees, guarantees only, or neither. It does not affect loans."""
 
@@ -60,6 +62,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     max_queued_bytes: int = 512 * 2**20
     checks: tuple[str, ...] = ()
     share_memory: Micros = 0
+    estimates: Estimates = "given"
 
     def __post_init__(self) -> None:
         if isinstance(self.backfill, bool):
@@ -69,6 +72,11 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     def backfills(self) -> bool:
         """True if asks may pass an ask without capacity."""
         return self.backfill != "off"
+
+    @property
+    def learns(self) -> bool:
+        """True if expected run times come from earlier runs."""
+        return self.estimates == "learned"
 
 
 class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):

@@ -62,6 +62,12 @@ def conservative(trace: Trace) -> Policy:
     return Policy("conservative", parse_partition({**ONE_QUEUE, "backfill": "conservative"}, "conservative"))
 
 
+def learned(trace: Trace) -> Policy:
+    """As `shortest`, with run times that are learned from earlier runs of the same user and name."""
+    document = {**ONE_QUEUE, "backfill": "shortest", "estimates": "learned"}
+    return Policy("learned", parse_partition(document, "learned"))
+
+
 def fair(trace: Trace) -> Policy:
     """One queue per user with equal shares. Backfilling ensures that large jobs start too."""
     users = sorted({arrival.spec.user for arrival in trace.arrivals})
@@ -76,6 +82,7 @@ NAMED: dict[str, Callable[[Trace], Policy]] = {
     "easy": easy,
     "shortest": shortest,
     "conservative": conservative,
+    "learned": learned,
     "fair": fair,
 }
 

@@ -13,16 +13,21 @@ from typing import Literal
 
 from fairlead.core.admission import is_bounded
 from fairlead.core.asks import gang_size
-from fairlead.core.forecast import guess
+from fairlead.core.changes import StartPlanned
 from fairlead.core.lanes import Lane, lane_key
+from fairlead.core.learning import expected_run, given_run_time, run_time
 from fairlead.core.match.place import Starter
 from fairlead.core.match.reserve import Reserve
 from fairlead.core.model import FAR, NEW, Ask, Micros
 from fairlead.core.plan import Plan
 from fairlead.core.policy.backfill import ends_in_time
 from fairlead.core.reasons import NoRoom, Reason, WouldDelay
+from fairlead.core.resources import HOUR
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
+
+LATENESS: Micros = HOUR
+"""With learned estimates, the time by which asks behind the head may delay it: their estimates may be too short."""
 
 Prospect = Literal[0, 1, 2]
 TRY: Prospect = 0
@@ -39,6 +44,8 @@ class Backfill:
         self.head: Ask | None = None
         self._reserve: Reserve | None = None
         """What is kept for the head."""
+        self._guard: Reserve | None = None
+        """With learned estimates, what is kept for the head at its latest start, by what was submitted."""
         self._shape: Shape | None = None
         """The shape of the head; None if it has several."""
         self._delays: WouldDelay | None = None
@@ -72,10 +79,26 @@ class Backfill:
         self.head = ask
         self._reserve = Reserve(self.plan, ask, self.plan.partition.derived.forecast)
         self._reserve.plan_earliest(reason.room)
+        self._guard = self._guard_for(ask, reason.room)
         self._shape = None if ask.whole else ask.stage.shape
         if self.when is not None:
             self._delays = WouldDelay(ask.stage.job.id, self.when)
         self.plan.planned = self._planned()
+
+    def _guard_for(self, ask: Ask, room: int) -> Reserve | None:
+        """Plan the latest start of the head. It is fixed when the head is first planned."""
+        forecast = self.plan.partition.derived.forecast
+        if forecast is None or forecast.given is None:
+            return None
+        if not ask.latest:
+            first = Reserve(self.plan, ask, forecast.given)
+            first.plan_earliest(room)
+            if first.when is None:
+                return None
+            self.plan.do(StartPlanned(ask.stage.job.id, ask.stage.position, ask.kind, first.when + LATENESS))
+        guard = Reserve(self.plan, ask, forecast.given)
+        guard.plan_at(ask.latest, room)
+        return guard
 
     def start(self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int) -> tuple[int, Reason | None]:
         """Start an ask in its turn, unless it comes after the head and would delay it."""
@@ -129,7 +152,8 @@ class Backfill:
                     if only_room or together >= wanted:
                         no_room = no_room or ask
                         continue
-                prospect = LATE if together > spare and not ends_in_time(now, guess(stage.terms), when) else TRY
+                length = expected_run(self.plan.partition, stage) if together > spare else 0
+                prospect = LATE if together > spare and not ends_in_time(now, length, when) else TRY
             if prospect == TRY:
                 return ask, no_room
             if prospect == NO_ROOM and no_room is None:
@@ -192,8 +216,9 @@ class Backfill:
     def _continue(self, plan: Plan) -> None:
         self.plan = plan
         plan.planned = self._planned()
-        if self._reserve is not None:
-            self._reserve.plan = plan
+        for reserve in (self._reserve, self._guard):
+            if reserve is not None:
+                reserve.plan = plan
 
     def has_turned_late(self, now: Micros) -> bool:
         """True if the first ask without capacity of some lane can no longer end by the planned time.
@@ -231,21 +256,45 @@ class Backfill:
     ) -> tuple[int, Reason | None]:
         before, reserve = starter.before(), self._reserve
         assert reserve is not None
-        mark = before[0]
-        if self._delays is None or self._in_time(ask):
-            placed, reason = starter.start(lane, ask, together, most)
-            reserve.see_placed(mark)
-            return placed, reason
+        late = [] if self._delays is None or self._in_time(ask) else [reserve]
         same_shape = not ask.whole and ask.stage.shape is self._shape
-        most = max(together, min(most, self.spare)) if same_shape else together
+        if late:
+            most = max(together, min(most, self.spare)) if same_shape else together
+        if self._guard is not None and not self._in_time_for_guard(ask):
+            late.append(self._guard)
+            most = together
         if not same_shape or ask.stage.shape.key.apart or self.plan.partition.nodes.held:
-            reserve.look_ahead()  # otherwise each of its tasks takes the place of exactly one task of the head
+            for each in late:
+                each.look_ahead()  # otherwise each of its tasks takes the place of exactly one task of the head
         own = self._own_nodes(ask)
         placed, reason = starter.start(lane, ask, together, most)
-        if reason is None and not reserve.take(mark, own):
+        if reason is None and not self._take(late, before[0], own):
             starter.undo_tried(before)
-            return 0, self._delays
+            return 0, self._delays or self._would_delay()
+        for kept in (self._reserve, self._guard):
+            if kept is not None and kept not in late:
+                kept.see_placed(before[0])
         return placed, reason
+
+    def _take(self, reserves: list[Reserve], mark: int, own: Collection[int]) -> bool:
+        """Count the tasks placed since a mark for all reserves; False if the head does not fit beside them."""
+        for at, reserve in enumerate(reserves):
+            if not reserve.take(mark, own):
+                for taken in reserves[:at]:
+                    taken.give_back()
+                return False
+        return True
+
+    def _in_time_for_guard(self, ask: Ask) -> bool:
+        guard = self._guard
+        return guard is None or (
+            guard.when is not None and ends_in_time(self.plan.now, given_run_time(ask), guard.when)
+        )
+
+    def _would_delay(self) -> WouldDelay | None:
+        """Return the reason of an ask that could delay the head beyond its latest start."""
+        guard = self._guard
+        return None if guard is None or guard.when is None else WouldDelay(guard.head.stage.job.id, guard.when)
 
     def _own_nodes(self, ask: Ask) -> Collection[int]:
         """Return the nodes kept for an ask. The head cannot start there, so its plan does not count on them."""
@@ -277,18 +326,6 @@ def _versions(partition: Partition) -> tuple[int, ...]:
         partition.nodes.version,
         partition.derived.holds_version,
         partition.derived.queue_version,
+        partition.derived.runs_version,
         partition.derived.forecast.version if partition.derived.forecast is not None else -1,
     )
-
-
-def run_time(partition: Partition, ask: Ask) -> Micros | None:
-    """Return the expected run time of an ask: the longest of its stages. None if one is unknown."""
-    if not ask.whole:
-        return guess(ask.stage.terms)
-    longest = 0
-    for stage in ask.stages:
-        length = guess(stage.terms)
-        if length is None:
-            return None
-        longest = max(longest, length)
-    return longest

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from fairlead.core.asks import minimum_by_stage
 from fairlead.core.lanes import Lane
-from fairlead.core.match.backfill import LATE, TRY, Backfill, Prospect, run_time
+from fairlead.core.learning import run_time
+from fairlead.core.match.backfill import LATE, TRY, Backfill, Prospect
 from fairlead.core.match.place import Starter
 from fairlead.core.match.reserve import placed_since
 from fairlead.core.match.timeline import Timeline

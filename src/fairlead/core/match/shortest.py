@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fairlead.core.lanes import Lane, Place
-from fairlead.core.match.backfill import NO_ROOM, TRY, Backfill, run_time
+from fairlead.core.learning import run_time
+from fairlead.core.match.backfill import NO_ROOM, TRY, Backfill
 from fairlead.core.match.queue_cursor import QueueCursor
 from fairlead.core.model import FAR, Ask, Micros
 
