@@ -385,6 +385,16 @@ def test_lanes_whose_turn_did_not_come_in_a_full_cycle_have_it_in_the_next() -> 
 # -- plans that are kept from the last cycle ---------------------------------------------------------------------
 
 
+MODES = {
+    "easy": {"backfill": "easy"},
+    "shortest": {"backfill": "shortest"},
+    "conservative": {"backfill": "conservative"},
+    "learned": {"backfill": "easy", "estimates": "learned"},
+    "shortest learned": {"backfill": "shortest", "estimates": "learned"},
+    "conservative learned": {"backfill": "conservative", "estimates": "learned"},
+}
+
+
 class Step(NamedTuple):
     """`after` seconds later a job is submitted, or the oldest running task ends early."""
 
@@ -419,7 +429,7 @@ steps = st.lists(
 def played(drawn: list[Step], mode: str, order: str, limit: int | None, forget: bool) -> list[tuple[int, str, int]]:
     """Return the placements: time, job, tasks. With `forget`, no cycle uses what an earlier one remembered."""
     queue = {"order": order} | ({} if limit is None else {"limit": {"cpu": limit}})
-    w = World(config={"backfill": mode, "queues": {"root": {"a": queue}}, "starving_after": "1d"})
+    w = World(config={**MODES[mode], "queues": {"root": {"a": queue}}, "starving_after": "1d"})
     for at, cpu in enumerate((2, 3, 4)):
         w.node(f"n{at}", cpu=cpu)
     placed: list[tuple[int, str, int]] = []
@@ -458,7 +468,7 @@ JOINS_BEFORE_THE_HEAD_OF_ITS_LANE = [
 """The last job joins behind the head of the queue, but as the head of its own lane: tasks are stopped for it."""
 
 
-@pytest.mark.parametrize("mode", ["easy", "shortest", "conservative"])
+@pytest.mark.parametrize("mode", MODES)
 @example(drawn=JOINS_BEFORE_THE_HEAD_OF_ITS_LANE, order="priority", limit=None)
 @settings(max_examples=60, deadline=None)
 @given(drawn=steps, order=st.sampled_from(["priority", "fifo"]), limit=st.sampled_from([None, None, 6]))

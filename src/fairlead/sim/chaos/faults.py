@@ -161,6 +161,8 @@ WITH_LOANS = 0.4
 WITH_USERS = 0.4
 """Fraction of the scenarios in which more users take turns, mostly with past use."""
 
+LEARNED = 0.4
+"""Fraction of the scenarios with learned estimates."""
 OTHER_BACKFILL = 0.2
 """Fraction of the scenarios with a mode of backfill other than `off` and `easy`."""
 
@@ -196,6 +198,8 @@ def draw_scenario(seed: int, profile: Profile) -> Scenario:
     apart = Random(f"{seed} backfill")
     if apart.random() < OTHER_BACKFILL:
         config = {**config, "backfill": apart.choice(("shortest", "conservative"))}
+    if apart.random() < LEARNED:
+        config = {**config, "estimates": "learned"}
     return Scenario(seed, config, nodes, tuple(sorted(events, key=lambda event: event.at)))
 
 
