@@ -527,8 +527,22 @@ CONFIGS: dict[str, tuple[object, str]] = {
         'partitions.default.unit: "nodes" is not one of dominant, slots; write one of them',
     ),
     "a flag as a text": (
-        part(backfill="yes"),
-        'partitions.default.backfill: "yes" is neither true nor false; write one of them',
+        part(hold_large="yes"),
+        'partitions.default.hold_large: "yes" is neither true nor false; write one of them',
+    ),
+    "an unknown backfill": (
+        part(backfill="shortes"),
+        'partitions.default.backfill: "shortes" is not one of off, easy, shortest, conservative (did you mean '
+        "shortest?); write one of them",
+    ),
+    "backfill as it was": (
+        part(backfill=True),
+        "partitions.default.backfill: true is not one of off, easy, shortest, conservative; write easy",
+    ),
+    "backfill off without quotes": (
+        part(backfill=False),
+        "partitions.default.backfill: false is not one of off, easy, shortest, conservative; write off, in YAML with "
+        'quotes: "off"',
     ),
     "a queue beside root": (
         part(queues={"root": {}, "ml": {}}),

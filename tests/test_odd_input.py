@@ -60,7 +60,7 @@ CONFIG: dict[str, Any] = {
             "unit": "dominant",
             "max_batch": 10,
             "lease": "60s",
-            "backfill": True,
+            "backfill": "easy",
             "held_nodes_percent": 50,
             "requestors": [{"match": "^ci-", "queue": "root.a"}],
             "queues": {

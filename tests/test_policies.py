@@ -241,7 +241,7 @@ def stage(count: int, name: str = "w", **rest: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("harbour")
-@pytest.mark.parametrize("settings", [{}, {"backfill": True}, {"place": "roomiest"}])
+@pytest.mark.parametrize("settings", [{}, {"backfill": "easy"}, {"place": "roomiest"}])
 @pytest.mark.parametrize(
     ("stages", "gang", "jobs", "running"),
     [
@@ -355,7 +355,7 @@ def story(seed: int, names: dict[str, str]) -> list[object]:
     w = World(
         {
             "place": draw.choice(["pack", names["bestfit"]]),
-            "backfill": draw.random() < 0.3,
+            "backfill": "easy" if draw.random() < 0.3 else "off",
             "queues": {"root": {"a": {"order": names["fair"]}, "b": {"order": names["priority"]}}},
         }
     )

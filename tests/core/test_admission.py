@@ -47,7 +47,9 @@ def ordered(w: World) -> int:
     return sum(len(order.names) for effect in w.effects() if isinstance(effect, ForPool) for order in effect.orders)
 
 
-@pytest.mark.parametrize("settings", [{}, {"backfill": True}, {"place": "spread"}], ids=["pack", "backfill", "spread"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"backfill": "easy"}, {"place": "spread"}], ids=["pack", "backfill", "spread"]
+)
 @pytest.mark.parametrize(
     "stages",
     [[stage()], [stage(3)], [stage(3, min=1)], [stage(1, near="rack")], [stage(2), {**stage(2), "name": "x"}]],
@@ -103,14 +105,14 @@ class Batches:
 
 def test_a_check_follows_the_settings_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which checks apply is cached; a new setting empties the cache, whichever it is."""
-    applies = Check(user_suspended, lambda partition, job: partition.settings.backfill)
+    applies = Check(user_suspended, lambda partition, job: partition.settings.backfills)
     monkeypatch.setitem(CHECKS, "user_suspended", applies)
     w = World(OBEYS)
     w.nodes(4, cpu=4)
     first = w.submit(name="first", user="eve", stages=[stage()])
     w.cycle()
     assert w.placements(first)
-    w.configure({**OBEYS, "backfill": True})
+    w.configure({**OBEYS, "backfill": "easy"})
     later = w.submit(name="later", user="eve", stages=[stage()])
     w.cycle()
     assert not w.placements(later)

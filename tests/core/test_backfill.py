@@ -15,6 +15,7 @@ from fairlead.core.changes import Placed, SinglesPlaced
 from fairlead.core.reasons import NoRoom, WouldDelay
 from fairlead.core.resources import SECOND
 from fairlead.testing import World
+from tests.sim import oracle
 
 
 class Entry(NamedTuple):
@@ -29,58 +30,19 @@ class Entry(NamedTuple):
 # -- the simulation ----------------------------------------------------------------------------------------------
 
 
-def reference(log: list[Entry], processors: int, easy: bool) -> dict[int, int]:
-    """Return the start of each job. At each instant: all ends, then all arrivals, then one pass."""
-    starts: dict[int, int] = {}
-    running: list[tuple[int, int]] = []  # job, its end by the estimate
-    queue: list[int] = []
-    arrivals = sorted(range(len(log)), key=lambda at: log[at].submit)
-    now = 0
-    while arrivals or queue or running:
-        events = [starts[at] + log[at].run for at, _ in running]
-        events += [log[at].submit for at in arrivals[:1]]
-        now = min(events)
-        running = [(at, end) for at, end in running if starts[at] + log[at].run > now]
-        while arrivals and log[arrivals[0]].submit == now:
-            queue.append(arrivals.pop(0))
-        free = processors - sum(log[at].processors for at, _ in running)
-
-        while queue and log[queue[0]].processors <= free:
-            at = queue.pop(0)
-            free -= log[at].processors
-            starts[at] = now
-            running.append((at, now + log[at].estimate))
-        if not queue or not easy:
-            continue
-        head, available = queue[0], free
-        for _, end in sorted((end, end) for _, end in running):
-            available = free + sum(log[at].processors for at, each in running if each <= end)
-            shadow = end
-            if available >= log[head].processors:
-                break
-        spare = available - log[head].processors
-        for at in queue[1:]:
-            wanted = log[at].processors
-            if wanted > free:
-                continue
-            if now + log[at].estimate <= shadow:
-                pass
-            elif wanted <= spare:
-                spare -= wanted
-            else:
-                continue
-            free -= wanted
-            queue.remove(at)
-            starts[at] = now
-            running.append((at, now + log[at].estimate))
-    return starts
+def reference(log: list[Entry], processors: int, mode: oracle.Mode) -> dict[int, int]:
+    """Return the start of each job."""
+    order = sorted(range(len(log)), key=lambda at: log[at].submit)
+    jobs = [(log[at].submit, log[at].run, log[at].processors, log[at].estimate) for at in order]
+    return dict(zip(order, oracle.schedule(jobs, processors, mode), strict=True))
 
 
 class Starts:
-    """An observer that records when jobs start."""
+    """An observer that records when jobs start, and when each was first planned to start."""
 
     def __init__(self) -> None:
         self.at: dict[str, int] = {}
+        self.planned: dict[str, int] = {}
 
     def began(self, partition: object) -> None:
         pass
@@ -89,6 +51,8 @@ class Starts:
         pass
 
     def cycle(self, decided: cycle.Cycle, seconds: object) -> None:
+        if decided.plan.planned is not None and decided.plan.planned[2] is not None:
+            self.planned.setdefault(decided.plan.planned[0], decided.plan.planned[2] // SECOND)
         for change in decided.changes:
             names = [change.job] if isinstance(change, Placed) else []
             if isinstance(change, SinglesPlaced):
@@ -97,10 +61,11 @@ class Starts:
                 self.at.setdefault(name, decided.plan.now // SECOND)
 
 
-def schedule(log: list[Entry], nodes: list[int], easy: bool) -> dict[int, int]:
+def schedule(log: list[Entry], nodes: list[int], mode: str) -> dict[int, int]:
+    """Return the start of each job. No head starts later than first planned."""
     starts = Starts()
     queues = {"root": {"default": {"order": "fifo"}}}
-    w = World(config={"backfill": easy, "queues": queues, "hold_for": 0}, observers=[starts])
+    w = World(config={"backfill": mode, "queues": queues, "hold_for": 0}, observers=[starts])
     for at, cpu in enumerate(nodes):
         w.node(f"n{at}", cpu=cpu)
     w.cycle()
@@ -113,6 +78,8 @@ def schedule(log: list[Entry], nodes: list[int], easy: bool) -> dict[int, int]:
                 w.submit(name=f"j{at}", stages=[{**task, "estimate": entry.estimate, "duration": entry.run}])
         w.cycle()
     w.advance(100_000)
+    late = [job for job, planned in starts.planned.items() if starts.at[job] > planned]
+    assert not late, f"{late} started later than first planned"
     return {int(job[1:]): when for job, when in starts.at.items()}
 
 
@@ -122,10 +89,23 @@ logs = st.lists(entries.map(lambda drawn: Entry(drawn[0], drawn[1], drawn[2], dr
 machines = st.sampled_from([[8], [1] * 8, [3, 5], [2, 2, 2, 2]])
 
 
-@given(logs, machines, st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_schedules_are_those_of_the_simulation(log: list[Entry], nodes: list[int], easy: bool) -> None:
-    assert schedule(log, nodes, easy) == reference(log, PROCESSORS, easy)
+@pytest.mark.parametrize("mode", ["off", "easy", "shortest"])
+@given(log=logs, nodes=machines)
+@settings(max_examples=80, deadline=None)
+def test_schedules_are_those_of_the_simulation(mode: oracle.Mode, log: list[Entry], nodes: list[int]) -> None:
+    assert schedule(log, nodes, mode) == reference(log, PROCESSORS, mode)
+
+
+@given(log=logs)
+@settings(max_examples=80, deadline=None)
+def test_conservative_schedules_are_those_of_the_simulation(log: list[Entry]) -> None:
+    assert schedule(log, [PROCESSORS], "conservative") == reference(log, PROCESSORS, "conservative")
+
+
+@given(log=logs, nodes=machines)
+@settings(max_examples=80, deadline=None)
+def test_conservative_delays_no_head_on_several_nodes(log: list[Entry], nodes: list[int]) -> None:
+    assert len(schedule(log, nodes, "conservative")) == len(log)
 
 
 # Logs for 8 processors, each with the starts of its jobs without and with backfill.
@@ -161,9 +141,10 @@ LOGS: list[tuple[str, list[Entry], list[int], list[int]]] = [
 
 @pytest.mark.parametrize(("log", "plain", "easy"), [row[1:] for row in LOGS], ids=[row[0] for row in LOGS])
 def test_small_logs(log: list[Entry], plain: list[int], easy: list[int]) -> None:
-    for expected, with_backfill in ((plain, False), (easy, True)):
-        assert reference(log, PROCESSORS, with_backfill) == dict(enumerate(expected))
-        assert schedule(log, [8], with_backfill) == dict(enumerate(expected))
+    modes: list[tuple[list[int], oracle.Mode]] = [(plain, "off"), (easy, "easy")]
+    for expected, mode in modes:
+        assert reference(log, PROCESSORS, mode) == dict(enumerate(expected))
+        assert schedule(log, [8], mode) == dict(enumerate(expected))
 
 
 # -- on nodes ----------------------------------------------------------------------------------------------------
@@ -174,7 +155,7 @@ def stage(count: int = 1, name: str = "w", **rest: Any) -> dict[str, Any]:
 
 
 def world(**config: Any) -> World:
-    return World(config={"backfill": True, **config})
+    return World(config={"backfill": "easy", **config})
 
 
 def test_across_lanes_and_queues() -> None:
@@ -293,7 +274,7 @@ def test_what_is_expected_is_known_after_a_restart_and_when_it_is_turned_on() ->
     w.advance(0)
     w.submit(name="head", stages=[stage(4)])
     w.cycle()
-    w.configure({"backfill": True})
+    w.configure({"backfill": "easy"})
     w.cycle()
     w.restart()
     w.submit(name="long", stages=[stage(estimate=101)])
@@ -304,7 +285,7 @@ def test_what_is_expected_is_known_after_a_restart_and_when_it_is_turned_on() ->
 
 @pytest.mark.parametrize(("backfill", "estimate", "runs"), [(True, 80, True), (True, 90, False), (False, 80, False)])
 def test_held_nodes_are_lent_to_tasks_that_end_in_time(backfill: bool, estimate: int, runs: bool) -> None:
-    w = World(config={"backfill": backfill, "starving_after": "10s"})
+    w = World(config={"backfill": "easy" if backfill else "off", "starving_after": "10s"})
     w.node("n0", cpu=4)
     w.submit(name="now", stages=[stage(3, estimate=100)])
     w.advance(0)
@@ -327,7 +308,7 @@ def _job(w: World, name: str, cpu: Any, estimate: int | None = None, **rest: Any
 
 
 def test_an_overrun_estimate_lets_others_go_ahead_by_itself() -> None:
-    w = World({"backfill": True})
+    w = World({"backfill": "easy"})
     w.node("n", cpu=2)
     _job(w, "runs", 1, estimate=10)
     w.cycle()
@@ -340,7 +321,7 @@ def test_an_overrun_estimate_lets_others_go_ahead_by_itself() -> None:
 
 
 def test_a_late_acknowledgement_lets_others_go_ahead() -> None:
-    w = World({"backfill": True})
+    w = World({"backfill": "easy"})
     w.node("n", cpu=2)
     w.hold_acks("n")
     _job(w, "runs", 1, estimate=10)
@@ -356,7 +337,7 @@ def test_a_late_acknowledgement_lets_others_go_ahead() -> None:
 
 
 def test_nodes_that_are_held_change_the_plan() -> None:
-    w = World({"backfill": True, "starving_after": "5s"})
+    w = World({"backfill": "easy", "starving_after": "5s"})
     w.node("n", cpu=2)
     w.node("m", cpu=2, labels={"kind": "m"})
     _job(w, "runs", 1, estimate=10)
@@ -373,7 +354,7 @@ def test_nodes_that_are_held_change_the_plan() -> None:
 
 def test_the_first_head_without_room_is_found_again_when_turns_have_moved() -> None:
     """The task that b's head waits for has no estimate. Once `a` has started a job, b's head is the first."""
-    w = World({"backfill": True, "queues": {"root": {"a": {"share": 1}, "b": {"share": 1}, "c": {"share": 1}}}})
+    w = World({"backfill": "easy", "queues": {"root": {"a": {"share": 1}, "b": {"share": 1}, "c": {"share": 1}}}})
     w.node("n", cpu=2, memory="1Gi")
     w.node("g", gpu=1)
     _job(w, "runs", 1, estimate=10, queue="root.c")
@@ -388,7 +369,7 @@ def test_the_first_head_without_room_is_found_again_when_turns_have_moved() -> N
 
 
 def test_lanes_whose_turn_did_not_come_in_a_full_cycle_have_it_in_the_next() -> None:
-    w = World({"backfill": True, "max_placed": 1})
+    w = World({"backfill": "easy", "max_placed": 1})
     w.node("n", cpu=2)
     _job(w, "runs", 1, estimate=10)
     w.cycle()
@@ -402,6 +383,16 @@ def test_lanes_whose_turn_did_not_come_in_a_full_cycle_have_it_in_the_next() -> 
 
 
 # -- plans that are kept from the last cycle ---------------------------------------------------------------------
+
+
+MODES = {
+    "easy": {"backfill": "easy"},
+    "shortest": {"backfill": "shortest"},
+    "conservative": {"backfill": "conservative"},
+    "learned": {"backfill": "easy", "estimates": "learned"},
+    "shortest learned": {"backfill": "shortest", "estimates": "learned"},
+    "conservative learned": {"backfill": "conservative", "estimates": "learned"},
+}
 
 
 class Step(NamedTuple):
@@ -435,10 +426,10 @@ steps = st.lists(
 )
 
 
-def played(drawn: list[Step], order: str, limit: int | None, forget: bool) -> list[tuple[int, str, int]]:
+def played(drawn: list[Step], mode: str, order: str, limit: int | None, forget: bool) -> list[tuple[int, str, int]]:
     """Return the placements: time, job, tasks. With `forget`, no cycle uses what an earlier one remembered."""
     queue = {"order": order} | ({} if limit is None else {"limit": {"cpu": limit}})
-    w = World(config={"backfill": True, "queues": {"root": {"a": queue}}, "starving_after": "1d"})
+    w = World(config={**MODES[mode], "queues": {"root": {"a": queue}}, "starving_after": "1d"})
     for at, cpu in enumerate((2, 3, 4)):
         w.node(f"n{at}", cpu=cpu)
     placed: list[tuple[int, str, int]] = []
@@ -477,15 +468,18 @@ JOINS_BEFORE_THE_HEAD_OF_ITS_LANE = [
 """The last job joins behind the head of the queue, but as the head of its own lane: tasks are stopped for it."""
 
 
-@example(JOINS_BEFORE_THE_HEAD_OF_ITS_LANE, "priority", None)
+@pytest.mark.parametrize("mode", MODES)
+@example(drawn=JOINS_BEFORE_THE_HEAD_OF_ITS_LANE, order="priority", limit=None)
 @settings(max_examples=60, deadline=None)
-@given(steps, st.sampled_from(["priority", "fifo"]), st.sampled_from([None, None, 6]))
-def test_a_remembered_plan_gives_the_schedule_of_a_new_plan(drawn: list[Step], order: str, limit: int | None) -> None:
-    assert played(drawn, order, limit, forget=False) == played(drawn, order, limit, forget=True)
+@given(drawn=steps, order=st.sampled_from(["priority", "fifo"]), limit=st.sampled_from([None, None, 6]))
+def test_a_remembered_plan_gives_the_schedule_of_a_new_plan(
+    mode: str, drawn: list[Step], order: str, limit: int | None
+) -> None:
+    assert played(drawn, mode, order, limit, forget=False) == played(drawn, mode, order, limit, forget=True)
 
 
 def test_an_ask_that_joins_behind_the_head_has_a_reason() -> None:
-    w = World(config={"backfill": True})
+    w = World(config={"backfill": "easy"})
     w.node("n0", cpu=4)
     w.submit(name="now", stages=[stage(3, estimate=100)])
     w.advance(0)
@@ -504,7 +498,7 @@ def test_an_ask_that_joins_behind_the_head_has_a_reason() -> None:
 
 def test_a_task_with_an_estimate_of_0_starts_no_cycles() -> None:
     """A task with an estimate of 0 that keeps running does not cause a cycle every microsecond."""
-    w = World({"backfill": True})
+    w = World({"backfill": "easy"})
     w.node("n0", cpu=2)
     w.submit(stages=[{"resources": {"cpu": 1}, "estimate": 0}])
     w.cycle()
@@ -517,7 +511,7 @@ def test_a_task_with_an_estimate_of_0_starts_no_cycles() -> None:
 
 def test_a_claimant_behind_the_head_uses_what_was_stopped_for_it() -> None:
     """Under `fifo` the stopped job is the head again, planned on another node: its old node is promised."""
-    w = World({"backfill": True, "queues": {"root": {"q": {"order": "fifo"}, "other": {}}}})
+    w = World({"backfill": "easy", "queues": {"root": {"q": {"order": "fifo"}, "other": {}}}})
     w.nodes(2, cpu=1)
     main = {"name": "w", "resources": {"cpu": 1}}
     w.submit(name="long", queue="root.other", stages=[{**main, "estimate": 1000}])

@@ -469,7 +469,7 @@ def test_an_ask_that_its_own_tasks_kept_from_a_hold_gets_it_when_they_end() -> N
 
 
 def test_an_ask_that_a_lent_node_kept_from_a_hold_gets_it_when_the_loan_ends() -> None:
-    w = World(config={**HOLDS, "backfill": True, "held_nodes_percent": 50, "hold_large": False})
+    w = World(config={**HOLDS, "backfill": "easy", "held_nodes_percent": 50, "hold_large": False})
     w.node("n", cpu=4)
     w.node("other", cpu=1)
     for name in ("s", "t"):

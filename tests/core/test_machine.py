@@ -113,12 +113,21 @@ class Machine(RuleBasedStateMachine):
         place=st.sampled_from(PLACES),
         first=st.lists(stage_documents, min_size=1, max_size=4),
         chain=st.sampled_from([0, "5s", "20s"]),
-        backfill=st.booleans(),
+        backfill=st.sampled_from(["off", "off", "easy", "shortest", "conservative"]),
         threshold=st.sampled_from([0, 5, 20]),
         memory=st.sampled_from([0, "1min", "1h"]),
+        estimates=st.sampled_from(["given", "learned"]),
     )
     def start(
-        self, rhythm: int, place: str, first: list[Any], chain: Any, backfill: bool, threshold: int, memory: Any
+        self,
+        rhythm: int,
+        place: str,
+        first: list[Any],
+        chain: Any,
+        backfill: str,
+        threshold: int,
+        memory: Any,
+        estimates: str = "given",
     ) -> None:
         singles.FEW = 1  # so that lanes as short as these get batches too
         self.rhythm = rhythm
@@ -129,6 +138,7 @@ class Machine(RuleBasedStateMachine):
         self.settings = {**SETTINGS, "place": place, "chain": chain, "backfill": backfill}
         self.settings["rebalance_threshold"] = threshold
         self.settings["share_memory"] = memory
+        self.settings["estimates"] = estimates
         self.w = WatchedWorld(self.settings, observers=[self.metrics, self.balance, DoorChecker(), self.loans])
         for path in ("root.b", *QUEUES):
             self.w.queue(path, share=10)

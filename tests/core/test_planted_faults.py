@@ -23,7 +23,7 @@ def m() -> Iterator[Machine]:
 
 
 def start(m: Machine, chain: str | int = 0) -> None:
-    m.start(rhythm=1, place="pack", first=[SMALL, SMALL], chain=chain, backfill=False, threshold=5, memory=0)
+    m.start(rhythm=1, place="pack", first=[SMALL, SMALL], chain=chain, backfill="off", threshold=5, memory=0)
     m.advance(3)
 
 

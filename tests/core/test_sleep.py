@@ -342,7 +342,7 @@ def test_it_does_not_matter_in_which_order_jobs_came_to_work() -> None:
 @pytest.mark.usefixtures("alike")
 def test_the_first_without_room_is_another_one_when_it_has_become_too_late() -> None:
     """`short` would be over before `head` starts, for 5 s. Then it waits for that, not for room."""
-    settings = {"backfill": True, "starving_after": "10s", "hold_for": "1h", "held_nodes_percent": 100}
+    settings = {"backfill": "easy", "starving_after": "10s", "hold_for": "1h", "held_nodes_percent": 100}
     w = World({**settings, "queues": {"root": {"a": {}, "b": {}}}})
     w.nodes(5, cpu=1)
     for number in range(5):
@@ -361,7 +361,7 @@ def test_the_first_without_room_is_another_one_when_it_has_become_too_late() -> 
 @pytest.mark.usefixtures("alike")
 def test_what_a_later_turn_releases_is_for_the_first_without_room() -> None:
     """The node is held for `gang`, which does not need all of it when it starts."""
-    w = World({"backfill": True, "starving_after": "10s", "hold_for": "1h"})
+    w = World({"backfill": "easy", "starving_after": "10s", "hold_for": "1h"})
     w.node("n", cpu=4)
     old = _submit(w, "old", "root.default", resources={"cpu": 4}, preemptible=False)
     w.advance(0)
@@ -380,7 +380,11 @@ def test_what_a_later_turn_releases_is_for_the_first_without_room() -> None:
 @pytest.mark.parametrize("starving_after", ["2d", "5s"])
 def test_days_of_all_kinds(seed: int, starving_after: str) -> None:
     r = random.Random(seed)
-    settings = {"backfill": seed % 4 == 0, "replace_within": "30s", "starving_after": starving_after}
+    settings = {
+        "backfill": "easy" if seed % 4 == 0 else "off",
+        "replace_within": "30s",
+        "starving_after": starving_after,
+    }
     leaves = {
         "q": {"order": "priority", "scale_first": r.random() < 0.5},
         "f": {"order": r.choice(["priority", "fair", "fifo"])},

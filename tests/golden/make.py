@@ -61,7 +61,8 @@ FIRST = {
     "seed": 3,
     "max_batch": 7,
     "lease": "90s",
-    "backfill": True,
+    "backfill": "easy",
+    "estimates": "learned",
     "rebalance_threshold": 5,
     "starving_after": "30min",
     "keep_ended": "2h",
@@ -213,6 +214,7 @@ def play(s: Script) -> None:
         node("c0", resources={"cpu": 4, "licence/x": 3}),
         node("c1", resources={"cpu": 4}),
     )
+    plan_a_start(s)
     # A gang that could not replace a lost worker in time is taken back whole.
     s.cycle(submit("ring", RING))
     s.cycle(*s.report("ring", "main", "running"))
@@ -328,6 +330,18 @@ def play(s: Script) -> None:
     s.keep()
     s.cycle(RemovePartition(operator=True))
     s.keep()
+
+
+def plan_a_start(s: Script) -> None:
+    """A job waits for one whose run time was learned."""
+    known = {**RING, "name": "known", "stages": [{"count": 2, "resources": {"cpu": 4}, "estimate": "1h"}]}
+    s.cycle(submit("known", known))
+    s.cycle(*s.report("known", "main", "running"))
+    s.cycle(*s.report("known", "main", "succeeded", exit_code=0), submit("again", known), after=HOUR // 2)
+    s.cycle(*s.report("again", "main", "running"), submit("planned", RING))
+    s.keep()
+    s.cycle(Kill(job="planned", operator=True), Kill(job="again", operator=True))
+    s.cycle(*s.report("again", "main", "stopped"))
 
 
 def pair_up(s: Script) -> None:

@@ -94,7 +94,11 @@ def test_other_nodes_fewer_jobs_and_an_end(trace: Path) -> None:
     ("arguments", "code", "problem"),
     [
         (["nowhere.swf"], 2, "nowhere.swf does not exist"),
-        (["TRACE", "--policy", "best"], 1, "there is no policy best; write fcfs, easy, fair or name a file"),
+        (
+            ["TRACE", "--policy", "best"],
+            1,
+            "there is no policy best; write fcfs, easy, shortest, conservative, learned, fair or name a file",
+        ),
         (["TRACE", "--policy", "best.yaml"], 2, "best.yaml does not exist"),
         (["TRACE", "--policy", "esay"], 1, "there is no policy esay (did you mean easy?)"),
         (["BROKEN", "--packing", "100", "--compare", "pack,spraed"], 1, "no placement spraed (did you mean spread?)"),

@@ -621,7 +621,7 @@ def test_tasks_that_do_not_stop() -> None:
 
 
 def test_backfill_and_planned_starts() -> None:
-    w = Watched({"backfill": True})
+    w = Watched({"backfill": "easy"})
     w.node("n1", cpu=4)
     w.tasks(3, name="now", estimate=100, duration=90)
     w.advance(0)

@@ -32,7 +32,8 @@ def simulate(
     policy: Annotated[
         str,
         typer.Option(
-            help="fcfs, easy, fair, or a configuration such as fairlead.yaml. With --packing, a placement.",
+            help="fcfs, easy, shortest, conservative, learned, fair, or a configuration such as fairlead.yaml. "
+            "With --packing, a placement.",
             show_default="fcfs; with --packing, pack",
         ),
     ] = "",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
-from typing import cast
+from typing import cast, get_args
 
 import msgspec
 
@@ -35,13 +35,23 @@ from fairlead.core.resources import (
     printable,
     shown,
 )
-from fairlead.core.settings import DEFAULT_QUEUES, Fence, PartitionConfig, PartitionSettings, Preempt, Requestor
+from fairlead.core.settings import (
+    DEFAULT_QUEUES,
+    Backfill,
+    Estimates,
+    Fence,
+    PartitionConfig,
+    PartitionSettings,
+    Preempt,
+    Requestor,
+)
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
 PARTITION_KEYS = (*PartitionSettings.__struct_fields__, "queues", "pools")
 QUEUE_KEYS = QueueSettings.__struct_fields__
 LOOK_ALIKES = ("users", "groups", "limit", "guarantee")
 """Settings with mappings, which look like queues: a name close to one of them is refused as a queue's name."""
+BACKFILL_MODES = get_args(Backfill)
 MAX_DEPTH = 20
 MAX_PATH = 1_000
 MAX_QUEUES = 100_000
@@ -95,7 +105,7 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         held_nodes_percent=read.count("held_nodes_percent", default.held_nodes_percent, 0, 100),
         hold_large=read.flag("hold_large", default.hold_large),
         hold_for=read.duration("hold_for", default.hold_for),
-        backfill=read.flag("backfill", default.backfill),
+        backfill=_backfill(read),
         preempt_grace=read.duration("preempt_grace", default.preempt_grace),
         rebalance_threshold=read.count("rebalance_threshold", default.rebalance_threshold, 0, 100),
         rebalance_after=read.duration("rebalance_after", default.rebalance_after),
@@ -112,9 +122,21 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         max_result_files=read.count("max_result_files", default.max_result_files, 1, 100_000),
         max_result_bytes=_bytes(read, "max_result_bytes", default.max_result_bytes),
         share_memory=_share_memory(read),
+        estimates=cast(Estimates, read.choice("estimates", get_args(Estimates), default.estimates)),
     )
     read.close()
     return PartitionConfig(settings, queues, pools)
+
+
+def _backfill(read: Reader) -> Backfill:
+    value = read.get("backfill")
+    if isinstance(value, bool):
+        meant = "easy" if value else "off"
+        problem = f"{shown(value)} is not one of {', '.join(BACKFILL_MODES)}; write {meant}"
+        if not value:
+            problem += ', in YAML with quotes: "off"'
+        raise Refused(read.at("backfill"), problem)
+    return cast(Backfill, read.choice("backfill", BACKFILL_MODES, "off"))
 
 
 def _share_memory(read: Reader) -> Micros:

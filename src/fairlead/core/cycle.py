@@ -15,6 +15,7 @@ from fairlead.core.expiry import due, expiry
 from fairlead.core.holds.holds import hold_nodes
 from fairlead.core.holds.release import release_obsolete
 from fairlead.core.intake import intake
+from fairlead.core.learning import learn
 from fairlead.core.match.chains import chain, pass_rooms
 from fairlead.core.match.match import match
 from fairlead.core.model import Micros
@@ -57,6 +58,7 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
         release_obsolete(plan)
         watch("intake")
         if not partition.removed:
+            learn(plan)
             expiry(plan)
             release_obsolete(plan)
             pass_rooms(plan)

@@ -11,7 +11,7 @@ from fairlead.core.entitlement import Entitlements
 from fairlead.core.forecast import Forecast
 from fairlead.core.index.pack import FitIndex
 from fairlead.core.index.scored import ScoreIndex
-from fairlead.core.model import Allocation, Micros
+from fairlead.core.model import Allocation, Micros, RunsKey
 from fairlead.core.nodes import NodeTable
 from fairlead.core.requestors import Requestors
 from fairlead.core.shape import Shape, ShapeKey
@@ -43,12 +43,14 @@ class Derived:
         "holds_version",
         "index",
         "key_of",
+        "old_runs",
         "openings",
         "overdue",
         "pools_version",
         "priorities",
         "queue_version",
         "requestors",
+        "runs_version",
         "shapes",
         "short",
         "stopped_queues",
@@ -68,6 +70,8 @@ class Derived:
         """Grows when tasks begin to stop, and when a stop becomes overdue."""
         self.pools_version = 0
         """Grows when a pool comes, goes, or has other settings."""
+        self.runs_version = 0
+        """Grows when the last runs of a user or name change."""
         # -- of settings and queues
         self.requestors = Requestors(())
         self.entitlements: tuple[int, Entitlements] | None = None
@@ -102,3 +106,5 @@ class Derived:
         """Chain → its allocations: those that run, and those that wait for one of its rooms."""
         self.forecast: Forecast | None = None
         """When running tasks are expected to end; only with backfill."""
+        self.old_runs: list[tuple[Micros, RunsKey]] = []
+        """A heap of the last runs by the time they were noted. Entries that changed are skipped."""

@@ -38,6 +38,8 @@ from fairlead.core.model import (
     Queue,
     QueueSettings,
     QueueState,
+    Runs,
+    RunsKey,
     Stage,
     StageSpec,
     StopCause,
@@ -65,6 +67,7 @@ class _Ask(msgspec.Struct, frozen=True, array_like=True):
     unclaimed_until: int = 0
     failed_orders: int = 0
     tie: int = 0
+    latest: int = 0
 
 
 class _Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -115,6 +118,7 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     safe_until: int = 0
     overdue: bool = False
     stopped_for: str = ""
+    expected: int | None = None
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -203,6 +207,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     disconnected: tuple[tuple[int, int], ...] = ()
     landmark: int = 0
     pasts: tuple[_Past, ...] = ()
+    runs: tuple[tuple[RunsKey, Runs], ...] = ()
 
 
 class NotADump(Exception):
@@ -273,6 +278,7 @@ def dump(partition: Partition) -> bytes:
                 _Past(path, user, tuple((name, _to_bytes(amount)) for name, amount in sorted(past.items())))
                 for (path, user), past in partition.pasts().items()
             ),
+            tuple(sorted(partition.runs.items())),
         )
     )
 
@@ -341,6 +347,7 @@ def _dump_ask(ask: Ask) -> _Ask:
         ask.unclaimed_until,
         ask.failed_orders,
         ask.tie,
+        ask.latest,
     )
 
 
@@ -377,6 +384,7 @@ def _dump_allocation(allocation: Allocation) -> _Allocation:
         allocation.safe_until,
         allocation.overdue,
         allocation.stopped_for,
+        allocation.expected,
     )
 
 
@@ -428,6 +436,7 @@ def _load(document: _Document) -> Partition:
                 record.safe_until,
                 record.overdue,
                 record.stopped_for,
+                record.expected,
             )
         )
     if document.settings.share_memory:
@@ -436,6 +445,8 @@ def _load(document: _Document) -> Partition:
             for past in document.pasts
         }
         partition.set_pasts(pasts)
+    for runs_key, runs in document.runs:
+        partition.note_runs(runs_key, runs)
     for stage in replacing:
         partition.update_missing(stage)
     for hold in document.holds:
@@ -500,6 +511,7 @@ def _load_job(partition: Partition, record: _Job, times: dict[int, int], replaci
                     ask.unclaimed_until,
                     ask.failed_orders,
                     ask.tie,
+                    ask.latest,
                 )
             )
     if job.ended_at is None:

@@ -7,10 +7,10 @@ limit are not in it: their end is unknown.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from fairlead.core.model import Allocation, Micros, Terms
-from fairlead.core.policy.estimates import expected_end
+from fairlead.core.policy.estimates import expected_end, learned_end
 
 
 def guess(terms: Terms) -> Micros | None:
@@ -20,12 +20,31 @@ def guess(terms: Terms) -> Micros | None:
 
 def end_of(allocation: Allocation, now: Micros) -> Micros | None:
     """Return the expected end of an allocation; None if it is unknown."""
-    began = allocation.since if allocation.started is None else allocation.started
-    return expected_end(began, guess(allocation.stage.terms), now)
+    if allocation.expected is None:
+        return given_end_of(allocation, now)
+    return learned_end(_began(allocation), allocation.expected, guess(allocation.stage.terms), now)
+
+
+def given_end_of(allocation: Allocation, now: Micros) -> Micros | None:
+    """Return the end of an allocation by what was submitted; None if it is unknown."""
+    return expected_end(_began(allocation), guess(allocation.stage.terms), now)
+
+
+def _began(allocation: Allocation) -> Micros:
+    return allocation.since if allocation.started is None else allocation.started
 
 
 class Forecast:
-    def __init__(self, allocations: Iterable[Allocation], now: Micros) -> None:
+    def __init__(
+        self,
+        allocations: Iterable[Allocation],
+        now: Micros,
+        learned: bool = False,
+        ends: Callable[[Allocation, Micros], Micros | None] = end_of,
+    ) -> None:
+        """With `learned`, there is a second forecast by what was submitted."""
+        self.given: Forecast | None = Forecast((), now, ends=given_end_of) if learned else None
+        self._end_of = ends
         self._ends: list[tuple[Micros, int]] = []
         self._known: dict[int, tuple[Micros, Allocation]] = {}
         self.version = 0
@@ -34,13 +53,23 @@ class Forecast:
             self.add(allocation, now)
 
     def add(self, allocation: Allocation, now: Micros) -> None:
-        end = end_of(allocation, now)
+        if self.given is not None:
+            self.given.add(allocation, now)
+        self._add(allocation, now)
+
+    def _add(self, allocation: Allocation, now: Micros) -> None:
+        end = self._end_of(allocation, now)
         if end is not None and not allocation.rooms:
             self._known[allocation.id] = (end, allocation)
             insort(self._ends, (end, allocation.id))
             self.version += 1
 
     def drop(self, allocation: Allocation) -> None:
+        if self.given is not None:
+            self.given.drop(allocation)
+        self._drop(allocation)
+
+    def _drop(self, allocation: Allocation) -> None:
         entry = self._known.pop(allocation.id, None)
         if entry is not None:
             del self._ends[bisect_left(self._ends, (entry[0], allocation.id))]
@@ -53,11 +82,13 @@ class Forecast:
     def move(self, allocation: Allocation, now: Micros) -> bool:
         """Update an allocation that has another state. Returns True if its expected end has changed."""
         before = self._known.get(allocation.id)
-        if before is not None and before[0] == end_of(allocation, now) and not allocation.rooms:
+        if self.given is not None:
+            self.given.move(allocation, now)
+        if before is not None and before[0] == self._end_of(allocation, now) and not allocation.rooms:
             self._known[allocation.id] = (before[0], allocation)
             return False
-        self.drop(allocation)
-        self.add(allocation, now)
+        self._drop(allocation)
+        self._add(allocation, now)
         after = self._known.get(allocation.id)
         return (before and before[0]) != (after and after[0])
 
@@ -78,6 +109,6 @@ class Forecast:
             return
         late = [self._known[number][1] for _, number in self._ends[: bisect_left(self._ends, (now + 1, 0))]]
         for allocation in late:
-            self.drop(allocation)
+            self._drop(allocation)
         for allocation in late:
-            self.add(allocation, now)
+            self._add(allocation, now)

@@ -28,7 +28,7 @@ from fairlead.core.policy.score import may_be_held
 from fairlead.core.ranges import Ranges, count, indices
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE, Shape
-from fairlead.core.state import Partition, is_short
+from fairlead.core.state import MAX_RUNS, Partition, is_short
 
 
 class InvariantBroken(AssertionError):
@@ -62,6 +62,7 @@ def check_all(partition: Partition, settled: bool = True) -> None:
     _check_accounts(partition)
     _check_queues(partition)
     _check_past(partition)
+    _check_runs(partition)
     _check_lanes(partition)
     _check_kept(partition, settled)
     _check_pools(partition)
@@ -360,6 +361,15 @@ def _check_queues(partition: Partition) -> None:
         )
         listed = sum(job.listed for job in partition.jobs.values() if job.queue is queue)
         _need(queue.jobs == listed, f"queue {path} counts {queue.jobs} jobs, has {listed}")
+
+
+def _check_runs(partition: Partition) -> None:
+    """Check that the last runs of users and names are few, and that there are none unless estimates are learned."""
+    _need(partition.settings.learns or not partition.runs, "runs are kept, and estimates are not learned")
+    _need(len(partition.runs) <= MAX_RUNS, f"the runs of {len(partition.runs)} users and names are kept")
+    for key, runs in partition.runs.items():
+        _need(runs.noted <= partition.now, f"the runs of {key} were noted later than now")
+        _need(runs.last >= 0 and (runs.before is None or runs.before >= 0), f"runs of {key} are shorter than 0")
 
 
 def _check_past(partition: Partition) -> None:

@@ -218,6 +218,8 @@ class Ask(msgspec.Struct, eq=False):
     """The number of failed orders of nodes for it."""
     tie: int = 0
     """The number that orders it among asks of the same instant, if it came back to an earlier ask's place; else 0."""
+    latest: Micros = 0
+    """With learned estimates, the planned start after which no ask behind it may move it; 0 if it has none yet."""
 
     @property
     def place(self) -> int:
@@ -403,6 +405,12 @@ class Job(msgspec.Struct, eq=False):
         return unpack_spec(self.packed)
 
     @property
+    def owner(self) -> tuple[str, str]:
+        """The user and the name, read without unpacking the whole specification, which may be large."""
+        owner = _decode_owner(self.packed)
+        return owner.user, owner.name
+
+    @property
     def user(self) -> str:
         """The owner, read without unpacking the whole specification, which may be large."""
         return _decode_owner(self.packed).user
@@ -449,6 +457,8 @@ class Allocation(msgspec.Struct, eq=False):
     """True if its tasks were told to stop and have not stopped in time. Their capacity is no longer expected."""
     stopped_for: str = ""
     """For preempted tasks, the job or queue that they stop for, such as `job 7` or `queue root.ml`."""
+    expected: Micros | None = None
+    """The expected run time when it was placed, if it was learned."""
 
     @property
     def leaving(self) -> bool:
@@ -495,6 +505,18 @@ class Promise(Earmark, eq=False):
     """The allocations that stop for it."""
     ordered: bool = False
     """True if the nodes were ordered for the ask and joined, and wait for the other ordered nodes."""
+
+
+RunsKey = tuple[str, str, str]
+"""A user, and the name of a job and of a stage; both names are empty for all runs of the user."""
+
+
+class Runs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The run times of the last task that ended, and of the one before; and when the last one was noted."""
+
+    noted: Micros
+    last: Micros
+    before: Micros | None = None
 
 
 class Account(msgspec.Struct, eq=False):

@@ -10,6 +10,10 @@ from fairlead.core.model import Micros, PoolSettings, QueueSettings, Unit
 from fairlead.core.resources import HOUR, MINUTE, SECOND
 
 Fence = Literal["lease", "none"]
+Backfill = Literal["off", "easy", "shortest", "conservative"]
+"""Which asks may pass an ask without capacity. docs/starvation.md explains the modes."""
+Estimates = Literal["given", "learned"]
+"""Where expected run times come from: from submissions only, or also from earlier runs."""
 Preempt = Literal["priority", "guarantees", "off"]
 """What tasks may be stopped for: priorities and guarantees, guarantees only, or neither. It does not affect loans."""
 
@@ -42,7 +46,8 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     held_nodes_percent: int = 50
     hold_large: bool = True
     hold_for: Micros = 24 * HOUR
-    backfill: bool = False
+    backfill: Backfill | bool = "off"
+    """Journals of earlier versions have True for `easy` and False for `off`."""
     preempt_grace: Micros = 30 * SECOND
     rebalance_threshold: int = 0
     rebalance_after: Micros = 4 * MINUTE
@@ -59,6 +64,21 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     max_result_files: int = 1_000
     max_result_bytes: int = 2**30
     share_memory: Micros = 0
+    estimates: Estimates = "given"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.backfill, bool):
+            msgspec.structs.force_setattr(self, "backfill", "easy" if self.backfill else "off")
+
+    @property
+    def backfills(self) -> bool:
+        """True if asks may pass an ask without capacity."""
+        return self.backfill != "off"
+
+    @property
+    def learns(self) -> bool:
+        """True if expected run times come from earlier runs."""
+        return self.estimates == "learned"
 
 
 class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):

@@ -38,6 +38,8 @@ from fairlead.core.model import (
     Queue,
     QueueSettings,
     QueueState,
+    Runs,
+    RunsKey,
     Stage,
 )
 from fairlead.core.nodes import NodeTable
@@ -54,6 +56,9 @@ WILDCARD = "*"
 
 CHAIN_RECALL_FACTOR = 10
 """Tasks that wait in a chain for 10 × `chain` are recalled: the tasks before them are slower than measured."""
+
+MAX_RUNS = 10_000
+"""The number of users and names whose last runs are kept; the oldest are dropped first."""
 
 STOP_MARGIN: Micros = 30 * SECOND
 """The time beyond `preempt_grace` that a stop may take, for the kill and its report."""
@@ -120,6 +125,8 @@ class Partition:
         self.unwanted: dict[int, Micros] = {}
         """Id of a node that is given back → since when. It drains, and is empty."""
         self.managers: dict[str, Manager] = {}
+        self.runs: dict[RunsKey, Runs] = {}
+        """With learned estimates, the last runs of users and names."""
         self.keys: dict[tuple[str, str], KeptKey] = {}
         """(User, idempotency key) → the answer."""
         self.derived = Derived(self.nodes)
@@ -143,7 +150,9 @@ class Partition:
             self.derived.requestors = Requestors(settings.requestors)
         self.settings = settings
         self.derived.queue_version += 1  # `facts` caches which checks apply to which jobs
-        self.derived.forecast = Forecast(self.allocations.values(), self.now) if settings.backfill else None
+        self.derived.forecast = (
+            Forecast(self.allocations.values(), self.now, settings.learns) if settings.backfills else None
+        )
         self.memory.unheld_starving = True
         self.retime()
         self.wake_all_lanes()
@@ -448,7 +457,7 @@ class Partition:
         owner = self.ask_of_earmark(earmark)
         if owner is not None:
             self.lanes[lane_key(owner)].stir()  # the owner may fit now on nodes that other asks hold, too
-        if self.settings.backfill:
+        if self.settings.backfills:
             self.wake()  # the planned start of the first ask without capacity can no longer use these nodes
 
     def remove_earmark(self, earmark: Hold | Promise) -> None:
@@ -775,7 +784,15 @@ class Partition:
         if job.ended_at is not None and not job.allocations and job.id not in self.derived.followers:
             heappush(self.derived.forgetting, (job.ended_at, job.number, job.id))
 
-    # -- idempotency keys and priorities -------------------------------------------------------------------------
+    # -- runs, idempotency keys and priorities -------------------------------------------------------------------------
+
+    def note_runs(self, key: RunsKey, runs: Runs) -> None:
+        """Set the last runs of a user or name."""
+        self.runs[key] = runs
+        heappush(self.derived.old_runs, (runs.noted, key))
+        self.derived.runs_version += 1
+        if len(self.derived.old_runs) > 2 * len(self.runs) + 1_000:
+            self.derived.old_runs = sorted((runs.noted, key) for key, runs in self.runs.items())
 
     def keep_key(self, user: str, key: str, entry: KeptKey) -> None:
         user_key = (user, key)

@@ -107,6 +107,7 @@ def summary(jobs: Sequence[Job]) -> dict[str, Any]:
         "median_wait_s": plain(percentile(waits, 50)),
         "p95_wait_s": plain(percentile(waits, 95)),
         "max_wait_s": plain(waits[-1] if waits else 0),
+        "max_bounded_slowdown_10s": round(max([job.slowdown for job in jobs], default=0.0), DIGITS),
         "mean_bounded_slowdown_10s": round(sum([job.slowdown for job in jobs]) / len(jobs), DIGITS) if jobs else 0.0,
     }
 

@@ -49,7 +49,23 @@ def fcfs(trace: Trace) -> Policy:
 
 def easy(trace: Trace) -> Policy:
     """EASY backfilling: as `fcfs`, but a job that does not delay the head may pass it."""
-    return Policy("easy", parse_partition({**ONE_QUEUE, "backfill": True}, "easy"))
+    return Policy("easy", parse_partition({**ONE_QUEUE, "backfill": "easy"}, "easy"))
+
+
+def shortest(trace: Trace) -> Policy:
+    """As `easy`, but of the jobs that may pass the head the shortest is tried first."""
+    return Policy("shortest", parse_partition({**ONE_QUEUE, "backfill": "shortest"}, "shortest"))
+
+
+def conservative(trace: Trace) -> Policy:
+    """As `easy`, but a job may delay none of those before it."""
+    return Policy("conservative", parse_partition({**ONE_QUEUE, "backfill": "conservative"}, "conservative"))
+
+
+def learned(trace: Trace) -> Policy:
+    """As `shortest`, with run times that are learned from earlier runs of the same user and name."""
+    document = {**ONE_QUEUE, "backfill": "shortest", "estimates": "learned"}
+    return Policy("learned", parse_partition(document, "learned"))
 
 
 def fair(trace: Trace) -> Policy:
@@ -57,11 +73,18 @@ def fair(trace: Trace) -> Policy:
     users = sorted({arrival.spec.user for arrival in trace.arrivals})
     names = {user: user if QUEUE_NAME.fullmatch(user) else f"user-{at}" for at, user in enumerate(users)}
     queues = {name: {"order": "fifo", "share": 1} for name in names.values()}
-    document = {**ONE_QUEUE, "backfill": True, "queues": {"root": queues}, "requestors": []}
+    document = {**ONE_QUEUE, "backfill": "easy", "queues": {"root": queues}, "requestors": []}
     return Policy("fair", parse_partition(document, "fair"), {user: f"root.{name}" for user, name in names.items()})
 
 
-NAMED: dict[str, Callable[[Trace], Policy]] = {"fcfs": fcfs, "easy": easy, "fair": fair}
+NAMED: dict[str, Callable[[Trace], Policy]] = {
+    "fcfs": fcfs,
+    "easy": easy,
+    "shortest": shortest,
+    "conservative": conservative,
+    "learned": learned,
+    "fair": fair,
+}
 
 
 def check_name(name: str) -> None:

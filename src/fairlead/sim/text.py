@@ -41,6 +41,7 @@ ROWS: Rows = (
     ("median wait", "median_wait_s", span),
     ("95 % wait at most", "p95_wait_s", span),
     ("mean slowdown (at least 10 s)", "mean_bounded_slowdown_10s", lambda value: f"{value:,.2f}"),
+    ("largest slowdown", "max_bounded_slowdown_10s", lambda value: f"{value:,.2f}"),
     ("utilisation", "utilisation", lambda value: f"{100 * value:.2f} %"),
     ("makespan", "makespan_s", span),
     ("cycles", "cycles", lambda value: f"{value:,}"),

@@ -20,6 +20,7 @@ from fairlead.core.changes import (
     ledger,
     nodes,
     pools,
+    runs,
     shares,
     singles,
     stages,
@@ -37,6 +38,7 @@ from fairlead.core.changes.lines import Line, Names
 from fairlead.core.changes.news import JobNews, News, NodeNews, TaskNews
 from fairlead.core.changes.nodes import *
 from fairlead.core.changes.pools import *
+from fairlead.core.changes.runs import *
 from fairlead.core.changes.shares import *
 from fairlead.core.changes.singles import *
 from fairlead.core.changes.stages import *
@@ -52,6 +54,7 @@ __all__ += jobs.__all__
 __all__ += ledger.__all__
 __all__ += nodes.__all__
 __all__ += pools.__all__
+__all__ += runs.__all__
 __all__ += shares.__all__
 __all__ += singles.__all__
 __all__ += stages.__all__

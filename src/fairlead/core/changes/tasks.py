@@ -60,6 +60,8 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
     """For a gang, the number of its first allocation. Until all members are acknowledged, one that fails takes back
     the others. A whole job is one gang, with one `Placed` per stage."""
     safe_until: Micros = 0
+    expected: Micros | None = None
+    """The expected run time, if it was learned."""
 
     def apply(self, partition: Partition) -> PlacedUndo:
         job = partition.jobs[self.job]
@@ -87,6 +89,7 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
                     self.kind,
                     self.group,
                     safe_until=self.safe_until,
+                    expected=self.expected,
                 )
             )
             number += 1
@@ -316,6 +319,7 @@ def part_of(
         whole.rooms,
         whole.safe_until,
         stopped_for=whole.stopped_for,
+        expected=whole.expected,
     )
 
 

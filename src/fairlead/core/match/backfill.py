@@ -7,24 +7,27 @@ beside it at that time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Literal
 
 from fairlead.core.admission import is_bounded
-from fairlead.core.asks import gang_size, minimum_by_stage
-from fairlead.core.changes import Part, Placed
-from fairlead.core.forecast import guess
+from fairlead.core.asks import gang_size
+from fairlead.core.changes import StartPlanned
 from fairlead.core.lanes import Lane, lane_key
+from fairlead.core.learning import expected_run, given_run_time, run_time
 from fairlead.core.match.place import Starter
-from fairlead.core.model import FAR, NEW, Allocation, Ask, Micros
+from fairlead.core.match.reserve import Reserve
+from fairlead.core.model import FAR, NEW, Ask, Micros
 from fairlead.core.plan import Plan
-from fairlead.core.policy.backfill import ends_in_time, plan_start
-from fairlead.core.ranges import count
+from fairlead.core.policy.backfill import ends_in_time
 from fairlead.core.reasons import NoRoom, Reason, WouldDelay
+from fairlead.core.resources import HOUR
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
-from fairlead.core.whatif import WhatIf
+
+LATENESS: Micros = HOUR
+"""With learned estimates, the time by which asks behind the head may delay it: their estimates may be too short."""
 
 Prospect = Literal[0, 1, 2]
 TRY: Prospect = 0
@@ -34,19 +37,19 @@ LATE: Prospect = 2
 
 
 class Backfill:
+    """The modes `easy` and `shortest`. They differ in the order in which match tries asks."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.head: Ask | None = None
-        self.when: Micros | None = None
-        """The planned start of the head. None if it is unknown; then no ask counts as delaying the head."""
-        self.spare = 0
-        """The number of further tasks of the head's shape that fit at the planned time. Unused if it has several."""
-        self._future: WhatIf | None = None
-        """Free capacity at the planned time; None until it is needed."""
+        self._reserve: Reserve | None = None
+        """What is kept for the head."""
+        self._guard: Reserve | None = None
+        """With learned estimates, what is kept for the head at its latest start, by what was submitted."""
         self._shape: Shape | None = None
         """The shape of the head; None if it has several."""
         self._delays: WouldDelay | None = None
-        """The reason of an ask that would delay the head."""
+        """The reason of an ask that would delay the head; None if the start of the head cannot be planned."""
         self._full: dict[Lane, tuple[int, int]] = {}
         """Lane → a number of tasks that did not fit at once, and the number that did."""
         self._unbounded: dict[tuple[int, bool, Shape], bool] = {}
@@ -54,23 +57,48 @@ class Backfill:
         self._versions: tuple[int, ...] = ()
         self._began: Micros = plan.now
 
+    @property
+    def when(self) -> Micros | None:
+        """The planned start of the head. None if it is unknown; then no ask counts as delaying the head."""
+        return None if self._reserve is None else self._reserve.when
+
+    @property
+    def last_planned(self) -> Micros | None:
+        """The last planned start of any ask."""
+        return self.when
+
+    @property
+    def spare(self) -> int:
+        """The number of further tasks of the head's shape that fit at the planned time."""
+        return 0 if self._reserve is None else self._reserve.spare
+
     def block(self, ask: Ask, reason: NoRoom) -> None:
         """Report an ask without capacity. The first one becomes the head and gets a planned time."""
         if self.head is not None:
             return
         self.head = ask
-        needs = minimum_by_stage(ask)
-        if len(needs) == 1:
-            stage, wanted = needs[0]
-            planned = plan_start(reason.room, wanted, self._ends(), self._gain(stage.shape))
-            if planned is not None:
-                self.when, self.spare = planned
-        else:
-            self._plan_several(ask)
+        self._reserve = Reserve(self.plan, ask, self.plan.partition.derived.forecast)
+        self._reserve.plan_earliest(reason.room)
+        self._guard = self._guard_for(ask, reason.room)
         self._shape = None if ask.whole else ask.stage.shape
         if self.when is not None:
             self._delays = WouldDelay(ask.stage.job.id, self.when)
         self.plan.planned = self._planned()
+
+    def _guard_for(self, ask: Ask, room: int) -> Reserve | None:
+        """Plan the latest start of the head. It is fixed when the head is first planned."""
+        forecast = self.plan.partition.derived.forecast
+        if forecast is None or forecast.given is None:
+            return None
+        if not ask.latest:
+            first = Reserve(self.plan, ask, forecast.given)
+            first.plan_earliest(room)
+            if first.when is None:
+                return None
+            self.plan.do(StartPlanned(ask.stage.job.id, ask.stage.position, ask.kind, first.when + LATENESS))
+        guard = Reserve(self.plan, ask, forecast.given)
+        guard.plan_at(ask.latest, room)
+        return guard
 
     def start(self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int) -> tuple[int, Reason | None]:
         """Start an ask in its turn, unless it comes after the head and would delay it."""
@@ -124,7 +152,8 @@ class Backfill:
                     if only_room or together >= wanted:
                         no_room = no_room or ask
                         continue
-                prospect = LATE if together > spare and not ends_in_time(now, guess(stage.terms), when) else TRY
+                length = expected_run(self.plan.partition, stage) if together > spare else 0
+                prospect = LATE if together > spare and not ends_in_time(now, length, when) else TRY
             if prospect == TRY:
                 return ask, no_room
             if prospect == NO_ROOM and no_room is None:
@@ -181,9 +210,15 @@ class Backfill:
                 last = max([lane.key(ask) for ask in firsts.values()])
                 if min([lane.key(ask) for ask in lane.memory.new_while_asleep]) < last:
                     return False
+        self._continue(plan)
+        return True
+
+    def _continue(self, plan: Plan) -> None:
         self.plan = plan
         plan.planned = self._planned()
-        return True
+        for reserve in (self._reserve, self._guard):
+            if reserve is not None:
+                reserve.plan = plan
 
     def has_turned_late(self, now: Micros) -> bool:
         """True if the first ask without capacity of some lane can no longer end by the planned time.
@@ -203,8 +238,8 @@ class Backfill:
                 or lane.shapes != (self._shape,)
             ):
                 continue
-            run_time = _run_time(ask)
-            was, is_now = ends_in_time(self._began, run_time, when), ends_in_time(now, run_time, when)
+            length = run_time(self.plan.partition, ask)
+            was, is_now = ends_in_time(self._began, length, when), ends_in_time(now, length, when)
             if was and not is_now and gang_size(ask) > self.spare:
                 return True
         return False
@@ -214,131 +249,57 @@ class Backfill:
         return None if head is None else (head.stage.job.id, head.kind, self.when)
 
     def _in_time(self, ask: Ask) -> bool:
-        return self.when is not None and ends_in_time(self.plan.now, _run_time(ask), self.when)
+        return self.when is not None and ends_in_time(self.plan.now, run_time(self.plan.partition, ask), self.when)
 
     def _start_beside(
         self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int
     ) -> tuple[int, Reason | None]:
-        partition, head, before = self.plan.partition, self.head, starter.before()
-        assert head is not None
-        mark = before[0]
-        earmark = partition.earmark_of(ask.seq)
-        own = (
-            earmark.nodes if earmark is not None else ()
-        )  # the head cannot start there, so its plan does not count on them
-        if self._delays is None or self._in_time(ask):
-            placed, reason = starter.start(lane, ask, together, most)
-            if self._future is not None:
-                self._future.without(self._placed(mark))
-            return placed, reason
+        before, reserve = starter.before(), self._reserve
+        assert reserve is not None
+        late = [] if self._delays is None or self._in_time(ask) else [reserve]
         same_shape = not ask.whole and ask.stage.shape is self._shape
-        most = max(together, min(most, self.spare)) if same_shape else together
-        if not same_shape or ask.stage.shape.key.apart or partition.nodes.held:
-            self._look_ahead()  # otherwise each of its tasks takes the place of exactly one task of the head
+        if late:
+            most = max(together, min(most, self.spare)) if same_shape else together
+        if self._guard is not None and not self._in_time_for_guard(ask):
+            late.append(self._guard)
+            most = together
+        if not same_shape or ask.stage.shape.key.apart or self.plan.partition.nodes.held:
+            for each in late:
+                each.look_ahead()  # otherwise each of its tasks takes the place of exactly one task of the head
+        own = self._own_nodes(ask)
         placed, reason = starter.start(lane, ask, together, most)
-        if reason is None and not self._still_fits(mark, head, own):
+        if reason is None and not self._take(late, before[0], own):
             starter.undo_tried(before)
-            return 0, self._delays
+            return 0, self._delays or self._would_delay()
+        for kept in (self._reserve, self._guard):
+            if kept is not None and kept not in late:
+                kept.see_placed(before[0])
         return placed, reason
 
-    def _still_fits(self, mark: int, head: Ask, own: Collection[int]) -> bool:
-        """True if the head still fits at its planned time beside the tasks placed since a mark.
-
-        If so, these tasks are counted from now on. Tasks on `own`, the nodes kept for their ask, take nothing from
-        the head.
-        """
-        placed, future = self._placed(mark), self._future
-        if future is None:
-            lost = sum([count(part.indices) for _, part in placed if part.node not in own])
-            if lost > self.spare:
+    def _take(self, reserves: list[Reserve], mark: int, own: Collection[int]) -> bool:
+        """Count the tasks placed since a mark for all reserves; False if the head does not fit beside them."""
+        for at, reserve in enumerate(reserves):
+            if not reserve.take(mark, own):
+                for taken in reserves[:at]:
+                    taken.give_back()
                 return False
-            self.spare -= lost
-            return True
-        needs = minimum_by_stage(head)
-        future.without(placed)
-        same_shape = not head.whole and all(shape is head.stage.shape for shape, _ in placed)
-        whatif = future if same_shape else future.copy()
-        lost = 0
-        for shape, part in placed:
-            before = whatif.room(part.node, needs[0][0].shape)
-            whatif.take(part.node, shape, count(part.indices), part.devices)
-            if part.node not in own:
-                lost += before - whatif.room(part.node, needs[0][0].shape)
-        if lost > self.spare if len(needs) == 1 else not _packs(whatif.copy(), head):
-            return False
-        self._future, self.spare = whatif, self.spare - lost
         return True
 
-    def _placed(self, mark: int) -> list[tuple[Shape, Part]]:
-        """Return the tasks placed since a mark, node by node."""
-        jobs = self.plan.partition.jobs
-        return [
-            (jobs[change.job].stages[change.stage].shape, part)
-            for change, _ in self.plan.done[mark:]
-            if isinstance(change, Placed)
-            for part in change.parts
-        ]
+    def _in_time_for_guard(self, ask: Ask) -> bool:
+        guard = self._guard
+        return guard is None or (
+            guard.when is not None and ends_in_time(self.plan.now, given_run_time(ask), guard.when)
+        )
 
-    def _ends(self) -> Iterable[tuple[Micros, Allocation]]:
-        """Return the running allocations with their expected ends, in order of these."""
-        forecast = self.plan.partition.derived.forecast
-        return forecast.in_order(self.plan.now) if forecast is not None else ()
+    def _would_delay(self) -> WouldDelay | None:
+        """Return the reason of an ask that could delay the head beyond its latest start."""
+        guard = self._guard
+        return None if guard is None or guard.when is None else WouldDelay(guard.head.stage.job.id, guard.when)
 
-    def _gain(self, shape: Shape) -> Callable[[Allocation], int]:
-        """Return a function that ends one more allocation and gives the number of further tasks that then fit."""
-        partition, whatif = self.plan.partition, WhatIf(self.plan.partition)
-        rooms: dict[int, int] = {}
-        if len(partition.derived.shapes) == 1 and not shape.key.apart and not partition.nodes.over_rows:
-            # All tasks are equal, so each one that ends frees capacity for one.
-            def gain_if_equal(allocation: Allocation) -> int:
-                usable = rooms.get(allocation.node)
-                if usable is None:
-                    usable = rooms[allocation.node] = whatif.takes(allocation.node, shape)
-                return count(allocation.indices) if usable else 0
-
-            return gain_if_equal
-
-        self._future = whatif
-
-        def gain(allocation: Allocation) -> int:
-            node_id = allocation.node
-            before = rooms.get(node_id)
-            if before is None:
-                before = whatif.room(node_id, shape)
-            whatif.end(allocation)
-            rooms[node_id] = after = whatif.room(node_id, shape)
-            return after - before
-
-        return gain
-
-    def _look_ahead(self) -> WhatIf:
-        """Return the free capacity at the planned time, when allocations expected to end by then are gone."""
-        if self._future is None:
-            assert self.when is not None
-            self._future = self._free_at(self.when, self._ends())
-        return self._future
-
-    def _plan_several(self, head: Ask) -> None:
-        """Plan a head of several shapes: search for the earliest end after which all of them fit."""
-        ends = list(self._ends())
-        times = sorted({end for end, _ in ends})
-        low, high = 0, len(times)
-        while low < high:
-            middle = (low + high) // 2
-            if _packs(self._free_at(times[middle], ends), head):
-                high = middle
-            else:
-                low = middle + 1
-        if low < len(times):
-            self.when = times[low]
-
-    def _free_at(self, when: Micros, ends: Iterable[tuple[Micros, Allocation]]) -> WhatIf:
-        whatif = WhatIf(self.plan.partition)
-        for end, allocation in ends:
-            if end > when:
-                break
-            whatif.end(allocation)
-        return whatif
+    def _own_nodes(self, ask: Ask) -> Collection[int]:
+        """Return the nodes kept for an ask. The head cannot start there, so its plan does not count on them."""
+        earmark = self.plan.partition.earmark_of(ask.seq)
+        return () if earmark is None else earmark.nodes
 
 
 def resume(plan: Plan) -> Backfill | None:
@@ -365,31 +326,6 @@ def _versions(partition: Partition) -> tuple[int, ...]:
         partition.nodes.version,
         partition.derived.holds_version,
         partition.derived.queue_version,
+        partition.derived.runs_version,
         partition.derived.forecast.version if partition.derived.forecast is not None else -1,
     )
-
-
-def _packs(whatif: WhatIf, head: Ask) -> bool:
-    """True if all tasks that a head needs to start fit, node by node."""
-    for stage, needed in minimum_by_stage(head):
-        left = needed
-        for node_id in sorted(whatif.partition.nodes.rows):
-            left -= whatif.pack(node_id, stage.shape, left)
-            if not left:
-                break
-        if left:
-            return False
-    return True
-
-
-def _run_time(ask: Ask) -> Micros | None:
-    """Return the expected run time of an ask: the longest of its stages. None if one is unknown."""
-    longest = 0
-    if not ask.whole:
-        return guess(ask.stage.terms)
-    for stage in ask.stages:
-        run_time = guess(stage.terms)
-        if run_time is None:
-            return None
-        longest = max(longest, run_time)
-    return longest

@@ -15,9 +15,11 @@ from fairlead.core.asks import gang_size, minimum_by_stage, use_of
 from fairlead.core.changes import Released
 from fairlead.core.lanes import Lane, LaneKey
 from fairlead.core.match.backfill import Backfill, has_turned_late, resume
+from fairlead.core.match.conservative import Conservative
 from fairlead.core.match.place import Starter
 from fairlead.core.match.queue_cursor import QueueCursor
 from fairlead.core.match.share_tree import ShareNode, Tree
+from fairlead.core.match.shortest import ShortestCursor
 from fairlead.core.match.slot_quota import slot_quotas
 from fairlead.core.model import FAR, REPLACE, Ask, Micros, Queue
 from fairlead.core.outcomes import ask_for_rest
@@ -31,6 +33,8 @@ from fairlead.core.whatif import lent_nodes
 Awake = dict[str, list[Lane]]
 """The lanes that may have something to place, by the path of their leaf."""
 
+Cursor = QueueCursor | ShortestCursor
+
 
 def match(plan: Plan) -> None:
     partition = plan.partition
@@ -39,7 +43,7 @@ def match(plan: Plan) -> None:
         partition.memory.replan_at = FAR
         partition.wake_all_lanes()
     # With backfill, claims are made after match.
-    claims = Claims(plan) if not partition.settings.backfill and can_claim(partition) else None
+    claims = Claims(plan) if not partition.settings.backfills and can_claim(partition) else None
     another_round = True
     backfill = resume(plan)
     if backfill is not None:
@@ -55,8 +59,8 @@ def match(plan: Plan) -> None:
         if not partition.reign.ready:
             _report_not_ready(plan, awake)
             return
-        if awake and partition.settings.backfill:
-            backfill = Backfill(plan)
+        if awake and partition.settings.backfills:
+            backfill = Conservative(plan) if partition.settings.backfill == "conservative" else Backfill(plan)
             plan.lent = lent_nodes(partition)
         left, another_round = Round(plan, awake, left, backfill, claims, {}).serve() if awake else (left, False)
     plan.more = plan.more or left <= 0
@@ -67,13 +71,13 @@ def match(plan: Plan) -> None:
         backfill.remember(plan.more)
 
 
-def _joined(plan: Plan, backfill: Backfill) -> dict[str, QueueCursor]:
+def _joined(plan: Plan, backfill: Backfill) -> dict[str, Cursor]:
     """Return cursors over the asks that joined sleeping lanes, where at least one of them may start."""
     joined: Awake = {}
     for lane in plan.partition.lanes.values():
         if lane.memory.new_while_asleep:
             joined.setdefault(lane.queue.path, []).append(lane)
-    cursors: dict[str, QueueCursor] = {}
+    cursors: dict[str, Cursor] = {}
     for path, lanes in joined.items():
         cursor = QueueCursor(plan.partition, plan.partition.queues[path], lanes, joined=True)
         cursor.pass_hopeless(backfill)
@@ -112,7 +116,8 @@ def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
     """Return the first expected end that the planned time, or a loan of held nodes, counts on."""
     forecast = plan.partition.derived.forecast
     first = forecast.first(plan.now) if forecast is not None else None
-    if first is None or not (plan.lent or (backfill.when is not None and first <= backfill.when)):
+    last = backfill.last_planned
+    if first is None or not (plan.lent or (last is not None and first <= last)):
         return FAR
     return first
 
@@ -149,7 +154,7 @@ def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
         if (
             asleep_at is not None
             and lane.memory.new_while_asleep
-            and not partition.settings.backfill
+            and not partition.settings.backfills
             and lane.all_behind()
         ):
             lane.memory.new_while_asleep.clear()
@@ -167,7 +172,7 @@ def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
             or lane.memory.no_room is not lane.head()
         ):
             lane.memory.woken_by_room = False
-        elif not partition.settings.backfill and _still_full(partition, lane, fits):
+        elif not partition.settings.backfills and _still_full(partition, lane, fits):
             asleep.append((key, lane))
             continue
         else:
@@ -180,7 +185,7 @@ def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
             lane.memory.woken_by_room = False
             awake.setdefault(lane.queue.path, []).append(lane)
             plan.looked.add(key)
-    if awake and partition.settings.backfill:
+    if awake and partition.settings.backfills:
         # The first ask without capacity may be in a sleeping lane. All lanes stay awake until their turn, which may
         # come in a later cycle.
         awake = {}
@@ -221,7 +226,7 @@ class Round:
         left: int,
         backfill: Backfill | None,
         claims: Claims | None,
-        cursors: dict[str, QueueCursor],
+        cursors: dict[str, Cursor],
     ) -> None:
         self.plan = plan
         self.left = left
@@ -275,10 +280,11 @@ class Round:
                     self._lanes.setdefault(lane.queue.path, []).append(lane)
         return [lane for lane in self._lanes.get(leaf.path, ()) if lane not in awake]
 
-    def _serve(self, branch: ShareNode, cursor: QueueCursor) -> None:
+    def _serve(self, branch: ShareNode, cursor: Cursor) -> None:
         """Give the leaf its turn, or all turns if no other leaf has open lanes."""
         while cursor.open and self.left > 0 and not self._starter.released:
             if self._backfill is not None and self._backfill.head is not None:
+                cursor = self._after_head(cursor, self._backfill)
                 cursor.pass_hopeless(self._backfill)
                 if not cursor.open:
                     break
@@ -295,7 +301,13 @@ class Round:
         if not cursor.open and self._tree is not None:
             self._tree.after(branch, True, {}, 0, 0)
 
-    def _take_turn(self, branch: ShareNode, cursor: QueueCursor, lane: Lane, ask: Ask) -> int:
+    def _after_head(self, cursor: Cursor, backfill: Backfill) -> Cursor:
+        """Return the cursor for turns behind the head."""
+        if isinstance(cursor, QueueCursor) and self.partition.settings.backfill == "shortest":
+            cursor = self._cursors[cursor.leaf.path] = ShortestCursor(cursor, backfill)
+        return cursor
+
+    def _take_turn(self, branch: ShareNode, cursor: Cursor, lane: Lane, ask: Ask) -> int:
         """Try the head that has the turn. Returns the number of tasks placed."""
         single = ask.stage.count == 1 and not ask.whole
         together = most = 1
@@ -378,14 +390,14 @@ class Round:
         left += [path for path, cursor in self._cursors.items() if cursor.open]
         return Tree([self.partition.queues[path] for path in sorted(left)], self.partition.uses(), self._owed)
 
-    def _most(self, branch: ShareNode, cursor: QueueCursor, lane: Lane, ask: Ask) -> int:
+    def _most(self, branch: ShareNode, cursor: Cursor, lane: Lane, ask: Ask) -> int:
         """Return the number of single tasks that an ask may start in one turn."""
         most = self._most_in_turn(branch, cursor, lane, ask)
         # Replacements beyond those that a gang needs to reach `min` have a later turn.
         below_min = ask.kind == REPLACE and cursor.leaf.order.by_min
         return min(most, ask.stage.missing() or most) if below_min else most
 
-    def _most_in_turn(self, branch: ShareNode, cursor: QueueCursor, lane: Lane, ask: Ask) -> int:
+    def _most_in_turn(self, branch: ShareNode, cursor: Cursor, lane: Lane, ask: Ask) -> int:
         if cursor.counts and self._backfill is not None and cursor.leaf.asks > 1:
             return 1
         most = self.left

@@ -12,6 +12,7 @@ from fairlead.core.index.kinds import Choice
 from fairlead.core.index.pack import FitIndex
 from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.lanes import Lane
+from fairlead.core.learning import expected_run
 from fairlead.core.match.singles import Singles
 from fairlead.core.match.topology import gather
 from fairlead.core.model import Ask, Micros, Place, Promise, Stage
@@ -199,7 +200,9 @@ class Starter:
                 else tuple(_parts(chosen, block))
             )
             first = partition.counters.allocation
-            self.plan.do(Placed(stage.job.id, stage.position, kind, attempt, first, parts, group, safe_until))
+            settings = partition.settings
+            expected = expected_run(partition, stage) if settings.learns and settings.backfills else None
+            self.plan.do(Placed(stage.job.id, stage.position, kind, attempt, first, parts, group, safe_until, expected))
         return placed
 
     def _safe_until(self, ask: Ask) -> Micros:

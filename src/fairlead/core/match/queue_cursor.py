@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain
 
 from fairlead.core.admission import is_bounded
 from fairlead.core.asks import gang_size, use_of
@@ -52,6 +53,8 @@ class QueueCursor:
         """Lane → a heap of its lines, each with its next ask."""
         self._turns: dict[Account, UserTurn] | None = None
         """The use of each user; None if no two users take turns."""
+        self.by_length = False
+        """True if asks have their turns by their length, not by their places."""
         self.moves = False
         """True if starts move asks to other places in the leaf's order."""
         self._stirred = False
@@ -87,7 +90,7 @@ class QueueCursor:
             lines = [Line(user, iter(_in_order(lane)) if joined else lane.line(user)) for user in users[lane]]
             firsts = [(ask, line) for ask, line in [(next(line.asks, None), line) for line in lines] if ask is not None]
             if firsts:
-                self._lines[lane] = heap = [(self._place(lane, ask), ask, line) for ask, line in firsts]
+                self._lines[lane] = heap = [(self.place(lane, ask), ask, line) for ask, line in firsts]
                 heapify(heap)
                 heappush(self.open, (heap[0][0], lane.text, lane, heap[0][1]))
             if joined and lane.memory.no_room is not None:
@@ -96,9 +99,23 @@ class QueueCursor:
                 self._limited[lane] = lane.memory.limited
 
         heads = [(lane, lane.head()) for lane in asleep]
-        self._asleep = [(self._place(lane, head), lane.text, lane, head) for lane, head in heads if head is not None]
+        self._asleep = [(self.place(lane, head), lane.text, lane, head) for lane, head in heads if head is not None]
         """A heap of the heads of sleeping lanes that did not have their turn."""
         heapify(self._asleep)
+
+    def rest(self) -> Iterator[tuple[Lane, Ask]]:
+        """Yield the asks of the open lanes that had no turn yet, lane by lane."""
+        for _, _, lane, current in self.open:
+            if lane in self.blocked:
+                yield from ((lane, ask) for ask in (current, *self._owners[lane]))
+                continue
+            for at, (_, ask, line) in enumerate(self._lines[lane]):
+                asks: Iterator[Ask]
+                if line.void or lane.memory.moved:
+                    asks = (ask for ask in lane.line(line.user) if id(ask) not in self._passed)
+                else:
+                    asks = chain((current if at == 0 else ask,), line.asks)
+                yield from ((lane, ask) for ask in asks)
 
     def current(self) -> tuple[Lane, Ask]:
         """Return the ask that has the turn, until its lane goes on or is closed."""
@@ -113,7 +130,7 @@ class QueueCursor:
                 turn = self._turns.get(ask.stage.job.accounts[-1])
                 if turn is not None and turn.use == key[2]:
                     return lane, ask
-            place, following = self._place(lane, ask), ask
+            place, following = self.place(lane, ask), ask
             if lane not in self.blocked and (place != key or lane.memory.moved):
                 # Its user uses more than before, its job runs more tasks, or its stage has reached `min`.
                 place, following = self._first(lane) or (place, ask)
@@ -126,27 +143,27 @@ class QueueCursor:
         heap = self._lines[lane]
         if lane.memory.moved:
             firsts = [(lane.after(user, self._passed), Line(user, iter(()))) for user in lane.users()]
-            heap[:] = [(self._place(lane, ask), ask, line) for ask, line in firsts if ask is not None]
+            heap[:] = [(self.place(lane, ask), ask, line) for ask, line in firsts if ask is not None]
             heapify(heap)
             for _, _, line in heap:
                 line.void = True
         while heap:
             place, ask, line = heap[0]
-            now = self._place(lane, ask)
+            now = self.place(lane, ask)
             if line.void or not (now == place if self._turns is None else _is_same_rank(now, place)):
                 line.void = True
                 first = lane.after(line.user, self._passed)
                 if first is None:
                     heappop(heap)
                     continue
-                now, ask = self._place(lane, first), first
+                now, ask = self.place(lane, first), first
             if now == place:
                 heap[0] = (place, ask, line)
                 return place, ask
             heapreplace(heap, (now, ask, line))
         return None
 
-    def _place(self, lane: Lane, ask: Ask) -> Place:
+    def place(self, lane: Lane, ask: Ask) -> Place:
         """Return the place of an ask, with starts that are not booked yet."""
         if self._turns is None:
             return lane.rank(ask)
@@ -188,7 +205,7 @@ class QueueCursor:
         self._allotted = {}
         if lane in self.blocked:
             return 1
-        rival = self._rival(self._place(lane, ask))
+        rival = self._rival(self.place(lane, ask))
         lines = self._plain_lines(lane, ask, most)
         self._allot(lane, lines, most, rival)
         if len(self._allotted) > 1:
@@ -205,7 +222,7 @@ class QueueCursor:
         heap = self._asleep
         while heap:
             key, text, lane, head = heap[0]
-            now = self._place(lane, head)
+            now = self.place(lane, head)
             if now < place:
                 heappop(heap)
             elif now != key:
@@ -273,8 +290,8 @@ class QueueCursor:
             self.full[lane] = None
         if lane not in self.blocked:
             self.blocked[lane] = (self.partition.derived.openings, self.partition.nodes.version)
-            place = self._place(lane, ask)
-            self._owners[lane] = [owner for owner in self._owners.get(lane, ()) if self._place(lane, owner) > place]
+            place = self.place(lane, ask)
+            self._owners[lane] = [owner for owner in self._owners.get(lane, ()) if self.place(lane, owner) > place]
         self._next_owner(lane)
 
     def go_on(self, after: Ask | None = None) -> None:
@@ -314,7 +331,7 @@ class QueueCursor:
             heapreplace(heap, (place, lane.text, lane, following))
             return
         else:
-            heapreplace(lines, (self._place(lane, following), following, line))
+            heapreplace(lines, (self.place(lane, following), following, line))
         heapreplace(heap, (lines[0][0], lane.text, lane, lines[0][1]))
 
     def pass_over(self, no_room: bool = False) -> None:
@@ -322,7 +339,7 @@ class QueueCursor:
         _, _, lane, ask = self.open[0]
         self._passed[id(ask)] = None
         if no_room:
-            self._note_no_room(lane, ask)
+            self.note_no_room(lane, ask)
         self.go_on()
 
     def pass_hopeless(self, backfill: Backfill) -> None:
@@ -342,20 +359,34 @@ class QueueCursor:
         """Do the same where only one lane is open, so that no other lane can come between."""
         following, no_room = backfill.skip_hopeless(lane, first, self._lines[lane][0][2].asks)
         if no_room is not None:
-            self._note_no_room(lane, no_room)
+            self.note_no_room(lane, no_room)
         if following is None:
             self.close()
         else:
             self.open[0] = (*self.open[0][:3], following)
 
-    def _note_no_room(self, lane: Lane, ask: Ask) -> None:
-        self._no_room.setdefault(lane, ask)
-        self._saw.setdefault(lane, (self.partition.derived.openings, self.partition.nodes.version))
+    def note_no_room(self, lane: Lane, ask: Ask) -> None:
+        """Note that an ask found no capacity. The first one of a lane counts."""
+        self._note_first(self._no_room, lane, ask)
+        self._saw.setdefault(lane, self.versions())
 
     def note_limited(self) -> None:
         """Note that the current ask was refused for a limit."""
         _, _, lane, ask = self.open[0]
-        self._limited.setdefault(lane, ask)
+        self.note_limited_ask(lane, ask)
+
+    def note_limited_ask(self, lane: Lane, ask: Ask) -> None:
+        """Note that an ask was refused for a limit. The first one of a lane counts."""
+        self._note_first(self._limited, lane, ask)
+
+    def _note_first(self, noted: dict[Lane, Ask], lane: Lane, ask: Ask) -> None:
+        first = noted.setdefault(lane, ask)
+        if first is not ask and self.by_length and self.place(lane, ask) < self.place(lane, first):
+            noted[lane] = ask
+
+    def versions(self) -> tuple[int, int]:
+        """Return the versions of capacity and nodes, at which a lane falls asleep."""
+        return self.partition.derived.openings, self.partition.nodes.version
 
     def _find_owners(self, lanes: list[Lane]) -> None:
         partition = self.partition
@@ -374,7 +405,7 @@ class QueueCursor:
         while owners:
             ask = owners.pop(0)
             if ask.stage.asks[ask.kind] is ask and self.partition.earmark_of(ask.seq) is not None:
-                heapreplace(self.open, (self._place(lane, ask), lane.text, lane, ask))
+                heapreplace(self.open, (self.place(lane, ask), lane.text, lane, ask))
                 return
         self.close()
 
@@ -397,7 +428,7 @@ class QueueCursor:
         lane.memory.new_while_asleep.clear()
         if self._turns is not None:
             heads = {user: lane.after(user, ()) for user in lane.users()}
-            places = {user: self._place(lane, head) for user, head in heads.items() if head is not None}
+            places = {user: self.place(lane, head) for user, head in heads.items() if head is not None}
             now = self.partition.now if self.partition.settings.share_memory else 0
             lane.memory.users = (self.leaf.uses, now, sorted(places, key=places.__getitem__))
 

@@ -1,4 +1,4 @@
-"""Backfill (EASY): the planned start of the first ask without capacity, and which later asks may start before it.
+"""Backfill: the planned start of the first ask without capacity, and which later asks may start before it.
 
 Only the first ask has a planned time, which is computed again on each use. A later ask may start if it fits now, and if
 it either ends by that time or takes no more than the capacity to spare then.
@@ -31,6 +31,15 @@ def plan_start(room: int, wanted: int, ends: Iterable[tuple[int, T]], gain: Call
         room += gain(ending)
         when = end
     return None if when is None or room < wanted else Planned(when, room - wanted)
+
+
+def spare_at(when: int, room: int, wanted: int, ends: Iterable[tuple[int, T]], gain: Callable[[T], int]) -> int:
+    """Return the capacity to spare at a time, beyond `wanted`; below 0 if that much does not fit by then."""
+    for end, ending in ends:
+        if end > when:
+            break
+        room += gain(ending)
+    return room - wanted
 
 
 def ends_in_time(now: int, estimate: int | None, planned: int) -> bool:

@@ -1,9 +1,26 @@
-"""Expected ends of running tasks. An estimate that was overrun is doubled until the end is in the future."""
+"""Expected run times and ends of tasks.
+
+An estimate that was overrun is doubled until the end is in the future. A learned one that was overrun is replaced by
+the given one first: it is a bound that users mostly keep.
+"""
 
 from __future__ import annotations
 
 LEAST = 1_000_000
 """Microseconds; replaces an estimate of 0 that was overrun, because doubling 0 has no effect."""
+
+
+def learned_run(last: int, before: int | None, given: int | None) -> int:
+    """Return the expected run time: the mean of the last two runs, at most what was given."""
+    mean = max(LEAST, last if before is None else (last + before) // 2)
+    return mean if given is None else min(mean, given)
+
+
+def learned_end(began: int, learned: int, given: int | None, now: int) -> int | None:
+    """Return the expected end by a learned estimate; once it is overrun, by the given one."""
+    if began + learned > now:
+        return began + learned
+    return expected_end(began, learned if given is None else given, now)
 
 
 def expected_end(began: int, estimate: int | None, now: int) -> int | None:

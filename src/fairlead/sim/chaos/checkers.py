@@ -298,7 +298,7 @@ class KeepingChecker:
 
 def check_conserving(partition: Partition) -> None:
     """Check that no lane head that may start waits while it fits. Free capacity is counted from the allocations."""
-    if not partition.reign.ready or partition.settings.backfill:
+    if not partition.reign.ready or partition.settings.backfills:
         return
     for lane in partition.lanes.values():
         head = lane.head()

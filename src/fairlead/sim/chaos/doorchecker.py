@@ -274,7 +274,7 @@ class _Turns:
         if (
             not started
             or _continues(change)
-            or self.partition.settings.backfill
+            or self.partition.settings.backfills
             or _may_be_recovered(self.partition, change)
         ):
             return

@@ -161,6 +161,11 @@ WITH_LOANS = 0.4
 WITH_USERS = 0.4
 """Fraction of the scenarios in which more users take turns, mostly with past use."""
 
+LEARNED = 0.4
+"""Fraction of the scenarios with learned estimates."""
+OTHER_BACKFILL = 0.2
+"""Fraction of the scenarios with a mode of backfill other than `off` and `easy`."""
+
 
 def draw_scenario(seed: int, profile: Profile) -> Scenario:
     rng = Random(seed)
@@ -190,6 +195,11 @@ def draw_scenario(seed: int, profile: Profile) -> Scenario:
         config = {**config, "share_memory": apart.choice((0, "1min", "2min", "1h"))}
         config["queues"]["root"]["a"]["order"] = "fair"
         events = [_of_any_user(apart, event) if isinstance(event, Submission) else event for event in events]
+    apart = Random(f"{seed} backfill")
+    if apart.random() < OTHER_BACKFILL:
+        config = {**config, "backfill": apart.choice(("shortest", "conservative"))}
+    if apart.random() < LEARNED:
+        config = {**config, "estimates": "learned"}
     return Scenario(seed, config, nodes, tuple(sorted(events, key=lambda event: event.at)))
 
 
@@ -223,7 +233,7 @@ def _config(rng: Random) -> dict[str, Any]:
         "hold_for": rng.choice(("15s", "40s", "1d")),
         "held_nodes_percent": rng.choice((30, 50, 100)),
         "hold_large": rng.random() < 0.5,
-        "backfill": rng.random() < 0.3,
+        "backfill": "easy" if rng.random() < 0.3 else "off",
         "keep_ended": rng.choice(("60s", "1h")),
         "queues": {"root": queues},
         "requestors": [{"match": "", "queue": "root.a"}],

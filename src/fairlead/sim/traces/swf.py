@@ -33,6 +33,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     estimate: Micros
     user: int
     group: int
+    executable: int
     queue: int
 
 
@@ -87,6 +88,7 @@ def _row(at: int, line: str) -> Row:
         seconds(estimate),
         _whole(fields[11]),
         _whole(fields[12]),
+        _whole(fields[13]),
         _whole(fields[14]),
     )
     if row.submit < 0:
@@ -113,7 +115,7 @@ def _arrival(row: Row, overrun: Overrun) -> Arrival:
     stage = StageSpec("main", row.processors, 0, ONE_CPU, estimate=row.estimate if row.estimate > 0 else None)
     stage, duration = settle_overrun(stage, row.run, overrun)
     spec = JobSpec(
-        f"j{row.number}",
+        f"x{row.executable}" if row.executable >= 0 else f"j{row.number}",
         f"u{row.user}" if row.user >= 0 else "unknown",
         f"q{row.queue}" if row.queue >= 0 else "",
         (stage,),

@@ -1,0 +1,108 @@
+"""`backfill: conservative`: waiting asks are planned in the order of turns, and none is delayed by a later one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlead.core.asks import minimum_by_stage
+from fairlead.core.lanes import Lane
+from fairlead.core.learning import run_time
+from fairlead.core.match.backfill import LATE, TRY, Backfill, Prospect
+from fairlead.core.match.place import Starter
+from fairlead.core.match.reserve import placed_since
+from fairlead.core.match.timeline import Timeline
+from fairlead.core.model import Ask, Micros
+from fairlead.core.plan import Plan
+from fairlead.core.reasons import NoRoom, Reason, WouldDelay
+
+MAX_PLANNED = 100
+"""The number of asks that are planned. Asks behind them do not start: their effect on the others is unknown."""
+MAX_LOOKS = 200_000
+"""The number of pieces of a timeline that one match phase looks at; then it plans no further ask."""
+
+
+class Conservative(Backfill):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._timeline: Timeline | None = None
+        self._planned_asks: dict[int, Micros | None] = {}
+        """Number of a planned ask → its planned start."""
+        self._last: Micros | None = None
+
+    @property
+    def last_planned(self) -> Micros | None:
+        return self._last
+
+    def block(self, ask: Ask, reason: NoRoom) -> None:
+        if self.head is None:
+            super().block(ask, reason)
+            forecast = self.plan.partition.derived.forecast
+            assert forecast is not None
+            self._timeline = Timeline(self.plan.partition, self.plan.now, forecast)
+        self._reserve_for(ask)
+
+    def start(self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int) -> tuple[int, Reason | None]:
+        if self.head is None or ask is self.head:
+            return starter.start(lane, ask, together, most)
+        placed, reason = self._start_beside(starter, lane, ask, together, most)
+        self.plan.note("backfilled", placed)
+        return placed, reason
+
+    def prospect(self, lane: Lane, ask: Ask) -> Prospect:
+        return LATE if self._is_full() else TRY
+
+    def skip_hopeless(self, lane: Lane, first: Ask, following: Iterator[Ask]) -> tuple[Ask | None, Ask | None]:
+        return (None if self._is_full() else first), None
+
+    def why_passed(self, lane: Lane, ask: Ask) -> Reason | None:
+        return self._delays if self._is_full() else None
+
+    def has_turned_late(self, now: Micros) -> bool:
+        return False
+
+    def resume(self, plan: Plan) -> bool:
+        return False  # on several nodes, a new plan may keep other nodes for the same asks
+
+    def _is_full(self) -> bool:
+        timeline = self._timeline
+        return timeline is not None and (len(self._planned_asks) >= MAX_PLANNED or timeline.looks >= MAX_LOOKS)
+
+    def _start_beside(
+        self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int
+    ) -> tuple[int, Reason | None]:
+        timeline, now = self._timeline, self.plan.now
+        assert timeline is not None
+        partition = self.plan.partition
+        if partition.earmark_of(ask.seq) is not None:
+            return starter.start(lane, ask, together, most)  # planned asks do not count on its nodes
+        length, before = run_time(partition, ask), starter.before()
+        placed, reason = starter.start(lane, ask, together, together)
+        if reason is not None:
+            return placed, reason
+        if timeline.fits(now, placed_since(self.plan, before[0]), length):
+            return placed, None
+        starter.undo_tried(before)
+        index = partition.derived.index
+        withdrawn = index.withdraw(timeline.closed(now, ask.stage.shape, length)) if not ask.whole else []
+        if withdrawn:
+            placed, reason = starter.start(lane, ask, together, together)
+            index.put_back(withdrawn)
+            if reason is None:
+                if timeline.fits(now, placed_since(self.plan, before[0]), length):
+                    return placed, None
+                starter.undo_tried(before)
+        self._reserve_for(ask)
+        return 0, self._delays or WouldDelay(ask.stage.job.id, now)
+
+    def _reserve_for(self, ask: Ask) -> None:
+        """Plan the start of an ask, as early as all of it fits."""
+        timeline, partition = self._timeline, self.plan.partition
+        assert timeline is not None
+        if ask.seq in self._planned_asks or partition.earmark_of(ask.seq) is not None or self._is_full():
+            return
+        when = timeline.plan(self.plan.now, minimum_by_stage(ask), run_time(partition, ask))
+        self._planned_asks[ask.seq] = when
+        if when is not None:
+            self._last = when if self._last is None else max(self._last, when)
+            if self._delays is None:
+                self._delays = WouldDelay(ask.stage.job.id, when)
