@@ -9,11 +9,13 @@ import pytest
 
 from fairlead.core import cycle
 from fairlead.core.changes import Placed
+from fairlead.core.entitlement import Uses
 from fairlead.core.match import share_tree
+from fairlead.core.match.user_turns import UserTurn
 from fairlead.core.nodes import NodeTable
 from fairlead.core.outcomes import stop
 from fairlead.core.plan import Plan
-from fairlead.core.policy.order import ORDERS, Order, Standing
+from fairlead.core.policy.order import ORDERS, Order, Standing, fair
 from fairlead.sim.chaos import doorchecker, loanchecker
 from fairlead.sim.chaos.checkers import need
 
@@ -110,6 +112,23 @@ def turns_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         return (0, 0, name)
 
     monkeypatch.setattr(share_tree, "turn_key", key)
+
+
+def ignore_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `fair`, the jobs of all users take turns, whatever their users use."""
+    monkeypatch.setitem(ORDERS, "fair", Order(fair, by_running=True, longest_first=True))
+
+
+def ignore_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users take turns by their present use only."""
+    monkeypatch.setattr(UserTurn, "__init__", _without_past(UserTurn.__init__))
+
+
+def _without_past(begin: Callable[..., None]) -> Callable[..., None]:
+    def planted(self: UserTurn, account: Any, uses: Uses) -> None:
+        begin(self, account, Uses(uses.rights, 0, uses.past_of))
+
+    return planted
 
 
 def keep_loans(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from fairlead.sim.chaos.checkers import CheckFailed
+from fairlead.sim.chaos.doorchecker import DoorChecker
+from fairlead.testing import World
 from tests import planted
 from tests.core.test_machine import Machine
 
@@ -125,3 +127,30 @@ def test_loans_that_are_kept(m: Machine, monkeypatch: pytest.MonkeyPatch) -> Non
     m.advance(10)
     with pytest.raises(CheckFailed, match=planted.LOAN):
         m.advance(25)
+
+
+def test_users_that_take_no_turns_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.ignore_users(monkeypatch)
+    w = World({"queues": {"root": {"q": {"order": "fair"}}}}, observers=[DoorChecker()])
+    w.node("n", cpu=4)
+    w.submit(name="first", user="ann", queue="root.q", stages=[{"count": 2, "resources": {"cpu": 1}}])
+    w.cycle()
+    w.submit(name="more", user="ann", queue="root.q", stages=[{"count": 2, "resources": {"cpu": 1}}])
+    w.submit(name="other", user="bob", queue="root.q", stages=[{"count": 2, "resources": {"cpu": 1}}])
+    with pytest.raises(CheckFailed, match=planted.LEAF):
+        w.cycle()
+
+
+def test_a_past_that_does_not_count_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.ignore_the_past(monkeypatch)
+    w = World({"share_memory": "1h", "queues": {"root": {"q": {"order": "fair"}}}}, observers=[DoorChecker()])
+    w.node("n", cpu=1)
+    one = [{"resources": {"cpu": 1}}]
+    first = w.submit(name="first", user="ann", queue="root.q", stages=one)
+    w.cycle()
+    w.advance(3600)
+    w.submit(name="more", user="ann", queue="root.q", stages=one)
+    w.submit(name="other", user="bob", queue="root.q", stages=one)
+    w.finish(first, "main", 0)
+    with pytest.raises(CheckFailed, match=planted.LEAF):
+        w.cycle()

@@ -385,6 +385,24 @@ def test_replay_and_dump_give_the_same_bytes() -> None:
     assert w.dump() == before
 
 
+def test_explain_tells_the_uses() -> None:
+    w = world("1h")
+    w.node("n", cpu=10)
+    many(w, "ann", 4)
+    many(w, "bob", 6)
+    w.cycle()
+    w.advance(HOUR)
+    more = many(w, "bob", 1)
+    many(w, "ann", 1)
+    w.cycle()
+    (text,) = map(str, w.explain(more))
+    assert text == (
+        "s: 1 new waiting, number 2 in its lane, behind 1 job (1 task), "
+        "users take turns: bob uses 60% and 30% on average before, ann uses 40% and 20% on average before"
+    )
+    assert w.past("root.q") == 0.5 and w.past("root.q", "bob") == 0.3
+
+
 def test_an_account_is_a_key() -> None:
     accounts = {Account("a"): 1, Account("a"): 2}
     assert len(accounts) == 2

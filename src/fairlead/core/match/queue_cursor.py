@@ -324,6 +324,12 @@ class QueueCursor:
         elif len(heap) == len(lines) == 1 and not self.moves:
             heap[0] = (*heap[0][:3], following)  # no other lane can come before it
             return
+        elif self._turns is None:
+            place = lane.rank(following)
+            if self._by_running:
+                lines[0] = (place, following, line)
+            heapreplace(heap, (place, lane.text, lane, following))
+            return
         else:
             heapreplace(lines, (self.place(lane, following), following, line))
         heapreplace(heap, (lines[0][0], lane.text, lane, lines[0][1]))

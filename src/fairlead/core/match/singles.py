@@ -50,7 +50,7 @@ class Singles:
         # walked from the beginning, so each start has to be booked at once.
         if lane.memory.moved or stage.count != 1 or stage.started or ask.kind != NEW or stage.history or stage.floor:
             return False
-        if lane.queue.order.by_running and len(stage.job.stages) > 1:
+        if len(stage.job.stages) > 1 and lane.queue.order.by_running:
             return False  # the start moves other asks of the job
         if batch is None:
             if lane.size < FEW:
