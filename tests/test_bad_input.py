@@ -61,8 +61,8 @@ EXPRESSIONS = (
 )
 NODE_KEYS = "it has labels, name, pool, resources, taints, users"
 PARTITION_KEYS = (
-    "it has backfill, batch_window, chain, checks, fence, heartbeat, held_nodes_percent, hold_for, hold_large, "
-    "keep_ended, keep_keys, launch_timeout, lease, max_batch, max_launch_tries, max_orders, max_placed, "
+    "it has backfill, batch_window, chain, checks, estimates, fence, heartbeat, held_nodes_percent, hold_for, "
+    "hold_large, keep_ended, keep_keys, launch_timeout, lease, max_batch, max_launch_tries, max_orders, max_placed, "
     "max_queued_bytes, max_queued_jobs, max_result_bytes, max_result_files, place, pool_pause, pools, preempt, "
     "preempt_grace, promise_for, queues, ready_after, rebalance_after, rebalance_threshold, "
     "replace_within, requestors, seed, share_memory, starving_after, unit"

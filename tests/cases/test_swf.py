@@ -15,6 +15,7 @@ from fairlead.sim.figures import figures, started_jobs
 from fairlead.sim.policies import NAMED
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import read_traces
+from tests.sim import oracle
 
 Line = tuple[int, int, int, int, int]
 
@@ -148,3 +149,11 @@ def test_a_log_of_seven_hundred_jobs(tmp_path: Path, policy: str) -> None:
     starts, result = simulated(log(tmp_path, Case("", 100, drawn(700), [])), policy)
     assert len(starts) == 700
     assert {key: result[key] for key in DRAWN[policy]} == DRAWN[policy]
+
+
+@pytest.mark.parametrize("mode", ["shortest", "conservative"])
+def test_other_modes_of_backfill(tmp_path: Path, mode: oracle.Mode) -> None:
+    lines = drawn(200)
+    starts, _ = simulated(log(tmp_path, Case("", 100, lines, [])), mode)
+    expected = oracle.schedule([line[1:] for line in lines], 100, mode)
+    assert starts == [(line[0], start) for line, start in zip(lines, expected, strict=True)]

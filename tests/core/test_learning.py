@@ -180,7 +180,7 @@ jobs = st.lists(
 )
 
 
-@pytest.mark.parametrize("mode", ["easy", "shortest"])
+@pytest.mark.parametrize("mode", ["easy", "shortest", "conservative"])
 @given(drawn=jobs)
 @settings(max_examples=80, deadline=None)
 def test_no_head_starts_later_than_its_latest_start(mode: str, drawn: list[tuple[int, int, int, int, str]]) -> None:

@@ -163,6 +163,12 @@ class _Owner(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _decode_owner = msgspec.msgpack.Decoder(_Owner).decode
 
 
+@lru_cache(maxsize=10_000)
+def _owner_of(packed: bytes) -> tuple[str, str]:
+    owner = _decode_owner(packed)
+    return owner.user, owner.name
+
+
 class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The past of a task: its last attempt and how it ended, and the tries and launches it used."""
 
@@ -407,8 +413,7 @@ class Job(msgspec.Struct, eq=False):
     @property
     def owner(self) -> tuple[str, str]:
         """The user and the name, read without unpacking the whole specification, which may be large."""
-        owner = _decode_owner(self.packed)
-        return owner.user, owner.name
+        return _owner_of(self.packed)
 
     @property
     def user(self) -> str:

@@ -9,7 +9,7 @@ from fairlead.core.lanes import Lane
 from fairlead.core.learning import run_time
 from fairlead.core.match.backfill import LATE, TRY, Backfill, Prospect
 from fairlead.core.match.place import Starter
-from fairlead.core.match.reserve import placed_since
+from fairlead.core.match.reserve import Reserve, placed_since
 from fairlead.core.match.timeline import Timeline
 from fairlead.core.model import Ask, Micros
 from fairlead.core.plan import Plan
@@ -76,10 +76,13 @@ class Conservative(Backfill):
         if partition.earmark_of(ask.seq) is not None:
             return starter.start(lane, ask, together, most)  # planned asks do not count on its nodes
         length, before = run_time(partition, ask), starter.before()
+        late = [self._guard] if self._guard is not None and not self._in_time_for_guard(ask) else []
+        for guard in late:
+            guard.look_ahead()
         placed, reason = starter.start(lane, ask, together, together)
         if reason is not None:
             return placed, reason
-        if timeline.fits(now, placed_since(self.plan, before[0]), length):
+        if self._leaves_enough(timeline, before[0], length, late):
             return placed, None
         starter.undo_tried(before)
         index = partition.derived.index
@@ -88,11 +91,23 @@ class Conservative(Backfill):
             placed, reason = starter.start(lane, ask, together, together)
             index.put_back(withdrawn)
             if reason is None:
-                if timeline.fits(now, placed_since(self.plan, before[0]), length):
+                if self._leaves_enough(timeline, before[0], length, late):
                     return placed, None
                 starter.undo_tried(before)
         self._reserve_for(ask)
         return 0, self._delays or WouldDelay(ask.stage.job.id, now)
+
+    def _leaves_enough(self, timeline: Timeline, mark: int, length: Micros | None, late: list[Reserve]) -> bool:
+        """True if the tasks placed since a mark leave all planned asks their capacity; if so, they are counted."""
+        if not self._take(late, mark, ()):
+            return False
+        if not timeline.fits(self.plan.now, placed_since(self.plan, mark), length):
+            for guard in late:
+                guard.give_back()
+            return False
+        if self._guard is not None and not late:
+            self._guard.see_placed(mark)
+        return True
 
     def _reserve_for(self, ask: Ask) -> None:
         """Plan the start of an ask, as early as all of it fits."""

@@ -12,7 +12,7 @@ from fairlead.core.lanes import Lane, Place
 from fairlead.core.learning import run_time
 from fairlead.core.match.backfill import NO_ROOM, TRY, Backfill
 from fairlead.core.match.queue_cursor import QueueCursor
-from fairlead.core.model import FAR, Ask, Micros
+from fairlead.core.model import FAR, Account, Ask, Micros
 
 Entry = tuple[Micros, Place, str, Lane, Ask]
 
@@ -32,8 +32,13 @@ class ShortestCursor:
         cursor.by_length = True
         self._entries: list[Entry] = []
         """The asks in reverse order: the last one has the turn."""
+        noted: set[tuple[Lane, Account | None]] = set()
         for lane, ask in cursor.rest():
-            if self._passes(backfill, lane, ask):
+            prospect = backfill.prospect(lane, ask)
+            if prospect == NO_ROOM and (lane, lane.user(ask)) not in noted:
+                noted.add((lane, lane.user(ask)))  # the asks of one line come in order, so the first one counts
+                cursor.note_no_room(lane, ask)
+            if prospect == TRY:
                 length = run_time(backfill.plan.partition, ask)
                 place = cursor.place(lane, ask)
                 self._entries.append((FAR if length is None else length, place, lane.text, lane, ask))
