@@ -45,7 +45,7 @@ test: $(READY) ## format check, lint, types and tests
 	$(PY) -m ruff check
 	$(PY) -m mypy
 	$(PY) -m pytest -n 2 --dist worksteal
-	@$(PY) -m tests.kubernetes.cluster.programs --missing
+	@echo "tests with a Kubernetes cluster left out: make test-kubernetes runs them"
 
 test-kubernetes: $(READY) ## tests with a real Kubernetes cluster; builds it once into a cache, with Go; KUBERNETES="-m kubernetes" for the long ones too
 	@$(PY) -m tests.kubernetes.cluster.programs
