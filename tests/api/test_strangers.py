@@ -107,7 +107,7 @@ def test_a_task_of_another_user_that_does_not_stop(tmp_path: Path) -> None:
 
 
 def test_a_planned_start_of_another_user(tmp_path: Path) -> None:
-    with serving(tmp_path, {"partitions": {"default": {"backfill": True}}}) as site:
+    with serving(tmp_path, {"partitions": {"default": {"backfill": "easy"}}}) as site:
         site.node("n1", cpu=2)
         stage = {"name": "main", "command": ["true"], "resources": {"cpu": 1}, "estimate": "1h"}
         first = submit(site.as_user("eve"), {"stages": [stage]})

@@ -357,7 +357,7 @@ def test_a_secret_reaches_the_task_and_nothing_else(up: Up) -> None:
 
 
 def test_tokens(up: Up) -> None:
-    secret = up.run("token", "create", "--role", "user", "--user", "bob").strip()
+    secret = up.run("token", "create", "--role", "user", "--user", "carla").strip()
     before = dict(up.environment)
     up.environment.update(FAIRLEAD_URL=up.url, FAIRLEAD_TOKEN=secret)
     try:
@@ -368,8 +368,8 @@ def test_tokens(up: Up) -> None:
         up.environment["FAIRLEAD_URL"] = "http://127.0.0.1:1"
     finally:
         up.environment = before
-    assert json.loads(up.run("show", "--json", name))["job"]["user"] == "bob"
-    (known,) = (each for each in json.loads(up.run("token", "list", "--json")) if each["user"] == "bob")
+    assert json.loads(up.run("show", "--json", name))["job"]["user"] == "carla"
+    (known,) = (each for each in json.loads(up.run("token", "list", "--json")) if each["user"] == "carla")
     up.run("token", "revoke", known["id"])
 
 

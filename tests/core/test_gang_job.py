@@ -743,13 +743,13 @@ def test_killing_before_and_after_the_start(make: MakeWorld) -> None:
     assert not w.partition().allocations
 
 
-def test_a_resource_manager_cannot_ask_for_it() -> None:
+def test_a_resource_manager_has_to_name_its_stages() -> None:
     w = World()
     w.rm("k8s").register()
     w.rm("k8s").update(jobs=[{"job": "app", "gang": "job"}])
     w.cycle()
     (rejected,) = [event for event in w.rm("k8s").events() if event.what == "rejected"]
-    assert rejected.reason.startswith("job[0].gang: a manager's job has no such key")
+    assert rejected.reason.startswith("job[0].gang: a gang of a whole job needs its stages")
 
 
 @pytest.mark.parametrize("place", ["spread", "random", "dotprod", "fgd", "pack"])
