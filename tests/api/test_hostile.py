@@ -6,8 +6,8 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -264,17 +264,27 @@ def test_an_answer_that_a_stranger_does_not_read(site: Serving, monkeypatch: pyt
     lazy.close()
 
 
-def lazy_reader(site: Serving) -> socket.socket:
-    """A user's connection with a large answer that is not read."""
+@contextmanager
+def lazy_reader(site: Serving, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A user's connection with a large answer that is not read: the server has begun to send it and waits."""
+    waits, pause = threading.Event(), listening.Protocol.pause_writing
+
+    def pause_writing(self: listening.Protocol) -> None:
+        pause(self)
+        waits.set()
+
+    monkeypatch.setattr(jobs, "PAGE_BYTES", 2**30)
+    monkeypatch.setattr(listening.Protocol, "pause_writing", pause_writing)
     ann = site.token("user", "ann")
     with site.client(ann) as client:
         for _ in range(16):
             submit(client, {"stages": [{"command": ["true", *["x" * 100_000] * 10], "resources": {"cpu": 1}}]})
-    lazy = socket.socket()
-    lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    lazy.connect(("127.0.0.1", site.port))
-    lazy.sendall(f"GET /api/v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ann}\r\n\r\n".encode())
-    return lazy
+    with socket.socket() as lazy:
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect(("127.0.0.1", site.port))
+        lazy.sendall(f"GET /api/v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ann}\r\n\r\n".encode())
+        assert waits.wait(SECONDS)
+        yield lazy
 
 
 def until_gone(site: Serving) -> None:
@@ -286,35 +296,24 @@ def until_gone(site: Serving) -> None:
 
 
 def test_an_answer_that_a_user_does_not_read(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "PAGE_BYTES", 2**30)
     monkeypatch.setattr(listening, "STUCK_SECONDS", 0.3)
-    with lazy_reader(site):
+    with lazy_reader(site, monkeypatch):
         until_gone(site)
 
 
 def test_another_request_does_not_excuse_an_unread_answer(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, pause = threading.Event(), listening.Protocol.pause_writing
-
-    def pause_writing(self: listening.Protocol) -> None:
-        pause(self)
-        waits.set()
-
-    monkeypatch.setattr(jobs, "PAGE_BYTES", 2**30)
     monkeypatch.setattr(listening, "STUCK_SECONDS", 1.0)
-    monkeypatch.setattr(listening.Protocol, "pause_writing", pause_writing)
-    with lazy_reader(site) as lazy:
-        assert waits.wait(SECONDS)
+    with lazy_reader(site, monkeypatch) as lazy:
         lazy.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         until_gone(site)
 
 
 def test_an_answer_of_which_something_leaves_goes_on(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     left = [(5, 9), (5, 8), (4, 9), (3, 9)]
-    monkeypatch.setattr(jobs, "PAGE_BYTES", 2**30)
     monkeypatch.setattr(listening, "STUCK_SECONDS", 0.05)
     # The check is repeated each time the kernel takes a part of the answer.
     monkeypatch.setattr(listening, "unsent", lambda transport: left.pop(0) if len(left) > 1 else left[0])
-    with lazy_reader(site):
+    with lazy_reader(site, monkeypatch):
         until_gone(site)
     assert left == [(3, 9)]
 
