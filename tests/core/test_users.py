@@ -21,6 +21,7 @@ from fairlead.core.past import past_part
 from fairlead.core.plan import Plan
 from fairlead.core.policy.past import after_shift, booked_use, past_use, rescaled, total_weight
 from fairlead.sim.chaos.doorchecker import DoorChecker
+from fairlead.sim.chaos.users import UserUses
 from fairlead.testing import World
 
 HOUR = 3600
@@ -369,6 +370,38 @@ def test_the_landmark_moves_and_nothing_is_lost() -> None:
     assert w.partition().landmark > 0
     assert 0.499999 < past(w, "ann") < 0.5
     assert max(w.partition().past_of(w.partition().root.account).values()).bit_length() < 100
+
+
+def test_the_second_implementation_agrees_after_a_restart_in_the_middle_of_a_half_life() -> None:
+    w = world("1min")
+    w.node("n", cpu=2)
+    many(w, "ann", 1, stage={"duration": 30})
+    w.cycle()
+    w.advance(50)
+    many(w, "bob", 1)
+    w.cycle()
+    copy = load(dump(w.partition()))
+    judge = UserUses(copy)
+    later = copy.now + 47_000_000
+    judge.pass_time(copy, later)
+    copy.now = later
+    (account,) = [account for _, user, account in copy.remembered() if user == "bob"]
+    mine = judge._past["root.q", "bob"]["cpu"] / judge._total()
+    assert mine == Fraction(copy.past_of(account)["cpu"], copy.weight())
+
+
+def test_a_past_that_is_rounded_away_gives_no_certain_order() -> None:
+    w = world("1min")
+    w.node("n", cpu=1)
+    many(w, "ann", 1, stage={"duration": 30})
+    w.cycle()
+    for _ in range(6):
+        w.advance(1000)
+        w.submit(name="x", user="bob", queue="root.q", stages=[{"name": "s", "resources": {"cpu": 9}}])
+        w.cycle()
+    jobs = [many(w, "ann", 1), many(w, "eve", 1)]
+    w.cycle()
+    assert running(w, *jobs) == (1, 0)
 
 
 def test_replay_and_dump_give_the_same_bytes() -> None:

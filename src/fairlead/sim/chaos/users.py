@@ -1,7 +1,7 @@
 """A second implementation of the turns of users: present and past use, in fractions. The checkers use it.
 
 The past is added up from cycle to cycle, from what ran in between. The core rounds it down when its landmark moves, so
-uses that are nearly equal have no certain order.
+uses that are nearly equal, or that such a rounding makes equal, have no certain order.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from fairlead.sim.chaos.tasks import Micros, indices
 
 TASKS = ""
 NEARLY = Fraction(1, 10**9)
+ROUNDED = Fraction(1, 10**15)
+"""More than the core's rounding takes from a past, as a part of the weight of all time: half-lives are minutes."""
 
 User = tuple[str, str]
 """The path of a leaf and the name of a user."""
@@ -25,7 +27,7 @@ class UserUses:
 
     def __init__(self, partition: Partition) -> None:
         self._half_life = 0
-        self._began = self._seen = partition.now
+        self._began = self._seen = 0
         self._past: dict[User, Amounts] = {}
         self._restart(partition)
         weight = partition.weight()
@@ -75,7 +77,7 @@ class UserUses:
         if not self._half_life:
             places = [(use, user[1]) for use, user in zip(uses, users, strict=True)]
             return -1 if places[0] < places[1] else 1
-        if abs(uses[0] - uses[1]) <= NEARLY * max(uses):
+        if abs(uses[0] - uses[1]) <= NEARLY * max(uses) + ROUNDED * self._total():
             return 0
         return -1 if uses[0] < uses[1] else 1
 
@@ -90,8 +92,9 @@ class UserUses:
         return max(parts, default=Fraction(0))
 
     def _restart(self, partition: Partition) -> None:
+        """Count half-lives from the landmark: they begin there, also for a partition that is loaded."""
         self._half_life = partition.settings.share_memory
-        self._began = self._seen = partition.now
+        self._began, self._seen = partition.landmark, partition.now
 
     def _total(self) -> Fraction:
         """Return the weight of all time, in half-lives: each counts one and a half times the weight at its begin."""
