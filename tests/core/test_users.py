@@ -404,6 +404,19 @@ def test_a_past_that_is_rounded_away_gives_no_certain_order() -> None:
     assert running(w, *jobs) == (1, 0)
 
 
+def test_nodes_are_ordered_for_users_in_turn() -> None:
+    """The job that cannot be stopped has its turn before most tasks of other users, so its share is not spent."""
+    pool = {"node": {"cpu": 12}, "max": 2, "provider": {"memory": {}}}
+    queues = {"root": {"q": {"order": "fair", "share": 60}, "b": {"share": 40}}}
+    w = World({"pools": {"p": pool}, "queues": queues}, observers=[DoorChecker()])
+    many(w, "ann", 8)
+    many(w, "bob", 8)
+    many(w, "eve", 1, cpu=2, preemptible=False)
+    w.cycle()
+    (order,) = w.partition().orders.values()
+    assert sum(tasks for meant in order.coming.values() for job, _, _, tasks in meant if job == "eve") == 1
+
+
 def test_replay_and_dump_give_the_same_bytes() -> None:
     w = world("1min")
     w.nodes(2, cpu=4)

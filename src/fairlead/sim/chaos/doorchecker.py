@@ -18,8 +18,7 @@ with `checks` of other packages, and queues with their orders.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cmp_to_key
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fairlead.core.changes import (
@@ -49,13 +48,14 @@ from fairlead.sim.chaos.rules import (
     refusal,
     refusal_to_claim,
     refusal_to_wait_behind,
+    together,
     waits_whole,
 )
 from fairlead.sim.chaos.tasks import Micros, indices
 from fairlead.sim.chaos.users import UserUses, user_of
 
 Ordering = tuple[Ask | None, list[tuple[Stage, int]]]
-"""An ask that nodes are ordered for, and the tasks."""
+"""An ask that nodes are ordered for, and tasks of it."""
 
 Key = tuple[str, int, int]
 """An ask by its job, the position of its stage, and its kind."""
@@ -203,21 +203,44 @@ class _Starts:
             by_ask.setdefault(id(ask), (ask, []))[1].append((partition.jobs[key[0]].stages[key[1]], tasks))
         rights, ordered = _rights_of_pools(partition), More()
         # The rest of a share may go to a gang of any size, so the order of the asks matters, whatever their pools.
-        for ask, started in sorted(by_ask.values(), key=cmp_to_key(self._by_turn)):
+        for ask, started in self._in_turn(list(by_ask.values())):
             reason = refusal(partition, ask, started, gang=True, more=ordered, rights=rights)
             need(not reason, f"nodes are ordered for {_name(started[0][0])}, which may not start: {reason}")
             ordered.add(started)
 
-    def _by_turn(self, one: Ordering, other: Ordering) -> int:
-        """Compare two asks: by turn within a leaf queue, else by the paths of their queues."""
+    def _in_turn(self, orderings: list[Ordering]) -> Iterator[Ordering]:
+        """Yield the ordered tasks in the order of their turns: a gang at once, other tasks one by one."""
+        left = [_turns(ordering) for ordering in orderings]
+        had_turns: list[tuple[Stage, int]] = []
+        while left:
+            first = left[0]
+            for turns in left[1:]:
+                if self._is_before(turns[0], first[0], had_turns):
+                    first = turns
+            turn = first.pop(0)
+            had_turns += turn[1]
+            yield turn
+            left = [turns for turns in left if turns]
+
+    def _is_before(self, one: Ordering, other: Ordering, had_turns: list[tuple[Stage, int]]) -> bool:
+        """True if a turn is certainly before another: within a leaf queue by its order, else by the queues' paths."""
         first, second = one[0], other[0]
         if first is None or second is None:
-            return (first is not None) - (second is not None)
+            return first is None and second is not None
         paths = [ask.stage.job.queue.path for ask in (first, second)]
         if paths[0] != paths[1]:
-            return 1 if paths[0] > paths[1] else -1
-        before = [comes_before(self.partition, self.uses, *pair) for pair in ((first, second), (second, first))]
-        return before[1] - before[0]
+            return paths[0] < paths[1]
+        return comes_before(self.partition, self.uses, first, second, had_turns)
+
+
+def _turns(ordering: Ordering) -> list[Ordering]:
+    """Return the turns of an ask: the tasks that start together, then each other task."""
+    ask, tasks = ordering
+    if ask is None or ask.whole:
+        return [ordering]
+    ((stage, many),) = tasks
+    gang = min(many, sum(needed for _, needed in together(ask)))
+    return [(ask, [(stage, gang)]), *[(ask, [(stage, 1)]) for _ in range(many - gang)]]
 
 
 def _rights_of_pools(partition: Partition) -> Entitlements:
