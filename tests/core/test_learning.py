@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from fairlead.core import cycle, learning, state
 from fairlead.core.changes import Placed, StartPlanned
 from fairlead.core.learning import expected_run
+from fairlead.core.model import NEW
 from fairlead.core.policy.estimates import learned_end, learned_run
 from fairlead.core.resources import DAY, SECOND
 from fairlead.testing import World
@@ -126,6 +127,22 @@ def test_one_that_could_hold_up_the_head_for_too_long_waits() -> None:
     w.cycle()
     assert w.job(risky).state == "pending"
     assert "it would delay job head" in str(w.explain(risky)[0].reason)
+
+
+def test_a_head_that_cannot_start_in_time_keeps_no_ask_back() -> None:
+    """The head is planned for two nodes. One of them goes, and the head fits no more."""
+    w = world()
+    w.node("n1", cpu=4)
+    w.submit(name="now", user="bob", stages=[stage(6, estimate=100, duration=100)])
+    w.advance(0)
+    head = w.submit(name="head", user="bob", stages=[stage(8, estimate=10)])
+    w.cycle()
+    assert w.partition().jobs[head].stages[0].asks[NEW].latest
+    w.disable("n1")
+    w.advance(7200)
+    late = w.submit(name="late", user="bob", stages=[stage(estimate="2h")])
+    w.cycle()
+    assert w.job(late).state == "running"
 
 
 def test_runs_are_dropped() -> None:

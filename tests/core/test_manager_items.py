@@ -190,3 +190,19 @@ def test_reasons_tell_if_capacity_is_missing() -> None:
         )
     }
     assert answers == {"s1": ("over limit", False), "wide": ("never fits", True), "two": ("no room", True)}
+
+
+@pytest.mark.parametrize(
+    ("stage", "problem"),
+    [
+        ({"prefer": {"x": -(2**80)}}, "is not a weight"),
+        ({"resources": {"cpu": -(2**80)}}, "is negative"),
+        ({"labels": {1: {}}}, "labels"),
+    ],
+)
+def test_a_stage_that_cannot_be_packed_is_refused(stage: dict[str, Any], problem: str) -> None:
+    w = managed(2)
+    w.rm("k8s").update(jobs=[{"job": "app", "stages": [{"name": "a", **stage}]}])
+    w.cycle()
+    ((what, job, _, reason),) = events(w)
+    assert (what, job) == ("rejected", "app") and problem in reason

@@ -195,7 +195,7 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
 
 _STAGES: dict[bytes, StageSpec] = {}
 """Stages that were read before: most jobs of a manager are alike, and reading one takes long."""
-MAX_STAGES = 1_000
+MAX_STAGES, MAX_PACKED = 1_000, 10_000
 _packed = msgspec.msgpack.Encoder().encode
 
 
@@ -203,12 +203,17 @@ def _stage(doc: object, field: str) -> StageSpec:
     """Read a stage of a manager's job."""
     if not isinstance(doc, dict):
         return parse_stage(doc, field)
-    key = _packed(doc)
+    try:
+        key = _packed(doc)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return parse_stage(doc, field)  # something in it cannot be packed, such as a number beyond 64 bits
     spec = _STAGES.get(key)
     if spec is None:
+        spec = parse_stage(doc, field)
         if len(_STAGES) >= MAX_STAGES:
             _STAGES.clear()
-        spec = _STAGES[key] = parse_stage(doc, field)
+        if len(key) <= MAX_PACKED:
+            _STAGES[key] = spec
     return spec
 
 

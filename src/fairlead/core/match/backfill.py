@@ -86,7 +86,11 @@ class Backfill:
         self.plan.planned = self._planned()
 
     def _guard_for(self, ask: Ask, room: int) -> Reserve | None:
-        """Plan the latest start of the head. It is fixed when the head is first planned."""
+        """Plan the latest start of the head. It is fixed when the head is first planned.
+
+        If the head does not fit by then, whatever starts, it is planned as early as it fits. Otherwise it would keep
+        all asks back, also one with held nodes for which the head waits.
+        """
         forecast = self.plan.partition.derived.forecast
         if forecast is None or forecast.given is None:
             return None
@@ -97,8 +101,10 @@ class Backfill:
                 return None
             self.plan.do(StartPlanned(ask.stage.job.id, ask.stage.position, ask.kind, first.when + LATENESS))
         guard = Reserve(self.plan, ask, forecast.given)
-        guard.plan_at(ask.latest, room)
-        return guard
+        if not guard.plan_at(ask.latest, room):
+            guard = Reserve(self.plan, ask, forecast.given)
+            guard.plan_earliest(room)
+        return guard if guard.when is not None else None
 
     def start(self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int) -> tuple[int, Reason | None]:
         """Start an ask in its turn, unless it comes after the head and would delay it."""

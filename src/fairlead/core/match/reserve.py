@@ -43,13 +43,16 @@ class Reserve:
         if planned is not None:
             self.when, self.spare = planned
 
-    def plan_at(self, when: Micros, room: int) -> None:
-        """Plan the start for a given time."""
+    def plan_at(self, when: Micros, room: int) -> bool:
+        """Plan the start for a given time; False if the head does not fit by then."""
         self.when = when
         needs = minimum_by_stage(self.head)
-        if len(needs) == 1:
-            stage, wanted = needs[0]
-            self.spare = spare_at(when, room, wanted, self._ends(), self._gain(stage.shape))
+        if len(needs) > 1:
+            self.look_ahead()
+            return self._future is not None and packs(self._future.copy(), self.head)
+        stage, wanted = needs[0]
+        self.spare = spare_at(when, room, wanted, self._ends(), self._gain(stage.shape))
+        return self.spare >= 0
 
     def look_ahead(self) -> None:
         """Compute the free capacity at the planned time, when allocations expected to end by then are gone."""
