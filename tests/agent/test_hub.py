@@ -373,6 +373,28 @@ def test_a_new_connection_takes_the_place_of_the_old_one(tmp_path: Path) -> None
     tell(tmp_path, story)
 
 
+def test_a_greeting_that_was_held_up_does_not_replace_a_later_connection(tmp_path: Path) -> None:
+    """An agent that was restarted has a task; the last greeting of the process before arrives after it."""
+
+    async def story(plant: Plant) -> None:
+        async with puppet(plant) as first:
+            await first.wait_for(wire.Welcome)
+        job = await plant.submit(["true"])
+        async with connect(plant.url.replace("http", "ws") + PATH, compression=None) as connection:
+            held_up = Puppet(connection)
+            await plant.prove(connection, HELLO.node, "")  # type: ignore[arg-type]
+            async with puppet(plant) as one:
+                launch = await one.launched()
+                await one.report(wire.Report(launch.tasks, "running"))
+                await held_up.say(HELLO)
+                with pytest.raises(ConnectionClosed):
+                    await held_up.receive()
+                await one.report(wire.Report(launch.tasks, "succeeded", 0))
+                assert await plant.over(job) == "succeeded"
+
+    tell(tmp_path, story)
+
+
 def test_a_copy_of_an_identity_is_refused_until_the_first_is_lost(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         async with puppet(plant, instance="one") as first:

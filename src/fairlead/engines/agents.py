@@ -100,6 +100,7 @@ class Agents:
         self._reigns: dict[str, LedPartition] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._requests = numbers(1)
+        self._connections = numbers(1)
 
     # -- engine interface ----------------------------------------------------------------------------------------
 
@@ -224,6 +225,7 @@ class Agents:
         await connection.send(encode(wire.Refusal(problem, final=True)))
 
     async def _serve(self, partition: str, connection: Connection) -> None:
+        number = next(self._connections)
         peer, hello = await self._greeting(partition, connection)
         reign = self._reigns.get(partition)
         if reign is None:
@@ -231,6 +233,10 @@ class Agents:
         name = peer.node
         before = reign.attached.get(name)
         self._check_instance(reign, before, peer)
+        seen = reign.nodes.setdefault(name, Seen(self._steady()))
+        if number < seen.connection:
+            raise Closed  # its greeting was held up, and the agent has given it up: it does not list new tasks
+        seen.connection = number
         attached = Attached(peer, connection)
         attached.pool = hello.pool
         if before is not None:

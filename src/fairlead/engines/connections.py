@@ -68,6 +68,8 @@ class Seen(msgspec.Struct):
     address: str = ""
     instance: str = ""
     """The instance of the agent that connected last; empty if none has connected during this term."""
+    connection: int = 0
+    """The number of the last connection. An agent gives one up before it opens the next."""
     lost: bool = False
 
 
