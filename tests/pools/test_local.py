@@ -124,6 +124,15 @@ def test_an_agent_is_told_what_its_pool_says(local: Local) -> None:
     assert os.getsid(agent.pid) == agent.pid
 
 
+def test_an_agent_trusts_the_certificates_of_its_server(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLEAD_CA", str(local.folder / "ca.crt"))
+    monkeypatch.setenv("FAIRLEAD_TOKEN", "secret")
+    local.create("w-1-0")
+    (agent,) = local.agents()
+    variables = {name: value for name, value in agent.environ().items() if name.startswith("FAIRLEAD_")}
+    assert variables == {"FAIRLEAD_CA": str(local.folder / "ca.crt")}
+
+
 def test_destroyed_ones_leave_nothing(local: Local) -> None:
     local.create("w-1-0", "w-1-1")
     until(lambda: len(spawners(local, "w-1-0")) >= 1)
