@@ -666,6 +666,19 @@ def test_up_says_in_its_terminal_what_happens(tmp_path: Path, how: str, said: st
             subprocess.run(stop, env=environment, check=False, capture_output=True, timeout=SECONDS)
 
 
+def test_a_test_ends_only_the_processes_that_it_started(tmp_path: Path) -> None:
+    up = Up(tmp_path / "data")
+    with subprocess.Popen(["sh", "-c", "sleep 600; true", str(tmp_path / "data")]) as other:
+        try:
+            up.until("node", "list", said="box")
+            up.close()
+            assert other.poll() is None
+        finally:
+            for child in psutil.Process(other.pid).children():
+                child.kill()
+            other.kill()
+
+
 def test_down_kill_leaves_no_spawner_behind(tmp_path: Path) -> None:
     up = Up(tmp_path / "data")
     try:

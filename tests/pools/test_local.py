@@ -19,6 +19,7 @@ from fairlead.core.config import parse_config
 from fairlead.pools.base import Join, PoolKind
 from fairlead.pools.local import LocalProvider
 from fairlead.wire.identity import Key, join_token
+from tests import live
 
 SECONDS = 60.0
 POOL = {"node": {"cpu": 0.5}, "labels": {"rack": "r 1"}, "taints": ["slow"], "max": 9, "provider": {"local": {}}}
@@ -60,6 +61,15 @@ class Local:
                 found.append(process)
         return found
 
+    def own_agents(self) -> list[psutil.Process]:
+        """Return the children of this process that are agents of the folder."""
+        found = []
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):
+                if any(str(self.folder / "w") in word for word in child.cmdline()):
+                    found.append(child)
+        return found
+
     def agents(self, many: int = 1) -> list[psutil.Process]:
         """Wait for `many` agents, and return them. A process has no arguments in its first moment."""
         until(lambda: len(self.processes("--directory=")) >= many)
@@ -72,7 +82,10 @@ def local(tmp_path: Path) -> Iterator[Local]:
     try:
         yield found
     finally:
-        for process in found.processes():
+        for process in [
+            *found.own_agents(),
+            *(each for home in found.folder.glob("w/*") for each in live.spawners(home)),
+        ]:
             with suppress(psutil.Error):
                 process.kill()
 
