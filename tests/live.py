@@ -8,12 +8,24 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 PROGRAM = str(Path(sys.executable).with_name("fairlead"))
 SECONDS = 60.0  # the longest wait of a test; no result depends on it
+
+
+def spawners(directory: Path) -> list[psutil.Process]:
+    """Return the spawners of an agent's directory, by the ids that they write into their locks."""
+    found = []
+    for lock in sorted(directory.glob("spawner-*/lock")):
+        with suppress(psutil.Error, ValueError):
+            process = psutil.Process(int(lock.read_text()))
+            if any(str(directory) in word for word in process.cmdline()):  # another process may have the id by now
+                found.append(process)
+    return found
 
 
 class Up:
@@ -78,15 +90,20 @@ class Up:
             assert time.monotonic() < deadline, (done.stdout, done.stderr)
             time.sleep(0.05)
 
+    def agents(self) -> list[psutil.Process]:
+        """Return the agent that the server keeps, and those of its local pools."""
+        return [] if self.process.poll() is not None else psutil.Process(self.process.pid).children()
+
     def close(self) -> None:
         """End everything: jobs, server, agent and spawners."""
         if self.process.poll() is not None:
             self.start()
+        started = [*self.agents(), *spawners(self.folder / "agent")]
         self.ask("down", "--kill")
         self.process.wait(SECONDS)
-        for process in psutil.process_iter(["cmdline"]):
-            if any(str(self.folder) in word for word in process.info["cmdline"] or ()):
-                process.kill()
+        for process in [*started, *spawners(self.folder / "agent")]:
+            with suppress(psutil.Error):
+                process.kill()  # not if another process has its id now
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()

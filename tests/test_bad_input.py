@@ -544,6 +544,11 @@ CONFIGS: dict[str, tuple[object, str]] = {
         "partitions.default.backfill: false is not one of off, easy, shortest, conservative; write off, in YAML with "
         'quotes: "off"',
     ),
+    "preempt off without quotes": (
+        part(preempt=False),
+        "partitions.default.preempt: false is not one of priority, guarantees, off; write off, in YAML with quotes: "
+        '"off"',
+    ),
     "a queue beside root": (
         part(queues={"root": {}, "ml": {}}),
         "partitions.default.queues.ml: the tree has one queue at the top, root; write this one below it",

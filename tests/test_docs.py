@@ -237,8 +237,8 @@ def broken_links(page: Path) -> list[str]:
         target = (page.parent / path) if path else page
         if os.path.relpath(target, ROOT) in REFERENCE:
             continue
-        if "://" in link or not target.exists() or (anchor and anchor not in anchors_of(target)):
-            broken.append(link)
+        if "://" in link or not target.is_file() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)  # a folder is no page of the site: `make docs` refuses it
     return broken
 
 
@@ -249,8 +249,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A b\n[1](page.md) [2](#a-b) [3](no.md) [4](#c) [5](page.md#d)\n", encoding="utf-8")
-    assert broken_links(page) == ["no.md", "#c", "page.md#d"]
+    (tmp_path / "folder").mkdir()
+    page.write_text("# A b\n[1](page.md) [2](#a-b) [3](no.md) [4](#c) [5](page.md#d) [6](folder/)\n", encoding="utf-8")
+    assert broken_links(page) == ["no.md", "#c", "page.md#d", "folder/"]
 
 
 def paths_in(text: str) -> set[str]:

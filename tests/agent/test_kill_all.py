@@ -18,17 +18,26 @@ import psutil
 import pytest
 
 from tests.agent.test_kill import TASK
-from tests.live import Up
+from tests.live import Up, spawners
 
-PARTS = {"server": "fairlead up", "agent": "agent --join", "spawner": "fairlead.agent.spawner"}
+PARTS = ("server", "agent", "spawner")
 COMBINATIONS = [combination for many in (1, 2, 3) for combination in combinations(PARTS, many)]
 
 
 def processes(up: Up, part: str) -> list[int]:
     if part == "server":
         return [up.process.pid]
-    words = [(process.pid, " ".join(process.info["cmdline"] or ())) for process in psutil.process_iter(["cmdline"])]
-    return [pid for pid, command in words if PARTS[part] in command and str(up.folder) in command]
+    if part == "agent":
+        return [process.pid for process in up.agents()]
+    found = spawners(up.folder / "agent")
+    return [process.pid for process in found] + [guard.pid for process in found for guard in guards_of(process)]
+
+
+def guards_of(spawner: psutil.Process) -> list[psutil.Process]:
+    """Return the guard of a spawner, and tasks that are just starting: forks with the words of the spawner."""
+    with suppress(psutil.Error):
+        return [child for child in spawner.children() if child.cmdline() == spawner.cmdline()]
+    return []
 
 
 def strike(up: Up, parts: tuple[str, ...]) -> None:

@@ -30,6 +30,14 @@ def cli(site: Serving, secret: str, *words: str) -> Any:
     return CliRunner().invoke(app, words, env={"FAIRLEAD_URL": site.url, "FAIRLEAD_TOKEN": secret, "COLUMNS": "200"})
 
 
+def test_rows_of_jobs_are_in_the_order_of_their_numbers(site: Serving) -> None:
+    site.node("n1", cpu=16)
+    ann = site.as_user("ann")
+    jobs = [end(site, ann) for _ in range(11)]
+    rows = site.as_owner.get("/api/v1/usage/report", params={"by": "job"}).json()["rows"]
+    assert [row["group"]["job"] for row in rows] == jobs == [str(number) for number in range(1, 12)]
+
+
 def test_use_of_ended_and_running_work(site: Serving) -> None:
     site.node("n1", cpu=16)
     ann, bob = site.as_user("ann"), site.as_user("bob")

@@ -262,6 +262,19 @@ def test_a_node_that_was_removed_joins_again(up: Up, tmp_path: Path) -> None:
         process.terminate()
 
 
+def test_a_machine_that_has_joined_ignores_the_token_of_a_users_shell(up: Up, tmp_path: Path) -> None:
+    """An administrator's shell has FAIRLEAD_TOKEN for commands; an agent started there again needs no token."""
+    (tmp_path / "token").write_text(join_token(up, "--node", "n6"))
+    command = [PROGRAM, "agent", "--join", up.url, "--name", "n6", "--directory", "here", *AS_ME]
+    environment = {**up.environment, "FAIRLEAD_TOKEN": up.token}
+    for options in (["--token-file", "token"], []):
+        with subprocess.Popen(
+            [*command, *options], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        ) as process:
+            until_joined(process)
+            process.terminate()
+
+
 def until_joined(process: subprocess.Popen[str]) -> None:
     assert process.stderr is not None
     for line in process.stderr:

@@ -206,6 +206,8 @@ def test_an_untrusted_certificate_names_the_variable(tmp_path: Path) -> None:
         token = (tmp_path / "data" / "token").read_text().strip()
         done = ask("ps", FAIRLEAD_URL=url, FAIRLEAD_TOKEN=token, FAIRLEAD_CA=str(certificate))
         assert "write the server in the URL by a name that its certificate has" in words(done)
+        done = ask("ps", FAIRLEAD_URL=url.replace("https", "http"), FAIRLEAD_TOKEN=token)
+        assert "a server with a certificate needs https:// in its URL" in words(done)
         for arguments in (("ps",), ("down", "--kill")):
             done = ask(*arguments)
             assert done.returncode != 0 and "set FAIRLEAD_CA" in words(done)

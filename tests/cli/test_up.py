@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from fairlead.agent.link import end_all
@@ -635,6 +636,47 @@ def test_run_says_why_its_job_waits(tmp_path: Path) -> None:
         process.wait(SECONDS)
     finally:
         up.close()
+
+
+@pytest.mark.parametrize(("how", "said"), [("Ctrl-C", "stopped; running tasks continue"), ("down --kill", "stopped")])
+def test_up_says_in_its_terminal_what_happens(tmp_path: Path, how: str, said: str) -> None:
+    environment = os.environ | {"FAIRLEAD_DATA": str(tmp_path / "data")}
+    stop = [PROGRAM, "down", "--kill"]
+    with subprocess.Popen(
+        [PROGRAM, "up", "--port", "0", "--name", "box", "--resource", "cpu=1"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            while "Ctrl-C" not in process.stdout.readline():
+                assert process.poll() is None
+            [agent] = psutil.Process(process.pid).children()
+            agent.kill()
+            assert "the agent ended with code -9 and is started again" in process.stdout.readline()
+            if how == "Ctrl-C":
+                process.send_signal(signal.SIGINT)
+            else:
+                subprocess.run(stop, env=environment, check=True, capture_output=True, timeout=SECONDS)
+            assert process.stdout.read().splitlines() == [said]
+            assert process.wait(SECONDS) == 0
+        finally:
+            subprocess.run(stop, env=environment, check=False, capture_output=True, timeout=SECONDS)
+
+
+def test_a_test_ends_only_the_processes_that_it_started(tmp_path: Path) -> None:
+    up = Up(tmp_path / "data")
+    with subprocess.Popen(["sh", "-c", "sleep 600; true", str(tmp_path / "data")]) as other:
+        try:
+            up.until("node", "list", said="box")
+            up.close()
+            assert other.poll() is None
+        finally:
+            for child in psutil.Process(other.pid).children():
+                child.kill()
+            other.kill()
 
 
 def test_down_kill_leaves_no_spawner_behind(tmp_path: Path) -> None:

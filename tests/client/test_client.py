@@ -17,7 +17,7 @@ import pytest
 
 import fairlead
 from fairlead.client import AsyncClient, Client, NeverRuns, Problem
-from fairlead.client.calls import API, Call
+from fairlead.client.calls import API, Call, Patience
 from fairlead.client.executor import Lost
 from fairlead.wire.api import Applied
 from tests.live import SECONDS, Up
@@ -54,6 +54,16 @@ def test_a_job_from_submit_to_log(client: Client) -> None:
     assert (attempt.outcome, attempt.node) == ("succeeded", "box")
     assert job in [each.id for each in client.jobs(name="greet")]
     assert job in [each.id for each in client.history()]
+
+
+def test_result_files_are_waited_for_as_long_as_they_arrive() -> None:
+    patience = Patience("1", timeout=60.0)
+    for arrived in range(5000):
+        patience.note(5000 - arrived, now=50.0 * arrived)
+    last = 50.0 * 4999
+    patience.note(1, now=last + 59.0)
+    with pytest.raises(TimeoutError, match="the result files of 1 tasks of job 1 are still on their way"):
+        patience.note(1, now=last + 60.0)
 
 
 def test_refusals_are_raised(client: Client) -> None:

@@ -84,3 +84,16 @@ def test_a_node_that_opens_takes_all_users() -> None:
 def test_the_users_of_a_node_are_names() -> None:
     with pytest.raises(Refused, match=r"users\[0\]"):
         parse_node({"name": "n", "resources": {"cpu": 1}, "users": ["a b"]})
+
+
+def test_a_node_of_a_pool_for_one_user_takes_the_job_that_it_was_ordered_for() -> None:
+    w = World()
+    w.node("shared", cpu=1)  # for all users
+    w.pool("local", node={"cpu": 2}, max=3)
+    w.cycle()
+    job = w.submit(user="ann", stages=[{"resources": {"cpu": 2}}])
+    w.cycle()
+    assert w.pools()["local"]["ordered"] == 1
+    (node,) = w.arrive("local", users=["ann"])
+    w.cycle()
+    assert list(w.placements(job).values()) == [node]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,11 +45,11 @@ def fleet(
         yield up
     finally:
         up.close()
+        for home in (folder / "cloud").glob("*/*/*"):
+            request = {"partition": home.parts[-3], "pool": home.parts[-2], "names": [home.name]}
+            subprocess.run([sys.executable, str(CLOUD), "destroy"], input=json.dumps(request), text=True, check=True)
         os.environ.clear()
         os.environ.update(before)
-        for process in psutil.process_iter(["cmdline"]):
-            if any(str(folder) in word for word in process.info["cmdline"] or ()):
-                process.kill()
 
 
 def until(true: Callable[[], Any]) -> Any:

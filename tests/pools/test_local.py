@@ -19,6 +19,7 @@ from fairlead.core.config import parse_config
 from fairlead.pools.base import Join, PoolKind
 from fairlead.pools.local import LocalProvider
 from fairlead.wire.identity import Key, join_token
+from tests import live
 
 SECONDS = 60.0
 POOL = {"node": {"cpu": 0.5}, "labels": {"rack": "r 1"}, "taints": ["slow"], "max": 9, "provider": {"local": {}}}
@@ -60,6 +61,15 @@ class Local:
                 found.append(process)
         return found
 
+    def own_agents(self) -> list[psutil.Process]:
+        """Return the children of this process that are agents of the folder."""
+        found = []
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):
+                if any(str(self.folder / "w") in word for word in child.cmdline()):
+                    found.append(child)
+        return found
+
     def agents(self, many: int = 1) -> list[psutil.Process]:
         """Wait for `many` agents, and return them. A process has no arguments in its first moment."""
         until(lambda: len(self.processes("--directory=")) >= many)
@@ -72,7 +82,10 @@ def local(tmp_path: Path) -> Iterator[Local]:
     try:
         yield found
     finally:
-        for process in found.processes():
+        for process in [
+            *found.own_agents(),
+            *(each for home in found.folder.glob("w/*") for each in live.spawners(home)),
+        ]:
             with suppress(psutil.Error):
                 process.kill()
 
@@ -122,6 +135,15 @@ def test_an_agent_is_told_what_its_pool_says(local: Local) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert not any("fj_" in word for word in said)
     assert os.getsid(agent.pid) == agent.pid
+
+
+def test_an_agent_trusts_the_certificates_of_its_server(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLEAD_CA", str(local.folder / "ca.crt"))
+    monkeypatch.setenv("FAIRLEAD_TOKEN", "secret")
+    local.create("w-1-0")
+    (agent,) = local.agents()
+    variables = {name: value for name, value in agent.environ().items() if name.startswith("FAIRLEAD_")}
+    assert variables == {"FAIRLEAD_CA": str(local.folder / "ca.crt")}
 
 
 def test_destroyed_ones_leave_nothing(local: Local) -> None:

@@ -55,7 +55,7 @@ async def usage_report(
             for part in taken:
                 report.add_running(part)
             services.records.usage(report)
-            rows = sorted(report.rows.items())
+            rows = sorted(report.rows.items(), key=lambda row: [_counted(name) for name in row[0]])
             return [_used(dict(zip(groups, key, strict=True)), use) for key, use in rows]
 
         rows = await services.threads.run(add_up)
@@ -66,6 +66,11 @@ async def usage_report(
         rows=rows if groups else [],
         total=_used({}, report.total),
     )
+
+
+def _counted(name: str) -> tuple[int, str]:
+    """Return a key that sorts the ids of jobs that are numbers as numbers: 2 before 10."""
+    return (int(name) if name.isdecimal() and name.isascii() else 0, name)
 
 
 def _groups(by: str) -> tuple[Group, ...]:

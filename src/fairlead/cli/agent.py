@@ -85,6 +85,7 @@ def agent(
     """
     import uvloop
 
+    from fairlead.agent.identity import FILE, USER_TOKEN
     from fairlead.agent.main import Agent, Settings, Taken
     from fairlead.agent.session import Refused
     from fairlead.agent.split import CannotSplit, Users, split
@@ -124,9 +125,12 @@ def agent(
             raise typer.Exit(1) from None
     else:
         log("single-user node", {"tasks run as": own_name(), "for users": " ".join(for_user or [own_name()])})
+    own = whole / "agent" if as_users else whole
+    if token_file is None and token.startswith(USER_TOKEN) and (own / FILE).exists():
+        token = ""  # the variable also has the token for commands, and a machine that has joined needs none
     settings = Settings(
         join=join,
-        directory=whole / "agent" if as_users else whole,
+        directory=own,
         users=() if as_users else tuple(for_user or [own_name()]),
         token=token,
         name=name,

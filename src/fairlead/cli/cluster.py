@@ -170,7 +170,11 @@ def _credential(standing: str, expires: float | None) -> str:
 @queue.command("list")
 @calls_server
 def list_queues(partition: Partition = "", as_json: AsJson = False) -> None:
-    """List queues with their share, use and waiting asks."""
+    """List queues with their share and use.
+
+    RUNNING is the number of jobs with running tasks. WAITING is the number of asks: one or more for each stage
+    with waiting tasks.
+    """
     with open_client(partition) as client:
         queues = client.queues()
     print_list(

@@ -385,8 +385,15 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
     import asyncio
 
     over = asyncio.Event()
+    interrupted = False
+
+    def stop(number: signal.Signals) -> None:
+        nonlocal interrupted
+        interrupted = number == signal.SIGINT
+        over.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
     directory: Path = settings.directory
     # The agent starts at the same time as the server: its connection waits in the backlog of the socket.
     beside = asyncio.create_task(_keep_agent(directory, url, agent)) if agent is not None else None
@@ -416,7 +423,8 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
             with suppress(asyncio.CancelledError):
                 await beside
         if started and not as_json:
-            typer.echo("stopped; running tasks continue" if agent is not None else "stopped")
+            # `fairlead down` says itself what happens to tasks.
+            typer.echo("stopped; running tasks continue" if agent is not None and interrupted else "stopped")
 
 
 async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
@@ -440,7 +448,8 @@ async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
                     f"{cause}\nfairlead: this machine runs no tasks until that is mended; start it again", err=True
                 )
                 return
-            typer.echo(f"fairlead: the agent ended with code {code}; see {directory / 'agent.log'}", err=True)
+            said = f"the agent ended with code {code} and is started again; its log is {directory / 'agent.log'}"
+            typer.echo(f"fairlead: {said}", err=True)
         finally:
             rotating.cancel()
             if process.returncode is None:

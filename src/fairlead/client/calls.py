@@ -44,7 +44,7 @@ REQUEST_TIMEOUT = 30.0
 POLL = 30.0
 """Seconds that one request waits for the end of a job."""
 RESULTS = 60.0
-"""Seconds to wait for result files that are on their way from nodes."""
+"""Seconds to wait for result files that are on their way from nodes, after the last one that arrived."""
 RESULT_POLL = 0.2
 REPORT = 600.0
 """Seconds that a report of use may take; it may read the whole history."""
@@ -172,7 +172,10 @@ def unreachable(url: str, problem: Exception) -> Problem:
         else:
             remedy = f"set {AUTHORITY} (in Python authority=…) to a file with the certificates to trust"
         return Problem(f"the certificate of {url} is not trusted ({why}); {remedy}", code="untrusted")
-    return Problem(f"{url} cannot be reached ({problem}); is the server up?")
+    remedy = "is the server up?"
+    if url.startswith("http://") and "closed connection" in str(problem):
+        remedy = "a server with a certificate needs https:// in its URL"
+    return Problem(f"{url} cannot be reached ({problem}); {remedy}")
 
 
 def may_resume(problem: Problem, failures: int) -> bool:
@@ -407,8 +410,23 @@ def result_file(name: str, task: wire.TaskResults, file: str, partition: str) ->
     return Call(bytes, "GET", f"{API}/jobs/{part(name)}/results/file", partition=partition, **options)
 
 
-def still_waiting(job: str, waiting: int) -> TimeoutError:
-    return TimeoutError(f"the result files of {waiting} tasks of job {job} are still on their way from their nodes")
+class Patience:
+    """The wait for result files of a job. It ends `timeout` seconds after the last file arrived."""
+
+    def __init__(self, job: str, timeout: float) -> None:
+        self._job = job
+        self._timeout = timeout
+        self._fewest: int | None = None
+        self._deadline = 0.0
+
+    def note(self, waiting: int, now: float) -> None:
+        """Note the number of tasks whose files have not arrived yet. Raises `TimeoutError` when the wait is over."""
+        if self._fewest is None or waiting < self._fewest:
+            self._fewest, self._deadline = waiting, now + self._timeout
+        elif now >= self._deadline:
+            raise TimeoutError(
+                f"the result files of {waiting} tasks of job {self._job} are still on their way from their nodes"
+            )
 
 
 def part(name: str) -> str:

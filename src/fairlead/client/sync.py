@@ -158,21 +158,18 @@ class Client:
     ) -> list[wire.TaskResults]:
         """Return the result files that were collected when tasks of a job ended: of their last attempts by default.
 
-        Files that are on their way from nodes are waited for; `TimeoutError` is raised after `timeout` seconds.
+        Files that are on their way from nodes are waited for; `TimeoutError` is raised if none arrives for `timeout`
+        seconds.
         """
-        deadline = time.monotonic() + timeout
-        filters = {"stage": stage, "index": index, "attempt": attempt, "limit": 1000}
-        while True:
-            tasks: list[wire.TaskResults] = []
-            waiting = 0
-            for page in self._pages(lambda cursor: calls.results(job, self.partition, cursor=cursor, **filters)):
-                tasks += page.tasks
-                waiting = max(waiting, page.waiting)
-            if not waiting:
-                return tasks
-            if time.monotonic() >= deadline:
-                raise calls.still_waiting(job, waiting)
+        filters: dict[str, Any] = {"stage": stage, "index": index, "attempt": attempt}
+        count = calls.results(job, self.partition, **filters, limit=1)  # while files arrive, a long list is not read
+        patience = calls.Patience(job, timeout)
+        while waiting := self.send(count).waiting:
+            patience.note(waiting, time.monotonic())
             time.sleep(calls.RESULT_POLL)
+        filters["limit"] = 1000
+        pages = self._pages(lambda cursor: calls.results(job, self.partition, cursor=cursor, **filters))
+        return [task for page in pages for task in page.tasks]
 
     def fetch(
         self,

@@ -127,7 +127,9 @@ class Reader:
             return self._left_out(key, default)
         if value not in options:
             hint = suggestion(value, options) if isinstance(value, str) else ""
-            raise Refused(self.at(key), f"{shown(value)} is not one of {', '.join(options)}{hint}; write one of them")
+            is_off = value is False and "off" in options  # YAML reads off, no and false alike
+            remedy = 'off, in YAML with quotes: "off"' if is_off else "one of them"
+            raise Refused(self.at(key), f"{shown(value)} is not one of {', '.join(options)}{hint}; write {remedy}")
         return str(value)
 
     def texts(self, key: str, most: int = 10_000) -> tuple[str, ...]:

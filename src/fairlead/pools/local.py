@@ -84,7 +84,9 @@ class LocalProvider:
     def _start(self, name: str, directory: Path, lock: int) -> None:
         """Start the agent. It holds the lock from its first moment, since it inherits our open file."""
         log = str(directory / LOG)
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("FAIRLEAD_")}
+        environment = {
+            key: value for key, value in os.environ.items() if key == "FAIRLEAD_CA" or not key.startswith("FAIRLEAD_")
+        }
         self._started[name] = os.posix_spawn(
             sys.executable,
             self._arguments(name, directory),

@@ -64,8 +64,9 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
     for at, stage in enumerate(spec.stages):
         check_resources(partition, stage, f"stages[{at}]")
     _check_after(partition, job_id, spec)
-    # Users share lanes unless some nodes are for named users only. Before the first node joined, this is not known.
-    if not spec.manager and (partition.nodes.restricted or not partition.nodes.rows):
+    # Users share lanes unless some nodes are for named users only. This is not known of nodes that are yet to join: the
+    # first ones, and those of pools.
+    if not spec.manager and (partition.nodes.restricted or not partition.nodes.rows or partition.pools):
         spec = msgspec.structs.replace(spec, shape_user=spec.user)
     plan.do(JobAdded(job_id, number, spec))
     job = partition.jobs[job_id]
