@@ -207,7 +207,7 @@ class Adapter:
         del unit.members[member.uid]
         if isinstance(member.action, Target):
             member.action.cancelled = True
-        if unit.sent and member.index >= 0 and unit.members:
+        if unit.sent and member.index >= 0 and (unit.members or member.lost):
             task = {"job": unit.job, "ask": member.ask, "index": member.index}
             if member.lost and member.placed:
                 self._releases.append({**task, "lost": True, "reason": member.lost[:MAX_REASON]})
@@ -516,6 +516,8 @@ class Adapter:
     def _job_items(self, unit: Unit) -> list[Document]:
         """Return the items that bring the job of a unit up to date; its asks and recoveries are queued."""
         if not unit.members:
+            if any(job == unit.job for job, _, _ in self._ending):
+                return []  # the loss of its last task is told first
             del self.units[unit.key]
             del self.jobs[unit.job]
             return [{"job": unit.job, "remove": True}] if unit.sent else []
@@ -613,7 +615,7 @@ class Adapter:
         for task in self._answering:
             self._ending.pop(task, None)
             unit = self.jobs.get(task[0])
-            if unit is not None and any(member.index < 0 for member in unit.members.values()):
+            if unit is not None and (not unit.members or any(member.index < 0 for member in unit.members.values())):
                 self._touch_units((unit.key,))
         self._answering = []
         problems: list[str] = []

@@ -109,16 +109,17 @@ def _item(plan: Plan, command: UpdateManager, what: str, at: int, doc: object, t
         plan.rollback(mark)
         at_item = f"{what}[{at}]"
         field = refusal.field if refusal.field.startswith(at_item) else f"{at_item}.{refusal.field}"
-        return Item(what, _name_of(doc), False, f"{field}: {refusal.problem}")
+        return Item(what, _name_of(what, doc), False, f"{field}: {refusal.problem}")
     except IllegalTransition as refusal:
         plan.rollback(mark)
-        return Item(what, _name_of(doc), False, f"{what}[{at}]: {refusal}")
+        return Item(what, _name_of(what, doc), False, f"{what}[{at}]: {refusal}")
 
 
-def _name_of(doc: object) -> str:
+def _name_of(what: str, doc: object) -> str:
+    """Return the name of an item that was refused, as an accepted one has it."""
     if not isinstance(doc, dict):
         return ""
-    parts = [doc.get(key) for key in ("name", "job", "ask")]
+    parts = [doc.get(key) for key in (("name",) if what == "node" else ("job", "ask"))]
     return "/".join(printable(part, 63) for part in parts if isinstance(part, str))
 
 
