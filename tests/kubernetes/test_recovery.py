@@ -39,6 +39,7 @@ def test_an_adapter_that_stops_hands_over_at_once(scene: Scene) -> None:
     scene.wait_bound(scene.pod("second"))
 
 
+@pytest.mark.brief
 def test_what_changed_while_the_adapter_was_away_is_recovered(scene: Scene) -> None:
     scene.node("n1")
     scene.node("n2")
@@ -57,6 +58,7 @@ def test_what_changed_while_the_adapter_was_away_is_recovered(scene: Scene) -> N
     assert sum(used.values()) == 6 and used["n3"] >= 1, used
 
 
+@pytest.mark.brief
 def test_the_journal_is_lost(scene: Scene, tmp_path: Path) -> None:
     """The API server tells what is bound: a server with an empty journal books the pods where they are."""
     scene.node("n1")
@@ -74,6 +76,7 @@ def test_the_journal_is_lost(scene: Scene, tmp_path: Path) -> None:
     assert not scene.overbooked()
 
 
+@pytest.mark.brief
 def test_the_server_restarts_under_the_adapter(scene: Scene) -> None:
     scene.node("n1", cpu=16)
     scene.start_adapter()

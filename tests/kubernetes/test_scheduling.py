@@ -26,6 +26,7 @@ TEAMS = {
 BY_NAMESPACE = {"queues": [{"namespace": "ml", "queue": "root.ml"}, {"namespace": "ci", "queue": "root.ci"}]}
 
 
+@pytest.mark.brief
 def test_a_gang_is_bound_whole_or_not_at_all(scene: Scene) -> None:
     scene.node("n1")
     scene.node("n2")
@@ -40,6 +41,7 @@ def test_a_gang_is_bound_whole_or_not_at_all(scene: Scene) -> None:
     assert not scene.overbooked()
 
 
+@pytest.mark.brief
 def test_a_gang_waits_for_all_its_pods(scene: Scene) -> None:
     scene.node("n1")
     scene.start_adapter()
@@ -59,6 +61,7 @@ def test_a_gang_waits_for_all_its_pods(scene: Scene) -> None:
     scene.wait_bound("one", "two", "three")
 
 
+@pytest.mark.brief
 def test_pods_of_other_schedulers_are_left_room(scene: Scene) -> None:
     scene.node("n1")
     scene.node("n2")
@@ -95,6 +98,7 @@ def test_namespaces_have_shares_and_lend_them(teams: Scene) -> None:
     assert not teams.overbooked()
 
 
+@pytest.mark.brief
 def test_a_limit_is_no_reason_to_buy_nodes(teams: Scene) -> None:
     teams.node("n1", cpu=16)
     teams.start_adapter()
@@ -134,6 +138,7 @@ def test_a_starving_gang_gets_nodes_held(starving: Scene) -> None:
     starving.wait_bound(*late)
 
 
+@pytest.mark.brief
 def test_killed_jobs_lose_their_pods(scene: Scene) -> None:
     scene.node("n1")
     scene.start_adapter()
@@ -227,6 +232,7 @@ def test_preemption_evicts_and_respects_disruption_budgets(scene: Scene) -> None
     scene.call("DELETE", f"{path}/low")
 
 
+@pytest.mark.brief
 def test_fields_that_are_not_honoured_are_named(scene: Scene) -> None:
     scene.node("n1")
     scene.start_adapter()

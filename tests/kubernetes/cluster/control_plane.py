@@ -90,7 +90,6 @@ class ControlPlane:
 
     def __init__(self, folder: Path, authorization: str = "AlwaysAllow", arguments: Sequence[str] = ()) -> None:
         self.folder = folder
-        self.programs = programs.build()
         self.port = free_port()
         self.authority = folder / "pki" / "apiserver.crt"
         self.tokens = {name: secrets.token_hex(16) for name in (ADMIN, ADAPTER, SCHEDULER)}
@@ -251,7 +250,7 @@ class ControlPlane:
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [str(self.programs / name), *arguments],
+                [str(programs.build([name]) / name), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
