@@ -171,10 +171,30 @@ def test_a_pinned_pod_that_is_refused_is_taken_back_and_placed_elsewhere(
     play.adapter.put_pod(pod("b", gated=True, owner=True))
     play.adapter.drop_pod("uid-a")
     play.settle()
-    assert play.carry_out() == [("pin", "b", "n2")]  # n1 is avoided for a while
+    assert play.carry_out() == [("pin", "b", "n2")]
+    play.adapter.put_pod(pod("other", cpu=4))
+    play.settle()
+    assert play.carry_out() == [("bind", "other", "n1")]  # it is refused for the one controller only
 
 
-def test_a_task_of_a_gang_whose_pod_was_taken_back_is_lost(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_node_is_tried_again_after_a_while(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    play.adapter.put_pod(pod("a", gated=True, owner=True))
+    play.connect()
+    play.carry_out()
+    play.adapter.put_pod(pod("a", pinned="n1", owner=True, status=REFUSED))
+    play.later(monkeypatch)
+    play.carry_out()
+    play.adapter.drop_pod("uid-a")
+    play.adapter.put_pod(pod("b", gated=True, owner=True))
+    play.settle()
+    assert not play.calls and not members(play)["b"].live
+    play.later(monkeypatch, 3600.0)
+    assert play.carry_out() == [("pin", "b", "n1")]
+
+
+def test_the_task_of_a_gang_whose_pod_was_taken_back_is_placed_elsewhere(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("g-0", "g-1"):
         play.adapter.put_pod(pod(name, gated=True, owner=True))
     play.connect()

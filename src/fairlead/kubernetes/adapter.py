@@ -22,6 +22,7 @@ from fairlead.kubernetes.nodes import MAX_REASON, node_items
 from fairlead.kubernetes.objects import Node, Pod
 from fairlead.kubernetes.others import Others
 from fairlead.kubernetes.pods import Needs, needs_of
+from fairlead.kubernetes.refusals import Refusals
 from fairlead.kubernetes.rooms import Rooms
 from fairlead.kubernetes.rules import Rules
 from fairlead.kubernetes.units import Member, Unit, expand, pair
@@ -97,6 +98,7 @@ class Adapter:
         self._answering: list[tuple[str, str, int]] = []
         self._unstarted: list[Member] = []
         """Pods of tasks that the partition placed, and that are neither bound nor pinned."""
+        self._refusals = Refusals()
         self._most_asks = MOST_ASKS
 
     # -- what the watches tell -----------------------------------------------------------------------------------
@@ -173,9 +175,8 @@ class Adapter:
                 member.pod = None
             else:  # bound by another scheduler, or before the partition decided
                 self._astray(member)
-        group = member.unit.group
-        if member.bound and not member.stopping and group is not None and group.on_loss not in ("", "replace"):
-            member.lost = pod.disrupted  # with `replace` it is enough that its controller makes another pod
+        if member.bound and not member.stopping:
+            member.lost = pod.disrupted
 
     def _add(self, pod: Pod, bound: str) -> None:
         belongs = membership(pod)
@@ -207,9 +208,10 @@ class Adapter:
         del unit.members[member.uid]
         if isinstance(member.action, Target):
             member.action.cancelled = True
-        if unit.sent and member.index >= 0 and (unit.members or member.lost):
+        follows = unit.group is not None and unit.group.follows_loss and bool(member.lost and member.placed)
+        if unit.sent and member.index >= 0 and (unit.members or follows):
             task = {"job": unit.job, "ask": member.ask, "index": member.index}
-            if member.lost and member.placed:
+            if follows:
                 self._releases.append({**task, "lost": True, "reason": member.lost[:MAX_REASON]})
             else:
                 (self._releases if member.live else self._asks).append({**task, "withdraw": True})
@@ -557,6 +559,9 @@ class Adapter:
             if not isinstance(needs, Needs):
                 unit.why = ("NotHonoured", "; ".join(map(str, needs)))
                 continue
+            controller = member.pod.metadata.controller
+            if member.gated and controller is not None:
+                needs = self._refusals.apply(controller.uid, needs)
             member.ask = group.ask(member.membership, needs)
             for port in needs.ports:
                 if port not in self._ports:  # every node has one of each port that pods ask for
@@ -640,6 +645,7 @@ class Adapter:
         """Look again at units that were refused a while ago, and at pinned pods. Called from time to time."""
         now = monotonic()
         self._forget_asks()
+        self._forget_refusals(now)
         for member in list(self.pinned.values()):
             if now - member.pinned_at > PINNED_WITHIN and not member.stopping and member.action is None:
                 self._take_back(member)
@@ -657,7 +663,23 @@ class Adapter:
         elif not member.lost:
             member.lost = f"{pod.spec.scheduler_name} does not bind it to {member.pinned}: {problem}"
             if pod.metadata.controller is not None:
+                if member.pinned in self._node_names:
+                    self._refusals.add(pod.metadata.controller.uid, self._node_names[member.pinned], monotonic())
                 self._begin(member, "evict")
+
+    def _forget_refusals(self, now: float) -> None:
+        """Ask anew for waiting pods that may use a node again which was refused before."""
+        over = self._refusals.expire(now)
+        for member in self.members.values() if over else ():
+            controller = member.pod.metadata.controller if member.pod is not None else None
+            if member.gated and not member.live and controller is not None and controller.uid in over:
+                if member.unit.sent and member.index >= 0:
+                    task = {"job": member.unit.job, "ask": member.ask, "index": member.index}
+                    self._asks.append({**task, "withdraw": True})
+                    self._ending[member.unit.job, member.ask, member.index] = None
+                member.unit.take(member)
+                member.ask = ""
+                self._touch_units((member.unit.key,))
 
     def _forget_asks(self) -> None:
         """Forget asks and host ports of pods that are gone, when they may be the most of all that are known."""

@@ -206,6 +206,11 @@ class Group(msgspec.Struct):
         return self.facts.minimum > 1 and self.facts.whole
 
     @property
+    def follows_loss(self) -> bool:
+        """True if the loss of a pod concerns the others. With `replace` its controller makes another pod, no more."""
+        return self.on_loss not in ("", "replace")
+
+    @property
     def own(self) -> tuple[str, ...]:
         return self.member.own
 
