@@ -365,13 +365,15 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
             read.at("node"), f"node {node_name} is not one of {command.name}'s; name one that is", "forbidden"
         )
     rest = {key: value for key, value in read.doc.items() if key not in ("job", "ask", "node", "index")}
-    spec = parse_stage({"count": index + 1, **rest, "name": name}, read.field)
     stage = job.stage(name)
+    # Reading a stage takes long, and most recovered tasks have one that is known.
+    spec = parse_stage({"count": index + 1, **rest, "name": name}, read.field) if stage is None or rest else None
     if stage is None:
+        assert spec is not None
         plan.do(StageAdded(job.id, spec))
         stage = job.stages[-1]
         _withdraw(plan, stage, 0, index)
-    elif "resources" in rest and spec.resources != stage.spec.resources:
+    elif spec is not None and "resources" in rest and spec.resources != stage.spec.resources:
         raise Refused(
             read.at("resources"),
             f"{name} of job {job.id} was asked for with others; recover it under another name",
