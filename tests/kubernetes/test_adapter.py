@@ -323,6 +323,18 @@ def test_pods_of_ours_count_when_room_is_looked_at_again(play: Play) -> None:
     assert not play.calls and not members(play)["g-1"].live
 
 
+@pytest.mark.parametrize("on", ["", "n1"])
+def test_a_job_that_was_refused_is_sent_again(play: Play, monkeypatch: pytest.MonkeyPatch, on: str) -> None:
+    """Also if its pods run already, so that they are booked as soon as that is possible."""
+    play.adapter.put_pod(pod("a", on=on, **{"fairlead.dev/queue": "root.late"}))
+    play.connect()
+    assert members(play)["a"].unit.why[0] == "Refused"
+    play.world.queue("root.late")
+    play.world.cycle()
+    play.later(monkeypatch)
+    assert [list(play.world.placements(job).values()) for job in play.world.partition().jobs] == [["n1"]]
+
+
 # -- losses ----------------------------------------------------------------------------------------------------------
 
 DISRUPTED: Json = {"conditions": [{"type": "DisruptionTarget", "status": "True", "message": "the node failed"}]}

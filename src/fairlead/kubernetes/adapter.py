@@ -634,7 +634,7 @@ class Adapter:
         return problems
 
     def _refused_job(self, unit: Unit, answer: wire.UpdateItem) -> None:
-        if answer.what == "job" and unit.sent and not unit.live():
+        if answer.what == "job" and unit.sent:
             unit.forget_tasks()
         # A resource that no node has may come with nodes that an autoscaler buys.
         unit.why = ("Unschedulable" if "no node or pool offers" in answer.reason else "Refused", answer.reason)
