@@ -162,8 +162,9 @@ def start_upstream(plane: ControlPlane, nodes: int) -> Started:
 class Server:
     """A Fairlead server that is up before the clock starts, as the API server is."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, at_once: int) -> None:
         self.folder = folder
+        self.at_once = at_once
         self.port = free_port()
         self.log = (folder / "fairlead.log").open("ab")
         command = [FAIRLEAD, "server", "--data", str(folder / "data"), "--port", str(self.port)]
@@ -179,14 +180,14 @@ class Server:
     def start_adapter(self, plane: ControlPlane, nodes: int) -> Started:
         token = (self.folder / "data" / "token").read_text().strip()
         command = [FAIRLEAD, "kubernetes", "--server", self.url, "--kubeconfig", str(plane.kubeconfig())]
-        command += ["--lease", "none", "--listen", "none"]
+        command += ["--lease", "none", "--listen", "none", "--at-once", str(self.at_once)]
         adapter = subprocess.Popen(
             command, stdout=self.log, stderr=self.log, env={**os.environ, "FAIRLEAD_TOKEN": token}
         )
         return Started(adapter, self.process)
 
 
-async def measure(name: str, kind: str, nodes: int, pods: int) -> str:
+async def measure(name: str, kind: str, nodes: int, pods: int, at_once: int) -> str:
     """Bind pods with one scheduler on a new cluster, and return a row of the table."""
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), arguments=NATIVE) as plane:
         http = Http(read_kubeconfig(plane.kubeconfig(ADMIN))[0], 32)
@@ -204,7 +205,7 @@ async def measure(name: str, kind: str, nodes: int, pods: int) -> str:
             "floor": start_floor,
             "kube-scheduler": start_upstream,
         }
-        server = Server(Path(folder)) if name == "fairlead" else None
+        server = Server(Path(folder), at_once) if name == "fairlead" else None
         if server is not None:
             starts[name] = server.start_adapter
         bound = Bound(http, pods)
@@ -256,7 +257,7 @@ HEAD = (
 )
 
 
-async def large(nodes: int, pods: int) -> None:
+async def large(nodes: int, pods: int, at_once: int) -> None:
     """Start on a cluster with many bound pods: the time to the first binding of a waiting one, and the memory."""
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), arguments=NATIVE) as plane:
         http = Http(read_kubeconfig(plane.kubeconfig(ADMIN))[0], 32)
@@ -267,7 +268,7 @@ async def large(nodes: int, pods: int) -> None:
         began = time.monotonic()
         await send(http, ((path, each) for each in bound_pods))
         print(f"{nodes} nodes and {pods} bound pods created in {time.monotonic() - began:.0f} s", flush=True)
-        server = Server(Path(folder))
+        server = Server(Path(folder), at_once)
         for turn in ("an empty journal", "a restart of the adapter"):
             name = f"p9000{len(turn) % 10}"
             await send(http, iter([(path, pod(int(name[1:]), "fairlead", "plain"))]))
@@ -296,6 +297,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=5_000)
     parser.add_argument("--only", default="floor,kube-scheduler,fairlead")
     parser.add_argument("--kinds", default="plain,gangs")
+    parser.add_argument("--at-once", type=int, default=32, help="calls of the adapter under way at once")
     parser.add_argument("--large", action="store_true", help="measure the start on 5,000 nodes with 50,000 pods")
     parser.add_argument("--floor", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -305,13 +307,17 @@ def main() -> None:
         return
     if options.large:
         uvloop.run(
-            large(5_000 if options.nodes == 1_000 else options.nodes, 50_000 if options.pods == 5_000 else options.pods)
+            large(
+                5_000 if options.nodes == 1_000 else options.nodes,
+                50_000 if options.pods == 5_000 else options.pods,
+                options.at_once,
+            )
         )
         return
     print(HEAD, flush=True)
     for kind in options.kinds.split(","):
         for name in options.only.split(","):
-            print(uvloop.run(measure(name, kind, options.nodes, options.pods)), flush=True)
+            print(uvloop.run(measure(name, kind, options.nodes, options.pods, options.at_once)), flush=True)
 
 
 if __name__ == "__main__":

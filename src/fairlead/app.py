@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 REFRESH = 2.0
 """Seconds between two looks for changes of other servers."""
+ADAPTER_LOOK = 0.25
+"""Seconds between two looks whether this server leads, and its adapter has to run."""
 ADAPTER_PAUSE = 5.0
 """Seconds before an adapter that ended starts again."""
 SWEEP = 3600.0
@@ -427,7 +429,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     serving = asyncio.create_task(http.serve(sockets=[listening]))
     sweeping = asyncio.create_task(_sweep(outputs, log))
     refreshing = asyncio.create_task(_refresh([each.refresh for each in shared])) if settings.database else None
-    adapting = asyncio.create_task(_adapt(make_adapter, log.info, metrics.registry))
+    adapting = asyncio.create_task(_adapt(make_adapter, control, log.info, metrics.registry))
     try:
         spare_the_collector()
         warning = ""
@@ -593,17 +595,28 @@ def _adapter_maker(
     return make
 
 
-async def _adapt(make: Callable[[], Runner] | None, log: Callable[..., None], registry: CollectorRegistry) -> None:
-    """Schedule the pods of a Kubernetes cluster. If the adapter ends, another one starts."""
+async def _adapt(
+    make: Callable[[], Runner] | None, control: Control, log: Callable[..., None], registry: CollectorRegistry
+) -> None:
+    """Schedule the pods of a Kubernetes cluster while this server leads. If the adapter ends, another one starts."""
     while make is not None:
+        while control.problem:
+            await asyncio.sleep(ADAPTER_LOOK)
         runner = make()
         registry.register(runner.health)
+        running = asyncio.create_task(runner.run())
         try:
-            await runner.run()
-        except Exception as problem:
-            log("adapter ended", problem=repr(problem))
+            # A server that recovers from a failure keeps its adapter; one that stands by would keep the lease in vain.
+            while control.leader is None and not running.done():
+                await asyncio.wait([running], timeout=ADAPTER_LOOK)
         finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
             registry.unregister(runner.health)
+        if running.cancelled():
+            log("adapter stopped", reason="this server stands by")
+            continue
+        log("adapter ended", problem=repr(running.exception()))
         await asyncio.sleep(ADAPTER_PAUSE)
 
 

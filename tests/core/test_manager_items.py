@@ -206,3 +206,28 @@ def test_a_stage_that_cannot_be_packed_is_refused(stage: dict[str, Any], problem
     w.cycle()
     ((what, job, _, reason),) = events(w)
     assert (what, job) == ("rejected", "app") and problem in reason
+
+
+def test_an_ask_behind_one_that_never_fits_has_the_same_reason() -> None:
+    w = managed(2)
+    rm = w.rm("k8s")
+    stage = {"name": "x", "count": 1, "resources": {"cpu": 64}}
+    rm.update(jobs=[{"job": "first", "queue": "root.default", "stages": [stage]}])
+    w.cycle()
+    rm.update(jobs=[{"job": "second", "queue": "root.default", "stages": [stage]}])
+    w.cycle()
+    reasons = w.cluster.writers["default"].reasons
+    first, second = waiting_answers(w.partition(), "k8s", ["first", "second"], reasons, w.now)
+    assert (second.code, second.reason, second.missing) == (first.code, first.reason, first.missing)
+    assert "never fits" in second.reason and second.missing
+
+
+def test_a_refused_item_is_named_as_an_accepted_one() -> None:
+    w = managed(1)
+    rm = w.rm("k8s")
+    rm.events()
+    stage = {"name": "x", "count": 1, "resources": CPU}
+    rm.update(jobs=[{"job": "id", "name": "shown", "queue": queue, "stages": [stage]} for queue in ("root.no", "")])
+    w.cycle()
+    named = [(event.what, event.job) for event in rm.events() if event.what in ("accepted", "rejected")]
+    assert named == [("rejected", "id"), ("accepted", "id")]

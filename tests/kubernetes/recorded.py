@@ -46,9 +46,11 @@ class Recorded:
     def __init__(self, answers: Sequence[Answer]) -> None:
         self.left = list(answers)
         self.requests: list[tuple[str, bytes]] = []
+        self.connections = 0
         self._idle = asyncio.Event()
 
     async def play(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,9 @@ def create(scene: Scene, document: dict[str, Any]) -> int:
     path = PATHS.get(kind) or f"/apis/{version}/namespaces/ml/{kind.lower()}s"
     if kind == "Job":
         document["spec"]["template"]["spec"].setdefault("restartPolicy", "Never")
+    if kind == "PodGroup":  # admission looks for its PriorityClass in a cache that may lag behind
+        dry_run = partial(scene.api.post, f"{path}?dryRun=All", json=document)
+        scene.wait(lambda: dry_run().status_code != 403, "the API server knows the PriorityClass")
     created = scene.call("POST", path, document)
     if kind == "Pod":
         return 1

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from fairlead.kubernetes.config import read_kubeconfig
+from fairlead.kubernetes.http import Address, Http, Reply
+from fairlead.kubernetes.link import ApiLink
+from fairlead.kubernetes.main import Runner, Settings
 from tests.kubernetes.cluster.control_plane import ControlPlane
-from tests.kubernetes.scene import NAMESPACE, Scene, scenes
+from tests.kubernetes.scene import NAMESPACE, SECONDS, Scene, scenes
+from tests.servers import Server
 
 pytestmark = pytest.mark.kubernetes
 
@@ -39,6 +46,7 @@ def test_an_adapter_that_stops_hands_over_at_once(scene: Scene) -> None:
     scene.wait_bound(scene.pod("second"))
 
 
+@pytest.mark.brief
 def test_what_changed_while_the_adapter_was_away_is_recovered(scene: Scene) -> None:
     scene.node("n1")
     scene.node("n2")
@@ -57,6 +65,7 @@ def test_what_changed_while_the_adapter_was_away_is_recovered(scene: Scene) -> N
     assert sum(used.values()) == 6 and used["n3"] >= 1, used
 
 
+@pytest.mark.brief
 def test_the_journal_is_lost(scene: Scene, tmp_path: Path) -> None:
     """The API server tells what is bound: a server with an empty journal books the pods where they are."""
     scene.node("n1")
@@ -74,6 +83,7 @@ def test_the_journal_is_lost(scene: Scene, tmp_path: Path) -> None:
     assert not scene.overbooked()
 
 
+@pytest.mark.brief
 def test_the_server_restarts_under_the_adapter(scene: Scene) -> None:
     scene.node("n1", cpu=16)
     scene.start_adapter()
@@ -98,6 +108,79 @@ def test_the_adapter_runs_inside_the_server(plane: ControlPlane, tmp_path: Path)
         scene.wait_bound(late)
         assert not scene.overbooked()
     finally:
+        scene.stop()
+
+
+class SlowHttp(Http):
+    """A client whose answers to one list are held back until `go`."""
+
+    def __init__(self, address: Address, path: str) -> None:
+        super().__init__(address)
+        self.path = path
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def call(self, method: str, path: str, *arguments: Any, **more: Any) -> Reply:
+        reply = await super().call(method, path, *arguments, **more)
+        if path.startswith(f"{self.path}?"):
+            self.asked.set()
+            await self.go.wait()
+        return reply
+
+
+@pytest.mark.parametrize("path", ["/api/v1/nodes", "/api/v1/pods", "/apis/batch/v1/jobs"])
+def test_nothing_is_scheduled_before_the_lists_are_complete(scene: Scene, path: str) -> None:
+    scene.node("n1")
+    scene.pod("waiting")
+
+    async def play() -> None:
+        slow = SlowHttp(read_kubeconfig(scene.plane.kubeconfig())[0], path)
+        server = Http(Address("127.0.0.1", int(scene.url.rpartition(":")[2]), token=lambda: scene.token), 4)
+        runner = Runner(slow, ApiLink(server, "kubernetes"), Settings(), lambda event, **fields: None)
+        running = asyncio.create_task(runner.run())
+        try:
+            async with asyncio.timeout(SECONDS):
+                await slow.asked.wait()
+                for follower in runner.followers:
+                    if follower.path != path:
+                        await follower.synced.wait()
+                await asyncio.sleep(1)  # time in which nothing may happen
+                assert not runner.adapter.adopted and path in runner.health.missing()
+                assert not await asyncio.to_thread(scene.nodes_of)
+                assert not (await asyncio.to_thread(scene.fairlead.get, "/managers")).json()["managers"]
+                slow.go.set()
+                while not await asyncio.to_thread(scene.nodes_of):
+                    await asyncio.sleep(0.05)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            server.close()
+
+    asyncio.run(play())
+
+
+def test_the_adapter_of_a_server_that_stands_by_waits(plane: ControlPlane, tmp_path: Path, database: str) -> None:
+    """It must not hold the lease, or no pod would be scheduled by the server that leads."""
+    scene = Scene(plane, tmp_path)
+    cluster = ("--kubernetes", str(plane.kubeconfig()), "--kubernetes-lease", "default/fairlead-servers")
+    one, two = (Server(tmp_path, name, database, "--lease", "2s", *cluster) for name in ("one", "two"))
+    try:
+        scene.clean()
+        scene.node("n1")
+        one.start()
+        scene.wait_bound(scene.pod("first"))
+        two.start()
+        scene.settle(2)
+        assert "adapter" not in two.log() and "link lost" not in two.log()
+        one.kill()
+        scene.wait_bound(scene.pod("second"))
+        one.start()
+        scene.settle(1)
+        two.kill(signal.SIGTERM)  # both leases are given back
+        scene.wait_bound(scene.pod("third"))
+        assert not scene.overbooked()
+    finally:
+        for server in (one, two):
+            server.kill()
         scene.stop()
 
 

@@ -26,6 +26,7 @@ TEAMS = {
 BY_NAMESPACE = {"queues": [{"namespace": "ml", "queue": "root.ml"}, {"namespace": "ci", "queue": "root.ci"}]}
 
 
+@pytest.mark.brief
 def test_a_gang_is_bound_whole_or_not_at_all(scene: Scene) -> None:
     scene.node("n1")
     scene.node("n2")
@@ -40,6 +41,7 @@ def test_a_gang_is_bound_whole_or_not_at_all(scene: Scene) -> None:
     assert not scene.overbooked()
 
 
+@pytest.mark.brief
 def test_a_gang_waits_for_all_its_pods(scene: Scene) -> None:
     scene.node("n1")
     scene.start_adapter()
@@ -59,6 +61,7 @@ def test_a_gang_waits_for_all_its_pods(scene: Scene) -> None:
     scene.wait_bound("one", "two", "three")
 
 
+@pytest.mark.brief
 def test_pods_of_other_schedulers_are_left_room(scene: Scene) -> None:
     scene.node("n1")
     scene.node("n2")
@@ -95,6 +98,7 @@ def test_namespaces_have_shares_and_lend_them(teams: Scene) -> None:
     assert not teams.overbooked()
 
 
+@pytest.mark.brief
 def test_a_limit_is_no_reason_to_buy_nodes(teams: Scene) -> None:
     teams.node("n1", cpu=16)
     teams.start_adapter()
@@ -134,6 +138,7 @@ def test_a_starving_gang_gets_nodes_held(starving: Scene) -> None:
     starving.wait_bound(*late)
 
 
+@pytest.mark.brief
 def test_killed_jobs_lose_their_pods(scene: Scene) -> None:
     scene.node("n1")
     scene.start_adapter()
@@ -204,6 +209,38 @@ def test_a_node_is_lost_and_returns(scene: Scene) -> None:
     assert not scene.overbooked()
 
 
+def test_a_node_that_is_not_ready_gets_no_pods(scene: Scene) -> None:
+    scene.node("n1")
+    scene.start_adapter()
+    scene.wait_bound(scene.pod("before"))
+    scene.set_ready("n1", False)
+    scene.wait(lambda: scene.fairlead.get("/nodes/n1").json().get("state") == "disabled", "n1 is disabled")
+    waiting = scene.pod("waiting")
+    assert "not ready" in scene.wait_reason(waiting, "Unschedulable") or not scene.nodes_of("waiting")
+    assert set(scene.nodes_of()) == {"before"}  # what runs there goes on
+    scene.set_ready("n1", True)
+    scene.wait_bound(waiting)
+
+
+@pytest.mark.brief
+def test_a_pod_that_cannot_run_has_a_reason(scene: Scene) -> None:
+    """Each sort of reason, for pods that were there before the adapter and for one that comes later."""
+    scene.node("n1")
+    wide = scene.gang("wide", 3, cpu="2")
+    scene.pod("astray", annotations={"fairlead.dev/queue": "root.none"})
+    scene.pod("huge", cpu="64")
+    scene.start_adapter()
+    assert "take 2 of 3" in scene.wait_reason(wide[0], "Unschedulable")
+    assert "root.none" in scene.wait_reason("astray", "Refused")
+    assert "cpu" in scene.wait_reason("huge", "Unschedulable")
+    scene.pod("late", cpu="64")
+    scene.wait_reason("late", "Unschedulable")
+    assert not scene.nodes_of()
+    config = {"partitions": {"default": {"queues": {"root": {"default": {}, "none": {}}}}}}
+    assert scene.fairlead.put("/config", json=config).is_success
+    scene.wait_bound("astray")  # it is tried again
+
+
 def test_preemption_evicts_and_respects_disruption_budgets(scene: Scene) -> None:
     scene.node("n1")
     scene.start_adapter()
@@ -227,6 +264,7 @@ def test_preemption_evicts_and_respects_disruption_budgets(scene: Scene) -> None
     scene.call("DELETE", f"{path}/low")
 
 
+@pytest.mark.brief
 def test_fields_that_are_not_honoured_are_named(scene: Scene) -> None:
     scene.node("n1")
     scene.start_adapter()

@@ -79,6 +79,37 @@ def test_a_pod_waits_for_the_gates_of_others(whole: Scene) -> None:
     assert selector == {"zone": "a", "kubernetes.io/hostname": "n2"}
 
 
+def test_a_pinned_pod_that_kube_scheduler_refuses_is_taken_back(whole: Scene) -> None:
+    """Its controller makes another one, which is placed elsewhere. A pod without a controller is told."""
+    path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+    whole.node("n1", labels={"first": "yes"})
+    whole.node("n2")
+    whole.pod("there", labels={"app": "there"}, nodeName="n1")
+    term = {"labelSelector": {"matchLabels": {"app": "there"}}, "topologyKey": "kubernetes.io/hostname"}
+    prefer = {"weight": 100, "preference": {"matchExpressions": [{"key": "first", "operator": "Exists"}]}}
+    soft = "preferredDuringSchedulingIgnoredDuringExecution"
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    whole.start_adapter(lease="fairlead/fairlead-kubernetes")
+    made = job("apart", 1)
+    made["spec"]["template"]["spec"] |= {
+        "schedulerName": "default-scheduler",
+        "schedulingGates": [{"name": GATE}],
+        "affinity": {**apart, "nodeAffinity": {soft: [prefer]}},
+    }
+    whole.call("POST", path, made)
+    alone = {"affinity": apart, "nodeSelector": {"first": "yes"}}
+    whole.pod("alone", scheduler="default-scheduler", gates=[GATE], **alone)
+    whole.wait(lambda: set(whole.nodes_of("apart").values()) == {"n2"}, "another pod is bound elsewhere", 300)
+
+    def told() -> list[str]:
+        events = whole.call("GET", f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")["items"]
+        return [event["note"] for event in events if event["regarding"]["name"] == "alone"]
+
+    whole.wait(lambda: any("does not bind it to n1" in note for note in told()), "the other pod is told")
+    assert "alone" in whole.pods()
+    whole.call("DELETE", f"{path}/apart?propagationPolicy=Background")
+
+
 def test_adapters_restart_while_gated_pods_wait(whole: Scene) -> None:
     whole.node("n1")
     whole.start_adapter(lease="fairlead/fairlead-kubernetes")

@@ -11,7 +11,7 @@ import pytest
 
 from fairlead.kubernetes import watching
 from fairlead.kubernetes.actions import Performer, Target
-from fairlead.kubernetes.http import Http
+from fairlead.kubernetes.http import Address, Http
 from fairlead.kubernetes.objects import Pod
 from fairlead.kubernetes.watching import Follower
 from tests.kubernetes.recorded import Answer, Recorded, listed, pod, refused, watched, with_answers
@@ -183,6 +183,18 @@ def perform(answers: Sequence[Answer], *targets: Target) -> tuple[list[str], Rec
 
 def bind(name: str) -> Target:
     return Target("bind", "ns", name, f"uid-{name}", None, "n1")
+
+
+def test_connections_are_opened_ahead() -> None:
+    async def act(recorded: Recorded, http: Http) -> None:
+        await http.open(3)
+        await asyncio.gather(*(http.call("GET", "/") for _ in range(3)))
+        await http.open(3)
+        assert recorded.connections == 3
+        unreachable = Http(Address("127.0.0.1", 1), 4)
+        await unreachable.open(3)  # the calls say what is wrong
+
+    asyncio.run(with_answers([listed(1)] * 3, act))
 
 
 def test_a_binding_names_node_and_uid() -> None:

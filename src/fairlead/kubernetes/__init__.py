@@ -14,6 +14,7 @@ Modules without a server, all pure:
 - `groups.py`: `membership(pod)` from the pod alone; `GroupObjects` keeps Jobs, JobSets, PodGroups and PriorityClasses
   in short form (`followed()` says what to watch, `touched` hears of groups whose object changed);
   `group_of(membership, pods, objects, rules) -> Group` with `waits_for`, `is_gang`, `ask`, `stages`, `job_item`.
+- `rooms.py`: room on nodes by the API server's word; `refusals.py`: nodes that a pod's own scheduler refused.
 - `rules.py`: the mapping document for queues and users: `parse_rules(doc) -> Rules`.
 - `calls.py`: the table of calls that the adapter makes, from which the ClusterRole is checked.
 """

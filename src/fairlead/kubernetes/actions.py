@@ -44,8 +44,8 @@ class Target(msgspec.Struct, eq=False):
     cancelled: bool = False
     since: float = 0.0
     tries: int = 0
-    bound: bool = False
-    """True if the API server has confirmed the binding."""
+    confirmed: bool = False
+    """True if the API server has carried out the call."""
 
     @property
     def path(self) -> str:
@@ -106,7 +106,7 @@ class Performer:
         reply = await self._http.call(method, path, body, kind)
         self._count(target, str(reply.status))
         if reply.status < 300:
-            target.bound = target.verb == "bind"
+            target.confirmed = True
             self._done(target)
         elif reply.status == 404:
             self._done(target)  # the pod is gone, and the watch says so

@@ -18,10 +18,12 @@ from fairlead.kubernetes.actions import Target, Verb
 from fairlead.kubernetes.groups import Group, GroupObjects, group_of, membership
 from fairlead.kubernetes.link import Items
 from fairlead.kubernetes.names import GATE, HOSTNAME, PINNED, SCHEDULER, job_id, node_name
-from fairlead.kubernetes.nodes import node_items
+from fairlead.kubernetes.nodes import MAX_REASON, node_items
 from fairlead.kubernetes.objects import Node, Pod
 from fairlead.kubernetes.others import Others
 from fairlead.kubernetes.pods import Needs, needs_of
+from fairlead.kubernetes.refusals import Refusals
+from fairlead.kubernetes.rooms import Rooms
 from fairlead.kubernetes.rules import Rules
 from fairlead.kubernetes.units import Member, Unit, expand, pair
 from fairlead.wire import api as wire
@@ -30,6 +32,10 @@ MOST_ITEMS = 1_000
 """Items of one update. More are sent in several."""
 RETRY_REFUSED = 10.0
 """Seconds after which a job that the partition refused is sent again: its queue may exist by then."""
+PINNED_WITHIN = 30.0
+"""Seconds for which a pinned pod may be refused by its scheduler before it is taken back."""
+MOST_ASKS = 1_000
+"""Asks that are kept before those of pods that are gone are forgotten."""
 OURS = "kubernetes: "
 """The start of the reason of a node that the adapter drained or disabled. What operators drain stays drained."""
 
@@ -67,6 +73,8 @@ class Adapter:
         self._node_names: dict[str, str] = {}
         """Name in the partition → name in the cluster."""
         self.members: dict[str, Member] = {}
+        self.pinned: dict[str, Member] = {}
+        """Pinned pods that are not bound yet."""
         self.units: dict[str, Unit] = {}
         """Units by key."""
         self.jobs: dict[str, Unit] = {}
@@ -88,6 +96,10 @@ class Adapter:
         self._ending: dict[tuple[str, str, int], None] = {}
         """Tasks whose release or withdrawal is not answered yet; no pod may take them."""
         self._answering: list[tuple[str, str, int]] = []
+        self._unstarted: list[Member] = []
+        """Pods of tasks that the partition placed, and that are neither bound nor pinned."""
+        self._refusals = Refusals()
+        self._most_asks = MOST_ASKS
 
     # -- what the watches tell -----------------------------------------------------------------------------------
 
@@ -112,7 +124,7 @@ class Adapter:
         if known.sent is not None:
             self._removed.append({"name": known.name, "action": "remove"})
             for member in self.members.values():  # their tasks are lost with the node
-                if known.name in (member.bound, member.placed):
+                if known.name in (member.fixed, member.placed):
                     self._lost_with_node(member)
             self.changed.set()
 
@@ -154,12 +166,17 @@ class Adapter:
             return
         if not bound:
             member.pod = pod
+            self._note_pin(member, pod)
         elif member.bound != bound:
             member.bound = bound
+            member.lost = ""
+            self.pinned.pop(member.uid, None)
             if member.placed == bound:
                 member.pod = None
             else:  # bound by another scheduler, or before the partition decided
                 self._astray(member)
+        if member.bound and not member.stopping:
+            member.lost = pod.disrupted
 
     def _add(self, pod: Pod, bound: str) -> None:
         belongs = membership(pod)
@@ -171,22 +188,33 @@ class Adapter:
         member = Member(
             pod.metadata.uid, pod.metadata.namespace, pod.metadata.name, unit, belongs, gated, pod, bound=bound
         )
-        pinned = pod.metadata.annotation(PINNED)
-        if pinned and not bound:
-            member.placed = pinned
+        if not bound:
+            self._note_pin(member, pod)
         self.members[member.uid] = unit.members[member.uid] = member
         self._touch_units((unit.key,))
+
+    def _note_pin(self, member: Member, pod: Pod) -> None:
+        """Take note that a pod has lost its gate, so that its node cannot be changed."""
+        node = pod.metadata.annotation(PINNED)
+        if node and not pod.spec.scheduling_gates and not member.pinned:
+            member.pinned, member.pinned_at = node, monotonic()
+            self.pinned[member.uid] = member
 
     def _gone(self, member: Member) -> None:
         """Forget a pod that has ended or was deleted, and release its task."""
         unit = member.unit
         del self.members[member.uid]
+        self.pinned.pop(member.uid, None)
         del unit.members[member.uid]
         if isinstance(member.action, Target):
             member.action.cancelled = True
-        if unit.sent and member.index >= 0 and unit.members:
-            task = {"job": unit.job, "ask": member.ask, "index": member.index, "withdraw": True}
-            (self._releases if member.live else self._asks).append(task)
+        follows = unit.group is not None and unit.group.follows_loss and bool(member.lost and member.placed)
+        if unit.sent and member.index >= 0 and (unit.members or follows):
+            task = {"job": unit.job, "ask": member.ask, "index": member.index}
+            if follows:
+                self._releases.append({**task, "lost": True, "reason": member.lost[:MAX_REASON]})
+            else:
+                (self._releases if member.live else self._asks).append({**task, "withdraw": True})
             self._ending[unit.job, member.ask, member.index] = None
         unit.take(member)
         self._touch_units((unit.key,))
@@ -197,7 +225,7 @@ class Adapter:
         member.placed = ""
         if member.index >= 0:
             unit.take(member)
-        if not member.bound:
+        if not member.fixed:
             self._touch_units((unit.key,))
 
     def _astray(self, member: Member) -> None:
@@ -254,10 +282,12 @@ class Adapter:
             if (job, ask, index) not in self._ending:
                 self._release(job, ask, index)
             return
-        if member.bound == node:
-            member.placed = node
-            member.pod = None
-        elif not member.bound and not (member.placed == node and member.action is not None):
+        if member.fixed:
+            if member.fixed == node:
+                member.placed = node
+                if member.bound:
+                    member.pod = None
+        elif not (member.placed == node and member.action is not None):
             member.placed = node
             member.stopping = False
             self._begin(member, "pin" if member.gated else "bind")
@@ -270,10 +300,10 @@ class Adapter:
                 self._release(job, ask, index)
             return
         action = member.action
-        if not member.bound and isinstance(action, Target) and action.verb in ("bind", "pin") and not action.begun:
+        if not member.fixed and isinstance(action, Target) and action.verb in ("bind", "pin") and not action.begun:
             action.cancelled = True
             action = member.action = None
-        if not member.bound and action is None:
+        if not member.fixed and action is None:
             member.placed = ""
             self._releases.append({"job": job, "ask": ask, "index": index})
             self.changed.set()
@@ -322,9 +352,12 @@ class Adapter:
         if member.action is not target:
             return
         member.action = None
-        if target.bound and not member.bound:
+        if target.confirmed and target.verb == "bind" and not member.bound:
             member.bound = member.placed
             member.pod = None
+        elif target.confirmed and target.verb == "pin" and not member.fixed and member.uid in self.members:
+            member.pinned, member.pinned_at = member.placed, monotonic()
+            self.pinned[member.uid] = member
         if member.stopping and target.verb in ("bind", "pin") and member.uid in self.members:
             self._begin(member, "evict")
 
@@ -344,7 +377,7 @@ class Adapter:
         member.placed = ""
         if unit.sent and member.index >= 0:
             task = {"job": unit.job, "ask": member.ask, "index": member.index}
-            self._releases.append(task if member.stopping else {**task, "lost": True, "reason": problem[:200]})
+            self._releases.append(task if member.stopping else {**task, "lost": True, "reason": problem[:MAX_REASON]})
             self.changed.set()
         member.stopping = False
 
@@ -373,6 +406,7 @@ class Adapter:
                 self._drop_job(job)
             else:
                 self._adopt_job(known_unit, job)
+        self._start_again()
         self.adopted = True
         self.changed.set()
 
@@ -397,15 +431,16 @@ class Adapter:
                 member.placed = node
                 if member.bound:
                     member.pod = None
-                elif member.action is None:
-                    self._begin(member, "pin" if member.gated else "bind")
+                elif not member.pinned and member.action is None:
+                    self._unstarted.append(member)
             for member, index, node in pairing.stopping:
                 unit.give(member, index)
                 member.placed = node
                 self._stop(unit, unit.job, ask.ask, index, "")
             for member, index in pairing.recover:
                 unit.give(member, index)
-                self._recover.append({"job": unit.job, "ask": ask.ask, "index": index, "node": member.bound})
+                node = member.fixed or member.placed
+                self._recover.append({"job": unit.job, "ask": ask.ask, "index": index, "node": node})
             for member, index in pairing.waiting:
                 unit.give(member, index)
                 member.placed = ""
@@ -414,6 +449,19 @@ class Adapter:
             for index in pairing.surplus:
                 self._asks.append({"job": unit.job, "ask": ask.ask, "index": index, "withdraw": True})
                 self._ending[unit.job, ask.ask, index] = None
+
+    def _start_again(self) -> None:
+        """Bind or pin pods that the partition placed before. The cluster may have changed since, so their nodes are
+        looked at again; a task without room is lost."""
+        unstarted, self._unstarted = self._unstarted, []
+        rooms = Rooms(self.members.values(), {member.placed for member in unstarted}, self.objects, self.others)
+        for member in unstarted:
+            known = self.nodes.get(self.others.node_of.get(self._node_names.get(member.placed, ""), ""))
+            problem = rooms.take(member, known.node) if known is not None else ""
+            if problem:
+                self._lose(member, problem)
+            else:
+                self._begin(member, "pin" if member.gated else "bind")
 
     def update(self) -> Items | None:
         """Return the next update, or None if there is nothing to send."""
@@ -470,6 +518,8 @@ class Adapter:
     def _job_items(self, unit: Unit) -> list[Document]:
         """Return the items that bring the job of a unit up to date; its asks and recoveries are queued."""
         if not unit.members:
+            if any(job == unit.job for job, _, _ in self._ending):
+                return []  # the loss of its last task is told first
             del self.units[unit.key]
             del self.jobs[unit.job]
             return [{"job": unit.job, "remove": True}] if unit.sent else []
@@ -490,7 +540,7 @@ class Adapter:
         if unit.sent:
             self._grow(unit)
             return []
-        if unit.why[1] or unit.group is None:
+        if unit.why[1] or unit.group is None or not any(member.can_be_asked_for for member in unit.members.values()):
             return removed
         return [*removed, self._new_job(unit, unit.group)]
 
@@ -509,6 +559,9 @@ class Adapter:
             if not isinstance(needs, Needs):
                 unit.why = ("NotHonoured", "; ".join(map(str, needs)))
                 continue
+            controller = member.pod.metadata.controller
+            if member.gated and controller is not None:
+                needs = self._refusals.apply(controller.uid, needs)
             member.ask = group.ask(member.membership, needs)
             for port in needs.ports:
                 if port not in self._ports:  # every node has one of each port that pods ask for
@@ -519,6 +572,8 @@ class Adapter:
         counts: dict[str, int] = {}
         bound = False
         for member in unit.members.values():
+            if not member.can_be_asked_for:
+                continue
             index = counts.get(member.ask, 0)
             counts[member.ask] = index + 1
             unit.give(member, index)
@@ -535,7 +590,7 @@ class Adapter:
         """Find tasks for pods without one: a task that has ended, or a new one."""
         grown: dict[str, bool] = {}
         for member in unit.members.values():
-            if member.index >= 0 or not member.ask:
+            if member.index >= 0 or not member.can_be_asked_for:
                 continue
             known = member.ask in unit.slots
             slots = unit.slots.setdefault(member.ask, [])
@@ -565,7 +620,7 @@ class Adapter:
         for task in self._answering:
             self._ending.pop(task, None)
             unit = self.jobs.get(task[0])
-            if unit is not None and any(member.index < 0 for member in unit.members.values()):
+            if unit is not None and (not unit.members or any(member.index < 0 for member in unit.members.values())):
                 self._touch_units((unit.key,))
         self._answering = []
         problems: list[str] = []
@@ -579,7 +634,7 @@ class Adapter:
         return problems
 
     def _refused_job(self, unit: Unit, answer: wire.UpdateItem) -> None:
-        if answer.what == "job" and unit.sent and not unit.live():
+        if answer.what == "job" and unit.sent:
             unit.forget_tasks()
         # A resource that no node has may come with nodes that an autoscaler buys.
         unit.why = ("Unschedulable" if "no node or pool offers" in answer.reason else "Refused", answer.reason)
@@ -587,9 +642,55 @@ class Adapter:
         self._dirty_units[unit.key] = None
 
     def retry(self) -> None:
-        """Look again at units that were refused a while ago. Called from time to time."""
+        """Look again at units that were refused a while ago, and at pinned pods. Called from time to time."""
         now = monotonic()
+        self._forget_asks()
+        self._forget_refusals(now)
+        for member in list(self.pinned.values()):
+            if now - member.pinned_at > PINNED_WITHIN and not member.stopping and member.action is None:
+                self._take_back(member)
         if any(key in self.units and 0 < self.units[key].retry_at <= now for key in self._dirty_units):
+            self.changed.set()
+
+    def _take_back(self, member: Member) -> None:
+        """Evict a pinned pod that its scheduler refuses, if its controller makes another one."""
+        pod = member.pod
+        if pod is None:
+            return
+        problem = pod.refused if member.pinned in self._node_names else f"node {member.pinned} is gone"
+        if not problem:
+            member.lost = ""
+        elif not member.lost:
+            member.lost = f"{pod.spec.scheduler_name} does not bind it to {member.pinned}: {problem}"
+            if pod.metadata.controller is not None:
+                if member.pinned in self._node_names:
+                    self._refusals.add(pod.metadata.controller.uid, self._node_names[member.pinned], monotonic())
+                self._begin(member, "evict")
+
+    def _forget_refusals(self, now: float) -> None:
+        """Ask anew for waiting pods that may use a node again which was refused before."""
+        over = self._refusals.expire(now)
+        for member in self.members.values() if over else ():
+            controller = member.pod.metadata.controller if member.pod is not None else None
+            if member.gated and not member.live and controller is not None and controller.uid in over:
+                if member.unit.sent and member.index >= 0:
+                    task = {"job": member.unit.job, "ask": member.ask, "index": member.index}
+                    self._asks.append({**task, "withdraw": True})
+                    self._ending[member.unit.job, member.ask, member.index] = None
+                member.unit.take(member)
+                member.ask = ""
+                self._touch_units((member.unit.key,))
+
+    def _forget_asks(self) -> None:
+        """Forget asks and host ports of pods that are gone, when they may be the most of all that are known."""
+        if len(self.objects.asks) < self._most_asks:
+            return
+        self.objects.keep_asks({member.ask for member in self.members.values()})
+        self._most_asks = max(MOST_ASKS, 2 * len(self.objects.asks))
+        ports = {port: None for _, needs in self.objects.asks.values() for port in needs.ports}
+        if ports != self._ports:
+            self._ports = ports
+            self._dirty_nodes = dict.fromkeys(self.nodes)
             self.changed.set()
 
 

@@ -194,6 +194,7 @@ class Group(msgspec.Struct):
     preempts: bool = True
     preemptible: bool = True
     estimate: str = ""
+    on_loss: str = ""
     ignored: tuple[str, ...] = ()
     """Preferences of its pods that are not considered."""
     waits_for: str = ""
@@ -203,6 +204,11 @@ class Group(msgspec.Struct):
     def is_gang(self) -> bool:
         """True if all its parts start together."""
         return self.facts.minimum > 1 and self.facts.whole
+
+    @property
+    def follows_loss(self) -> bool:
+        """True if the loss of a pod concerns the others. With `replace` its controller makes another pod, no more."""
+        return self.on_loss not in ("", "replace")
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -225,6 +231,8 @@ class Group(msgspec.Struct):
             stage: dict[str, Any] = {"name": ask, "count": count, "min": least[ask], **self.objects.asks[ask][1].keys()}
             if self.estimate:
                 stage["estimate"] = self.estimate
+            if self.on_loss:
+                stage["on_loss"] = self.on_loss
             stages.append(stage)
         return stages
 
@@ -296,6 +304,7 @@ def group_of(member: Membership, pods: Sequence[Pod], objects: GroupObjects, rul
     )
     group.ignored = tuple(soft_fields(pods[0], member.own)) if pods else ()
     group.estimate = next((found[names.ESTIMATE] for found in marks if found.get(names.ESTIMATE)), "")
+    group.on_loss = next((found[names.ON_LOSS] for found in marks if found.get(names.ON_LOSS)), "")
     return group
 
 
@@ -392,6 +401,7 @@ _READ = (
     names.GANG,
     names.PREEMPTIBLE,
     names.ESTIMATE,
+    names.ON_LOSS,
     names.YUNIKORN_QUEUE,
     names.VOLCANO_QUEUE,
     names.KUEUE_QUEUE,

@@ -60,6 +60,16 @@ class Http:
         self._streams: set[_Connection] = set()
         self._host = f"[{address.host}]" if ":" in address.host else address.host
 
+    async def open(self, count: int) -> None:
+        """Open connections ahead, so that the first requests do not wait for handshakes. Those that fail are left out.
+
+        The pods of a gang are bound by as many requests at once, and a handshake takes longer than a binding.
+        """
+        opened = await asyncio.gather(
+            *(self._connect() for _ in range(count - len(self._idle))), return_exceptions=True
+        )
+        self._idle += [link for link in opened if isinstance(link, _Connection)]
+
     async def call(
         self, method: str, path: str, body: bytes = b"", content_type: str = "application/json", timeout: float = 30.0
     ) -> Reply:

@@ -102,6 +102,7 @@ class Runner:
                     group.create_task(follower.run())
                 for follower in self.followers:
                     await follower.synced.wait()
+                await self._http.open(settings.at_once)
                 self._log("lists complete", nodes=len(self.adapter.nodes), pods=len(self.adapter.members))
                 group.create_task(self.performer.run())
                 group.create_task(self.reasons.run())

@@ -32,6 +32,8 @@ USER = PREFIX + "user"
 GROUPS = PREFIX + "groups"
 PREEMPTIBLE = PREFIX + "preemptible"
 ESTIMATE = PREFIX + "estimate"
+ON_LOSS = PREFIX + "on-loss"
+"""Annotation: what happens when a pod is lost: `replace`, `restart` or `fail`."""
 PINNED = PREFIX + "pinned"
 """Annotation on a pod that was gated: the node that it was pinned to."""
 

@@ -235,6 +235,24 @@ class Pod(Object):
         """True if all containers have ended for good; such a pod uses nothing."""
         return self.status.phase in ("Succeeded", "Failed")
 
+    @property
+    def refused(self) -> str:
+        """The message of a scheduler that cannot bind this pod. Empty if it makes room by preemption."""
+        if self.status.nominated_node_name:
+            return ""
+        found = self._condition("PodScheduled", "False")
+        return found.message or found.reason if found is not None and found.reason == "Unschedulable" else ""
+
+    @property
+    def disrupted(self) -> str:
+        """Why the cluster removes this pod: its node failed or is tainted, or it was evicted. Empty if it does not."""
+        found = self._condition("DisruptionTarget", "True")
+        return found.message or found.reason or found.type if found is not None else ""
+
+    def _condition(self, kind: str, status: str) -> Condition | None:
+        found = (each for each in self.status.conditions or () if each.type == kind and each.status == status)
+        return next(found, None)
+
 
 # -- nodes -------------------------------------------------------------------------------------------------------
 

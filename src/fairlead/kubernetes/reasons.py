@@ -95,12 +95,17 @@ class Reasons:
             for member in unit.members.values():
                 if not member.live and not member.stopping and member.told != (reason, text):
                     writing.append((member, reason, text))
+        writing += [
+            (member, "NotBound", member.lost)
+            for member in self._adapter.pinned.values()
+            if member.lost and member.told != ("NotBound", member.lost)
+        ][:most]
         if writing:
             await asyncio.gather(*(self._write(*entry) for entry in writing))
 
     async def _write(self, member: Member, reason: str, text: str) -> None:
         async with self._slots:
-            if member.live or member.uid not in self._adapter.members:
+            if (member.live and not member.lost) or member.uid not in self._adapter.members:
                 return
             before, member.told = member.told[0], (reason, text)
             try:
@@ -138,7 +143,7 @@ class Reasons:
             "reportingController": "fairlead",
             "reportingInstance": self._reporter,
             "action": "Scheduling",
-            "type": "Warning" if reason in (UNSCHEDULABLE, "Refused", "NotHonoured") else "Normal",
+            "type": "Warning" if reason in (UNSCHEDULABLE, "Refused", "NotHonoured", "NotBound") else "Normal",
             "reason": "FailedScheduling" if reason == UNSCHEDULABLE else reason,
             "note": text[:1000],
             "regarding": {

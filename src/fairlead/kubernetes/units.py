@@ -32,19 +32,34 @@ class Member(msgspec.Struct, eq=False):
     """Its task; below 0 while the job has none for it."""
     placed: str = ""
     """The node that the partition chose."""
+    pinned: str = ""
+    """The node that it was pinned to. Its gate is removed: the cluster's own scheduler binds it there or not at all."""
+    pinned_at: float = 0.0
     bound: str = ""
     """The node that it is bound to, by the API server's word."""
     action: object = None
     """The action under way for it."""
     stopping: bool = False
     """True if it was told to stop."""
+    lost: str = ""
+    """Why its task counts as lost when it is gone: its scheduler refuses its node, or its node failed."""
     told: tuple[str, str] = ("", "")
     """The reason and the text of the last condition that was written."""
 
     @property
+    def fixed(self) -> str:
+        """The node that it is bound or pinned to: it can run there or nowhere."""
+        return self.bound or self.pinned
+
+    @property
     def live(self) -> bool:
-        """True if its task is allocated, or it is bound."""
-        return bool(self.placed or self.bound)
+        """True if its task is allocated, or its node is fixed."""
+        return bool(self.placed or self.fixed)
+
+    @property
+    def can_be_asked_for(self) -> bool:
+        """True if a task can be asked for or booked: a pinned pod is booked when it is bound."""
+        return bool(self.ask) and (bool(self.bound) or not self.pinned)
 
 
 class Unit(msgspec.Struct, eq=False):
@@ -129,13 +144,15 @@ class Pairing(msgspec.Struct):
 
 
 def pair(ask: wire.ManagerAsk, pods: list[Member]) -> Pairing:
-    """Pair the tasks of an ask with its pods: bound pods with tasks on their node first, then the others in order."""
+    """Pair the tasks of an ask with its pods: bound and pinned pods with tasks on their node first, then the others in
+    order. A pinned pod whose node has no task of the ask gets none: it is recovered when it is bound.
+    """
     pairing = Pairing([], [], [], [], [], [], [])
     live = [(index, tasks.node, tasks.state) for tasks in ask.live for index in expand(tasks.indices)]
     by_node: dict[str, list[Member]] = {}
     unbound: list[Member] = []
     for member in pods:
-        node = member.bound or (member.placed if member.action is not None else "")
+        node = member.fixed or (member.placed if member.action is not None else "")
         if node:
             by_node.setdefault(node, []).append(member)
         else:
@@ -147,7 +164,8 @@ def pair(ask: wire.ManagerAsk, pods: list[Member]) -> Pairing:
             (pairing.stopping if state == "stopping" else pairing.running).append((here.pop(0), index, node))
         else:
             later.append((index, node, state))
-    astray = [member for here in by_node.values() for member in here]
+    left = [member for here in by_node.values() for member in here]
+    astray = [member for member in left if member.bound or not member.pinned]
     waiting, ended = list(expand(ask.waiting)), list(expand(ask.ended))
     # A bound pod that the partition does not know takes a task that is not live, or a new one.
     top = ask.count
@@ -169,5 +187,5 @@ def pair(ask: wire.ManagerAsk, pods: list[Member]) -> Pairing:
             pairing.waiting.append((unbound.pop(0), index))
         else:
             pairing.surplus.append(index)
-    pairing.rest = unbound
+    pairing.rest = unbound + [member for member in left if member.pinned and not member.bound]
     return pairing

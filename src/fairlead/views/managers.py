@@ -8,7 +8,7 @@ from itertools import islice
 
 import msgspec
 
-from fairlead.core.admission import refusal
+from fairlead.core.admission import blocks_lane, refusal
 from fairlead.core.explain import why_no_room
 from fairlead.core.lanes import LaneKey, lane_key
 from fairlead.core.model import Ask, Micros, Stage
@@ -129,23 +129,30 @@ def _why_waits(
             return refused, False
     key = lane_key(ask)
     if key not in details:
-        # The first ask without room closes the lane for those behind it.
-        first = next((other for other in islice(partition.lanes[key], LOOKED_AT) if _has_no_room(other, reasons)), None)
-        closing = None if first is None else _reason_of(first, reasons)
-        assert closing is None or isinstance(closing, NoRoom)
-        details[key] = None if first is None or closing is None else why_no_room(partition, first.stage, closing, now)
+        details[key] = _why_closed(partition, islice(partition.lanes[key], LOOKED_AT), reasons, now)
     found = details[key]
+    if isinstance(found, NeverFits):
+        return found, False  # the same is true of every ask of the lane
     if isinstance(own, NoRoom) and isinstance(found, NoRoom):
         return msgspec.structs.replace(found, wanted=own.wanted, room=own.room, stages=own.stages), False
     return found or own, own is None
 
 
+def _why_closed(
+    partition: Partition, asks: Iterable[Ask], reasons: dict[tuple[str, str, int], Reason], now: Micros
+) -> Reason | None:
+    """Return the reason of the first ask that closes a lane for those behind it; None if none does."""
+    for ask in asks:
+        reason = _reason_of(ask, reasons)
+        if isinstance(reason, NoRoom):
+            return why_no_room(partition, ask.stage, reason, now)
+        if isinstance(reason, NeverFits) and blocks_lane(ask, reason):
+            return why_never(partition, ask.stage, reason)
+    return None
+
+
 def _reason_of(ask: Ask, reasons: dict[tuple[str, str, int], Reason]) -> Reason | None:
     return reasons.get((ask.stage.job.id, ask.stage.name, ask.kind))
-
-
-def _has_no_room(ask: Ask, reasons: dict[tuple[str, str, int], Reason]) -> bool:
-    return isinstance(_reason_of(ask, reasons), NoRoom)
 
 
 def _is_missing(reason: Reason | None) -> bool:

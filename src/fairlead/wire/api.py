@@ -197,6 +197,7 @@ class ManagerAskDocument(Request, kw_only=True):
     pool: Name | UnsetType = UNSET
     estimate: Duration | UnsetType = UNSET
     scaling: Literal["strict", "partial"] | UnsetType = UNSET
+    on_loss: Literal["replace", "restart", "fail"] | UnsetType = UNSET
     near: str | UnsetType = UNSET
     apart: bool | UnsetType = UNSET
     withdraw: bool | UnsetType = UNSET

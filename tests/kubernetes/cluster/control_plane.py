@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.kubernetes.cluster import programs
+from tests.kubernetes.cluster.certificates import Authority
 
 READY_WITHIN = 120.0
 ADMIN, ADAPTER, SCHEDULER = "admin", "system:serviceaccount:fairlead:fairlead", "system:kube-scheduler"
@@ -90,7 +91,6 @@ class ControlPlane:
 
     def __init__(self, folder: Path, authorization: str = "AlwaysAllow", arguments: Sequence[str] = ()) -> None:
         self.folder = folder
-        self.programs = programs.build()
         self.port = free_port()
         self.authority = folder / "pki" / "apiserver.crt"
         self.tokens = {name: secrets.token_hex(16) for name in (ADMIN, ADAPTER, SCHEDULER)}
@@ -101,6 +101,7 @@ class ControlPlane:
 
     def __enter__(self) -> ControlPlane:
         (self.folder / "pki").mkdir(parents=True, exist_ok=True)
+        self.users = Authority(self.folder / "pki" / "users.crt")
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -146,6 +147,7 @@ class ControlPlane:
             "--bind-address=127.0.0.1",
             f"--secure-port={self.port}",
             f"--cert-dir={pki}",
+            f"--client-ca-file={pki / 'users.crt'}",
             f"--token-auth-file={self.folder / 'tokens.csv'}",
             f"--authorization-mode={self._authorization}",
             "--service-account-issuer=https://kubernetes.default.svc",
@@ -251,7 +253,7 @@ class ControlPlane:
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [str(self.programs / name), *arguments],
+                [str(programs.build([name]) / name), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

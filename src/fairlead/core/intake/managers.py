@@ -109,16 +109,17 @@ def _item(plan: Plan, command: UpdateManager, what: str, at: int, doc: object, t
         plan.rollback(mark)
         at_item = f"{what}[{at}]"
         field = refusal.field if refusal.field.startswith(at_item) else f"{at_item}.{refusal.field}"
-        return Item(what, _name_of(doc), False, f"{field}: {refusal.problem}")
+        return Item(what, _name_of(what, doc), False, f"{field}: {refusal.problem}")
     except IllegalTransition as refusal:
         plan.rollback(mark)
-        return Item(what, _name_of(doc), False, f"{what}[{at}]: {refusal}")
+        return Item(what, _name_of(what, doc), False, f"{what}[{at}]: {refusal}")
 
 
-def _name_of(doc: object) -> str:
+def _name_of(what: str, doc: object) -> str:
+    """Return the name of an item that was refused, as an accepted one has it."""
     if not isinstance(doc, dict):
         return ""
-    parts = [doc.get(key) for key in ("name", "job", "ask")]
+    parts = [doc.get(key) for key in (("name",) if what == "node" else ("job", "ask"))]
     return "/".join(printable(part, 63) for part in parts if isinstance(part, str))
 
 
@@ -369,13 +370,15 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
             read.at("node"), f"node {node_name} is not one of {command.name}'s; name one that is", "forbidden"
         )
     rest = {key: value for key, value in read.doc.items() if key not in ("job", "ask", "node", "index")}
-    spec = parse_stage({"count": index + 1, **rest, "name": name}, read.field)
     stage = job.stage(name)
+    # Reading a stage takes long, and most recovered tasks have one that is known.
+    spec = parse_stage({"count": index + 1, **rest, "name": name}, read.field) if stage is None or rest else None
     if stage is None:
+        assert spec is not None
         plan.do(StageAdded(job.id, spec))
         stage = job.stages[-1]
         _withdraw(plan, stage, 0, index)
-    elif "resources" in rest and spec.resources != stage.spec.resources:
+    elif spec is not None and "resources" in rest and spec.resources != stage.spec.resources:
         raise Refused(
             read.at("resources"),
             f"{name} of job {job.id} was asked for with others; recover it under another name",

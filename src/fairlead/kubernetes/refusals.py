@@ -1,0 +1,44 @@
+"""Nodes that a pod's own scheduler refused. The next pods of its controller are placed elsewhere for a while.
+
+The partition cannot know why: a volume in another zone, affinity to other pods, or a claim. So the node is left out for
+these pods only.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairlead.kubernetes.pods import NODE_NAME, Needs
+
+KEPT = 300.0
+"""Seconds for which a refusal counts. What was in the way may be gone by then."""
+
+
+class Refusals:
+    """Refused nodes by the uid of the controller."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, dict[str, float]] = {}
+
+    def add(self, controller: str, node: str, now: float) -> None:
+        self._until.setdefault(controller, {})[node] = now + KEPT
+
+    def apply(self, controller: str, needs: Needs) -> Needs:
+        """Return needs that no refused node meets."""
+        nodes = sorted(self._until.get(controller, ()))
+        if not nodes:
+            return needs
+        others = f"{NODE_NAME} notin ({','.join(nodes)})"
+        where = tuple(f"{term}, {others}" for term in needs.where) or (others,)
+        return msgspec.structs.replace(needs, where=where)
+
+    def expire(self, now: float) -> set[str]:
+        """Forget old refusals. Return the controllers whose pods may use more nodes."""
+        over = {key for key, nodes in self._until.items() if any(until <= now for until in nodes.values())}
+        for key in over:
+            left = {node: until for node, until in self._until[key].items() if until > now}
+            if left:
+                self._until[key] = left
+            else:
+                del self._until[key]
+        return over

@@ -1,0 +1,51 @@
+"""Room on nodes, as the API server tells it: for pods that were placed before the adapter started."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from fairlead.kubernetes.groups import GroupObjects
+from fairlead.kubernetes.names import node_name
+from fairlead.kubernetes.nodes import node_state
+from fairlead.kubernetes.objects import Node
+from fairlead.kubernetes.others import Amounts, Others
+from fairlead.kubernetes.pods import PORT, used_by
+from fairlead.kubernetes.quantities import add, capacities
+from fairlead.kubernetes.units import Member
+
+
+class Rooms:
+    """What pods use of some nodes: those of other schedulers, those of ours, and those that take room here."""
+
+    def __init__(
+        self, members: Iterable[Member], nodes: Collection[str], objects: GroupObjects, others: Others
+    ) -> None:
+        self._objects = objects
+        self._others = others
+        self._used: dict[str, Amounts] = {}
+        if nodes:
+            for member in members:
+                node = member.fixed or (member.placed if member.action is not None else "")
+                if node in nodes:
+                    add(self._used.setdefault(node, {}), self._amounts(member))
+
+    def take(self, member: Member, node: Node) -> str:
+        """Take the room of a pod on its node. Return why that is not possible; empty if it is."""
+        action, reason = node_state(node)
+        if action != "enable":
+            return f"node {member.placed}: {reason}"
+        offered = capacities(node.status.allocatable)
+        used = self._used.setdefault(node_name(node.metadata.name), {})
+        other = self._others.used(node.metadata.name)
+        wanted = self._amounts(member)
+        for name, amount in wanted.items():
+            has = 1000 if name.startswith(PORT) else offered.get(name, 0)
+            if used.get(name, 0) + other.get(name, 0) + amount > has:
+                return f"node {member.placed} has no room any more: {name} is missing"
+        add(used, wanted)
+        return ""
+
+    def _amounts(self, member: Member) -> Amounts:
+        if member.ask in self._objects.asks:
+            return dict(self._objects.asks[member.ask][1].resources)
+        return used_by(member.pod) if member.pod is not None else {}
