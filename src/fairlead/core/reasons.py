@@ -15,11 +15,12 @@ Sees = Callable[[str], bool]
 HIDDEN = "another user's job"
 
 
-def _in_words(name: str) -> str:
+def in_words(name: str) -> str:
+    """Return the name of a class as words, such as "no room" for NoRoom."""
     return re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
 
 
-class Reason(msgspec.Struct, frozen=True, tag=_in_words):
+class Reason(msgspec.Struct, frozen=True, tag=in_words):
     """Base class of reasons. The tag identifies a reason in the API: the class name in words, such as "no room"."""
 
     def __str__(self) -> str:
