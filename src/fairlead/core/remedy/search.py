@@ -53,6 +53,7 @@ from fairlead.core.remedy.steps import (
     Tolerate,
 )
 from fairlead.core.remedy.trial import Outcome, Trials
+from fairlead.core.resources import GPU
 from fairlead.core.shape import SOFT, WHOLE_DEVICE, Shape
 from fairlead.core.state import WILDCARD, Partition
 from fairlead.core.whatif import WhatIf
@@ -432,7 +433,7 @@ class Search:
             loss = 0
             for name, amount in shape.amounts:
                 free = nodes.capacity[name][row] - nodes.used[name][row] if name in nodes.capacity else 0
-                if name == "gpu" and amount >= WHOLE_DEVICE:
+                if name == GPU and amount >= WHOLE_DEVICE:
                     free = sum(not used for used in nodes.devices[row][: nodes.gpus[row]]) * WHOLE_DEVICE
                 if free < amount:
                     steps.append(AskLess(stage.name, resource=name, amount_asked=free, now=amount))

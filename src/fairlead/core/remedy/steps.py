@@ -23,7 +23,7 @@ from fairlead.core.commands import ReleaseHold as ReleaseHoldCommand
 from fairlead.core.model import Amounts, JobSpec, Limits, Pairs, QueueSettings, StageSpec
 from fairlead.core.ranges import count, difference, split
 from fairlead.core.reasons import HIDDEN, Sees, in_words
-from fairlead.core.resources import format_quantity, format_vector
+from fairlead.core.resources import CPU, GPU, format_quantity, format_vector
 from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
 
@@ -163,9 +163,9 @@ class AddNodes(Step, frozen=True):
         """The resources of each node."""
         tasks = 1 if self.apart else self.tasks
         if not self.per_task:
-            return (("cpu", 1000),)
+            return ((CPU, 1000),)
         return tuple(
-            (name, -(-tasks // self.gpu_parts) * 1000 if name == "gpu" and amount < 1000 else amount * tasks)
+            (name, -(-tasks // self.gpu_parts) * 1000 if name == GPU and amount < 1000 else amount * tasks)
             for name, amount in self.per_task
         )
 
@@ -495,11 +495,16 @@ class AskLess(StageRequest, frozen=True, kw_only=True):
         return msgspec.structs.replace(stage, resources=tuple((name, had) for name, had in amounts.items() if had))
 
     @property
+    def _unit(self) -> int:
+        """The step in which the amount can change: a task asks for whole GPUs, or for a part of one."""
+        return 1000 if self.resource == GPU and self.now >= 1000 else 1
+
+    @property
     def amount(self) -> int:
-        return self.now - self.amount_asked
+        return (self.now - self.amount_asked) // self._unit
 
     def with_amount(self, amount: int) -> AskLess:
-        return msgspec.structs.replace(self, amount_asked=self.now - amount)
+        return msgspec.structs.replace(self, amount_asked=self.now - amount * self._unit)
 
 
 class FewerTasks(StageRequest, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from fairlead.core.asks import minimum_by_stage
 from fairlead.core.commands import AnyCommand, Kill, Rejected, Submit
 from fairlead.core.cycle import Cycle
 from fairlead.core.dump import dump, load
-from fairlead.core.model import Ask, Job, Micros, Stage
+from fairlead.core.model import NEW, Ask, Job, Micros, Stage
 from fairlead.core.reasons import AfterUnmet, Reason
 from fairlead.core.remedy.steps import Request, Step, configured
 from fairlead.core.state import Partition
@@ -109,9 +109,13 @@ class Trials:
 
     def _started(self, job: Job, first: int) -> bool:
         """True if tasks of every stage that have to start were placed since the allocation `first`."""
+        kind = self.kind if job is self.job else NEW
         return all(
             any(
-                allocation.id >= first and allocation.state == "assigned" and not allocation.rooms
+                allocation.id >= first
+                and allocation.kind == kind
+                and allocation.state == "assigned"
+                and not allocation.rooms
                 for allocation in (stage.live or {}).values()
             )
             for needed, _ in self.needs
