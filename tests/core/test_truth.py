@@ -87,6 +87,9 @@ class Scene:
             "backfill": self._some("off", "off", "easy", "shortest", "conservative"),
             "starving_after": self._some("30s", "1h"),
             "place": self._some("pack", "pack", "spread"),
+            "unit": self._some("dominant", "dominant", "slots"),
+            "estimates": self._some("given", "learned"),
+            "share_memory": self._some(0, 0, "1h"),
         }
 
     def _nodes(self) -> None:

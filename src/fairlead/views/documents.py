@@ -17,7 +17,7 @@ from fairlead.core.remedy.steps import Remedy
 from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
 
-WALKED = 10_000
+WALKED = 2_000
 """At most this number of asks before another one is counted."""
 
 

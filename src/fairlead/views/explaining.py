@@ -154,10 +154,11 @@ def _waits_for_room(reason: NoRoom) -> str:
         _, wanted, room = reason.stages[-1]
     missing = max(1, wanted - room)
     if reason.lacks:
-        more, all_of = missing * reason.asked, wanted * reason.asked
-        text = f"waits for {_more(reason.lacks, more)} of {format_quantity(reason.lacks, all_of)}"
+        text = f"waits for {_amount(reason.lacks, missing * reason.asked, more=missing < wanted)}"
+        text += f" of {format_quantity(reason.lacks, wanted * reason.asked)}" if missing < wanted else ""
     else:
-        text = f"waits for room for {missing} more {'task' if missing == 1 else 'tasks'} of {wanted}"
+        more = f" more of {wanted}" if missing < wanted else ""
+        text = f"waits for room for {missing}{more} {'task' if wanted == 1 else 'tasks'}"
     details: list[str] = []
     if reason.free and room:
         names = listed(tuple(name for name, _ in reason.free), reason.free_nodes)
@@ -168,7 +169,7 @@ def _waits_for_room(reason: NoRoom) -> str:
         else:
             details.append(f"{names} {'has' if reason.free_nodes == 1 else 'have'} room for {room}")
     elif reason.failed and not reason.closed:
-        details.append("nodes: " + ", ".join(f"{nodes} {what}" for what, nodes in reason.failed[:3]))
+        text += f" (nodes: {', '.join(f'{nodes} {what}' for what, nodes in reason.failed[:3])})"
     details += [_held(hold) for hold in reason.closed[:2]]
     details += [str(late) for late in reason.stuck[:1]]
     if reason.coming:
@@ -180,11 +181,12 @@ def _waits_for_room(reason: NoRoom) -> str:
     return f"{text}: {'; '.join(details)}" if details else text
 
 
-def _more(resource: str, amount: int) -> str:
+def _amount(resource: str, amount: int, more: bool) -> str:
+    """Return an amount of a resource in words, such as "3 more GPUs" or "2Gi of memory"."""
     one, many = NOUNS.get(resource, (resource, resource))
     if resource == MEMORY:
-        return f"{format_quantity(resource, amount)} more memory"
-    return f"{format_quantity(resource, amount)} more {one if amount <= 1000 else many}"
+        return f"{format_quantity(resource, amount)} {'more' if more else 'of'} memory"
+    return f"{format_quantity(resource, amount)} {'more ' if more else ''}{one if amount <= 1000 else many}"
 
 
 def _held(hold: HeldFor) -> str:

@@ -68,8 +68,8 @@ MOST = 400
 """The most trials for one ask."""
 FEW = 8
 """At most this number of nodes, taints and selectors is tried one by one."""
-LOOKED_AT = 2_000
-"""At most this number of nodes is looked at for tasks that could end."""
+LOOKED_AT = 300
+"""At most this number of suitable nodes is looked at for tasks that could end, and for free capacity."""
 LARGEST = 2**16
 """The most tasks for which nodes are added."""
 
@@ -273,14 +273,14 @@ class Search:
         partition, nodes, shape = self.partition, self.partition.nodes, stage.shape
         offers: list[tuple[int, int, int, EndTasks]] = []
         own = self.partition.earmark_of(self.ask.seq)
-        looked_at = 0
+        looked_at = cheap = 0
         for row in nodes.in_order():
             node_id, name = nodes.node_id[row], nodes.name[row]
             held = node_id in nodes.held and (own is None or node_id not in own.nodes)
             if name in without or held or not nodes.placeable(row) or not may_take(nodes, row, shape):
                 continue
             looked_at += 1
-            if looked_at > LOOKED_AT:
+            if looked_at > LOOKED_AT or cheap >= missing:
                 break
             what_if = WhatIf(partition)
             before = what_if.slots(node_id, shape, missing)
@@ -313,6 +313,7 @@ class Search:
                     break
             if best is not None:
                 offers.append((best[0] * 1000 // best[1], -best[1], node_id, best[2]))
+                cheap += best[1] if best[0] <= best[1] else 0  # no other node needs fewer tasks to end
         chosen: list[EndTasks] = []
         for _, gained, _, step in sorted(offers, key=lambda offer: offer[:3]):
             if missing <= 0:
@@ -426,9 +427,13 @@ class Search:
         """Yield smaller tasks that fit the free capacity of a node, the least reduction first."""
         nodes, shape = self.partition.nodes, stage.shape
         offers: dict[Steps, int] = {}
+        looked_at = 0
         for row in nodes.in_order():
             if not nodes.placeable(row) or not may_take(nodes, row, shape) or nodes.node_id[row] in nodes.held:
                 continue
+            looked_at += 1
+            if looked_at > LOOKED_AT:
+                break
             steps: list[Step] = []
             loss = 0
             for name, amount in shape.amounts:
