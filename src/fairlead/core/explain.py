@@ -19,11 +19,14 @@ from fairlead.core.policy.limits import allowed, may_run
 from fairlead.core.pools.sizes import grows, nodes_left, takes
 from fairlead.core.ranges import count
 from fairlead.core.reasons import HeldFor, NoRoom, NoShare, NotStopping, Reason, ShareSpent
+from fairlead.core.resources import GPU
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
 NAMED = 5
 """An explanation names at most this number of holds, of overdue stops, and of nodes."""
+LOOKED_AT = 1_000
+"""At most this number of nodes with some capacity is compared."""
 MISSING = "missing "
 """Nodes that lack a resource are counted under this and its name."""
 
@@ -53,6 +56,7 @@ def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros)
             nearest = (short, partition.nodes.node_id[row], partition.nodes.name[row])
     counted = tuple(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
     missing = next((what.removeprefix(MISSING) for what, _ in counted if what.startswith(MISSING)), "")
+    missing = missing or _scarcest(partition, stage.shape, free)
     held = sum(len(partition.holds[seq].nodes) for seq in own if seq in partition.holds)
     coming = sum(
         number in partition.allocations
@@ -82,6 +86,18 @@ def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros)
         free=tuple(_with_room(partition, stage, free[:NAMED])),
         free_nodes=len(free),
     )
+
+
+def _scarcest(partition: Partition, shape: Shape, node_ids: list[int]) -> str:
+    """Return the resource of which nodes with some capacity have enough for the fewest tasks."""
+    nodes = partition.nodes
+    rows = [nodes.rows[node_id] for node_id in node_ids[:LOOKED_AT]]
+    fitting = {
+        name: sum((nodes.capacity[name][row] - nodes.used[name][row]) // amount for row in rows)
+        for name, amount in shape.amounts
+        if rows and name in nodes.capacity and not shape.key.apart
+    }
+    return min(fitting, key=lambda name: (fitting[name], name != GPU), default="")
 
 
 def _with_room(partition: Partition, stage: Stage, node_ids: list[int]) -> Iterator[tuple[str, int]]:

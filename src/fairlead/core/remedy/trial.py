@@ -72,6 +72,9 @@ class Trials:
     def _run(self, steps: tuple[Step, ...]) -> Outcome:
         partition, first, reign = self.partition, self.partition.counters.allocation, copy(self.partition.reign)
         done: list[Cycle] = []
+        # A lane that sleeps is not tried, and gives no reason.
+        partition.memory.backfill = None
+        partition.wake_lanes(self.ask.stage)
         try:
             setting = configured(partition, steps)
             if setting is not None:
