@@ -35,17 +35,24 @@ from fairlead.core.remedy.steps import (
 from fairlead.core.remedy.trial import copy_of
 from fairlead.testing import World
 
-FEW, MANY = 300, 10_000
+FEW, MANY, AT_ONCE = 200, 10_000, 500
 USERS = ("ann", "bob", "eve")
+
+
+class Unchecked(World):
+    """A world that was checked when it was made before."""
+
+    def check(self) -> None:
+        pass
 
 
 class Scene:
     """A random world, which the same seed makes again."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, world: type[World] = World) -> None:
         self.random = Random(seed)
         self.config = self._config()
-        self.world = World(deepcopy(self.config))
+        self.world = world(deepcopy(self.config))
         self.documents: dict[str, dict[str, Any]] = {}
         self._nodes()
         for _ in range(self.random.randint(2, 6)):
@@ -320,27 +327,27 @@ def examine(seed: int, figures: Counter[str]) -> list[str]:
 
 
 def _does(seed: int, steps: tuple[Step, ...], job: str, stage: str, kind: int) -> bool:
-    scene = Scene(seed)
+    scene = Scene(seed, Unchecked)
     scene.begin()
     starts = scene.do(steps, job)
     return scene.started(starts, stage, kind if starts == job else NEW)
 
 
-def judge(seeds: range) -> Counter[str]:
+def judge(seeds: range) -> None:
     figures: Counter[str] = Counter()
     wrong = [line for seed in seeds for line in examine(seed, figures)]
     print(dict(figures))
     not_enough = [line for line in wrong if line.startswith("not enough")]
     assert not not_enough, "\n".join(not_enough)
     assert figures["less, enough too"] <= 0.05 * figures["less, tried"], "\n".join(wrong)
-    return figures
-
-
-def test_doing_what_a_remedy_says_is_enough_and_no_less() -> None:
-    figures = judge(range(FEW))
     assert figures["asks with a remedy"] > 0.9 * figures["asks"]
 
 
+def test_doing_what_a_remedy_says_is_enough_and_no_less() -> None:
+    judge(range(FEW))
+
+
 @pytest.mark.long
-def test_remedies_are_true_in_10000_worlds() -> None:
-    judge(range(MANY))
+@pytest.mark.parametrize("first", range(0, MANY, AT_ONCE))
+def test_remedies_are_true_in_10000_worlds(first: int) -> None:
+    judge(range(first, first + AT_ONCE))

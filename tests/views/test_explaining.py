@@ -187,6 +187,9 @@ def test_a_dry_run_starts_waits_or_never_starts() -> None:
     starts = w.dry_run(stages=[stage(1)])
     assert starts.starts
     assert starts.placed == [("main", "n1", 1)]
+    assert starts.explained().sentence == "submitted now, it starts at once on n1"
+    some = w.dry_run(stages=[stage(3, minimum=1)]).explained()
+    assert some.sentence == "submitted now, it starts at once with 1 of 3 tasks on n1"
     waits = w.dry_run(stages=[stage(2)])
     assert not waits.starts and waits.never is None
     assert texts(waits.explained().waiting[0].remedies) == [

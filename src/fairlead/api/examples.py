@@ -266,7 +266,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
             "queue": "root.default",
             "starts": False,
             "never": "",
-            "sentence": f"job 18 {WAITS_FOR}",
+            "sentence": f"submitted now, it {WAITS_FOR}",
             "placements": [],
             "waiting": [WAITING_ANSWER],
         },

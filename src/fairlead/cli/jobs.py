@@ -291,11 +291,8 @@ def _dry_run(file: Path | None, options: dict[str, Any], partition: str, as_json
         tried = client.send(calls.dry_run(document, client.partition))
     if as_json:
         print_json(tried)
-    elif tried.starts:
-        print_text(f"it would start at once in queue {tried.queue}")
     else:
-        print_text(f"it would {'never start' if tried.never else 'wait'}: {tried.sentence}")
-    if not as_json:
+        print_text(tried.sentence)
         for placed in tried.placements:
             print_text(f"{placed.stage}: {placed.tasks} {'task' if placed.tasks == 1 else 'tasks'} on {placed.node}")
         _print_waiting(tried.waiting)

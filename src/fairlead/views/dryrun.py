@@ -14,7 +14,10 @@ from fairlead.core.outcomes import live_of
 from fairlead.core.ranges import count
 from fairlead.core.reasons import Reason, Sees
 from fairlead.core.state import Partition
+from fairlead.views.causes import NAMED, listed
 from fairlead.views.explaining import Explained, explained, remedies_of, with_remedies
+
+SUBMITTED = "submitted now, it"
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -49,11 +52,19 @@ class Tried(msgspec.Struct, frozen=True):
         return None if self.starts else never_runs(self.partition, self.job)
 
     def explained(self, sees: Sees = lambda job: True, expired: Callable[[], bool] = lambda: False) -> Explained:
-        """Explain what would become of it, with remedies. Called last: the search for remedies alters the copy."""
+        """Explain what would become of it, with remedies if it would wait."""
         view = explained(self.partition, self.job, self.reasons, self.now, sees)
         if self.starts:
-            return view
+            return msgspec.structs.replace(view, sentence=f"{SUBMITTED} starts at once {self._where()}")
+        view = msgspec.structs.replace(view, sentence=f"{SUBMITTED} {view.sentence.removeprefix(f'job {view.job} ')}")
         return with_remedies(view, remedies_of(self.partition, self.job, self.now, expired), sees)
+
+    def _where(self) -> str:
+        """Return where it starts, and with how many of its tasks if not with all."""
+        tasks, all_tasks = sum(tasks for _, _, tasks in self.placed), sum(stage.count for stage in self.job.stages)
+        nodes = tuple(dict.fromkeys(node for _, node, _ in self.placed))
+        part = "" if tasks == all_tasks else f"with {tasks} of {all_tasks} tasks "
+        return f"{part}on {listed(nodes[:NAMED], len(nodes))}"
 
 
 def try_submission(
