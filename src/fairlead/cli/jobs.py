@@ -629,7 +629,7 @@ def explain(job: JobName, partition: Partition = "", as_json: AsJson = False) ->
         print_json(explanation)
         return
     print_text(explanation.sentence)
-    for cause in explanation.causes:
+    for cause in explanation.causes if explanation.waiting or len(explanation.causes) > 1 else ():
         print_text(cause.text)
     _print_waiting(explanation.waiting)
 

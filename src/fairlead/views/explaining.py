@@ -90,19 +90,20 @@ def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...])
         parts.append(_waits(job, waiting))
     for cause in causes:
         if isinstance(cause, RunsOn | Launching | Stopping | LastAttempt):
-            parts.append(_told(cause, job, bool(waiting)))
+            parts.append(_told(cause, job, alone=not waiting and len(causes) == 1))
     return f"job {job.id} {'; '.join(parts)}" if parts else f"job {job.id} is {shown_state(job)}"
 
 
-def _told(cause: Cause, job: Job, also_waits: bool) -> str:
+def _told(cause: Cause, job: Job, alone: bool) -> str:
+    """Return a cause as part of a sentence; if it is `alone`, with all details."""
     tasks = "1 task" if cause.tasks == 1 else f"{cause.tasks} tasks"
     several = len(job.stages) > 1
-    whole = not also_waits and not several and cause.tasks == job.stages[0].count
+    whole = alone and not several and cause.tasks == job.stages[0].count
     who = "" if whole else f"{tasks} of {cause.stage} " if several else f"{tasks} "
     one = whole or cause.tasks == 1
     match cause:
         case RunsOn():
-            return f"{who}{'runs' if one else 'run'} on {cause.where}, {cause.why}"
+            return f"{who}{'runs' if one else 'run'} on {cause.where}{f', {cause.why}' if alone else ''}"
         case Launching():
             return f"{who}{'is' if one else 'are'} starting on {listed(cause.nodes, cause.of)}"
         case Stopping():

@@ -236,7 +236,9 @@ class Search:
         names = f"new-{stage.position}"
         before = next((step for step in steps if isinstance(step, AddNodes) and step.names == names), None)
         if before is not None:
-            return _with(steps, before.with_amount(2 * before.tasks)) if before.tasks < LARGEST else None
+            # Other asks take the new capacity: go before them, or add enough for them too.
+            more = None if before.tasks >= LARGEST else _with(steps, before.with_amount(2 * before.tasks))
+            return self._to_front(steps) or more
         labels = self._labels_for(stage.shape)
         if labels is None:
             return None
