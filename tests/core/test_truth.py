@@ -6,6 +6,7 @@ The worlds and the steps are made with `World`, not with the trials by which rem
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from copy import deepcopy
 from random import Random
 from typing import Any
@@ -36,6 +37,8 @@ from fairlead.core.remedy.trial import copy_of
 from fairlead.testing import World
 
 FEW, MANY, AT_ONCE = 200, 10_000, 500
+FIXED = (410, 628, 665, 686, 862, 983, 1305, 1434, 1834)
+"""Seeds of worlds in which a remedy was not enough, or a trial failed, before that was mended."""
 USERS = ("ann", "bob", "eve")
 
 
@@ -333,7 +336,7 @@ def _does(seed: int, steps: tuple[Step, ...], job: str, stage: str, kind: int) -
     return scene.started(starts, stage, kind if starts == job else NEW)
 
 
-def judge(seeds: range) -> None:
+def judge(seeds: Iterable[int]) -> None:
     figures: Counter[str] = Counter()
     wrong = [line for seed in seeds for line in examine(seed, figures)]
     print(dict(figures))
@@ -344,7 +347,7 @@ def judge(seeds: range) -> None:
 
 
 def test_doing_what_a_remedy_says_is_enough_and_no_less() -> None:
-    judge(range(FEW))
+    judge([*range(FEW), *FIXED])
 
 
 @pytest.mark.long

@@ -12,12 +12,13 @@ import msgspec
 
 from fairlead.core import cycle
 from fairlead.core.asks import minimum_by_stage
+from fairlead.core.changes import Stopped
 from fairlead.core.commands import AnyCommand, Kill, Rejected, Submit
 from fairlead.core.cycle import Cycle
 from fairlead.core.dump import dump, load
 from fairlead.core.model import NEW, Ask, Job, Micros, Stage
 from fairlead.core.reasons import AfterUnmet, Reason
-from fairlead.core.remedy.steps import Request, Step, configured
+from fairlead.core.remedy.steps import Block, EndTasks, Request, Step, configured
 from fairlead.core.state import Partition
 
 AGAIN = "again"
@@ -66,10 +67,15 @@ class Trials:
         known = self._known.get(steps)
         if known is None:
             self.runs += 1
-            known = self._known[steps] = self._run(steps)
+            known, stops = self._run(steps)
+            if known.started and stops:
+                # New settings let other asks have tasks stopped. These may stop before the next cycle, or not.
+                known, _ = self._run(steps, stopped=True)
+            self._known[steps] = known
         return known
 
-    def _run(self, steps: tuple[Step, ...]) -> Outcome:
+    def _run(self, steps: tuple[Step, ...], stopped: bool = False) -> tuple[Outcome, bool]:
+        """Return what happens, and True if new settings made tasks stop. With `stopped`, they stop at once."""
         partition, first, reign = self.partition, self.partition.counters.allocation, copy(self.partition.reign)
         done: list[Cycle] = []
         # A lane that sleeps is not tried, and gives no reason.
@@ -77,18 +83,34 @@ class Trials:
         partition.wake_lanes(self.ask.stage)
         try:
             setting = configured(partition, steps)
+            ends: list[AnyCommand] = []
             if setting is not None:
                 done.append(cycle.run(partition, [setting], self.now))
+                ends = self._ends(done[0])
             commands, job_id = self._commands(steps)
-            done.append(cycle.run(partition, commands, self.now))
+            done.append(cycle.run(partition, [*(ends if stopped else ()), *commands], self.now))
             if any(isinstance(answer, Rejected) for turn in done for answer in turn.answers):
-                return Outcome(False, refused=True)
+                return Outcome(False, refused=True), False
             job = partition.jobs[job_id]
-            return Outcome(self._started(job, first), self._reason(job, done[-1]))
+            return Outcome(self._started(job, first), self._reason(job, done[-1])), bool(ends)
         finally:
             for turn in reversed(done):
                 turn.plan.abandon()
             partition.reign = reign
+
+    def _ends(self, turn: Cycle) -> list[AnyCommand]:
+        """Return the reports of tasks that a cycle told to stop, for when they have stopped."""
+        partition = self.partition
+        numbers = [change.into or change.allocation for change in turn.changes if isinstance(change, Stopped)]
+        stopping = [partition.allocations[number] for number in numbers if number in partition.allocations]
+        return [
+            command
+            for allocation in stopping
+            for command in EndTasks(
+                partition.nodes.name[partition.nodes.rows[allocation.node]],
+                (Block(allocation.stage.job.id, allocation.stage.name, allocation.indices),),
+            ).commands(partition)
+        ]
 
     def _reason(self, job: Job, turn: Cycle) -> Reason | None:
         unmet = self.partition.unmet(job)
