@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from bench.deciding import deciding
 from bench.durable import durable
 from bench.e2e import e2e
+from bench.explaining import explaining
 from bench.fleet import fleet
 from bench.harness import Row
 from bench.joining import joining
@@ -25,6 +26,7 @@ CATALOGUE: dict[str, Callable[[float], Iterator[Row]]] = {
     "steps": steps,
     "deciding": deciding,
     "shares": shares,
+    "explaining": explaining,
     "spawning": spawning,
     "fleet": fleet,
     "simulating": simulating,

@@ -38,15 +38,34 @@ def test_the_words_are_the_same_at_every_door(site: Serving, monkeypatch: pytest
     running, head = submit(site.as_owner, gang), submit(site.as_owner, gang)
     last, lost = submit(site.as_owner, JOB), submit(site.as_owner, GPU_JOB)
     said = {
-        running: f"job {running} is running; none of its tasks wait",
-        head: "main: 2 new waiting, number 1 in its lane: room for 0 of 2 (nodes: 1 missing cpu)",
-        last: "main: 1 new waiting, number 2 in its lane, behind 1 job (2 tasks)",
-        lost: f"main: 1 new waiting, number 1 in its lane: never fits: {NO_GPU}",
+        running: [f"job {running} is starting on n0"],
+        head: [
+            f"job {head} waits for 2 CPUs (nodes: 1 missing cpu)",
+            "main: 2 new waiting, number 1 in its lane: room for 0 of 2 (nodes: 1 missing cpu)",
+            f"  enough: end 2 tasks of {running}[main] on n0",
+            "  enough: add a node with cpu=2",
+        ],
+        last: [
+            f"job {last} waits behind 1 job (2 tasks) in queue root.default",
+            "main: 1 new waiting, number 2 in its lane, behind 1 job (2 tasks)",
+            f"  enough: bring it to the front of its queue and end 1 task of {running}[main] on n0",
+            "  enough: bring it to the front of its queue and add a node with cpu=1",
+        ],
+        lost: [
+            f"job {lost} can never run as the cluster is now: {NO_GPU}",
+            f"main: 1 new waiting, number 1 in its lane: never fits: {NO_GPU}",
+            "  enough: add a node with gpu=1",
+        ],
     }
     with Client(site.url, site.owner) as client:
-        for job, text in said.items():
-            assert command(site, monkeypatch, "explain", job)[0] == f"{text}\n"
-            assert [ask.text for ask in client.explain(job).waiting] == ([] if job == running else [text])
+        for job, lines in said.items():
+            printed = command(site, monkeypatch, "explain", job)[0].splitlines()
+            assert [line.partition(" at ")[0] for line in printed] == lines
+            explained = client.explain(job)
+            assert explained.sentence == lines[0]
+            assert [ask.text for ask in explained.waiting] == ([] if job == running else [lines[1]])
+            assert [f"  enough: {remedy.text}" for ask in explained.waiting for remedy in ask.remedies] == lines[2:]
+            assert not any(ask.remedies for ask in client.explain(job, remedies=False).waiting)
         waiting = client.explain(last).waiting[0]
     assert (waiting.jobs_ahead, waiting.tasks_ahead, waiting.code, waiting.then) == (1, 2, "", "")
     listed = command(site, monkeypatch, "ps")[0].splitlines()

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from fairlead.api.copies import fork, result_of
 from fairlead.api.feed import Feed
 from fairlead.api.problems import Unserved
 from fairlead.api.walltime import steady_wall
@@ -50,6 +51,8 @@ REQUEST_USER: ContextVar[str] = ContextVar("REQUEST_USER", default="")
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before a stopped control plane starts again: after the first failure, and at most."""
 BUSY_PAUSE = 0.05
+COPIES = 2
+"""Processes with a copy of a partition's state that run at a time."""
 STOPPED = "the journal failed and the server is recovering; its log says why"
 LAPSED = "the lease of this server ended before it could be renewed; another server may lead now"
 STANDBY_PAUSE = 0.25
@@ -87,6 +90,7 @@ class PartitionService:
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._readers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """User → lock held while one of its requests reads the state or waits to read it."""
+        self._copies = asyncio.Semaphore(COPIES)
 
     @property
     def partition(self) -> Partition:
@@ -134,6 +138,15 @@ class PartitionService:
             lock = self._readers[user] = asyncio.Lock()
         async with lock, self._thread.lock:
             return look(self.partition)
+
+    async def on_copy(self, work: Callable[[Partition], bytes], seconds: float) -> bytes:
+        """Return the result of work on a copy of the state, in a second process; empty if it fails or takes too long.
+
+        The writer waits only until the process has begun, and a few such processes run at a time.
+        """
+        async with self._copies:
+            pid, pipe = await self.read(lambda state: fork(lambda: work(state), seconds))
+            return await result_of(pid, pipe, seconds)
 
     def publish(self, decided: Cycle) -> None:
         """Publish the events of a cycle. Called after each cycle."""

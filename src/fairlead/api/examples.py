@@ -198,6 +198,48 @@ ATTEMPT = {
 HEALTH = {"version": "0.1.0", "ready": True, "partitions": {"default": True}, "problem": ""}
 DONE = {"note": ""}
 
+WAITS_FOR = "waits for 1 more CPU of 2: 1 is free on n2"
+WAITING_ANSWER = {
+    "stage": "worker",
+    "kind": "new",
+    "count": 2,
+    "position": 0,
+    "code": "no room",
+    "reason": "room for 1 of 2 (nodes: 2 missing cpu, 1 not for all)",
+    "jobs_ahead": 0,
+    "tasks_ahead": 0,
+    "then_code": "",
+    "then": "",
+    "text": "worker: 2 new waiting, number 1 in its lane: room for 1 of 2 (nodes: 2 missing cpu, 1 not for all)",
+    "at_least": False,
+    "remedies": [
+        {
+            "text": "end 1 task of 16[main] on n1",
+            "operator": True,
+            "steps": [
+                {
+                    "code": "end tasks",
+                    "text": "end 1 task of 16[main] on n1",
+                    "operator": True,
+                    "node": "n1",
+                    "nodes": 0,
+                    "tasks": 1,
+                    "jobs": ["16"],
+                    "stage": "",
+                    "resources": {},
+                    "labels": {},
+                    "pool": "",
+                    "taint": "",
+                    "queue": "",
+                    "user": "",
+                    "group": "",
+                    "value": None,
+                }
+            ],
+        }
+    ],
+}
+
 EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
     "submit": (JOB, {"job": "17", "partition": "default", "warning": ""}),
     "submitMany": (
@@ -212,21 +254,21 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
         {
             "job": "17",
             "state": "pending",
-            "waiting": [
-                {
-                    "stage": "worker",
-                    "kind": "new",
-                    "count": 2,
-                    "position": 0,
-                    "code": "no room",
-                    "reason": "room for 1 of 2 (nodes: 3 missing cpu)",
-                    "jobs_ahead": 0,
-                    "tasks_ahead": 0,
-                    "then_code": "",
-                    "then": "",
-                    "text": "worker: 2 new waiting, number 1 in its lane: room for 1 of 2 (nodes: 3 missing cpu)",
-                }
-            ],
+            "waiting": [WAITING_ANSWER],
+            "sentence": f"job 17 {WAITS_FOR}",
+            "causes": [],
+        },
+    ),
+    "dryRun": (
+        JOB,
+        {
+            "partition": "default",
+            "queue": "root.default",
+            "starts": False,
+            "never": "",
+            "sentence": f"submitted now, it {WAITS_FOR}",
+            "placements": [],
+            "waiting": [WAITING_ANSWER],
         },
     ),
     "kill": (None, DONE),

@@ -29,7 +29,7 @@ from fairlead.api.context import (
 from fairlead.api.control import PartitionService, accepted_in, offered
 from fairlead.api.problems import Unserved, problem_of
 from fairlead.api.tokens import Token
-from fairlead.core.commands import AnyCommand, Kill, Scale, SetPriority, Submit
+from fairlead.core.commands import AnyCommand, Kill, Rejected, Scale, SetPriority, Submit
 from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY, ONE_CPU, parse_job
 from fairlead.core.errors import Refused
 from fairlead.core.explain import may_never_run, never_runs
@@ -39,8 +39,11 @@ from fairlead.core.model import Job, JobSpec
 from fairlead.core.reader import Reader
 from fairlead.core.resources import SECOND, shown
 from fairlead.core.state import Partition
-from fairlead.views.answers import explanation, job_answer, task_answers
+from fairlead.views.answers import by_id, job_answer, task_answers
 from fairlead.views.documents import shown_state
+from fairlead.views.dryrun import try_submission
+from fairlead.views.explaining import explained, remedies_of, with_remedies
+from fairlead.views.whyanswers import dry_run_answer, explained_answer, explanation
 from fairlead.wire import api as wire
 from fairlead.writer.inbox import Slot
 
@@ -54,6 +57,8 @@ PAGE_BYTES = 4 * 2**20
 """Size in bytes at which a page of jobs ends."""
 SCANNED = 10_000
 """Jobs that are filtered by a quick check at a time; then other requests get their turn."""
+SEARCHING = 1.0
+"""Seconds for which remedies are looked for."""
 LOOKING = 0.005
 """Seconds for which jobs are checked in full, between two cycles of the writer."""
 
@@ -94,6 +99,35 @@ async def submit(
     accepted = await accepted_in(_offered(services, served, command))
     warnings = await _warnings(served, [accepted.job])
     return wire.Submitted(job=accepted.job, partition=served.name, warning=warnings.get(accepted.job, ""))
+
+
+@post("/jobs/dry-run", operation_id="dryRun", guards=[USERS], summary="Try a submission", status_code=200)
+async def dry_run(
+    request: HttpRequest, data: Annotated[Any, Shaped(wire.JobDocument)], partition: PartitionName = ""
+) -> wire.DryRun:
+    """Answer what the next cycle would do with a job, without submitting it: whether and where it would start, or what
+    is ahead of it, what would be enough to start it, or why it can never run. What would refuse a submission refuses
+    this too. Nothing is stored."""
+    services, sees = services_of(request), seen_by(request)
+    command = submission(caller_of(request), data, "", {})
+    served = services.control.find(partition)
+    _checked(services, served, command)
+
+    def attempt(state: Partition) -> bytes:
+        expired = deadline(SEARCHING)
+        tried = try_submission(state, command, served.writer.reasons, served.now)
+        if isinstance(tried, Rejected):
+            return msgspec.json.encode(tried)
+        answer = dry_run_answer(tried, tried.explained(by_id(state, sees), expired))
+        return msgspec.json.encode(answer)
+
+    answer = await served.on_copy(attempt, SEARCHING)
+    if not answer:
+        raise Unserved("busy", "the dry run took too long; try it again")
+    outcome = msgspec.json.decode(answer)
+    if outcome.get("type") == "rejected":
+        raise Refused(outcome["field"], outcome["problem"], outcome["code"])
+    return msgspec.convert(outcome, wire.DryRun)
 
 
 @post("/jobs/batch", operation_id="submitMany", guards=[USERS], summary="Submit many jobs", status_code=200)
@@ -146,19 +180,25 @@ def _offer_item(
 
 def _offered(services: Services, served: PartitionService, command: Submit) -> Slot:
     """Offer a submission. Refuse it if it names secrets or jobs of other users, or exceeds a quota."""
+    size = _checked(services, served, command)
+    slot = offered(served, command)
+    if size is not None:
+        services.quotas.offered(served.name, command.spec.user, size, slot)
+    return slot
+
+
+def _checked(services: Services, served: PartitionService, command: Submit) -> int | None:
+    """Check what the core does not know: secrets, jobs of other users and quotas. Returns its size for quotas."""
     services.secrets.check(command.spec, command.user)
     if command.operator:
-        return offered(served, command)
+        return None
     jobs = served.partition.jobs
     for at, name in enumerate(command.spec.after):
         # The owner of a job never changes, so it can be read without waiting for the writer.
         earlier = jobs.get(name)
         if earlier is not None and not is_owner(command, earlier):
             raise no_such_job(f"after[{at}]", name)
-    size = services.quotas.check(served.name, served.partition.settings, command.spec)
-    slot = offered(served, command)
-    services.quotas.offered(served.name, command.spec.user, size, slot)
-    return slot
+    return services.quotas.check(served.name, served.partition.settings, command.spec)
 
 
 async def _warnings(served: PartitionService, job_ids: list[str]) -> dict[str, str]:
@@ -408,15 +448,42 @@ async def tasks(
     return await control.find(partition).read(look)
 
 
-@get("/jobs/{job_id:str}/explain", operation_id="explain", guards=[USERS], summary="Why a job waits")
-async def explain(request: HttpRequest, job_id: JobId, partition: PartitionName = "") -> wire.Explanation:
-    """Explain why stages of a job wait: the reason, the position in the lane, and what is missing."""
+@get("/jobs/{job_id:str}/explain", operation_id="explain", guards=[USERS], summary="Why a job is in its state")
+async def explain(
+    request: HttpRequest,
+    job_id: JobId,
+    partition: PartitionName = "",
+    remedies: Annotated[
+        bool,
+        QueryParameter(required=False, description="Also find what would be enough to start what waits."),
+    ] = True,
+) -> wire.Explanation:
+    """Explain the state of a job: one sentence, then why its tasks wait, stop, or run where they run. Reasons for
+    waiting carry remedies: what would be enough to start the tasks in the next cycle. Remedies are found by trials on
+    a copy of the state and take longer than the rest."""
     caller, sees = caller_of(request), seen_by(request)
     control = services_of(request).control
     served = control.find(partition)
-    return await served.read(
+    answer = await served.read(
         lambda state: explanation(state, find(state, caller, job_id), served.writer.reasons, served.now, sees)
     )
+    if not remedies or not answer.waiting:
+        return answer
+
+    def search(state: Partition) -> bytes:
+        expired = deadline(SEARCHING)
+        job, seen, now = find(state, caller, job_id), by_id(state, sees), served.now
+        view = explained(state, job, served.writer.reasons, now, seen)
+        return msgspec.json.encode(explained_answer(with_remedies(view, remedies_of(state, job, now, expired), seen)))
+
+    found = await served.on_copy(search, SEARCHING)
+    return msgspec.json.decode(found, type=wire.Explanation) if found else answer
+
+
+def deadline(seconds: float) -> Callable[[], bool]:
+    """Return a function that is True when some seconds have passed."""
+    end = monotonic() + seconds
+    return lambda: monotonic() > end
 
 
 # -- changing ----------------------------------------------------------------------------------------------------
@@ -489,4 +556,4 @@ async def set_priority(
     )
 
 
-HANDLERS = [submit, submit_many, jobs, job, tasks, explain, kill, scale, set_priority]
+HANDLERS = [submit, submit_many, dry_run, jobs, job, tasks, explain, kill, scale, set_priority]

@@ -38,7 +38,7 @@ def until_started(client: Client, job: str) -> wire.Job:
             return view
         if time.monotonic() > due:
             due = time.monotonic() + 10 * LOG_TIMEOUT
-            for ask in client.explain(job).waiting[:1]:
+            for ask in client.explain(job, remedies=False).waiting[:1]:
                 typer.echo(f"fairlead: job {job} waits: {ask.reason or ask.text}", err=True)
         time.sleep(pause)
         pause = min(0.5, 1.5 * pause)

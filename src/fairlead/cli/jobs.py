@@ -152,6 +152,10 @@ def submit(
     follow: Annotated[
         bool, typer.Option("--follow", help="Show the output of the job and exit with its status.")
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show whether and where the job would start now, or why not; submit nothing."),
+    ] = False,
     engine: Engine = "agents",
     image: Image = None,
     namespace: Namespace = None,
@@ -167,12 +171,20 @@ def submit(
     if engine == "kubernetes":
         from fairlead.cli.pods import submit_pods
 
+        if dry_run:
+            raise typer.BadParameter("it is not for pods; leave it out", param_hint="--dry-run")
         others = {"file": file, "wait": wait, "follow": follow, "partition": partition}
         submit_pods({**options, **others}, image, namespace, kubeconfig, as_json)
         return
     for option, value in (("--image", image), ("--namespace", namespace), ("--kubeconfig", kubeconfig)):
         if value is not None:
             raise typer.BadParameter("it is for pods; add --engine kubernetes, or leave it out", param_hint=option)
+    if dry_run:
+        for option, given in (("--wait", wait), ("--follow", follow)):
+            if given:
+                raise typer.BadParameter("a dry run starts nothing; leave it out", param_hint=option)
+        _dry_run(file, options, partition, as_json)
+        return
     _submit(file, options, partition, wait, follow, as_json)
 
 
@@ -268,6 +280,24 @@ def _submit(
         if as_json:
             print_json(view)
         _end_as(client, view, quiet=as_json)
+
+
+def _dry_run(file: Path | None, options: dict[str, Any], partition: str, as_json: bool) -> None:
+    """Show what would become of a job. Exit code 1 if it can never run as the cluster is now."""
+    from fairlead.client import calls
+
+    with open_client(partition) as client:
+        document = _from_file(file, options) if file is not None else _from_options(client, options, ", or --file")
+        tried = client.send(calls.dry_run(document, client.partition))
+    if as_json:
+        print_json(tried)
+    else:
+        print_text(tried.sentence)
+        for placed in tried.placements:
+            print_text(f"{placed.stage}: {placed.tasks} {'task' if placed.tasks == 1 else 'tasks'} on {placed.node}")
+        _print_waiting(tried.waiting)
+    if tried.never:
+        raise typer.Exit(1)
 
 
 def _warn(submitted: wire.Submitted) -> None:
@@ -588,16 +618,27 @@ def logs(
 
 @calls_server
 def explain(job: JobName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Show why a job waits: what is missing, what is ahead of it, and what will keep it back after that."""
+    """Show why a job waits, stops, or runs where it runs, and what would be enough to start what waits.
+
+    One sentence comes first. Then, for tasks that wait: what is missing, what is ahead of them, and remedies. When all
+    that one remedy says is done, the tasks start in the next cycle.
+    """
     with open_client(partition) as client:
         explanation = client.explain(job)
     if as_json:
         print_json(explanation)
         return
-    if not explanation.waiting:
-        print_text(f"job {explanation.job} is {explanation.state}; none of its tasks wait")
-    for ask in explanation.waiting:
+    print_text(explanation.sentence)
+    for cause in explanation.causes if explanation.waiting or len(explanation.causes) > 1 else ():
+        print_text(cause.text)
+    _print_waiting(explanation.waiting)
+
+
+def _print_waiting(waiting: list[wire.Waiting]) -> None:
+    for ask in waiting:
         print_text(ask.text)
+        for remedy in ask.remedies:
+            print_text(f"  enough: {remedy.text}" if remedy.steps else "  it starts in the next cycle")
 
 
 # -- changing ----------------------------------------------------------------------------------------------------

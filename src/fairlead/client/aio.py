@@ -125,9 +125,12 @@ class AsyncClient:
         """Change the priority of a job. Owners may lower it, operators may raise it too."""
         return (await self.send(calls.set_priority(job, priority, self.partition))).note
 
-    async def explain(self, job: str) -> wire.Explanation:
-        """Return why the tasks of a job wait."""
-        return await self.send(calls.explain(job, self.partition))
+    async def explain(self, job: str, remedies: bool = True) -> wire.Explanation:
+        """Return why a job is in its state, and what would be enough to start its waiting tasks.
+
+        Without `remedies` the answer comes sooner.
+        """
+        return await self.send(calls.explain(job, self.partition, remedies))
 
     async def attempts(self, job: str) -> wire.Attempts:
         """Return the attempts of a job's tasks: where and when they ran, and how they ended."""

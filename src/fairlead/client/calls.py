@@ -253,8 +253,14 @@ def tasks(name: str, partition: str, **filters: Any) -> Call[wire.TaskPage]:
     return Call(wire.TaskPage, "GET", f"{API}/jobs/{part(name)}/tasks", partition=partition, **filters)
 
 
-def explain(name: str, partition: str) -> Call[wire.Explanation]:
-    return Call(wire.Explanation, "GET", f"{API}/jobs/{part(name)}/explain", partition=partition)
+def dry_run(document: Document, partition: str) -> Call[wire.DryRun]:
+    return Call(wire.DryRun, "POST", f"{API}/jobs/dry-run", document, partition=partition)
+
+
+def explain(name: str, partition: str, remedies: bool = True) -> Call[wire.Explanation]:
+    # Servers without remedies do not know the parameter, so it is sent only to leave them out.
+    without = None if remedies else "false"
+    return Call(wire.Explanation, "GET", f"{API}/jobs/{part(name)}/explain", partition=partition, remedies=without)
 
 
 def attempts(name: str, partition: str, **filters: Any) -> Call[wire.Attempts]:

@@ -118,9 +118,12 @@ class Client:
         """Change the priority of a job. Owners may lower it, operators may raise it too."""
         return self.send(calls.set_priority(job, priority, self.partition)).note
 
-    def explain(self, job: str) -> wire.Explanation:
-        """Return why the tasks of a job wait."""
-        return self.send(calls.explain(job, self.partition))
+    def explain(self, job: str, remedies: bool = True) -> wire.Explanation:
+        """Return why a job is in its state, and what would be enough to start its waiting tasks.
+
+        Without `remedies` the answer comes sooner.
+        """
+        return self.send(calls.explain(job, self.partition, remedies))
 
     def attempts(self, job: str) -> wire.Attempts:
         """Return the attempts of a job's tasks: where and when they ran, and how they ended."""

@@ -5,13 +5,13 @@ Match only notes that there was no capacity. The details are worked out when a u
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import msgspec
 
 from fairlead.core.admission import is_unpreemptible, refusal
 from fairlead.core.asks import Needs, asked_for, minimum_by_stage
-from fairlead.core.holds.room import ends_at, may_take
+from fairlead.core.holds.room import ends_at, may_take, room_now
 from fairlead.core.model import Account, Ask, Job, Micros, Stage
 from fairlead.core.never import is_known_to_fit, never_fits, never_whole, why_never
 from fairlead.core.policy.fit import choose_devices
@@ -19,11 +19,16 @@ from fairlead.core.policy.limits import allowed, may_run
 from fairlead.core.pools.sizes import grows, nodes_left, takes
 from fairlead.core.ranges import count
 from fairlead.core.reasons import HeldFor, NoRoom, NoShare, NotStopping, Reason, ShareSpent
+from fairlead.core.resources import GPU
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
 NAMED = 5
-"""An explanation names at most this number of holds, and of overdue stops."""
+"""An explanation names at most this number of holds, of overdue stops, and of nodes."""
+LOOKED_AT = 1_000
+"""At most this number of nodes with some capacity is compared."""
+MISSING = "missing "
+"""Nodes that lack a resource are counted under this and its name."""
 
 
 def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros) -> NoRoom:
@@ -37,6 +42,7 @@ def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros)
         stage = stage.job.stage(reason.stages[-1][0]) or stage  # the stage for which the others wait
     own = [ask.seq for ask in stage.asks if ask is not None and partition.earmark_of(ask.seq) is not None]
     failed: dict[str, int] = {}
+    free: list[int] = []
     nearest: tuple[int, int, str] | None = None
     for row in partition.nodes.in_order():
         if partition.nodes.manager[row] != stage.job.manager:
@@ -44,10 +50,13 @@ def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros)
         lacks, short = _lacks(partition, stage.shape, row, own)
         if not lacks:
             lacks = "not for all"
+            free.append(partition.nodes.node_id[row])
         failed[lacks] = failed.get(lacks, 0) + 1
         if short and (nearest is None or short < nearest[0]):
             nearest = (short, partition.nodes.node_id[row], partition.nodes.name[row])
     counted = tuple(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
+    missing = next((what.removeprefix(MISSING) for what, _ in counted if what.startswith(MISSING)), "")
+    missing = missing or _scarcest(partition, stage.shape, free)
     held = sum(len(partition.holds[seq].nodes) for seq in own if seq in partition.holds)
     coming = sum(
         number in partition.allocations
@@ -72,7 +81,31 @@ def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros)
         closed=_held_for_others(partition, stage, own, now),
         stuck=_not_stopping(partition, stage),
         without_share=without_share(partition, stage.job),
+        lacks=missing,
+        asked=dict(stage.shape.amounts).get(missing, 0),
+        free=tuple(_with_room(partition, stage, free[:NAMED])),
+        free_nodes=len(free),
     )
+
+
+def _scarcest(partition: Partition, shape: Shape, node_ids: list[int]) -> str:
+    """Return the resource of which nodes with some capacity have enough for the fewest tasks."""
+    nodes = partition.nodes
+    rows = [nodes.rows[node_id] for node_id in node_ids[:LOOKED_AT]]
+    fitting = {
+        name: sum((nodes.capacity[name][row] - nodes.used[name][row]) // amount for row in rows)
+        for name, amount in shape.amounts
+        if rows and name in nodes.capacity and not shape.key.apart
+    }
+    return min(fitting, key=lambda name: (fitting[name], name != GPU), default="")
+
+
+def _with_room(partition: Partition, stage: Stage, node_ids: list[int]) -> Iterator[tuple[str, int]]:
+    """Yield the names of nodes, with the number of tasks of a stage that fit there."""
+    nodes = partition.nodes
+    for node_id in node_ids:
+        most = 1 if stage.shape.key.apart else stage.count
+        yield nodes.name[nodes.rows[node_id]], room_now(nodes, node_id, stage.shape, most)[0]
 
 
 def _accepts(partition: Partition, stage: Stage, node_id: int) -> bool:
@@ -84,13 +117,18 @@ def _held_for_others(partition: Partition, stage: Stage, own: Collection[int], n
     """Return the holds that keep tasks of a stage out, the largest first."""
     holds: list[HeldFor] = []
     for seq, hold in sorted(partition.holds.items()) if stage.shape.amounts else ():
-        nodes = sum(
-            _accepts(partition, stage, node_id) and not any(own_seq in partition.nodes.held[node_id] for own_seq in own)
+        nodes = [
+            partition.nodes.name[partition.nodes.rows[node_id]]
             for node_id in hold.nodes
-        )
+            if _accepts(partition, stage, node_id)
+            and not any(own_seq in partition.nodes.held[node_id] for own_seq in own)
+        ]
         if nodes and seq not in own:
-            name = partition.jobs[hold.job].stages[hold.stage].name
-            holds.append(HeldFor(hold.job, name, nodes, ends_at(partition, hold, now)))
+            holder = partition.jobs[hold.job].stages[hold.stage]
+            ask = partition.ask_of_earmark(hold)
+            waited = 0 if ask is None else now - ask.waiting_since
+            until = ends_at(partition, hold, now)
+            holds.append(HeldFor(hold.job, holder.name, len(nodes), until, tuple(nodes[:NAMED]), waited))
     return tuple(sorted(holds, key=lambda hold: -hold.nodes)[:NAMED])
 
 
@@ -145,7 +183,7 @@ def _lacks(partition: Partition, shape: Shape, row: int, own: Collection[int]) -
     for name, amount in shape.amounts:
         free = nodes.capacity[name][row] - nodes.used[name][row] if name in nodes.capacity else 0
         if free < amount:
-            return f"missing {name}", (amount - free) * 1000 // amount
+            return f"{MISSING}{name}", (amount - free) * 1000 // amount
     if shape.devices and not _devices(partition, shape, row):
         return "split gpu", 1
     return "", 0

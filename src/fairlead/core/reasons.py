@@ -15,11 +15,12 @@ Sees = Callable[[str], bool]
 HIDDEN = "another user's job"
 
 
-def _in_words(name: str) -> str:
+def in_words(name: str) -> str:
+    """Return the name of a class as words, such as "no room" for NoRoom."""
     return re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
 
 
-class Reason(msgspec.Struct, frozen=True, tag=_in_words):
+class Reason(msgspec.Struct, frozen=True, tag=in_words):
     """Base class of reasons. The tag identifies a reason in the API: the class name in words, such as "no room"."""
 
     def __str__(self) -> str:
@@ -78,13 +79,17 @@ class HeldFor(msgspec.Struct, frozen=True):
     nodes: int
     until: int
     """When the hold ends if its ask has not started by then."""
+    names: tuple[str, ...] = ()
+    """The first of the nodes."""
+    waited: int = 0
+    """The time that the other ask has waited, in microseconds; 0 for a reader that may not see it."""
 
     def __str__(self) -> str:
         nodes = "1 node is" if self.nodes == 1 else f"{self.nodes} nodes are"
         return f"{nodes} held for {_named(self.job, self.stage)} until {format_moment(self.until)}"
 
     def shown_to(self, sees: Sees) -> HeldFor:
-        return self if sees(self.job) else HeldFor("", "", self.nodes, self.until)
+        return self if sees(self.job) else HeldFor("", "", self.nodes, self.until, self.names)
 
 
 class NotStopping(msgspec.Struct, frozen=True):
@@ -138,6 +143,14 @@ class NoRoom(Reason, frozen=True, tag="no room"):
     """Tasks that do not stop in time, on nodes that accept its tasks."""
     without_share: str = ""
     """A queue of its job that has a share of 0, while other queues use capacity."""
+    lacks: str = ""
+    """The resource that most of the nodes that accept its tasks have too little of."""
+    asked: int = 0
+    """The amount of that resource that one task asks for."""
+    free: tuple[tuple[str, int], ...] = ()
+    """Nodes with capacity for some of the tasks, and for how many; the first of them by name."""
+    free_nodes: int = 0
+    """The number of such nodes."""
 
     def __str__(self) -> str:
         why = ", ".join(f"{count} {what}" for what, count in self.failed)

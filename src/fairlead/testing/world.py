@@ -57,6 +57,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
 from fairlead.core.model import Job, Micros, Queue, Stage
 from fairlead.core.past import past_part
+from fairlead.core.remedy.trial import copy_of
 from fairlead.core.resources import MEMORY, MILLI, SECOND, parse_duration
 from fairlead.core.state import Partition
 from fairlead.journal.base import Journal
@@ -77,6 +78,8 @@ from fairlead.views.documents import (
     task_view,
     usage_view,
 )
+from fairlead.views.dryrun import Tried, try_submission
+from fairlead.views.explaining import Explained, explained, remedies_of, with_remedies
 from fairlead.views.metrics.pools import pool_figures
 from fairlead.writer.cluster import Cluster
 from fairlead.writer.observer import Observer
@@ -530,6 +533,28 @@ class World:
     def explain(self, job: str) -> list[Waiting]:
         where = self._where(job)
         return explain_view(self.partition(where), self._job(job), self.cluster.writers[where].reasons, self.now)
+
+    def why(self, job: str, remedies: bool = True) -> Explained:
+        """Return one sentence about a job, the reasons, and what would be enough to start what waits."""
+        where = self._where(job)
+        view = explained(self.partition(where), self._job(job), self.cluster.writers[where].reasons, self.now)
+        if not remedies or not view.waiting:
+            return view
+        twin = copy_of(self.partition(where))
+        return with_remedies(view, remedies_of(twin, twin.jobs[job], self.now), lambda name: True)
+
+    def dry_run(
+        self, *, stages: Iterable[Mapping[str, Any]], user: str = "user", partition: str | None = None, **rest: Any
+    ) -> Tried:
+        """Return what the next cycle would do with a job. Nothing is queued; `Refused` is raised if it is refused."""
+        where = partition or self._default
+        spec = parse_job({"user": user, "stages": [dict(stage) for stage in stages], **rest})
+        command = Submit(spec=spec, user=user, groups=spec.groups, operator=True)
+        reasons = self.cluster.writers[where].reasons
+        tried = try_submission(copy_of(self.partition(where)), command, reasons, self.now)
+        if isinstance(tried, Rejected):
+            raise Refused(tried.field, tried.problem, tried.code)
+        return tried
 
     def answers(self) -> list[Answer]:
         """Return the answers since the last call, in the order of the commands."""

@@ -18,7 +18,6 @@ from fairlead.core.resources import MEMORY, MILLI, SECOND
 from fairlead.core.state import Partition
 from fairlead.views.documents import (
     ask_view,
-    explain_view,
     short_reason,
     shown_state,
     task_view,
@@ -29,7 +28,7 @@ from fairlead.views.metrics.lanes import LaneFigures
 from fairlead.views.metrics.shares import figures_of
 from fairlead.wire import api as wire
 
-Sees = Callable[[Job], bool]
+SeesJob = Callable[[Job], bool]
 """True if the caller may see a job."""
 NAMED = 20
 """At most this number of names is given in lists that may have thousands."""
@@ -56,7 +55,7 @@ def optional_seconds(micros: Micros | None) -> float | None:
 # -- jobs --------------------------------------------------------------------------------------------------------
 
 
-def job_answer(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], sees: Sees) -> wire.Job:
+def job_answer(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], sees: SeesJob) -> wire.Job:
     spec = job.spec
     return wire.Job(
         id=job.id,
@@ -73,13 +72,13 @@ def job_answer(partition: Partition, job: Job, reasons: dict[tuple[str, str, int
         waiting_since=optional_seconds(waiting_since(job)),
         ended=None if job.allocations else optional_seconds(job.ended_at),
         reason=job.reason,
-        waits_for="" if job.over else short_reason(partition, job, reasons, _by_id(partition, sees)),
+        waits_for="" if job.over else short_reason(partition, job, reasons, by_id(partition, sees)),
         stages=[_stage_answer(stage) for stage in job.stages],
         matched=spec.matched,
     )
 
 
-def _by_id(partition: Partition, sees: Sees) -> Callable[[str], bool]:
+def by_id(partition: Partition, sees: SeesJob) -> Callable[[str], bool]:
     """Return a function that is True for the ids of jobs that the caller may see."""
     jobs = partition.jobs
     return lambda job_id: job_id in jobs and sees(jobs[job_id])
@@ -134,30 +133,6 @@ def _task_answer(partition: Partition, stage: Stage, index: int) -> wire.Task:
     )
 
 
-def explanation(
-    partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros, sees: Sees
-) -> wire.Explanation:
-    by_id = _by_id(partition, sees)
-    views = [view.shown_to(by_id) for view in explain_view(partition, job, reasons, now)]
-    waiting = [
-        wire.Waiting(
-            stage=view.stage,
-            kind=view.kind,
-            count=view.count,
-            position=view.position,
-            code=code_of(view.reason),
-            reason="" if view.reason is None else str(view.reason),
-            jobs_ahead=view.jobs_ahead,
-            tasks_ahead=view.tasks_ahead,
-            then_code=code_of(view.then),
-            then="" if view.then is None else str(view.then),
-            text=str(view),
-        )
-        for view in views
-    ]
-    return wire.Explanation(job=job.id, state=job.state, waiting=waiting)
-
-
 def code_of(reason: Reason | None) -> str:
     return "" if reason is None else str(type(reason).__struct_config__.tag)
 
@@ -165,7 +140,7 @@ def code_of(reason: Reason | None) -> str:
 # -- the cluster -------------------------------------------------------------------------------------------------
 
 
-def node_answer(partition: Partition, row: int, sees: Sees) -> wire.Node:
+def node_answer(partition: Partition, row: int, sees: SeesJob) -> wire.Node:
     nodes = partition.nodes
     held_for = _held_for(partition, nodes.node_id[row])
     seen = [job for job in held_for if sees(partition.jobs[job])]
@@ -236,7 +211,7 @@ def queue_answer(partition: Partition, queue: Queue, now: Micros) -> wire.Queue:
     )
 
 
-def lane_answers(partition: Partition, figures: LaneFigures, lanes: int, first: int, sees: Sees) -> list[wire.Lane]:
+def lane_answers(partition: Partition, figures: LaneFigures, lanes: int, first: int, sees: SeesJob) -> list[wire.Lane]:
     """Return the lanes with the most pending tasks, each with the first asks that the caller may see."""
     by_name: dict[tuple[str, str], list[Lane]] = {}
     for lane in partition.lanes.values():  # lanes of several users may have one name
@@ -262,7 +237,7 @@ def lane_answers(partition: Partition, figures: LaneFigures, lanes: int, first: 
     return answers
 
 
-def hold_answers(partition: Partition, sees: Sees, now: Micros) -> list[wire.Hold]:
+def hold_answers(partition: Partition, sees: SeesJob, now: Micros) -> list[wire.Hold]:
     """Return the holds of jobs that the caller may see, the oldest first."""
     nodes = partition.nodes
     return [
@@ -279,7 +254,7 @@ def hold_answers(partition: Partition, sees: Sees, now: Micros) -> list[wire.Hol
     ]
 
 
-def promise_answers(partition: Partition, sees: Sees) -> list[wire.Promise]:
+def promise_answers(partition: Partition, sees: SeesJob) -> list[wire.Promise]:
     """Return the promises to jobs that the caller may see, the oldest first."""
     nodes, allocations = partition.nodes, partition.allocations
     return [

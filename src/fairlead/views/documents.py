@@ -13,8 +13,12 @@ from fairlead.core.outcomes import claimant_of
 from fairlead.core.past import past_part
 from fairlead.core.ranges import count, indices
 from fairlead.core.reasons import AfterUnmet, InChain, NeverFits, NoRoom, NotReady, Reason, Sees
+from fairlead.core.remedy.steps import Remedy
 from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
+
+WALKED = 2_000
+"""At most this number of asks before another one is counted."""
 
 
 class StageView(msgspec.Struct, frozen=True):
@@ -81,16 +85,28 @@ class Waiting(msgspec.Struct, frozen=True):
     """What will keep it back after them, or after the jobs in `after`, if it was not tried yet."""
     turns: str = ""
     """If asks of other users go before it because these use less: the uses that count."""
+    at_least: bool = False
+    """True if more asks go before it than were counted: `position`, `jobs_ahead` and `tasks_ahead` are lower bounds."""
+    remedies: tuple[Remedy, ...] = ()
+    """What would be enough to start it in the next cycle, each for itself; only if this was asked for."""
 
     def __str__(self) -> str:
         place = "" if self.position is None else f", number {self.position + 1} in its lane"
-        if self.jobs_ahead:
-            jobs = "1 job" if self.jobs_ahead == 1 else f"{self.jobs_ahead} jobs"
-            place += f", behind {jobs} ({self.tasks_ahead} {'task' if self.tasks_ahead == 1 else 'tasks'})"
+        place += " or later" if self.at_least else ""
+        place += f", {self.behind}" if self.jobs_ahead else ""
         place += f", {self.turns}" if self.turns else ""
         reason = f": {self.reason}" if self.reason else ""
         later = f"; after that: {self.then}" if self.then else ""
         return f"{self.stage}: {self.count} {self.kind} waiting{place}{reason}{later}"
+
+    @property
+    def behind(self) -> str:
+        """The jobs ahead of it, in words; empty if there are none."""
+        if not self.jobs_ahead:
+            return ""
+        jobs = "1 job" if self.jobs_ahead == 1 else f"{self.jobs_ahead} jobs"
+        tasks = f"{self.tasks_ahead} {'task' if self.tasks_ahead == 1 else 'tasks'}"
+        return f"behind {'at least ' if self.at_least else ''}{jobs} ({tasks})"
 
     def shown_to(self, sees: Sees) -> Waiting:
         """Return this without the ids of jobs that a reader may not see."""
@@ -242,7 +258,7 @@ def explain_view(
             if wanted is None:
                 continue
             ask = stage.asks[kind]
-            position, jobs_ahead, tasks_ahead = (None, 0, 0) if ask is None else _ahead(partition, ask)
+            position, jobs_ahead, tasks_ahead, at_least = (None, 0, 0, False) if ask is None else _ahead(partition, ask)
             reason = AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind))
             if reason is None and ask is not None:
                 reason = why_passed(partition, ask)
@@ -256,26 +272,28 @@ def explain_view(
             elif reason is None and ask is not None and position:
                 then = why_later(partition, ask)
             turns = _user_ahead(partition, ask, now) if ask is not None and position else ""
-            waiting.append(
-                Waiting(stage.name, KINDS[kind], len(wanted), position, reason, jobs_ahead, tasks_ahead, then, turns)
-            )
+            ahead = (jobs_ahead, tasks_ahead, then, turns, at_least)
+            waiting.append(Waiting(stage.name, KINDS[kind], len(wanted), position, reason, *ahead))
         if partition.derived.chains:
             waiting += _in_chains(stage)
     return waiting
 
 
-def _ahead(partition: Partition, ask: Ask) -> tuple[int, int, int]:
-    """Return the position of an ask in its lane, and the number of other jobs and of their tasks before it."""
+def _ahead(partition: Partition, ask: Ask) -> tuple[int, int, int, bool]:
+    """Return the position of an ask in its lane, and the number of other jobs and of their tasks before it.
+
+    The last part is True if these are lower bounds: a long lane is not walked to its end.
+    """
     position = tasks = 0
     jobs: dict[str, None] = {}
     for other in partition.lanes[lane_key(ask)]:
-        if other is ask:
+        if other is ask or position == WALKED:
             break
         position += 1
         if other.stage.job is not ask.stage.job:
             jobs[other.stage.job.id] = None
             tasks += other.count
-    return position, len(jobs), tasks
+    return position, len(jobs), tasks, position == WALKED
 
 
 def users_view(partition: Partition, queue: Queue, now: Micros) -> list[tuple[str, float, float]]:

@@ -8,7 +8,7 @@ from fairlead.core.model import Micros, NodeOrder, Pool
 from fairlead.core.pools.sizes import paused_until
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
-from fairlead.views.answers import Sees, amounts, optional_seconds, seconds
+from fairlead.views.answers import SeesJob, amounts, optional_seconds, seconds
 from fairlead.views.metrics.pools import PoolFigures, pool_figures
 from fairlead.wire import api as wire
 
@@ -21,13 +21,15 @@ def usage_answer(partition: Partition) -> wire.Usage:
     return wire.Usage(partition=partition.name, ready=True, pools={name: _use(pool) for name, pool in figures.items()})
 
 
-def pool_answers(partition: Partition, pools: Iterable[Pool], sees: Sees, now: Micros) -> list[wire.Pool]:
+def pool_answers(partition: Partition, pools: Iterable[Pool], sees: SeesJob, now: Micros) -> list[wire.Pool]:
     """Return the pools at a time, from the state alone. The caller adds what the providers report."""
     figures = pool_figures(partition)
     return [_pool_answer(partition, pool, None if figures is None else figures[pool.name], sees, now) for pool in pools]
 
 
-def _pool_answer(partition: Partition, pool: Pool, figures: PoolFigures | None, sees: Sees, now: Micros) -> wire.Pool:
+def _pool_answer(
+    partition: Partition, pool: Pool, figures: PoolFigures | None, sees: SeesJob, now: Micros
+) -> wire.Pool:
     settings, nodes = pool.settings, partition.nodes
     return wire.Pool(
         name=pool.name,
@@ -72,7 +74,7 @@ def _use(figures: PoolFigures) -> wire.PoolUse:
     )
 
 
-def _order(partition: Partition, order: NodeOrder, sees: Sees) -> wire.PoolOrder:
+def _order(partition: Partition, order: NodeOrder, sees: SeesJob) -> wire.PoolOrder:
     by_stage: dict[tuple[str, int], int] = {}
     for (job, stage, _), tasks in order.tasks_by_ask.items():
         by_stage[job, stage] = by_stage.get((job, stage), 0) + tasks

@@ -376,6 +376,65 @@ class Batch(Answer, frozen=True, kw_only=True):
     items: list[BatchItem]
 
 
+class Step(Answer, frozen=True, kw_only=True):
+    """A step of a remedy. `code` says what is done; the other fields have their values where they matter."""
+
+    code: str
+    """`end tasks`, `add nodes`, `enable node`, `bring node back`, `release hold`, `ready`, `raise limit`,
+    `raise max jobs`, `raise share`, `start queue`, `move to front`, `jobs succeed`; or, for another submission of the
+    job, `drop selector`, `drop where`, `drop pool`, `tolerate`, `ask less`, `fewer tasks`, `allow preemption`,
+    `drop after`."""
+    text: str
+    operator: bool
+    """True if only an operator may do it."""
+    node: str = ""
+    nodes: int = 0
+    """The number of nodes to add."""
+    tasks: int = 0
+    """The number of tasks: those that end, those that the new nodes have room for, or those that the gang keeps."""
+    jobs: list[str] = []
+    """The jobs of the tasks that end, or that have to succeed, or whose nodes are released, of those that the caller
+    may see."""
+    stage: str = ""
+    resources: dict[str, int | float] = {}
+    """What each new node has; the new limit; or what a task may ask for."""
+    labels: dict[str, str] = {}
+    """The labels of new nodes, or the selector to drop."""
+    pool: str = ""
+    taint: str = ""
+    queue: str = ""
+    user: str = ""
+    """For a limit of users: the user, or `*` for each user."""
+    group: str = ""
+    value: int | None = None
+    """The new `max_jobs` or share."""
+
+
+class Remedy(Answer, frozen=True, kw_only=True):
+    """Steps that are enough together: when all are done, the tasks start in the next cycle. Less is not enough.
+
+    Without steps, the tasks start in the next cycle anyway."""
+
+    text: str
+    operator: bool
+    """True if an operator is needed for at least one step."""
+    steps: list[Step]
+
+
+class Cause(Answer, frozen=True, kw_only=True):
+    """Why tasks are where they are, if they do not just wait. `code` is `runs on`, `launching`, `stopping`,
+    `last attempt` or `over`."""
+
+    code: str
+    text: str
+    stage: str
+    tasks: int
+    nodes: list[str] = []
+    """The first of the nodes."""
+    stops_for: str = ""
+    """The job or queue that tasks stop for."""
+
+
 class Waiting(Answer, frozen=True, kw_only=True):
     """Why tasks of a stage wait. `position` 0 is the head of the lane; `code` is the machine-readable reason."""
 
@@ -394,12 +453,43 @@ class Waiting(Answer, frozen=True, kw_only=True):
     """What will keep the tasks back after those, or after the jobs in `after`, as far as that is known now."""
     text: str = ""
     """All of it as one line, as `fairlead explain` shows it."""
+    at_least: bool = False
+    """True if the lane is so long that `position`, `jobs_ahead` and `tasks_ahead` are lower bounds."""
+    remedies: list[Remedy] = []
+    """What would be enough to start the tasks in the next cycle, each remedy for itself, the shortest first."""
 
 
 class Explanation(Answer, frozen=True, kw_only=True):
     job: str
     state: str
     waiting: list[Waiting]
+    sentence: str = ""
+    """The explanation in one sentence."""
+    causes: list[Cause] = []
+    """Why other tasks run where they run or stop, how earlier attempts of waiting tasks ended, or why the job ended."""
+
+
+class Placement(Answer, frozen=True, kw_only=True):
+    """Tasks of a stage that would start on a node."""
+
+    stage: str
+    node: str
+    tasks: int
+
+
+class DryRun(Answer, frozen=True, kw_only=True):
+    """What the next cycle would do with a job, if it were submitted."""
+
+    partition: str
+    queue: str
+    starts: bool
+    """True if it would start at once, with at least the tasks that have to start together."""
+    never: str = ""
+    """Why it can never run as the cluster is now; empty if it can."""
+    sentence: str
+    placements: list[Placement]
+    waiting: list[Waiting]
+    """Why tasks would wait, what is ahead of them, and what would be enough to start them."""
 
 
 class Done(Answer, frozen=True, kw_only=True):

@@ -1,0 +1,548 @@
+"""Steps of remedies, as typed values. Each one can be turned into commands, and put into a few words."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from fairlead.core.changes import NodeSpec
+from fairlead.core.changes.nodes import spec_of
+from fairlead.core.commands import (
+    AddNode,
+    AnyCommand,
+    BringToFront,
+    Configure,
+    MarkReady,
+    MoveNode,
+    MoveQueue,
+    Report,
+    ReportState,
+)
+from fairlead.core.commands import ReleaseHold as ReleaseHoldCommand
+from fairlead.core.model import Amounts, JobSpec, Limits, Pairs, QueueSettings, StageSpec
+from fairlead.core.ranges import count, difference, split
+from fairlead.core.reasons import HIDDEN, Sees, in_words
+from fairlead.core.resources import CPU, GPU, format_quantity, format_vector
+from fairlead.core.settings import PartitionConfig
+from fairlead.core.state import Partition
+
+
+class Step(msgspec.Struct, frozen=True, tag=in_words):
+    """Base class of steps. The tag names a step in the API: the class name in words, such as "end tasks"."""
+
+    operator: ClassVar[bool] = True
+    """True if only an operator may do it; False if the owner of the job can."""
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        """Return the commands that do it."""
+        return []
+
+    @property
+    def amount(self) -> int:
+        """How much is done, if less of it can be done; otherwise 0."""
+        return 0
+
+    def with_amount(self, amount: int) -> Step:
+        """Return the step with another amount, above 0."""
+        return self
+
+    def shown_to(self, sees: Sees) -> Step:
+        """Return the step without the ids of jobs that a reader may not see."""
+        return self
+
+
+class Remedy(msgspec.Struct, frozen=True):
+    """Steps that are enough together: once all are done, the tasks start in the next cycle. Fewer are not enough."""
+
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.steps))
+
+    @property
+    def operator(self) -> bool:
+        """True if only an operator may do all of it."""
+        return any(step.operator for step in self.steps)
+
+    def shown_to(self, sees: Sees) -> Remedy:
+        return Remedy(tuple(step.shown_to(sees) for step in self.steps))
+
+
+# -- tasks and nodes ---------------------------------------------------------------------------------------------
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Tasks of a stage on a node."""
+
+    job: str
+    """Empty for a reader that may not see it."""
+    stage: str
+    indices: tuple[int, ...]
+    """As ranges: the first index, the one after the last, and so on."""
+
+    def __str__(self) -> str:
+        tasks = count(self.indices)
+        return f"{tasks} {'task' if tasks == 1 else 'tasks'} of {f'{self.job}[{self.stage}]' if self.job else HIDDEN}"
+
+    def shown_to(self, sees: Sees) -> Block:
+        return self if sees(self.job) else Block("", "", (0, count(self.indices)))
+
+
+class EndTasks(Step, frozen=True):
+    """Tasks on a node end, by themselves or because they are killed."""
+
+    node: str
+    blocks: tuple[Block, ...]
+
+    def __str__(self) -> str:
+        return f"end {', '.join(map(str, self.blocks))} on {self.node}"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        commands: list[AnyCommand] = []
+        for block in self.blocks:
+            stage = partition.jobs[block.job].stage(block.stage)
+            assert stage is not None
+            left = block.indices
+            while left:
+                allocation = (stage.live or {})[left[0]]
+                rest = difference(left, allocation.indices)
+                state: ReportState = "stopped" if allocation.state == "stopping" else "succeeded"
+                commands.append(
+                    Report(
+                        node=self.node,
+                        job=block.job,
+                        stage=block.stage,
+                        indices=difference(left, rest),
+                        attempt=allocation.attempt,
+                        state=state,
+                        exit_code=0 if state == "succeeded" else None,
+                        operator=True,
+                    )
+                )
+                left = rest
+        return commands
+
+    @property
+    def amount(self) -> int:
+        return sum(count(block.indices) for block in self.blocks)
+
+    def with_amount(self, amount: int) -> EndTasks:
+        blocks: list[Block] = []
+        for block in self.blocks:
+            taken, _ = split(block.indices, min(amount, count(block.indices)))
+            amount -= count(taken)
+            if taken:
+                blocks.append(Block(block.job, block.stage, taken))
+        return EndTasks(self.node, tuple(blocks))
+
+    def shown_to(self, sees: Sees) -> EndTasks:
+        return EndTasks(self.node, tuple(block.shown_to(sees) for block in self.blocks))
+
+
+class AddNodes(Step, frozen=True):
+    """New nodes join, with capacity for a number of tasks."""
+
+    tasks: int
+    per_task: Amounts
+    apart: bool = False
+    """True if each task needs a node of its own."""
+    gpu_parts: int = 1
+    """The number of tasks that share a GPU."""
+    labels: Pairs = ()
+    pool: str = ""
+    names: str = "new"
+    """The nodes are named by this and a number."""
+
+    @property
+    def nodes(self) -> int:
+        return self.tasks if self.apart else 1
+
+    @property
+    def resources(self) -> Amounts:
+        """The resources of each node."""
+        tasks = 1 if self.apart else self.tasks
+        if not self.per_task:
+            return ((CPU, 1000),)
+        return tuple(
+            (name, -(-tasks // self.gpu_parts) * 1000 if name == GPU and amount < 1000 else amount * tasks)
+            for name, amount in self.per_task
+        )
+
+    def __str__(self) -> str:
+        nodes = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
+        labels = "".join(f" {key}={value}" for key, value in self.labels)
+        where = f" to pool {self.pool}" if self.pool else ""
+        return f"add {nodes} with {format_vector(dict(self.resources))}{labels and ' and labels' + labels}{where}"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        spec = NodeSpec(self.resources, self.labels, (), self.pool)
+        return [AddNode(name=f"{self.names}-{n}", spec=spec, operator=True) for n in range(self.nodes)]
+
+    @property
+    def amount(self) -> int:
+        return self.tasks
+
+    def with_amount(self, amount: int) -> AddNodes:
+        return msgspec.structs.replace(self, tasks=amount)
+
+
+class EnableNode(Step, frozen=True):
+    """A node that is drained or disabled is enabled again."""
+
+    node: str
+
+    def __str__(self) -> str:
+        return f"enable node {self.node}"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [MoveNode(name=self.node, action="enable", operator=True)]
+
+
+class BringNodeBack(Step, frozen=True):
+    """A node that is lost or disconnected joins again."""
+
+    node: str
+
+    def __str__(self) -> str:
+        return f"bring node {self.node} back"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        node_id = partition.nodes.find(self.node)
+        assert node_id is not None
+        return [AddNode(name=self.node, spec=spec_of(partition, node_id), operator=True)]
+
+
+class ReleaseHold(Step, frozen=True):
+    """The nodes that are held for another job are released."""
+
+    job: str
+    """Empty for a reader that may not see it."""
+
+    def __str__(self) -> str:
+        return f"release the nodes held for {f'job {self.job}' if self.job else HIDDEN}"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [ReleaseHoldCommand(job=self.job, operator=True)]
+
+    def shown_to(self, sees: Sees) -> ReleaseHold:
+        return self if sees(self.job) else ReleaseHold("")
+
+
+class Ready(Step, frozen=True):
+    """The partition becomes ready: all agents have reported, or an operator declares it."""
+
+    def __str__(self) -> str:
+        return "wait until all agents have reported, or mark the partition ready"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [MarkReady(operator=True)]
+
+
+# -- queues and limits -------------------------------------------------------------------------------------------
+
+
+class QueueStep(Step, frozen=True):
+    """Base class of steps that change the settings of a queue."""
+
+    queue: str
+
+    def changed(self, settings: QueueSettings) -> QueueSettings:
+        return settings
+
+
+class LimitStep(QueueStep, frozen=True, kw_only=True):
+    """Base class of steps that change a limit of a queue, or of users or groups in it."""
+
+    user: str = ""
+    """A user, or `*` if the limit is for each user; empty for another limit."""
+    group: str = ""
+    now: int
+    """The present limit."""
+
+    @property
+    def account(self) -> str:
+        """The name of the account with the limit."""
+        if self.user:
+            return f"{'each user' if self.user == '*' else f'user {self.user}'} in queue {self.queue}"
+        return f"group {self.group} in queue {self.queue}" if self.group else f"queue {self.queue}"
+
+    def changed(self, settings: QueueSettings) -> QueueSettings:
+        if self.user:
+            users = tuple((name, self._raised(of) if name == self.user else of) for name, of in settings.users)
+            return msgspec.structs.replace(settings, users=users)
+        if self.group:
+            groups = tuple((name, self._raised(of) if name == self.group else of) for name, of in settings.groups)
+            return msgspec.structs.replace(settings, groups=groups)
+        whole = self._raised(Limits(settings.limit, settings.max_jobs))
+        return msgspec.structs.replace(settings, limit=whole.limit, max_jobs=whole.max_jobs)
+
+    def _raised(self, limits: Limits) -> Limits:
+        return limits
+
+
+class RaiseLimit(LimitStep, frozen=True, kw_only=True):
+    """A limit is raised to an amount."""
+
+    resource: str
+    limit: int
+
+    def __str__(self) -> str:
+        return f"raise the limit of {self.account} to {self.resource}={format_quantity(self.resource, self.limit)}"
+
+    def _raised(self, limits: Limits) -> Limits:
+        amounts = tuple((name, self.limit if name == self.resource else old) for name, old in limits.limit or ())
+        return msgspec.structs.replace(limits, limit=amounts)
+
+    @property
+    def amount(self) -> int:
+        return self.limit - self.now
+
+    def with_amount(self, amount: int) -> RaiseLimit:
+        return msgspec.structs.replace(self, limit=self.now + amount)
+
+
+class RaiseMaxJobs(LimitStep, frozen=True, kw_only=True):
+    """More jobs of a queue, user or group may run at once."""
+
+    max_jobs: int
+
+    def __str__(self) -> str:
+        return f"raise max_jobs of {self.account} to {self.max_jobs}"
+
+    def _raised(self, limits: Limits) -> Limits:
+        return msgspec.structs.replace(limits, max_jobs=self.max_jobs)
+
+    @property
+    def amount(self) -> int:
+        return self.max_jobs - self.now
+
+    def with_amount(self, amount: int) -> RaiseMaxJobs:
+        return msgspec.structs.replace(self, max_jobs=self.now + amount)
+
+
+class RaiseShare(QueueStep, frozen=True, kw_only=True):
+    """A queue gets a larger share."""
+
+    share: int
+    now: int
+    """The present share."""
+
+    def __str__(self) -> str:
+        return f"raise the share of queue {self.queue} to {self.share}"
+
+    def changed(self, settings: QueueSettings) -> QueueSettings:
+        return msgspec.structs.replace(settings, share=self.share)
+
+    @property
+    def amount(self) -> int:
+        return self.share - self.now
+
+    def with_amount(self, amount: int) -> RaiseShare:
+        return msgspec.structs.replace(self, share=self.now + amount)
+
+
+class StartQueue(Step, frozen=True):
+    """A stopped queue is started."""
+
+    queue: str
+
+    def __str__(self) -> str:
+        return f"start queue {self.queue}"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [MoveQueue(queue=self.queue, action="start", operator=True)]
+
+
+def configured(partition: Partition, steps: tuple[Step, ...]) -> Configure | None:
+    """Return the command that changes the settings of queues as the steps say; None if none of them does."""
+    changes = [step for step in steps if isinstance(step, QueueStep)]
+    if not changes:
+        return None
+    queues = {path: queue.settings for path, queue in partition.queues.items() if queue.state != "draining"}
+    for step in changes:
+        queues[step.queue] = step.changed(queues[step.queue])
+    pools = tuple((name, pool.settings) for name, pool in partition.pools.items())
+    return Configure(config=PartitionConfig(partition.settings, tuple(queues.items()), pools), operator=True)
+
+
+# -- order -------------------------------------------------------------------------------------------------------
+
+
+class MoveToFront(Step, frozen=True):
+    """The ask is brought to the front of its lane."""
+
+    job: str
+    stage: str
+
+    def __str__(self) -> str:
+        return "bring it to the front of its queue"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [BringToFront(job=self.job, stage=self.stage, operator=True)]
+
+
+class JobsSucceed(Step, frozen=True):
+    """The jobs in `after` end with success."""
+
+    operator: ClassVar[bool] = False
+    jobs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if len(self.jobs) == 1:
+            return f"wait until job {self.jobs[0]} has succeeded"
+        return f"wait until jobs {', '.join(self.jobs)} have succeeded"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [
+            command
+            for name in self.jobs
+            for stage in partition.jobs[name].stages
+            for allocation in {live.id: live for live in (stage.live or {}).values()}.values()
+            for command in EndTasks(
+                partition.nodes.name[partition.nodes.rows[allocation.node]],
+                (Block(name, stage.name, allocation.indices),),
+            ).commands(partition)
+        ]
+
+
+# -- another request ---------------------------------------------------------------------------------------------
+
+
+class Request(Step, frozen=True):
+    """Base class of steps that change the job: it is killed, and submitted again with changes."""
+
+    operator: ClassVar[bool] = False
+
+    def changed(self, spec: JobSpec) -> JobSpec:
+        return spec
+
+
+class StageRequest(Request, frozen=True):
+    """Base class of steps that change one stage of the job."""
+
+    stage: str
+
+    def changed(self, spec: JobSpec) -> JobSpec:
+        stages = tuple(self._changed(stage) if stage.name == self.stage else stage for stage in spec.stages)
+        return msgspec.structs.replace(spec, stages=stages)
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        return stage
+
+    @property
+    def _of(self) -> str:
+        return "" if self.stage == "main" else f" in stage {self.stage}"
+
+
+class DropSelector(StageRequest, frozen=True):
+    label: str
+    values: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"submit it without the selector {self.label}={','.join(self.values)}{self._of}"
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        return msgspec.structs.replace(
+            stage, selectors=tuple(pair for pair in stage.selectors if pair[0] != self.label)
+        )
+
+
+class DropWhere(StageRequest, frozen=True):
+    def __str__(self) -> str:
+        return f"submit it without `where`{self._of}"
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        return msgspec.structs.replace(stage, where=())
+
+
+class DropPool(StageRequest, frozen=True):
+    pool: str
+
+    def __str__(self) -> str:
+        return f"submit it without pool {self.pool}{self._of}"
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        return msgspec.structs.replace(stage, pool="")
+
+
+class Tolerate(StageRequest, frozen=True):
+    taint: str
+
+    def __str__(self) -> str:
+        return f"submit it with a toleration of {self.taint}{self._of}"
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        return msgspec.structs.replace(stage, tolerations=tuple(sorted({*stage.tolerations, self.taint})))
+
+
+class AskLess(StageRequest, frozen=True, kw_only=True):
+    """A task asks for less of a resource."""
+
+    resource: str
+    amount_asked: int
+    """The smaller amount."""
+    now: int
+    """The present amount."""
+
+    def __str__(self) -> str:
+        asked = format_quantity(self.resource, self.amount_asked)
+        return f"submit it with {self.resource}={asked} a task{self._of}"
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        amounts = dict(stage.resources)
+        amounts[self.resource] = self.amount_asked
+        return msgspec.structs.replace(stage, resources=tuple((name, had) for name, had in amounts.items() if had))
+
+    @property
+    def _unit(self) -> int:
+        """The step in which the amount can change: a task asks for whole GPUs, or for a part of one."""
+        return 1000 if self.resource == GPU and self.now >= 1000 else 1
+
+    @property
+    def amount(self) -> int:
+        return (self.now - self.amount_asked) // self._unit
+
+    def with_amount(self, amount: int) -> AskLess:
+        return msgspec.structs.replace(self, amount_asked=self.now - amount * self._unit)
+
+
+class FewerTasks(StageRequest, frozen=True, kw_only=True):
+    """A gang is made smaller."""
+
+    tasks: int
+    now: int
+    """The present size."""
+
+    def __str__(self) -> str:
+        return f"submit it with {self.tasks} {'task' if self.tasks == 1 else 'tasks'}{self._of}"
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        return msgspec.structs.replace(stage, count=self.tasks, min=0)
+
+    @property
+    def amount(self) -> int:
+        return self.now - self.tasks
+
+    def with_amount(self, amount: int) -> FewerTasks:
+        return msgspec.structs.replace(self, tasks=self.now - amount)
+
+
+class AllowPreemption(Request, frozen=True):
+    """The job is made preemptible, so that it may borrow capacity beyond the share of its queue."""
+
+    def __str__(self) -> str:
+        return "submit it as preemptible"
+
+    def changed(self, spec: JobSpec) -> JobSpec:
+        return msgspec.structs.replace(spec, preemptible=True)
+
+
+class DropAfter(Request, frozen=True):
+    """The job no longer waits for other jobs."""
+
+    def __str__(self) -> str:
+        return "submit it without `after`"
+
+    def changed(self, spec: JobSpec) -> JobSpec:
+        return msgspec.structs.replace(spec, after=())

@@ -1,0 +1,180 @@
+"""Causes: why tasks run where they run, stop, or wait again, as typed values beside the reasons for waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlead.core.holds.room import may_take
+from fairlead.core.model import Allocation, Job, Micros, Stage
+from fairlead.core.outcomes import claimant_of, live_of
+from fairlead.core.ranges import count
+from fairlead.core.reasons import Reason
+from fairlead.core.resources import format_moment
+from fairlead.core.state import Partition
+
+NAMED = 5
+"""At most this number of nodes is named, and of different ends of earlier attempts."""
+LOOKED_AT = 1_000
+"""At most this number of waiting tasks is looked at for the end of their last attempt."""
+
+
+class Cause(Reason, frozen=True):
+    """Base class of causes: they concern a number of tasks of a stage."""
+
+    stage: str
+    tasks: int
+
+    @property
+    def _counted(self) -> str:
+        return "1 task" if self.tasks == 1 else f"{self.tasks} tasks"
+
+
+class RunsOn(Cause, frozen=True):
+    """Tasks run, on nodes that the placement of the partition chose."""
+
+    nodes: tuple[str, ...]
+    """The first of the nodes."""
+    of: int
+    """The number of the nodes."""
+    place: str
+    suitable: int
+    """The number of nodes that take such tasks when they have capacity."""
+    known: int
+    """The number of all nodes."""
+    held: bool = False
+    """True if nodes were held for the tasks before they started."""
+    near: str = ""
+    """The label by which the nodes were kept close together."""
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self._counted} on {self.where}, {self.why}"
+
+    @property
+    def where(self) -> str:
+        return listed(self.nodes, self.of)
+
+    @property
+    def why(self) -> str:
+        """Why they run there, as the end of a sentence."""
+        chosen = f"chosen by placement `{self.place}` among {self.suitable} of {self.known} nodes that take its tasks"
+        chosen += f", close together by label {self.near}" if self.near else ""
+        return chosen + (", from nodes that were held for it" if self.held else "")
+
+
+class Launching(Cause, frozen=True):
+    """Tasks were sent to their nodes, and the agents there have not acknowledged them yet."""
+
+    nodes: tuple[str, ...]
+    of: int
+    since: Micros
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self._counted} sent to {listed(self.nodes, self.of)} at {format_moment(self.since)}"
+
+
+class Stopping(Cause, frozen=True):
+    """Tasks were told to stop and have not stopped yet."""
+
+    nodes: tuple[str, ...]
+    of: int
+    cause: str
+    """Why: `kill`, `scale`, `time limit`, `preempt` or `gang`."""
+    stops_for: str
+    """The job or queue that preempted tasks stop for, as the owner may know it; otherwise empty."""
+    since: Micros
+
+    def __str__(self) -> str:
+        why = f" for {self.stops_for}" if self.stops_for else f" ({self.cause})"
+        where = listed(self.nodes, self.of)
+        return f"{self.stage}: {self._counted} on {where} stopping{why}, told at {format_moment(self.since)}"
+
+
+class LastAttempt(Cause, frozen=True):
+    """How the last attempt of waiting tasks ended: preempted and for which job, lost, failed, or not launched."""
+
+    ended: str
+    tries_used: int
+    tries: int
+    launches_failed: int = 0
+    """The number of launches in a row that were not acknowledged."""
+    max_launches: int = 0
+
+    def __str__(self) -> str:
+        again = f" (try {self.tries_used} of {self.tries})" if self.tries_used else ""
+        if self.launches_failed:
+            again += f" (launch {self.launches_failed} of {self.max_launches})"
+        return f"{self.stage}: the last attempt of {self._counted} that wait: {self.ended}{again}"
+
+
+class Over(Cause, frozen=True):
+    """The job is over."""
+
+    state: str
+    ended: str
+    """Why it ended; empty if all tasks succeeded."""
+
+    def __str__(self) -> str:
+        return f"{self.state}, {self.ended}" if self.ended else self.state
+
+
+def listed(names: tuple[str, ...], of: int) -> str:
+    """Return names as "n1, n2 and 3 more"."""
+    more = of - len(names)
+    if more > 0:
+        return f"{', '.join(names)} and {more} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def causes_of(partition: Partition, job: Job) -> list[Cause]:
+    """Return why a job is where it is, apart from reasons for waiting."""
+    causes: list[Cause] = []
+    if job.over:
+        tasks = sum(stage.count for stage in job.stages)
+        causes.append(Over("", tasks, job.state, job.reason))
+    for stage in job.stages:
+        causes += _live(partition, stage)
+        causes += [] if job.over else _last_attempts(partition, stage)
+    return causes
+
+
+def _live(partition: Partition, stage: Stage) -> Iterator[Cause]:
+    groups: dict[tuple[str, str, str], list[Allocation]] = {}
+    for allocation in live_of(stage):
+        if allocation.rooms and allocation.state == "assigned":
+            continue  # it waits in a chain, which is a reason
+        stops_for = claimant_of(partition, allocation) if allocation.stopped_for else ""
+        cause: str = allocation.cause if allocation.state == "stopping" else ""
+        groups.setdefault((allocation.state, cause, stops_for), []).append(allocation)
+    for (state, cause, stops_for), allocations in groups.items():
+        tasks = sum(count(allocation.indices) for allocation in allocations)
+        rows = {partition.nodes.rows[allocation.node]: None for allocation in allocations}
+        names, of = tuple(partition.nodes.name[row] for row in list(rows)[:NAMED]), len(rows)
+        since = min(allocation.since for allocation in allocations)
+        if state == "stopping":
+            yield Stopping(stage.name, tasks, names, of, cause, stops_for, since)
+        elif state == "assigned":
+            yield Launching(stage.name, tasks, names, of, since)
+        else:
+            held = any(allocation.safe_until for allocation in allocations)
+            yield _runs_on(partition, stage, tasks, names, of, held)
+
+
+def _runs_on(partition: Partition, stage: Stage, tasks: int, names: tuple[str, ...], of: int, held: bool) -> RunsOn:
+    nodes, shape = partition.nodes, stage.shape
+    suitable = sum(may_take(nodes, row, shape) for row in nodes.rows.values())
+    place = partition.settings.place
+    return RunsOn(stage.name, tasks, names, of, place, suitable, len(nodes.rows), held, shape.key.near)
+
+
+def _last_attempts(partition: Partition, stage: Stage) -> Iterator[LastAttempt]:
+    groups: dict[tuple[str, int, int], int] = {}
+    waiting = [wanted for wanted in stage.pending if wanted is not None]
+    for looked_at, (index, past) in enumerate((stage.history or {}).items() if waiting else ()):
+        if looked_at == LOOKED_AT:
+            break
+        if past.reason and any(index in wanted for wanted in waiting):
+            key = (past.reason, past.tries_used, past.launches_failed)
+            groups[key] = groups.get(key, 0) + 1
+    most = partition.settings.max_launch_tries
+    for (ended, used, launches), tasks in sorted(groups.items(), key=lambda group: -group[1])[:NAMED]:
+        yield LastAttempt(stage.name, tasks, ended, used, stage.terms.tries, launches, most)

@@ -1,0 +1,79 @@
+"""Dry runs: what the next cycle would do with a submission, on a copy of the state and with the same core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from fairlead.core import cycle
+from fairlead.core.commands import Rejected, Submit
+from fairlead.core.explain import never_runs
+from fairlead.core.model import Job, Micros
+from fairlead.core.outcomes import live_of
+from fairlead.core.ranges import count
+from fairlead.core.reasons import Reason, Sees
+from fairlead.core.state import Partition
+from fairlead.views.causes import NAMED, listed
+from fairlead.views.explaining import Explained, explained, remedies_of, with_remedies
+
+SUBMITTED = "submitted now, it"
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """A submission that was tried. `partition` is the copy after the cycle that took it, with the job in its place.
+
+    A forecast of its start can run forward from there.
+    """
+
+    partition: Partition
+    job: Job
+    reasons: dict[tuple[str, str, int], Reason]
+    now: Micros
+
+    @property
+    def starts(self) -> bool:
+        """True if all stages start, at least with the tasks that they need."""
+        return all(stage.started for stage in self.job.stages)
+
+    @property
+    def placed(self) -> list[tuple[str, str, int]]:
+        """Stage, node and number of tasks that start at once."""
+        nodes = self.partition.nodes
+        return [
+            (stage.name, nodes.name[nodes.rows[allocation.node]], count(allocation.indices))
+            for stage in self.job.stages
+            for allocation in live_of(stage)
+        ]
+
+    @property
+    def never(self) -> Reason | None:
+        """Why it can never run as the cluster is now; None if it can."""
+        return None if self.starts else never_runs(self.partition, self.job)
+
+    def explained(self, sees: Sees = lambda job: True, expired: Callable[[], bool] = lambda: False) -> Explained:
+        """Explain what would become of it, with remedies if it would wait."""
+        view = explained(self.partition, self.job, self.reasons, self.now, sees)
+        if self.starts:
+            return msgspec.structs.replace(view, sentence=f"{SUBMITTED} starts at once {self._where()}")
+        view = msgspec.structs.replace(view, sentence=f"{SUBMITTED} {view.sentence.removeprefix(f'job {view.job} ')}")
+        return with_remedies(view, remedies_of(self.partition, self.job, self.now, expired), sees)
+
+    def _where(self) -> str:
+        """Return where it starts, and with how many of its tasks if not with all."""
+        tasks, all_tasks = sum(tasks for _, _, tasks in self.placed), sum(stage.count for stage in self.job.stages)
+        nodes = tuple(dict.fromkeys(node for _, node, _ in self.placed))
+        part = "" if tasks == all_tasks else f"with {tasks} of {all_tasks} tasks "
+        return f"{part}on {listed(nodes[:NAMED], len(nodes))}"
+
+
+def try_submission(
+    partition: Partition, command: Submit, reasons: dict[tuple[str, str, int], Reason], now: Micros
+) -> Tried | Rejected:
+    """Submit a job to a copy of a partition and run the next cycle there. Returns the refusal if it is refused."""
+    now = max(now, partition.now)
+    decided = cycle.run(partition, [msgspec.structs.replace(command, key="")], now)
+    answer = decided.answers[0]
+    if isinstance(answer, Rejected):
+        return answer
+    return Tried(partition, partition.jobs[answer.job], {**reasons, **decided.reasons}, now)

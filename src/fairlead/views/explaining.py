@@ -1,0 +1,203 @@
+"""Explanations: one sentence about a job, then the typed reasons. `World`, the API and the command line show these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from fairlead.core.model import KINDS, Job, Micros
+from fairlead.core.reasons import HIDDEN, AfterUnmet, HeldFor, NeverFits, NoRoom, Reason, Sees
+from fairlead.core.remedy.search import find_remedies
+from fairlead.core.remedy.steps import Remedy
+from fairlead.core.resources import CPU, GPU, MEMORY, format_duration, format_quantity
+from fairlead.core.state import Partition
+from fairlead.views.causes import Cause, LastAttempt, Launching, Over, RunsOn, Stopping, causes_of, listed
+from fairlead.views.documents import Waiting, explain_view, shown_state
+
+SEARCHED = 3
+"""Remedies are looked for this number of asks of a job at most."""
+
+FoundRemedies = dict[tuple[str, str], tuple[Remedy, ...]]
+"""Stage and kind → remedies."""
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """Why a job is in its state."""
+
+    job: str
+    state: str
+    sentence: str
+    waiting: tuple[Waiting, ...]
+    """Why tasks wait."""
+    causes: tuple[Cause, ...]
+    """Why other tasks run where they run, or stop, and how earlier attempts of waiting tasks ended."""
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def explained(
+    partition: Partition,
+    job: Job,
+    reasons: dict[tuple[str, str, int], Reason],
+    now: Micros,
+    sees: Sees = lambda job: True,
+) -> Explained:
+    """Explain a job to a reader, as of a time. Job ids that the reader may not see are left out."""
+    waiting = tuple(view.shown_to(sees) for view in explain_view(partition, job, reasons, now))
+    causes = tuple(causes_of(partition, job))
+    return Explained(job.id, shown_state(job), _sentence(job, waiting, causes), waiting, causes)
+
+
+def with_remedies(view: Explained, found: FoundRemedies, sees: Sees) -> Explained:
+    """Return an explanation with remedies, as a reader may see them."""
+    waiting = tuple(
+        msgspec.structs.replace(
+            ask, remedies=tuple(remedy.shown_to(sees) for remedy in found.get((ask.stage, ask.kind), ()))
+        )
+        for ask in view.waiting
+    )
+    return msgspec.structs.replace(view, waiting=waiting)
+
+
+def remedies_of(
+    partition: Partition, job: Job, now: Micros, expired: Callable[[], bool] = lambda: False
+) -> FoundRemedies:
+    """Return what would be enough to start the waiting tasks of a job. The partition is a copy, and is altered."""
+    found: FoundRemedies = {}
+    for stage in job.stages:
+        for kind, wanted in enumerate(stage.pending):
+            if wanted is None or len(found) == SEARCHED or expired():
+                continue
+            if stage.whole(kind) and found:
+                found[stage.name, KINDS[kind]] = next(iter(found.values()))  # all stages share one ask
+                continue
+            found[stage.name, KINDS[kind]] = tuple(find_remedies(partition, stage, kind, now, expired))
+    return found
+
+
+# -- the sentence ------------------------------------------------------------------------------------------------
+
+
+def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...]) -> str:
+    """Return the one sentence about a job: what waits comes first, then what stops, starts and runs."""
+    parts: list[str] = []
+    over = next((cause for cause in causes if isinstance(cause, Over)), None)
+    if over is not None:
+        parts.append(f"is over: {over}")
+    elif waiting:
+        parts.append(_waits(job, waiting))
+    for cause in causes:
+        if isinstance(cause, RunsOn | Launching | Stopping | LastAttempt):
+            parts.append(_told(cause, job, alone=not waiting and len(causes) == 1))
+    return f"job {job.id} {'; '.join(parts)}" if parts else f"job {job.id} is {shown_state(job)}"
+
+
+def _told(cause: Cause, job: Job, alone: bool) -> str:
+    """Return a cause as part of a sentence; if it is `alone`, with all details."""
+    tasks = "1 task" if cause.tasks == 1 else f"{cause.tasks} tasks"
+    several = len(job.stages) > 1
+    whole = alone and not several and cause.tasks == job.stages[0].count
+    who = "" if whole else f"{tasks} of {cause.stage} " if several else f"{tasks} "
+    one = whole or cause.tasks == 1
+    match cause:
+        case RunsOn():
+            return f"{who}{'runs' if one else 'run'} on {cause.where}{f', {cause.why}' if alone else ''}"
+        case Launching():
+            return f"{who}{'is' if one else 'are'} starting on {listed(cause.nodes, cause.of)}"
+        case Stopping():
+            why = f"for {cause.stops_for}" if cause.stops_for else f"because of {STOPS.get(cause.cause, cause.cause)}"
+            return f"{who}{'stops' if one else 'stop'} on {listed(cause.nodes, cause.of)} {why}"
+        case LastAttempt():
+            return f"the last attempt of {tasks}: {cause.ended}"
+    return str(cause)
+
+
+STOPS = {
+    "kill": "a kill",
+    "scale": "a smaller scale",
+    "time limit": "its time limit",
+    "preempt": "a better right",
+    "gang": "the loss of a gang member",
+}
+
+
+def _waits(job: Job, waiting: tuple[Waiting, ...]) -> str:
+    first = waiting[0]
+    text = _waits_for(first, job)
+    stages = {view.stage for view in waiting}
+    if len(stages) > 1 and not job.whole:
+        text = f"{text} (stage {first.stage}; {len(stages) - 1} more {'stage waits' if len(stages) == 2 else 'wait'})"
+    return text
+
+
+def _waits_for(view: Waiting, job: Job) -> str:
+    reason = view.reason
+    if isinstance(reason, NoRoom):
+        return _waits_for_room(reason)
+    if isinstance(reason, NeverFits):
+        return f"can never run as the cluster is now: {str(reason).removeprefix('never fits: ')}"
+    if isinstance(reason, AfterUnmet):
+        return str(reason)
+    if reason is not None:
+        return f"waits: {reason}"
+    text = f"waits {view.behind} in queue {job.queue.path}" if view.behind else "waits for its turn"
+    return f"{text}; after that: {view.then}" if view.then else text
+
+
+NOUNS = {GPU: ("GPU", "GPUs"), CPU: ("CPU", "CPUs")}
+
+
+def _waits_for_room(reason: NoRoom) -> str:
+    wanted, room = reason.wanted, reason.room
+    if reason.stages:
+        _, wanted, room = reason.stages[-1]
+    missing = max(1, wanted - room)
+    if reason.lacks:
+        text = f"waits for {_amount(reason.lacks, missing * reason.asked, more=missing < wanted)}"
+        text += f" of {format_quantity(reason.lacks, wanted * reason.asked)}" if missing < wanted else ""
+    else:
+        more = f" more of {wanted}" if missing < wanted else ""
+        text = f"waits for room for {missing}{more} {'task' if wanted == 1 else 'tasks'}"
+    details: list[str] = []
+    if reason.free and room:
+        names = listed(tuple(name for name, _ in reason.free), reason.free_nodes)
+        if reason.lacks:
+            free = room * reason.asked
+            are = "is" if free <= 1000 and reason.lacks != MEMORY else "are"
+            details.append(f"{format_quantity(reason.lacks, free)} {are} free on {names}")
+        else:
+            details.append(f"{names} {'has' if reason.free_nodes == 1 else 'have'} room for {room}")
+    elif reason.failed and not reason.closed:
+        text += f" (nodes: {', '.join(f'{nodes} {what}' for what, nodes in reason.failed[:3])})"
+    details += [_held(hold) for hold in reason.closed[:2]]
+    details += [str(late) for late in reason.stuck[:1]]
+    if reason.coming:
+        details.append(f"{reason.coming} allocations stop for it")
+    if reason.held:
+        details.append(f"{reason.held} {'node is' if reason.held == 1 else 'nodes are'} held for it")
+    if reason.ordered:
+        details.append(f"{reason.ordered} {'node is' if reason.ordered == 1 else 'nodes are'} ordered for it")
+    return f"{text}: {'; '.join(details)}" if details else text
+
+
+def _amount(resource: str, amount: int, more: bool) -> str:
+    """Return an amount of a resource in words, such as "3 more GPUs" or "2Gi of memory"."""
+    one, many = NOUNS.get(resource, (resource, resource))
+    if resource == MEMORY:
+        return f"{format_quantity(resource, amount)} {'more' if more else 'of'} memory"
+    return f"{format_quantity(resource, amount)} {'more ' if more else ''}{one if amount <= 1000 else many}"
+
+
+def _held(hold: HeldFor) -> str:
+    names = listed(hold.names, hold.nodes)
+    waited = f", which has waited {format_duration(_rounded(hold.waited))}" if hold.waited else ""
+    are = "is" if hold.nodes == 1 else "are"
+    return f"{names} {are} held for {f'job {hold.job}' if hold.job else HIDDEN}{waited}"
+
+
+def _rounded(us: int) -> int:
+    """Return a duration to the minute if it is long, otherwise to the second."""
+    unit = 60_000_000 if us >= 3_600_000_000 else 1_000_000
+    return us // unit * unit

@@ -1,0 +1,214 @@
+"""One sentence about a job in every state, the typed reasons behind it, and remedies."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairlead.core.errors import Refused
+from fairlead.core.remedy.steps import (
+    AddNodes,
+    EndTasks,
+    MoveToFront,
+    RaiseLimit,
+    ReleaseHold,
+    Remedy,
+)
+from fairlead.testing import World
+from fairlead.views.causes import LastAttempt, RunsOn, Stopping
+
+GPU_TASK = {"cpu": 1, "gpu": 4}
+
+
+def stage(count: int = 1, minimum: int | None = None, **resources: object) -> dict[str, object]:
+    least = {} if minimum is None else {"min": minimum}
+    return {"name": "main", "count": count, "resources": resources or {"cpu": 1}, **least}
+
+
+def texts(remedies: tuple[Remedy, ...]) -> list[str]:
+    return [str(remedy) for remedy in remedies]
+
+
+def test_a_gang_waits_for_gpus_some_of_which_are_free() -> None:
+    w = World()
+    w.nodes(2, gpu=4, cpu=8)
+    w.submit(name="small", stages=[stage(3, gpu=1)])
+    w.cycle()
+    gang = w.submit(name="gang", stages=[stage(8, gpu=1)])
+    w.cycle()
+    why = w.why(gang)
+    assert why.sentence == "job gang waits for 3 more GPUs of 8: 5 are free on n0 and n1"
+    (waiting,) = why.waiting
+    assert texts(waiting.remedies) == [
+        "end 3 tasks of small[main] on n0",
+        "add a node with gpu=3",
+        "submit it with 5 tasks",
+    ]
+    assert isinstance(waiting.remedies[0].steps[0], EndTasks)
+    assert isinstance(waiting.remedies[1].steps[0], AddNodes)
+
+
+def test_nodes_that_are_held_for_another_job() -> None:
+    w = World({"starving_after": "30s"})
+    w.nodes(2, cpu=8, gpu=4)
+    w.submit(name="first", stages=[stage(1, **GPU_TASK)])
+    w.cycle()
+    w.submit(name="starving", stages=[stage(2, **GPU_TASK)])
+    w.advance(100)
+    late = w.submit(name="late", user="bob", stages=[stage(1, gpu=1)])
+    w.cycle()
+    why = w.why(late)
+    assert why.sentence == (
+        "job late waits for room for 1 task: n1 and n0 are held for job starving, which has waited 100s"
+    )
+    assert Remedy((ReleaseHold("starving"),)) in why.waiting[0].remedies
+
+
+def test_a_limit_along_the_path() -> None:
+    w = World({"queues": {"root": {"ci": {"limit": {"cpu": 2}}}}})
+    w.nodes(1, cpu=8)
+    job = w.submit(queue="root.ci", stages=[stage(3, minimum=1)])
+    w.cycle()
+    why = w.why(job)
+    assert why.sentence == (
+        "job job waits: queue root.ci: limit cpu=2, used cpu=2, asked cpu=1; 2 tasks are starting on n0"
+    )
+    raised = RaiseLimit("root.ci", now=2000, resource="cpu", limit=3000)
+    assert why.waiting[0].remedies == (Remedy((raised,)),)
+    assert str(raised) == "raise the limit of queue root.ci to cpu=3"
+
+
+def test_a_job_behind_others() -> None:
+    w = World()
+    w.nodes(1, cpu=2)
+    w.submit(name="first", stages=[stage(1, cpu=1)])
+    w.cycle()
+    w.submit(name="wide", stages=[stage(2, cpu=1)])
+    last = w.submit(name="last", stages=[stage(1, cpu=1)])
+    w.cycle()
+    why = w.why(last)
+    assert why.sentence == "job last waits behind 1 job (2 tasks) in queue root.default"
+    assert why.waiting[0].remedies == (Remedy((MoveToFront("last", "main"),)),)
+
+
+def test_jobs_that_come_first_and_requests_that_never_fit() -> None:
+    w = World()
+    w.nodes(1, cpu=2)
+    w.submit(name="first", stages=[stage(2)])
+    w.cycle()
+    later = w.submit(name="later", after=["first"], stages=[stage(1)])
+    never = w.submit(name="never", stages=[{**stage(1), "selectors": {"zone": "x"}}])
+    w.cycle()
+    assert w.why(later).sentence == "job later waits for first"
+    assert texts(w.why(later).waiting[0].remedies) == ["wait until job first has succeeded"]
+    assert w.why(never).sentence == (
+        "job never can never run as the cluster is now: no node has label zone=x; the partition has no pools"
+    )
+    assert texts(w.why(never).waiting[0].remedies) == ["add a node with cpu=1 and labels zone=x"]
+
+
+def test_a_running_job_and_the_choice_of_its_nodes() -> None:
+    w = World()
+    w.nodes(2, cpu=2)
+    w.node("g0", cpu=2, taints=["gpu"])
+    job = w.submit(stages=[stage(2)])
+    w.cycle()
+    assert w.why(job).sentence == "job job is starting on n0"
+    w.cycle()
+    why = w.why(job)
+    assert why.sentence == "job job runs on n0, chosen by placement `pack` among 2 of 3 nodes that take its tasks"
+    assert why.causes == (RunsOn("main", 2, ("n0",), 1, "pack", 2, 3),)
+    assert not why.waiting
+
+
+def test_a_job_that_stops_for_another_and_waits_again() -> None:
+    w = World()
+    w.nodes(1, cpu=1)
+    low = w.submit(name="low", stages=[stage()])
+    w.advance(1)
+    w.hold_acks("n0")
+    high = w.submit(name="high", priority=5, stages=[stage()])
+    w.cycle()
+    why = w.why(low)
+    assert why.sentence == "job low stops on n0 for job high"
+    assert isinstance(why.causes[0], Stopping)
+    w.release_acks("n0")
+    w.advance(1)
+    assert w.placements(high)
+    why = w.why(low)
+    assert why.sentence == (
+        "job low waits for 1 CPU (nodes: 1 missing cpu); the last attempt of 1 task: preempted for job high"
+    )
+    assert isinstance(why.causes[0], LastAttempt)
+
+
+def test_a_launch_that_was_refused() -> None:
+    w = World()
+    w.nodes(1, cpu=1)
+    w.hold_acks("n0")
+    job = w.submit(stages=[stage()])
+    w.cycle()
+    w.report(job, "main", 0, 1, "refused", "n0")
+    w.cycle()
+    why = w.why(job)
+    assert "the last attempt of 1 task: node n0 refused the launch" in why.sentence
+    assert "1 backed off" in why.sentence
+
+
+def test_jobs_that_are_over() -> None:
+    w = World()
+    w.nodes(1, cpu=2)
+    done, failed = w.submit(stages=[stage()]), w.submit(stages=[stage()])
+    w.advance(1)
+    w.finish(done)
+    w.finish(failed, exit_code=3)
+    w.cycle()
+    assert w.why(done).sentence == f"job {done} is over: succeeded"
+    assert w.why(failed).sentence == f"job {failed} is over: failed, task main[0] failed: exit code 3"
+
+
+def test_questions_change_nothing() -> None:
+    w = World()
+    w.nodes(2, cpu=2)
+    w.submit(stages=[stage(3)])
+    job = w.submit(stages=[stage(4, cpu=2)])
+    w.cycle()
+    before = w.dump()
+    assert w.why(job).waiting[0].remedies
+    assert w.why(job) == w.why(job)
+    assert not w.dry_run(stages=[stage(2)]).starts
+    assert w.dump() == before
+
+
+def test_a_dry_run_starts_waits_or_never_starts() -> None:
+    w = World()
+    w.nodes(2, cpu=2)
+    w.submit(name="first", stages=[stage(3)])
+    w.cycle()
+    starts = w.dry_run(stages=[stage(1)])
+    assert starts.starts
+    assert starts.placed == [("main", "n1", 1)]
+    assert starts.explained().sentence == "submitted now, it starts at once on n1"
+    some = w.dry_run(stages=[stage(3, minimum=1)]).explained()
+    assert some.sentence == "submitted now, it starts at once with 1 of 3 tasks on n1"
+    waits = w.dry_run(stages=[stage(2)])
+    assert not waits.starts and waits.never is None
+    assert texts(waits.explained().waiting[0].remedies) == [
+        "end 1 task of first[main] on n1",
+        "add a node with cpu=1",
+        "submit it with 1 task",
+    ]
+    never = w.dry_run(stages=[stage(1, cpu=9)])
+    assert str(never.never).startswith("never fits: the largest node (n0) has cpu=2 of the asked cpu=9")
+    with pytest.raises(Refused, match="there is no queue"):
+        w.dry_run(queue="root.nowhere", stages=[stage(1)])
+
+
+def test_a_long_lane_is_not_walked_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead.views.documents.WALKED", 2)
+    w = World()
+    w.nodes(1, cpu=1)
+    jobs = [w.submit(stages=[stage(2, minimum=1)]) for _ in range(5)]
+    w.cycle()
+    (second, last) = w.explain(jobs[1])[0], w.explain(jobs[4])[0]
+    assert "number 2 in its lane, behind 1 job (1 task)" in str(second)
+    assert "number 3 in its lane or later, behind at least 2 jobs (3 tasks)" in str(last)
