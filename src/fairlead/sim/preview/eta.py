@@ -1,0 +1,140 @@
+"""Start times of waiting jobs: several futures of a partition, each in a process of its own, summed up.
+
+A forked process has a copy of the whole state at once, and throws it away at its end. The largest and the smallest of
+19 drawn start times enclose the real one in 18 of 20 cases, if it is drawn like them: an interval of 90 %.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Sequence
+from random import Random
+from select import select
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from fairlead.core.model import Micros
+from fairlead.core.resources import DAY
+from fairlead.core.state import Partition
+from fairlead.sim.preview.future import Future
+from fairlead.sim.preview.past import Past
+from fairlead.sim.preview.runtimes import Runtimes
+
+SAMPLES = 19
+HORIZON: Micros = 60 * DAY
+"""Futures end here."""
+
+
+class Sample(msgspec.Struct, array_like=True):
+    """What one future tells."""
+
+    starts: dict[str, Micros]
+    until: Micros
+    """The time that it reached: jobs without a start begin later."""
+    whole: bool
+    """False if it was ended for lack of time."""
+    unknown: int
+    """Running tasks without anything to tell their end from."""
+
+
+class Eta(msgspec.Struct):
+    """Start times of a job by several futures. A time is None if it is beyond what the futures reached."""
+
+    median: Micros | None
+    earliest: Micros | None
+    latest: Micros | None
+    not_before: Micros
+    """The time that the shortest of the futures without a start reached; all start times are later than now."""
+
+
+def draw_futures(
+    partition: Partition,
+    now: Micros,
+    runtimes: Runtimes,
+    past: Past,
+    wanted: Sequence[str],
+    seconds: float,
+    samples: int = SAMPLES,
+    workers: int = 2,
+    seed: int = 0,
+) -> list[Sample]:
+    """Run futures until the wanted jobs have started, for at most `seconds`."""
+    deadline = monotonic() + seconds
+
+    def one(number: int) -> Sample:
+        rng = Random(seed * 1_000 + number)
+        future = Future(partition, now, runtimes, past.arrivals(now, rng), rng)
+        whole = future.run(wanted, now + HORIZON, deadline)
+        starts = {job: future.starts[job] for job in wanted if job in future.starts}
+        return Sample(starts, future.now, whole or monotonic() < deadline, future.unknown)
+
+    gc.freeze()
+    try:
+        return in_processes(one, range(samples), Sample, workers)
+    finally:
+        gc.unfreeze()
+
+
+def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
+    """Return the median and the interval of a job's start times."""
+    times = sorted([sample.starts.get(job, HORIZON * 1_000) for sample in samples])
+    known = [time if time < HORIZON * 1_000 else None for time in times]
+    reached = [sample.until for sample in samples if job not in sample.starts]
+    middle = known[len(known) // 2]
+    return Eta(middle, known[0], known[-1], min(reached, default=known[-1] or 0))
+
+
+def in_processes(
+    work: Callable[[int], Any], numbers: Sequence[int], kind: type[Any], workers: int
+) -> list[Any]:
+    """Return the results of `work` for each number, each computed in a forked process, `workers` at a time."""
+    waiting, results = list(numbers), []
+    running: dict[int, tuple[int, list[bytes]]] = {}
+    encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(kind).decode
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                number = waiting.pop(0)
+                read, write = os.pipe()
+                pid = os.fork()
+                if not pid:
+                    _answer(lambda number=number: encode(work(number)), write)  # type: ignore[misc]
+                os.close(write)
+                running[read] = (pid, [])
+            for pipe in select(list(running), [], [])[0]:
+                part = os.read(pipe, 1 << 16)
+                pid, parts = running[pipe]
+                if part:
+                    parts.append(part)
+                    continue
+                del running[pipe]
+                os.close(pipe)
+                _, status = os.waitpid(pid, 0)
+                if status:
+                    raise RuntimeError(f"a future ended with status {status}")
+                results.append(decode(b"".join(parts)))
+    finally:
+        for pipe, (pid, _) in running.items():
+            os.close(pipe)
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+    return results
+
+
+def _answer(work: Callable[[], bytes], pipe: int) -> None:
+    """Write the result of a forked process and end it, without running anything of its parent."""
+    status = 1
+    try:
+        data = memoryview(work())
+        while data:
+            data = data[os.write(pipe, data) :]
+        status = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(status)
