@@ -26,7 +26,7 @@ from fairlead.core.changes import TaskNews
 from fairlead.core.cycle import Cycle
 from fairlead.core.forecast import guess
 from fairlead.core.model import Micros
-from fairlead.core.resources import HOUR, MINUTE
+from fairlead.core.resources import MINUTE
 from fairlead.core.state import Partition
 from fairlead.sim.policies import NAMED
 from fairlead.sim.preview.eta import SAMPLES, draw_futures, sum_up
@@ -65,9 +65,9 @@ class Watcher:
                 user, name = stage.job.owner
                 self.runtimes.note(user, name, stage.name, ran, guess(stage.terms))
                 self.services.append(ran)
-                known = self._by_id.pop(stage.job.id, None)
-                if known is not None:
-                    known.durations[stage.position] = ran
+                recorded = self._by_id.pop(stage.job.id, None)
+                if recorded is not None:
+                    recorded.durations[stage.position] = ran
 
     def stopped(self, partition: Partition, why: str) -> None:
         pass
@@ -80,7 +80,9 @@ class Promise:
         self.baseline: Micros = 0
 
 
-def score(log: Path, policy: str, every: int, workers: int, jobs: int | None, samples: int, skip: int) -> dict[str, Any]:
+def score(
+    log: Path, policy: str, every: int, workers: int, jobs: int | None, samples: int, skip: int
+) -> dict[str, Any]:
     trace = read_traces([log], lambda path: None, jobs=jobs)
     watcher = Watcher()
     simulation = Simulation(trace, NAMED[policy](trace), observers=[watcher])
@@ -123,7 +125,15 @@ def score(log: Path, policy: str, every: int, workers: int, jobs: int | None, sa
             gc.disable()
             drawn = draw_futures(partition, now, watcher.runtimes, watcher.past, [job], SECONDS, samples, 1, seen[kind])
             eta = sum_up(job, drawn)
-            line = json.dumps({"median": eta.median, "low": eta.earliest, "high": eta.latest, "whole": all(s.whole for s in drawn), "all": sorted(s.starts.get(job, 1 << 62) for s in drawn)})
+            line = json.dumps(
+                {
+                    "median": eta.median,
+                    "low": eta.earliest,
+                    "high": eta.latest,
+                    "whole": all(s.whole for s in drawn),
+                    "all": sorted(s.starts.get(job, 1 << 62) for s in drawn),
+                }
+            )
             os.write(write, line.encode())
             os._exit(0)
         os.close(write)
@@ -153,9 +163,7 @@ def score(log: Path, policy: str, every: int, workers: int, jobs: int | None, sa
         "policy": policy,
         "seconds": round(perf_counter() - began, 1),
         **{kind: _figures([p for p in promises if p.kind == kind], starts) for kind in seen},
-        "promises": [
-            (p.kind, p.job, p.now, starts[p.job], p.eta["all"], p.baseline) for p in promises
-        ],
+        "promises": [(p.kind, p.job, p.now, starts[p.job], p.eta["all"], p.baseline) for p in promises],
     }
 
 
@@ -185,7 +193,8 @@ def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros | None]) -
         "median_minutes": round(median(errors), 2),
         "bias": round(mean(bias), 1),
         "covered_percent": round(100 * inside / len(errors), 1),
-        "earlier": lower, "later": upper,
+        "earlier": lower,
+        "later": upper,
         "width_minutes": round(median(widths), 1),
         "baseline_mean": round(mean(baseline), 1),
         "baseline_median": round(median(baseline), 2),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from select import select
 from time import monotonic
@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from fairlead.core.commands import AnyCommand, Rejected
+from fairlead.core.cycle import Cycle
 from fairlead.core.model import Micros
 from fairlead.core.resources import DAY
 from fairlead.core.state import Partition
@@ -38,6 +40,10 @@ class Sample(msgspec.Struct, array_like=True):
     """False if it was ended for lack of time."""
     unknown: int
     """Running tasks without anything to tell their end from."""
+    refused: dict[str, str] = {}
+    """The id of a submission, or the position of another command → why it was refused."""
+    used: list[tuple[Micros, int]] = []
+    """If asked for: the amount of the main resource that is in use from a time on."""
 
 
 class Eta(msgspec.Struct):
@@ -60,16 +66,27 @@ def draw_futures(
     samples: int = SAMPLES,
     workers: int = 2,
     seed: int = 0,
+    first: Sequence[AnyCommand] = (),
+    resource: str = "",
 ) -> list[Sample]:
-    """Run futures until the wanted jobs have started, for at most `seconds`."""
+    """Run futures until the wanted jobs have started, for at most `seconds`.
+
+    `first` are commands that are carried out at once. With a `resource`, its use is recorded.
+    """
     deadline = monotonic() + seconds
 
     def one(number: int) -> Sample:
         rng = Random(seed * 1_000 + number)
-        future = Future(partition, now, runtimes, past.arrivals(now, rng), rng)
+        use = Use(resource)
+        future = Future(partition, now, runtimes, past.arrivals(now, rng), rng, first, [use] if resource else [])
         whole = future.run(wanted, now + HORIZON, deadline)
         starts = {job: future.starts[job] for job in wanted if job in future.starts}
-        return Sample(starts, future.now, whole or monotonic() < deadline, future.unknown)
+        refused = {
+            getattr(command, "id", "") or str(at): str(answer)
+            for at, (command, answer) in enumerate(zip(first, future.answers, strict=True))
+            if isinstance(answer, Rejected)
+        }
+        return Sample(starts, future.now, whole or monotonic() < deadline, future.unknown, refused, use.series)
 
     gc.freeze()
     try:
@@ -87,9 +104,27 @@ def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
     return Eta(middle, known[0], known[-1], min(reached, default=known[-1] or 0))
 
 
-def in_processes(
-    work: Callable[[int], Any], numbers: Sequence[int], kind: type[Any], workers: int
-) -> list[Any]:
+class Use:
+    """An observer that records how much of a resource is in use."""
+
+    def __init__(self, resource: str) -> None:
+        self.series: list[tuple[Micros, int]] = []
+        self._resource = resource
+
+    def began(self, partition: Partition) -> None:
+        pass
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        partition = decided.plan.partition
+        used = partition.root.account.used.get(self._resource, 0)
+        if not self.series or self.series[-1][1] != used:
+            self.series.append((partition.now, used))
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        pass
+
+
+def in_processes(work: Callable[[int], Any], numbers: Sequence[int], kind: type[Any], workers: int) -> list[Any]:
     """Return the results of `work` for each number, each computed in a forked process, `workers` at a time."""
     waiting, results = list(numbers), []
     running: dict[int, tuple[int, list[bytes]]] = {}

@@ -11,7 +11,7 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from fairlead.core.commands import AnyCommand, MarkReady, Submit
+from fairlead.core.commands import AnyCommand, MarkReady, MoveNode, Submit
 from fairlead.core.cycle import Cycle, due
 from fairlead.core.effects import ForNode, standing_effects, standing_pools
 from fairlead.core.model import Allocation, Job, Micros, Stage
@@ -39,8 +39,10 @@ class Future:
         runtimes: Runtimes,
         arrivals: Iterator[PastJob],
         rng: Random,
+        first: Sequence[AnyCommand] = (),
         observers: Sequence[Observer] = (),
     ) -> None:
+        """`first` are commands that are carried out before the first cycle places anything."""
         self.partition = partition
         self.now = max(now, partition.now)
         self.fleet = DrawingFleet(partition, runtimes, rng)
@@ -55,7 +57,11 @@ class Future:
         partition.set_settings(replace(partition.settings, launch_timeout=MAX_DURATION))
         self.writer = ScratchWriter(partition, [_Starts(self.starts), *observers])
         self._adopt()
-        self._cycle([MarkReady(operator=True)])
+        for command in first:
+            if isinstance(command, MoveNode) and command.action == "lose":
+                self.fleet.fail(command.name, self.now)
+        self.answers = self._cycle([*first, MarkReady(operator=True)]).answers[: len(first)]
+        """The answers to the first commands."""
 
     def run(self, wanted: Iterable[str], until: Micros, deadline: float) -> bool:
         """Run until all wanted jobs have started; False if the time or the clock (`monotonic`) ended before."""
