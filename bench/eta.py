@@ -36,6 +36,8 @@ from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import read_traces
 
 SECONDS = 60.0
+HEADS = 5
+"""Heads are fewer than other waiting jobs, so they get this many times as many promises."""
 
 
 class Watcher:
@@ -80,6 +82,12 @@ class Promise:
         self.baseline: Micros = 0
 
 
+def note(promise: Promise, simulation: Simulation) -> None:
+    """Print a promise, so that a run that is cut short is not lost."""
+    line = (promise.kind, promise.job, promise.now, promise.eta["all"], promise.baseline, simulation.record.over)
+    print(json.dumps(line), file=sys.stderr, flush=True)
+
+
 def score(
     log: Path, policy: str, every: int, workers: int, jobs: int | None, samples: int, skip: int
 ) -> dict[str, Any]:
@@ -106,10 +114,11 @@ def score(
                 os.waitpid(pid, 0)
                 promise.eta = json.loads(b"".join(parts))
                 promises.append(promise)
+                note(promise, simulation)
 
     def ask(kind: str, job: str) -> None:
         seen[kind] += 1
-        if seen[kind] % every or len(watcher.services) < skip:
+        if seen[kind] % (every if kind == "submitted" else max(1, every // HEADS)) or len(watcher.services) < skip:
             return
         now = simulation.now
         waiting = simulation.record.arrived - simulation.record.started

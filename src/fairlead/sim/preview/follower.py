@@ -109,15 +109,19 @@ class Follower:
         removed = {change.node_id: before.node.name for change, before in done if isinstance(change, NodeRemoved)}
         names = Names(self.state, self.state.now, removed)
         for change, before in done:
+            lines: list[tuple[str, StoryLine]] = []
+            last: list[tuple[str, StoryLine]] = []
             told: dict[str, None] = {}
             for _, event, fields in change.lines(names, before):
                 job = fields.get("job")
                 if isinstance(job, str):
-                    told[job] = None
-                    self._lines.append((job, StoryLine(self.state.now, event, fields)))
+                    if event.startswith("tasks"):
+                        told[job] = None
+                    (last if event == "job over" else lines).append((job, StoryLine(self.state.now, event, fields)))
             for news in change.news(self.state, before):
                 if isinstance(news, TaskNews) and news.stage.job.id not in told:
-                    self._lines.append((news.stage.job.id, self._line_of(names, news)))
+                    lines.append((news.stage.job.id, self._line_of(names, news)))
+            self._lines += [*lines, *last]
 
     def _line_of(self, names: Names, news: TaskNews) -> StoryLine:
         """Return the line of tasks that changed state without a line of their own."""

@@ -45,20 +45,21 @@ class Past:
         """Yield made-up arrivals after `now`: those of an earlier time, at the same time of day if possible."""
         if len(self.jobs) < LEAST:
             return
-        first = self._times[0]
-        until = now
-        number = 0
+        until, number = now, 0
         while True:
-            shift = self._shift(now - first, rng)
-            at = bisect_left(self._times, until - shift)
+            # The times of the past before now are repeated from `until` on.
+            back = self._back(now - self._times[0], rng)
+            at = bisect_left(self._times, now - back)
+            shift = until - (now - back)
             while at < len(self.jobs) and self._times[at] < now:
                 job = self.jobs[at]
                 number += 1
                 yield PastJob(job.at + shift, f"preview.{number}", job.spec, job.durations)
                 at += 1
-            until = now + shift
+            until += back
 
-    def _shift(self, recorded: Micros, rng: Random) -> Micros:
+    def _back(self, recorded: Micros, rng: Random) -> Micros:
+        """Return how far to go back: whole days, if so much is recorded."""
         days = min(DAYS, recorded // DAY)
         if days:
             return rng.randint(1, days) * DAY
