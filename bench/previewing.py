@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from bench.harness import Row, loop_seconds
 from fairlead.sim.policies import NAMED
+from fairlead.sim.preview.answers import SECONDS
 from fairlead.sim.preview.eta import draw_futures, sum_up
 from fairlead.sim.preview.past import Past, PastJob
 from fairlead.sim.preview.runtimes import Runtimes
@@ -21,14 +22,13 @@ from fairlead.sim.traces.generate import Workload, generate
 WAITING = 1_000
 PROCESSORS = 256
 GOAL = 5.0
-PATIENCE = 60.0
 
 
 def previewing(scale: float) -> Iterator[Row]:
     """Yield the time of an answer for all jobs that wait on an overloaded machine."""
     wanted = max(10, int(WAITING * scale))
     nodes = [("machine", cpu_node(PROCESSORS))]
-    arrivals = generate(Workload(jobs=2 * wanted, load=95, largest=PROCESSORS // 4), nodes, "extend")
+    arrivals = generate(Workload(jobs=wanted + wanted // 30, load=95, largest=PROCESSORS // 4), nodes, "extend")
     begin = arrivals[-1].at + 1
     past, runtimes = Past(), Runtimes()
     for arrival in arrivals:
@@ -37,13 +37,13 @@ def previewing(scale: float) -> Iterator[Row]:
         runtimes.note(spec.user, spec.name, spec.stages[0].name, run, spec.stages[0].estimate)
     queue = [replace(arrival, at=begin, id=f"again-{arrival.id}") for arrival in arrivals]
     trace = Trace("made up", queue, nodes, LeftOut())
-    simulation = Simulation(trace, NAMED["learned"](trace))
+    simulation = Simulation(trace, NAMED["easy"](trace))
     partition = simulation.writer.partition
     simulation.run(begin)
     waiting = [job.id for job in partition.jobs.values() if not job.over and not job.live][:wanted]
     began = perf_counter()
     workers = os.cpu_count() or 1
-    samples = draw_futures(partition, simulation.now, runtimes, past, waiting, PATIENCE, workers=workers)
+    samples = draw_futures(partition, simulation.now, runtimes, past, waiting, SECONDS, workers=workers)
     known = sum(sum_up(job, samples).median is not None for job in waiting)
     seconds = perf_counter() - began
     yield Row(

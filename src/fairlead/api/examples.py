@@ -243,7 +243,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
     "eta": (None, ETA),
     "etas": ({"jobs": ["17"]}, {"etas": [ETA]}),
     "whatIf": (
-        {"add_nodes": {"gpu": 8}, "shares": {"root.ads": 40}, "priorities": {"17": 9}},
+        {"add_nodes": {"gpu": 8}, "shares": {"root.default": 40}, "priorities": {"17": 9}},
         {
             "compared": 2,
             "earlier": 1,

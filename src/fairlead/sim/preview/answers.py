@@ -23,8 +23,8 @@ from fairlead.wire.preview import (
     TraceQuestion,
 )
 
-SECONDS = 4.0
-"""Seconds after which futures end, as far as they have come."""
+SECONDS = 3.0
+"""Seconds within which futures begin."""
 
 
 def answer(follower: Follower, question: AnyQuestion) -> msgspec.Struct:

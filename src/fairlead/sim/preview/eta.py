@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from random import Random
 from select import select
 from time import monotonic
@@ -26,6 +27,10 @@ from fairlead.sim.preview.past import Past
 from fairlead.sim.preview.runtimes import Runtimes
 
 SAMPLES = 19
+LEAST = 5
+"""Futures that are drawn at least, however long they take."""
+SPREAD = 0.004
+"""How much wider the interval of fewer samples is made, for the square of the number that is missing."""
 HORIZON: Micros = 60 * DAY
 """Futures end here."""
 
@@ -33,6 +38,7 @@ HORIZON: Micros = 60 * DAY
 class Sample(msgspec.Struct, array_like=True):
     """What one future tells."""
 
+    began: Micros
     starts: dict[str, Micros]
     until: Micros
     """The time that it reached: jobs without a start begin later."""
@@ -69,13 +75,15 @@ def draw_futures(
     first: Sequence[AnyCommand] = (),
     resource: str = "",
 ) -> list[Sample]:
-    """Run futures until the wanted jobs have started, for at most `seconds`.
+    """Run futures until the wanted jobs have started: as many of `samples` as begin within `seconds`.
 
     `first` are commands that are carried out at once. With a `resource`, its use is recorded.
     """
-    deadline = monotonic() + seconds
+    last = monotonic() + seconds
+    longest = seconds * workers / LEAST
 
     def one(number: int) -> Sample:
+        deadline = monotonic() + longest
         rng = Random(seed * 1_000 + number)
         use = Use(resource)
         future = Future(partition, now, runtimes, past.arrivals(now, rng), rng, first, [use] if resource else [])
@@ -86,11 +94,11 @@ def draw_futures(
             for at, (command, answer) in enumerate(zip(first, future.answers, strict=True))
             if isinstance(answer, Rejected)
         }
-        return Sample(starts, future.now, whole or monotonic() < deadline, future.unknown, refused, use.series)
+        return Sample(now, starts, future.now, whole or monotonic() < deadline, future.unknown, refused, use.series)
 
     gc.freeze()
     try:
-        return in_processes(one, range(samples), Sample, workers)
+        return in_processes(one, range(samples), Sample, workers, last)
     finally:
         gc.unfreeze()
 
@@ -100,8 +108,13 @@ def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
     times = sorted([sample.starts.get(job, HORIZON * 1_000) for sample in samples])
     known = [time if time < HORIZON * 1_000 else None for time in times]
     reached = [sample.until for sample in samples if job not in sample.starts]
-    middle = known[len(known) // 2]
-    return Eta(middle, known[0], known[-1], min(reached, default=known[-1] or 0))
+    low, middle, high = known[0], known[len(known) // 2], known[-1]
+    if len(times) < SAMPLES and low is not None and middle is not None:
+        # The extremes of fewer samples are closer together: they are moved apart as those of a normal distribution are.
+        stretch = 1 + SPREAD * (SAMPLES - len(times)) ** 2
+        low = max(samples[0].began, middle - round((middle - low) * stretch))
+        high = None if high is None else middle + round((high - middle) * stretch)
+    return Eta(middle, low, high, min(reached, default=known[-1] or 0))
 
 
 class Use:
@@ -124,13 +137,20 @@ class Use:
         pass
 
 
-def in_processes(work: Callable[[int], Any], numbers: Sequence[int], kind: type[Any], workers: int) -> list[Any]:
-    """Return the results of `work` for each number, each computed in a forked process, `workers` at a time."""
+def in_processes(
+    work: Callable[[int], Any], numbers: Sequence[int], kind: type[Any], workers: int, last: float = inf
+) -> list[Any]:
+    """Return the results of `work` for each number, each computed in a forked process, `workers` at a time.
+
+    After the time `last` no further ones are begun, except for the first few.
+    """
     waiting, results = list(numbers), []
     running: dict[int, tuple[int, list[bytes]]] = {}
     encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(kind).decode
     try:
         while waiting or running:
+            if monotonic() > last and len(numbers) - len(waiting) >= LEAST:
+                waiting.clear()
             while waiting and len(running) < workers:
                 number = waiting.pop(0)
                 read, write = os.pipe()
