@@ -80,7 +80,10 @@ class Previewer:
     async def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
+            assert process.stdin is not None and process.stdout is not None
             process.kill()
+            process.stdin.close()
+            await process.stdout.read()  # to its end, so that all of it is closed before the loop is
             await process.wait()
 
 

@@ -17,7 +17,8 @@ from fairlead.core.resources import DAY, HOUR
 DAYS = 14
 """Arrivals are drawn from this number of days before now."""
 LEAST = 10
-"""With fewer recorded jobs, no arrivals are drawn."""
+SHORTEST: Micros = HOUR
+"""With fewer recorded jobs, or of a shorter time, no arrivals are drawn."""
 
 
 class PastJob(msgspec.Struct, gc=False):
@@ -43,7 +44,7 @@ class Past:
 
     def arrivals(self, now: Micros, rng: Random) -> Iterator[PastJob]:
         """Yield made-up arrivals after `now`: those of an earlier time, at the same time of day if possible."""
-        if len(self.jobs) < LEAST:
+        if len(self.jobs) < LEAST or now - self._times[0] < SHORTEST:
             return
         until, number = now, 0
         while True:
@@ -63,4 +64,4 @@ class Past:
         days = min(DAYS, recorded // DAY)
         if days:
             return rng.randint(1, days) * DAY
-        return max(HOUR, rng.randint(recorded // 2, recorded))
+        return rng.randint(recorded // 2, recorded)

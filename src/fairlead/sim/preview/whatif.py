@@ -32,8 +32,8 @@ from fairlead.sim.traces import Arrival, LeftOut, Trace
 from fairlead.wire.preview import WhatIfQuestion
 
 SAMPLES = 9
-SECONDS = 6.0
-"""Seconds for the futures of one side."""
+SECONDS = 3.0
+"""Seconds within which the futures of one side begin."""
 REPLAY_SECONDS = 120.0
 MOST_JOBS = 1_000
 """Waiting jobs that are compared."""
