@@ -12,6 +12,7 @@ from bench.fleet import fleet
 from bench.harness import Row
 from bench.joining import joining
 from bench.memory import memory
+from bench.previewing import previewing
 from bench.recovery import recovery
 from bench.shares import shares
 from bench.simulating import simulating
@@ -30,5 +31,6 @@ CATALOGUE: dict[str, Callable[[float], Iterator[Row]]] = {
     "spawning": spawning,
     "fleet": fleet,
     "simulating": simulating,
+    "previewing": previewing,
     "e2e": e2e,
 }

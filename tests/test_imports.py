@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "wire",
         *BELOW_WRITER,
     ),
+    "sim.preview": ("sim", "writer", "policies", "journal", "history", "wire", *BELOW_WRITER),
     "agent": ("wire",),
     "kubernetes": ("wire",),
     "client": ("wire",),

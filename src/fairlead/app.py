@@ -231,6 +231,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.pools.base import Join, ProviderError
     from fairlead.pools.figures import Figures
     from fairlead.pools.service import PoolService
+    from fairlead.sim.preview.asking import Previewer
     from fairlead.views.logs import Logs
     from fairlead.views.metrics.observer import Metrics
     from fairlead.writer.memory import spare_the_collector
@@ -402,6 +403,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         wall,
         leads=leads,
     )
+    preview = Previewer(settings.database or directory / "journal", settings.database or directory / "history")
     site = Services(
         control,
         hub,
@@ -417,6 +419,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         lambda event, fields: log.info(event, **fields),
         outputs,
         collector.expected,
+        preview,
     )
     try:
         await control.start()
@@ -450,6 +453,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         await asyncio.gather(adapting, return_exceptions=True)
         http.should_exit = True
         await serving
+        await preview.close()
         await control.close()
         sweeping.cancel()
         for task in (*resuming, *([refreshing] if refreshing else [])):

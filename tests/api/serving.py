@@ -35,6 +35,7 @@ from fairlead.history.recorder import HistoryRecorder
 from fairlead.history.store import History
 from fairlead.journal import Journal, SqliteJournal
 from fairlead.pools.service import PoolService
+from fairlead.sim.preview.asking import Previewer
 from fairlead.views.metrics.observer import Metrics
 from fairlead.wire.api import Role
 
@@ -153,6 +154,7 @@ class Serving:
             self._open, self.orders, observers, self._config, note=self.notes.append, pools=self._pools
         )
         await self.control.start()
+        preview = Previewer(self.folder / "journal", self.folder / "history")
         self.site = Services(
             self.control,
             self.orders,
@@ -166,6 +168,7 @@ class Serving:
             "test",
             self._fault,
             lambda event, fields: self.log.append((event, fields)),
+            preview=preview,
         )
         listening = listen("127.0.0.1", 0)
         self.port = listening.getsockname()[1]
@@ -180,6 +183,7 @@ class Serving:
         await self._closing.wait()
         http.should_exit = True
         await serving
+        await preview.close()
         await self.control.close()
         self.history.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import stat
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from tests.api.serving import JOB, Serving, serving, submit
 
 # Operation → the least role that may do it.
 ROLES = {
-    "user": "submit dryRun submitMany jobs job tasks explain log results resultFile history attempts kill scale "
-    "setPriority nodes node queues queue lanes holds cancelAsk partitions usage usageReport pools pool watch whoami "
-    "secrets setSecret removeSecret metrics",
+    "user": "submit dryRun submitMany jobs job tasks explain eta etas story log results resultFile history attempts "
+    "kill scale setPriority nodes node queues queue lanes holds cancelAsk partitions usage usageReport pools pool "
+    "watch whoami secrets setSecret removeSecret metrics",
     "operator": "moveNode removeNode revokeNode moveQueue bringToFront resetLane releaseHold markReady config "
     "validateConfig shares setShares managers registerManager updateManager removeManager managerState "
-    "managerWaiting managerEvents movePool scalePool",
+    "managerWaiting managerEvents movePool scalePool whatIf trace",
     "admin": "applyConfig setPartition removePartition tokens createToken revokeToken",
     "public": "healthz readyz",
 }
@@ -88,6 +89,9 @@ def test_users_see_and_touch_only_their_own(site: Serving) -> None:
         ("GET", f"/api/v1/jobs/{hers}", None),
         ("GET", f"/api/v1/jobs/{hers}/tasks", None),
         ("GET", f"/api/v1/jobs/{hers}/explain", None),
+        ("GET", f"/api/v1/jobs/{hers}/eta", None),
+        ("POST", "/api/v1/eta", {"jobs": [hers]}),
+        ("GET", f"/api/v1/jobs/{hers}/story", None),
         ("POST", f"/api/v1/jobs/{hers}/kill", None),
         ("POST", f"/api/v1/jobs/{hers}/scale", {"count": 3}),
         ("POST", f"/api/v1/jobs/{hers}/scale", {"stage": "main", "count": 3}),
@@ -96,7 +100,7 @@ def test_users_see_and_touch_only_their_own(site: Serving) -> None:
     ):
         there = bob.request(method, path, json=body)
         nowhere = bob.request(
-            method, path.replace(hers, "none"), json=body and {**body, **({"job": "none"} if "job" in body else {})}
+            method, path.replace(hers, "none"), json=body and json.loads(json.dumps(body).replace(hers, "none"))
         )
         assert (there.status_code, nowhere.status_code) == (404, 404), path
         # The message must not show that a job exists either.

@@ -28,7 +28,11 @@ def everything(client: httpx.Client, *own: str) -> dict[str, str]:
         "/readyz",
         *(f"/api/v1/{path}" for path in "nodes nodes/n1 queues queues/root.default lanes holds pools usage".split()),
         *(f"/api/v1/{path}" for path in "usage/report?by=user,queue,job jobs history partitions config".split()),
-        *(f"/api/v1/jobs/{job}{part}" for job in own for part in ("", "/tasks", "/explain", "/attempts")),
+        *(
+            f"/api/v1/jobs/{job}{part}"
+            for job in own
+            for part in ("", "/tasks", "/explain", "/eta", "/story", "/attempts")
+        ),
     ]
     answers = {path: client.get(path).text for path in paths}
     with client.stream("GET", "/api/v1/watch", params={"after": 0}) as stream:

@@ -25,7 +25,7 @@ SECONDS = 30.0  # the longest wait of a test; no result depends on it
 
 def job(number: int, **more: object) -> JobRow:
     tasks = {"succeeded": 1}
-    row = ("default", number, f"j{number}", "name", "ann", "root", "succeeded", "", number, number, tasks, {})
+    row = ("default", number, f"j{number}", "name", "ann", "root", "succeeded", "", number, number, tasks, {}, "")
     return JobRow(*(more.get(name, value) for name, value in zip(JobRow.__struct_fields__, row, strict=True)))
 
 

@@ -38,6 +38,8 @@ from fairlead.views.metrics.lanes import LaneFigures
 from fairlead.views.metrics.scraped import InboxFigures
 from fairlead.wire import api as wire
 from fairlead.wire.agent import LogPart, LogRequest
+from fairlead.wire.preview import AnyQuestion, Etas, Failure, Story
+from fairlead.wire.preview import Document as Passed
 
 NOT_STORED = {"cache-control": "no-store"}
 TOKEN_ENDED = "the token was revoked or has expired"
@@ -124,6 +126,12 @@ class SecretKeeper(Protocol):
     def check(self, spec: JobSpec, caller: str) -> None: ...
 
 
+class Preview(Protocol):
+    """The process that looks into the future and reads the journal."""
+
+    async def ask(self, question: AnyQuestion) -> Etas | Story | Passed | Failure: ...
+
+
 class Services:
     """All services behind the API."""
 
@@ -143,12 +151,15 @@ class Services:
         log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
         outputs: Outputs | None = None,
         expected_results: Callable[[str, int], int] = lambda partition, number: 0,
+        preview: Preview | None = None,
     ) -> None:
         """`fault` is called with internal errors, `log` with events for the server's log.
 
         `expected_results` returns the number of tasks of a job whose result files are on their way.
         """
         self.outputs = outputs
+        self.preview = preview
+        self.preview_turns = Turns(1)
         self.expected_results = expected_results
         self.control = control
         self.hub = hub

@@ -195,6 +195,17 @@ ATTEMPT = {
     "started": 1790000000.5,
     "ended": 1790000031.5,
 }
+ETA = {
+    "job": "17",
+    "state": "pending",
+    "started": None,
+    "start": 1790001500.0,
+    "earliest": 1790000600.0,
+    "latest": 1790003600.0,
+    "not_before": None,
+    "note": "",
+    "text": "job 17 starts in about 25min (90 %: between 10min and 1h)",
+}
 HEALTH = {"version": "0.1.0", "ready": True, "partitions": {"default": True}, "problem": ""}
 DONE = {"note": ""}
 
@@ -269,6 +280,67 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
             "sentence": f"submitted now, it {WAITS_FOR}",
             "placements": [],
             "waiting": [WAITING_ANSWER],
+        },
+    ),
+    "eta": (None, ETA),
+    "etas": ({"jobs": ["17"]}, {"etas": [ETA]}),
+    "whatIf": (
+        {"add_nodes": {"gpu": 8}, "shares": {"root.default": 40}, "priorities": {"17": 9}},
+        {
+            "compared": 2,
+            "earlier": 1,
+            "later": 0,
+            "same": 1,
+            "jobs": [
+                {
+                    "job": "17",
+                    "name": "train",
+                    "user": "ann",
+                    "queue": "root.ml",
+                    "wait_before": 1500.0,
+                    "wait_after": 0.0,
+                }
+            ],
+            "mean_wait_before": 1200.0,
+            "mean_wait_after": 450.0,
+            "utilisation_before": 0.93,
+            "utilisation_after": 0.71,
+            "note": "",
+        },
+    ),
+    "story": (
+        None,
+        {
+            "job": "17",
+            "lines": [
+                {
+                    "at": 1790000000.5,
+                    "event": "tasks running",
+                    "fields": {"stage": "worker", "tasks": 2, "attempt": 1, "node": "n1"},
+                    "text": "tasks running: stage worker, tasks 2, attempt 1, node n1",
+                }
+            ],
+            "complete_since": 1789990000.0,
+        },
+    ),
+    "trace": (
+        None,
+        {
+            "trace": {
+                "nodes": [{"name": "n1", "resources": {"cpu": 8}}],
+                "jobs": [
+                    {
+                        "id": "16",
+                        "submit": "0s",
+                        "name": "train",
+                        "user": "ann",
+                        "queue": "root.ml",
+                        "stages": [{"name": "main", "count": 2, "resources": {"cpu": 1}, "duration": "31.5s"}],
+                    }
+                ],
+            },
+            "since": 1790000000.5,
+            "left_out": 1,
         },
     ),
     "kill": (None, DONE),

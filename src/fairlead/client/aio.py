@@ -132,6 +132,25 @@ class AsyncClient:
         """
         return await self.send(calls.explain(job, self.partition, remedies))
 
+    async def eta(self, *jobs: str) -> list[wire.Eta]:
+        """Return when jobs start, up to 1,000 of them: a median and an interval of 90 %."""
+        return (await self.send(calls.etas(list(jobs), self.partition))).etas
+
+    async def story(self, job: str) -> wire.Story:
+        """Return what happened to a job, in order."""
+        return await self.send(calls.story(job, self.partition))
+
+    async def trace(self, since: float | None = None) -> wire.RecordedTrace:
+        """Return the jobs of the past as a trace for the simulator. Only operators may call it."""
+        return await self.send(calls.trace(self.partition, since))
+
+    async def what_if(self, **changes: Any) -> wire.WhatIf:
+        """Return what a supposed change would bring. Only operators may call it.
+
+        The keys are those of `WhatIfDocument`: `add_nodes`, `remove_nodes`, `shares`, `priorities`, `policy`, `replay`.
+        """
+        return await self.send(calls.what_if(changes, self.partition))
+
     async def attempts(self, job: str) -> wire.Attempts:
         """Return the attempts of a job's tasks: where and when they ran, and how they ended."""
         return await self.send(calls.attempts(job, self.partition, limit=1000))

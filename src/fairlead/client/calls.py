@@ -263,6 +263,22 @@ def explain(name: str, partition: str, remedies: bool = True) -> Call[wire.Expla
     return Call(wire.Explanation, "GET", f"{API}/jobs/{part(name)}/explain", partition=partition, remedies=without)
 
 
+def etas(names: list[str], partition: str) -> Call[wire.Etas]:
+    return Call(wire.Etas, "POST", f"{API}/eta", {"jobs": names}, seconds=160.0, partition=partition)
+
+
+def story(name: str, partition: str) -> Call[wire.Story]:
+    return Call(wire.Story, "GET", f"{API}/jobs/{part(name)}/story", seconds=160.0, partition=partition)
+
+
+def trace(partition: str, since: float | None) -> Call[wire.RecordedTrace]:
+    return Call(wire.RecordedTrace, "GET", f"{API}/trace", seconds=160.0, partition=partition, since=since)
+
+
+def what_if(document: Document, partition: str) -> Call[wire.WhatIf]:
+    return Call(wire.WhatIf, "POST", f"{API}/whatif", document, seconds=160.0, partition=partition)
+
+
 def attempts(name: str, partition: str, **filters: Any) -> Call[wire.Attempts]:
     return Call(wire.Attempts, "GET", f"{API}/jobs/{part(name)}/attempts", partition=partition, **filters)
 

@@ -8,13 +8,15 @@ from the state where a snapshot has replaced the records.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlead.core.changes import JobNews, News, TaskNews
 from fairlead.core.cycle import Cycle
-from fairlead.core.model import Amounts, Job, Micros, Stage
+from fairlead.core.model import Amounts, Job, JobSpec, Micros, Stage, unpack_spec
 from fairlead.core.ranges import Ranges, difference
 from fairlead.core.state import Partition
 
@@ -34,6 +36,9 @@ class JobRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ended: Micros
     tasks: dict[str, int]
     labels: dict[str, str] = {}
+    spec: str = ""
+    """What it asked for, as JSON: its specification without commands, environments and files. Empty in rows of earlier
+    versions."""
 
 
 class ResultRow(msgspec.Struct, frozen=True):
@@ -70,6 +75,14 @@ class AttemptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The resources of each task."""
     submitted: Micros = 0
     """When the job was submitted."""
+
+
+NOT_ASKED_FOR = {
+    **dict.fromkeys(("command", "environment", "secrets", "results"), ()),
+    **dict.fromkeys(("directory", "output", "error"), ""),
+}
+"""Fields of a stage that no decision depends on. They may be long, and they are not for other readers."""
+encode_spec, decode_spec = msgspec.json.Encoder().encode, msgspec.json.Decoder(JobSpec).decode
 
 
 class Store(Protocol):
@@ -165,7 +178,21 @@ def _job_row(partition: Partition, job: Job, ended: Micros | None) -> JobRow:
         partition.now if ended is None else ended,
         _tasks(job),
         dict(spec.labels),
+        _asked_for(job.packed, job.queue.path),
     )
+
+
+@lru_cache(maxsize=1_000)
+def _asked_for(packed: bytes, queue: str) -> str:
+    """Return the part of a specification that says what a job asked for, as JSON."""
+    spec = unpack_spec(packed)
+    stages = tuple([replace(stage, **NOT_ASKED_FOR) for stage in spec.stages])
+    return encode_spec(replace(spec, stages=stages, queue=queue, labels=())).decode()
+
+
+def asked_for(row: JobRow) -> JobSpec | None:
+    """Return what a job asked for; None for rows of earlier versions."""
+    return decode_spec(row.spec) if row.spec else None
 
 
 def _tasks(job: Job) -> dict[str, int]:

@@ -9,7 +9,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     partition TEXT NOT NULL, number INTEGER NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, user TEXT NOT NULL,
     queue TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, submitted INTEGER NOT NULL,
     ended INTEGER NOT NULL, tasks TEXT NOT NULL, labels TEXT NOT NULL DEFAULT '{}',
-    PRIMARY KEY (partition, number)) WITHOUT ROWID;
+    spec TEXT NOT NULL DEFAULT '', PRIMARY KEY (partition, number)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS jobs_by_id ON jobs (partition, id, number);
 CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended, partition, number);
 CREATE TABLE IF NOT EXISTS attempts (
@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS results (
     PRIMARY KEY (partition, number, stage, place, attempt)) WITHOUT ROWID;
 """
 ADDED = {
-    "jobs": {"labels": "TEXT NOT NULL DEFAULT '{}'"},
+    "jobs": {"labels": "TEXT NOT NULL DEFAULT '{}'", "spec": "TEXT NOT NULL DEFAULT ''"},
     "attempts": {
         **dict.fromkeys(("job", "user", "queue"), "TEXT NOT NULL DEFAULT ''"),
         "amounts": "TEXT NOT NULL DEFAULT '[]'",

@@ -389,7 +389,7 @@ class History:
 
 def _insert(db: Session, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
     with db.writing():
-        rows = [(*msgspec.structs.astuple(row)[:-2], _text(row.tasks), _text(row.labels)) for row in jobs]
+        rows = [(*msgspec.structs.astuple(row)[:-3], _text(row.tasks), _text(row.labels), row.spec) for row in jobs]
         db.run_many(PUT_JOB, rows)
         db.run_many(PUT_ATTEMPT, [_flat(row) for row in attempts])
         for sql, again in ((REPORTED, False), (REPORTED_AGAIN, True)):
@@ -408,7 +408,7 @@ def _flat(row: AttemptRow) -> tuple[Any, ...]:
 
 
 def _job(row: tuple[Any, ...]) -> JobRow:
-    return msgspec.convert([*row[:-2], *map(msgspec.json.decode, row[-2:])], JobRow)
+    return msgspec.convert([*row[:-3], *map(msgspec.json.decode, row[-3:-1]), row[-1]], JobRow)
 
 
 def _attempt(row: tuple[Any, ...]) -> AttemptRow:

@@ -75,7 +75,8 @@ $$;
 _DOCUMENTS = """
 CREATE TABLE documents (name text PRIMARY KEY, version bigint NOT NULL, content bytea NOT NULL);
 """
-MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY + _DOCUMENTS,)
+_SPECIFICATIONS = "ALTER TABLE jobs ADD COLUMN spec text NOT NULL DEFAULT '';"
+MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY + _DOCUMENTS, _SPECIFICATIONS)
 
 
 def prepare(connection: Connection, where: str, read_only: bool = False) -> None:

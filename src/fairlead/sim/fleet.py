@@ -239,9 +239,13 @@ class Fleet:
         line = self._line(block)
         if line is not None:
             line.running.append(block)
-        duration = self.durations.get((block.job, block.stage))
+        duration = self.duration_of(block)
         if duration is not None:
             self._at(now + duration, block.report("succeeded", 0, ran=duration))
+
+    def duration_of(self, block: Running) -> Micros | None:
+        """Return the run time of tasks that start; None if they run until they are ended by hand."""
+        return self.durations.get((block.job, block.stage))
 
     def _end(self, command: Report, now: Micros) -> list[Report]:
         """End a task at its run time. In a chain, the end is reported later and the next task starts at once."""

@@ -109,6 +109,25 @@ class PoolSizeDocument(Request, kw_only=True):
     nodes: Annotated[int, Meta(ge=0, le=100_000)]
 
 
+class EtaDocument(Request, kw_only=True):
+    jobs: Annotated[list[str], Meta(min_length=1, max_length=1_000)]
+
+
+class WhatIfDocument(Request, kw_only=True):
+    """A supposed change, and for how long a past to run again, if not the present is meant."""
+
+    add_nodes: dict[str, int] | UnsetType = UNSET
+    """A pool or a node → a number of further nodes like it."""
+    remove_nodes: list[Name] | UnsetType = UNSET
+    shares: dict[str, int] | UnsetType = UNSET
+    """A queue → its share."""
+    priorities: dict[str, int] | UnsetType = UNSET
+    """A job → its priority."""
+    policy: str | dict[str, Any] | UnsetType = UNSET
+    """`fcfs`, `easy`, `shortest`, `conservative`, `learned`, or a configuration."""
+    replay: Duration | UnsetType = UNSET
+
+
 class PriorityDocument(Request, kw_only=True):
     priority: Priority
 
@@ -490,6 +509,88 @@ class DryRun(Answer, frozen=True, kw_only=True):
     placements: list[Placement]
     waiting: list[Waiting]
     """Why tasks would wait, what is ahead of them, and what would be enough to start them."""
+
+
+class Eta(Answer, frozen=True, kw_only=True):
+    """When a job starts: what several futures say, with drawn run times and arrivals."""
+
+    job: str
+    state: str
+    """As in `Job`."""
+    started: float | None
+    """When it started, if it has."""
+    start: float | None
+    """The median of the start times; None if the job has started or ended, or if the start cannot be told."""
+    earliest: float | None
+    latest: float | None
+    """An interval that the start falls into with a probability of 90 %. `latest` is None if it cannot be told."""
+    not_before: float | None
+    """If `start` cannot be told: a time by which the job has not started."""
+    note: str
+    """What the answer does not know, such as running tasks without an estimate."""
+    text: str
+    """All of it as one line, as `fairlead eta` shows it."""
+
+
+class Etas(Answer, frozen=True, kw_only=True):
+    etas: list[Eta]
+
+
+class StoryLine(Answer, frozen=True, kw_only=True):
+    at: float
+    event: str
+    """What happened; docs/metrics.md lists the events."""
+    fields: dict[str, Any]
+    text: str
+
+
+class Story(Answer, frozen=True, kw_only=True):
+    """What happened to a job, the earliest first."""
+
+    job: str
+    lines: list[StoryLine]
+    complete_since: float
+    """All decisions are told from this time on; before it, the submission and the attempts of its tasks."""
+
+
+class RecordedTrace(Answer, frozen=True, kw_only=True):
+    """Jobs of the past as a trace for `fairlead simulate`."""
+
+    trace: dict[str, Any]
+    since: float
+    """The time of the first submission; times in the trace count from it."""
+    left_out: int
+    """Jobs that were submitted in this time and have not ended, or were not recorded with all that is needed."""
+
+
+class MovedStart(Answer, frozen=True, kw_only=True):
+    """A job that starts at another time. A wait is None if it cannot be told."""
+
+    job: str
+    name: str
+    user: str
+    queue: str
+    wait_before: float | None
+    wait_after: float | None
+
+
+class WhatIf(Answer, frozen=True, kw_only=True):
+    """What a supposed change brings. Waits are in seconds: from now on, or since the submission in a replay."""
+
+    compared: int
+    """Jobs that were looked at."""
+    earlier: int
+    later: int
+    same: int
+    """How many of them start earlier, later, or at the same time."""
+    jobs: list[MovedStart]
+    """The jobs that start at another time; at most 1,000."""
+    mean_wait_before: float | None
+    mean_wait_after: float | None
+    utilisation_before: float | None
+    utilisation_after: float | None
+    """The used part of the GPUs, if there are any, otherwise of the CPUs."""
+    note: str
 
 
 class Done(Answer, frozen=True, kw_only=True):

@@ -43,10 +43,14 @@ class Writer:
         self.stream = stream_of(partition)
         self.epoch = journal.reign(self.stream) if epoch is None else epoch
         replayed = [observer.replayed for observer in observers if isinstance(observer, ReplayObserver)]
-        self.state, self.seq = restore(journal, partition, replayed)
-        missing = missing_policies(self.state.settings, [queue.settings for queue in self.state.queues.values()])
+        state, seq = restore(journal, partition, replayed)
+        missing = missing_policies(state.settings, [queue.settings for queue in state.queues.values()])
         if missing:
             raise PolicyMissing(partition, missing)
+        self._begin(state, seq, observers)
+
+    def _begin(self, state: Partition, seq: int, observers: Sequence[Observer]) -> None:
+        self.state, self.seq = state, seq
         self.reasons: dict[tuple[str, str, int], Reason] = {}
         """Why asks wait, as of the last cycle that tried them: (job, stage, kind of ask) → reason."""
         self._keys_by_lane: dict[LaneKey, list[tuple[str, str, int]]] = {}

@@ -1,0 +1,235 @@
+"""How true start times are: jobs of a public log are promised a start time as they begin to wait.
+
+    python -m bench.eta LOG [--policy learned] [--every 40] [--workers 2] [--jobs N]
+
+The log runs through the simulator. Each time the N-th waiting job is submitted, the simulation is forked, and the copy
+looks into the future as the server does: it knows what has ended, what was submitted, and no run time that is to come.
+The same is done when a job becomes the first one without capacity, which is when published schedulers make a
+reservation. Errors are the differences to the real start in the simulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from select import select
+from statistics import mean, median
+from time import perf_counter
+from typing import Any
+
+from fairlead.core.changes import TaskNews
+from fairlead.core.cycle import Cycle
+from fairlead.core.forecast import guess
+from fairlead.core.model import Micros
+from fairlead.core.resources import MINUTE
+from fairlead.core.state import Partition
+from fairlead.sim.policies import NAMED
+from fairlead.sim.preview.eta import SAMPLES, draw_futures, sum_up
+from fairlead.sim.preview.past import Past, PastJob
+from fairlead.sim.preview.runtimes import Runtimes
+from fairlead.sim.simulation import Simulation
+from fairlead.sim.traces import read_traces
+
+SECONDS = 60.0
+HEADS = 5
+"""Heads are fewer than other waiting jobs, so they get this many times as many promises."""
+
+
+class Watcher:
+    """An observer that records what a server would know of the past."""
+
+    def __init__(self) -> None:
+        self.runtimes = Runtimes()
+        self.past = Past()
+        self.services: list[Micros] = []
+        self._by_id: dict[str, PastJob] = {}
+
+    def began(self, partition: Partition) -> None:
+        pass
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        partition = decided.plan.partition
+        for command, answer in zip(decided.commands, decided.answers, strict=True):
+            job = partition.jobs.get(getattr(answer, "job", "") or "")
+            if job is not None and type(command).__name__ == "Submit":
+                known = PastJob(job.submitted, job.id, job.spec, [None] * len(job.stages))
+                self.past.add(known)
+                self._by_id[job.id] = known
+        for news in decided.plan.news():
+            if isinstance(news, TaskNews) and news.what == "ended" and news.started is not None:
+                ran = partition.now - news.started
+                stage = news.stage
+                user, name = stage.job.owner
+                self.runtimes.note(user, name, stage.name, ran, guess(stage.terms))
+                self.services.append(ran)
+                recorded = self._by_id.pop(stage.job.id, None)
+                if recorded is not None:
+                    recorded.durations[stage.position] = ran
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        pass
+
+
+class Promise:
+    def __init__(self, kind: str, job: str, now: Micros, place: int) -> None:
+        self.kind, self.job, self.now, self.place = kind, job, now, place
+        self.eta: dict[str, Any] = {}
+        self.baseline: Micros = 0
+
+
+def note(promise: Promise, simulation: Simulation) -> None:
+    """Print a promise, so that a run that is cut short is not lost."""
+    line = (promise.kind, promise.job, promise.now, promise.eta["all"], promise.baseline, simulation.record.over)
+    print(json.dumps(line), file=sys.stderr, flush=True)
+
+
+def score(
+    log: Path, policy: str, every: int, workers: int, jobs: int | None, samples: int, skip: int
+) -> dict[str, Any]:
+    trace = read_traces([log], lambda path: None, jobs=jobs)
+    watcher = Watcher()
+    simulation = Simulation(trace, NAMED[policy](trace), observers=[watcher])
+    partition = simulation.writer.partition
+    promises: list[Promise] = []
+    running: dict[int, tuple[int, Promise, list[bytes]]] = {}
+    seen = {"submitted": 0, "head": 0}
+    heads: set[str] = set()
+    began = perf_counter()
+
+    def collect(most: int) -> None:
+        while len(running) > most:
+            for pipe in select(list(running), [], [])[0]:
+                part = os.read(pipe, 1 << 16)
+                pid, promise, parts = running[pipe]
+                if part:
+                    parts.append(part)
+                    continue
+                del running[pipe]
+                os.close(pipe)
+                os.waitpid(pid, 0)
+                promise.eta = json.loads(b"".join(parts))
+                promises.append(promise)
+                note(promise, simulation)
+
+    def ask(kind: str, job: str) -> None:
+        seen[kind] += 1
+        if seen[kind] % (every if kind == "submitted" else max(1, every // HEADS)) or len(watcher.services) < skip:
+            return
+        now = simulation.now
+        waiting = simulation.record.arrived - simulation.record.started
+        promise = Promise(kind, job, now, waiting)
+        recent = watcher.services[-1_000:]
+        live = max(1, sum(1 for job in partition.jobs.values() if job.live))
+        # The place in the queue times the mean service time, shared by the jobs that run side by side.
+        promise.baseline = now + round(waiting * mean(recent) / live) if recent else now
+        collect(workers - 1)
+        read, write = os.pipe()
+        pid = os.fork()
+        if not pid:
+            gc.disable()
+            drawn = draw_futures(partition, now, watcher.runtimes, watcher.past, [job], SECONDS, samples, 1, seen[kind])
+            eta = sum_up(job, drawn)
+            line = json.dumps(
+                {
+                    "median": eta.median,
+                    "low": eta.earliest,
+                    "high": eta.latest,
+                    "whole": all(s.whole for s in drawn),
+                    "all": sorted(s.starts.get(job, 1 << 62) for s in drawn),
+                }
+            )
+            os.write(write, line.encode())
+            os._exit(0)
+        os.close(write)
+        running[read] = (pid, promise, [])
+
+    def watch(_: Simulation) -> bool:
+        """Look after each cycle for jobs that have begun to wait, and for a new head."""
+        newest = simulation.trace.arrivals[simulation._next - 1].job if simulation._next else ""
+        if newest and newest != watch.last:  # type: ignore[attr-defined]
+            watch.last = newest  # type: ignore[attr-defined]
+            job = partition.jobs.get(newest)
+            if job is not None and not job.live and not job.over:
+                ask("submitted", newest)
+        head = getattr(partition.memory.backfill, "head", None)
+        if head is not None and head.stage.job.id not in heads and not head.stage.job.live:
+            heads.add(head.stage.job.id)
+            ask("head", head.stage.job.id)
+        return False
+
+    watch.last = ""  # type: ignore[attr-defined]
+    gc.freeze()
+    simulation.run(None, watch)
+    collect(0)
+    starts = {arrival.job: simulation.record.job(at).started for at, arrival in enumerate(trace.arrivals)}
+    return {
+        "log": log.name,
+        "policy": policy,
+        "seconds": round(perf_counter() - began, 1),
+        **{kind: _figures([p for p in promises if p.kind == kind], starts) for kind in seen},
+        "promises": [(p.kind, p.job, p.now, starts[p.job], p.eta["all"], p.baseline) for p in promises],
+    }
+
+
+def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros | None]) -> dict[str, Any]:
+    """Return errors in minutes, and how often the interval holds the real start."""
+    if not promises:
+        return {"jobs": 0}
+    errors, baseline, inside, widths, waits, lower, upper, bias = [], [], 0, [], [], 0, 0, []
+    for promise in promises:
+        real = starts[promise.job]
+        eta = promise.eta
+        assert real is not None
+        if eta["median"] is None or eta["high"] is None:
+            continue
+        errors.append(abs(eta["median"] - real) / MINUTE)
+        bias.append((eta["median"] - real) / MINUTE)
+        baseline.append(abs(promise.baseline - real) / MINUTE)
+        waits.append((real - promise.now) / MINUTE)
+        widths.append((eta["high"] - eta["low"]) / MINUTE)
+        inside += eta["low"] <= real <= eta["high"]
+        lower += real < eta["low"]
+        upper += real > eta["high"]
+    return {
+        "jobs": len(errors),
+        "unknown": len(promises) - len(errors),
+        "mean_minutes": round(mean(errors), 1),
+        "median_minutes": round(median(errors), 2),
+        "bias": round(mean(bias), 1),
+        "covered_percent": round(100 * inside / len(errors), 1),
+        "earlier": lower,
+        "later": upper,
+        "width_minutes": round(median(widths), 1),
+        "baseline_mean": round(mean(baseline), 1),
+        "baseline_median": round(median(baseline), 2),
+        "wait_mean": round(mean(waits), 1),
+        "wait_median": round(median(waits), 1),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.eta", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--policy", default="learned", choices=sorted(NAMED))
+    parser.add_argument("--every", type=int, default=40, help="promise a start to each N-th waiting job")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=None)
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--skip", type=int, default=500, help="jobs that end before the first promise")
+    parser.add_argument("--promises", type=Path, help="write all promises as JSON")
+    given = parser.parse_args()
+    result = score(given.log, given.policy, given.every, given.workers, given.jobs, given.samples, given.skip)
+    promises = result.pop("promises")
+    if given.promises:
+        given.promises.write_text(json.dumps(promises))
+    print(json.dumps(result), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

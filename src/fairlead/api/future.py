@@ -1,0 +1,195 @@
+"""The future: when jobs start, and what a change would bring. A second process computes it on a copy of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from litestar import Request, get, post
+
+from fairlead.api.context import OPERATORS, USERS, PartitionName, Services, Shaped, caller_of, services_of
+from fairlead.api.control import PartitionService
+from fairlead.api.jobs import JobId, find
+from fairlead.api.problems import Unserved
+from fairlead.core.errors import Refused
+from fairlead.core.model import JobSpec, Micros, pack_spec
+from fairlead.core.reader import Reader
+from fairlead.core.resources import MINUTE, SECOND, format_duration
+from fairlead.core.state import Partition
+from fairlead.views.documents import shown_state
+from fairlead.wire import api as wire
+from fairlead.wire import preview
+
+HttpRequest = Request[Any, Any, Any]
+MOST_JOBS = 1_000
+Reply = TypeVar("Reply", bound=msgspec.Struct)
+
+
+async def ask(services: Services, question: preview.AnyQuestion, kind: type[Reply]) -> Reply:
+    """Return the answer of the second process to a question. One user asks one question at a time."""
+    if services.preview is None:
+        raise Unserved("unavailable", "this server has no second process for questions about past and future", 60)
+    async with services.preview_turns.take():
+        try:
+            answer = await services.preview.ask(question)
+        except preview.Unanswered as problem:
+            raise Unserved("unavailable", f"{problem}; ask again in a moment", 1) from None
+    if isinstance(answer, preview.Failure):
+        raise Refused(answer.field or "question", answer.problem)
+    assert isinstance(answer, kind)
+    return answer
+
+
+async def foretell(
+    services: Services, served: PartitionService, jobs: Sequence[str] = (), specs: Sequence[JobSpec] = ()
+) -> preview.Etas:
+    """Return when waiting jobs start, and when jobs that are not submitted would if they were submitted now."""
+    question = preview.EtaQuestion(
+        partition=served.name,
+        seq=served.writer.seq,
+        now=served.now,
+        jobs=tuple(jobs),
+        submissions=tuple(pack_spec(spec) for spec in specs),
+    )
+    return await ask(services, question, preview.Etas)
+
+
+@get("/jobs/{job_id:str}/eta", operation_id="eta", guards=[USERS], summary="When a job starts")
+async def eta(request: HttpRequest, job_id: JobId, partition: PartitionName = "") -> wire.Eta:
+    """Say when a waiting job starts: the median of several futures, and an interval of 90 %."""
+    return (await _etas(request, [job_id], partition))[0]
+
+
+@post("/eta", operation_id="etas", guards=[USERS], summary="When several jobs start", status_code=200)
+async def etas(
+    request: HttpRequest, data: Annotated[Any, Shaped(wire.EtaDocument)], partition: PartitionName = ""
+) -> wire.Etas:
+    """Say when up to 1,000 jobs start. They are looked at in the same futures."""
+    read = Reader(data, "", "a question")
+    names = read.texts("jobs", most=MOST_JOBS)
+    read.close()
+    if not names:
+        raise Refused("jobs", "missing; name at least one job")
+    return wire.Etas(etas=await _etas(request, list(dict.fromkeys(names)), partition))
+
+
+async def _etas(request: HttpRequest, names: list[str], partition: str) -> list[wire.Eta]:
+    services, caller = services_of(request), caller_of(request)
+    served = services.control.find(partition)
+
+    def look(state: Partition) -> list[tuple[str, str, Micros | None]]:
+        """Return the jobs with their states, and when those started that have."""
+        found = []
+        for name in names:
+            job = find(state, caller, name)
+            times = [
+                allocation.since if allocation.started is None else allocation.started
+                for stage in job.stages
+                for allocation in (stage.live or {}).values()
+                if not allocation.rooms
+            ]
+            found.append((job.id, shown_state(job), min(times, default=None)))
+        return found
+
+    found = await served.read(look)
+    waiting = [job for job, state, started in found if state == "pending" and started is None]
+    foretold = await foretell(services, served, waiting) if waiting else None
+    now = served.now
+    return [
+        _answer(job, state, started, foretold, now)
+        if foretold is not None and job in foretold.jobs
+        else _known(job, state, started)
+        for job, state, started in found
+    ]
+
+
+def _known(job: str, state: str, started: Micros | None) -> wire.Eta:
+    """Return the answer for a job that does not wait for its start."""
+    return wire.Eta(
+        job=job,
+        state=state,
+        started=_seconds(started),
+        start=None,
+        earliest=None,
+        latest=None,
+        not_before=None,
+        note="",
+        text=f"job {job} is {state}",
+    )
+
+
+def _answer(job: str, state: str, started: Micros | None, etas: preview.Etas, now: Micros) -> wire.Eta:
+    found = etas.jobs[job]
+    notes = [unknown_tasks(etas.unknown_tasks)] if etas.unknown_tasks else []
+    if etas.cut:
+        notes.append("there was no time to look further")
+    if not etas.recorded_jobs:
+        notes.append("no past jobs are recorded, so no new jobs are expected")
+    return wire.Eta(
+        job=job,
+        state=state,
+        started=_seconds(started),
+        start=_seconds(found.median),
+        earliest=_seconds(found.earliest),
+        latest=_seconds(found.latest),
+        not_before=_seconds(found.not_before),
+        note="; ".join(notes),
+        text=f"job {job} {sentence(found, now)}" + (f"; {'; '.join(notes)}" if notes else ""),
+    )
+
+
+def unknown_tasks(tasks: int) -> str:
+    return "1 running task has no estimate" if tasks == 1 else f"{tasks} running tasks have no estimate"
+
+
+def sentence(eta: preview.Eta, now: Micros) -> str:
+    """Return in words when something starts that waits now."""
+    if eta.median is None:
+        return f"does not start within {rounded((eta.not_before or now) - now)}"
+    if eta.median - now < SECOND and eta.latest is not None and eta.latest - now < SECOND:
+        return "starts now"
+    latest = "later than can be told" if eta.latest is None else rounded(eta.latest - now)
+    earliest = rounded((now if eta.earliest is None else eta.earliest) - now)
+    return f"starts in about {rounded(eta.median - now)} (90 %: between {earliest} and {latest})"
+
+
+def rounded(span: Micros) -> str:
+    """Return a duration with as many digits as an estimate deserves."""
+    span = max(0, span)
+    for above, step in ((100 * 60 * MINUTE, 60 * MINUTE), (100 * MINUTE, 5 * MINUTE), (100 * SECOND, MINUTE)):
+        if span >= above:
+            return format_duration(round(span / step) * step)
+    return format_duration(round(span / SECOND) * SECOND)
+
+
+def _seconds(when: Micros | None) -> float | None:
+    return None if when is None else when / SECOND
+
+
+@post("/whatif", operation_id="whatIf", guards=[OPERATORS], summary="What a change would bring", status_code=200)
+async def what_if(
+    request: HttpRequest, data: Annotated[Any, Shaped(wire.WhatIfDocument)], partition: PartitionName = ""
+) -> wire.WhatIf:
+    """Compare the start times of jobs with and without a supposed change: of the jobs that wait now, or, with `replay`,
+    of the jobs that were submitted in that time, run again from an empty cluster. Nothing is changed."""
+    services = services_of(request)
+    served = services.control.find(partition)
+    read = Reader(data, "", "a what-if")
+    replay = read.duration("replay", 0)
+    changes = {key: value for key, value in read.doc.items() if key != "replay"}
+    question = preview.WhatIfQuestion(
+        partition=served.name, seq=served.writer.seq, now=served.now, changes=changes, replay=replay
+    )
+    found = (await ask(services, question, preview.Document)).document
+    notes = [unknown_tasks(found["unknown_tasks"])] if found.get("unknown_tasks") else []
+    if found.get("waiting", 0) > found["compared"]:
+        notes.append(f"the first {found['compared']} of {found['waiting']} waiting jobs are compared")
+    if not found.get("whole", True):
+        notes.append("the replay was ended for lack of time")
+    keys = [name for name in wire.WhatIf.__struct_fields__ if name not in ("jobs", "note")]
+    moved = [wire.MovedStart(**{key: row[key] for key in wire.MovedStart.__struct_fields__}) for row in found["jobs"]]
+    return wire.WhatIf(**{key: found[key] for key in keys}, jobs=moved, note="; ".join(notes))
+
+
+HANDLERS = [eta, etas, what_if]

@@ -1,0 +1,175 @@
+"""Past and future on the command line: when jobs start, what happened to a job, what a change would bring, traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fairlead.cli.options import AsJson, JobName, Partition, open_client, pairs, seconds_of
+from fairlead.cli.output import calls_server, fail, lasted, need_file, print_json, print_table, print_text
+from fairlead.cli.past import Since, moment
+
+POLICIES = ("fcfs", "easy", "shortest", "conservative", "learned")
+SHOWN = 20
+"""Jobs that `whatif` lists; --json prints all."""
+
+
+@calls_server
+def eta(
+    jobs: Annotated[list[str], typer.Argument(help="The ids of jobs.", metavar="JOB...")],
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show when waiting jobs start: about when, and an interval that is right in 9 of 10 cases.
+
+    A second process of the server runs a copy of the cluster forward several times, with run times and new jobs as in
+    the past.
+    """
+    with open_client(partition) as client:
+        etas = client.eta(*jobs)
+    if as_json:
+        print_json(etas)
+        return
+    for found in etas:
+        print_text(found.text)
+
+
+@calls_server
+def story(job: JobName, partition: Partition = "", as_json: AsJson = False) -> None:
+    """Tell what happened to a job, in order, and why."""
+    from datetime import datetime
+
+    with open_client(partition) as client:
+        told = client.story(job)
+    if as_json:
+        print_json(told)
+        return
+    for line in told.lines:
+        print_text(f"{datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M:%S}  {line.text}")
+
+
+@calls_server
+def export_trace(
+    file: Annotated[Path, typer.Argument(help="The file to write; its name ends in .yaml.", metavar="FILE.yaml")],
+    since: Since = "",
+    partition: Partition = "",
+) -> None:
+    """Write the jobs of the past as a trace for `fairlead simulate`. Only operators may do this.
+
+    The trace has the jobs that have ended, with their run times, and the nodes as they are now.
+    """
+    if file.suffix not in (".yaml", ".yml"):
+        raise typer.BadParameter("the name of a trace ends in .yaml", param_hint="FILE.yaml")
+    if not file.parent.is_dir():
+        fail(f"there is no folder {file.parent} to write {file.name} in; make it first")
+    with open_client(partition) as client:
+        found = client.trace(moment(since, "--since"))
+    # JSON is YAML. One job a line is easy to read and to cut.
+    parts = []
+    for key, entries in found.trace.items():
+        rows = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
+        parts.append(f'"{key}": [\n  {rows}\n]' if entries else f'"{key}": []')
+    file.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
+    left = f"; {found.left_out} jobs left out, because they have not ended" if found.left_out else ""
+    print_text(f"{file}: {len(found.trace['jobs'])} jobs, {len(found.trace['nodes'])} nodes{left}")
+
+
+@calls_server
+def whatif(
+    add_nodes: Annotated[
+        list[str] | None, typer.Option(help="More nodes like those of a pool, or like a node.", metavar="NAME:N")
+    ] = None,
+    remove_node: Annotated[list[str] | None, typer.Option(help="Without this node.", metavar="NODE")] = None,
+    share: Annotated[list[str] | None, typer.Option(help="Another share of a queue.", metavar="QUEUE=N")] = None,
+    priority: Annotated[list[str] | None, typer.Option(help="Another priority of a job.", metavar="JOB=N")] = None,
+    policy: Annotated[
+        str, typer.Option(help=f"{', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE")
+    ] = "",
+    replay: Annotated[
+        str, typer.Option(help="Run the jobs of this time again, such as 7d, instead of those that wait now.")
+    ] = "",
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show what a change would bring: which jobs would start earlier or later. Nothing is changed.
+
+    Only operators may do this.
+    """
+    document: dict[str, Any] = {
+        "add_nodes": _numbers(add_nodes, "--add-nodes", ":"),
+        "remove_nodes": list(remove_node or ()),
+        "shares": _numbers(share, "--share"),
+        "priorities": _numbers(priority, "--priority"),
+        "policy": _policy(policy),
+        "replay": replay,
+    }
+    if replay and seconds_of(replay) is None:
+        raise typer.BadParameter(f"{replay!r} is not a time; write one such as 7d or 12h", param_hint="--replay")
+    document = {key: value for key, value in document.items() if value}
+    if not document.keys() - {"replay"}:
+        raise typer.BadParameter("say what to change: nodes, shares, priorities or a policy")
+    with open_client(partition) as client:
+        found = client.what_if(**document)
+    if as_json:
+        print_json(found)
+        return
+    print_text(
+        f"of {found.compared} jobs {found.earlier} would start earlier, {found.later} later, "
+        f"{found.same} at the same time"
+    )
+    rows = [
+        ("mean wait", _wait(found.mean_wait_before), _wait(found.mean_wait_after)),
+        ("utilisation", _percent(found.utilisation_before), _percent(found.utilisation_after)),
+    ]
+    print_table(("", "NOW", "THEN"), rows)
+    if found.jobs:
+        moved = sorted(found.jobs, key=lambda job: -abs((job.wait_after or 0) - (job.wait_before or 0)))
+        print_table(
+            ("JOB", "NAME", "USER", "QUEUE", "WAIT", "THEN"),
+            [
+                (job.job, job.name, job.user, job.queue, _wait(job.wait_before), _wait(job.wait_after))
+                for job in moved[:SHOWN]
+            ],
+        )
+        if len(moved) > SHOWN:
+            print_text(f"… and {len(moved) - SHOWN} more; --json prints all")
+    if found.note:
+        print_text(found.note)
+
+
+def _numbers(values: list[str] | None, option: str, separator: str = "=") -> dict[str, int]:
+    written = pairs([value.replace(separator, "=", 1) for value in values or ()], option)
+    numbers: dict[str, int] = {}
+    for name, number in written.items():
+        try:
+            numbers[name] = int(number)
+        except ValueError:
+            problem = f"{number!r} is not a whole number; write NAME{separator}N"
+            raise typer.BadParameter(problem, param_hint=option) from None
+    return numbers
+
+
+def _policy(policy: str) -> str | dict[str, Any]:
+    if not policy or policy in POLICIES:
+        return policy
+    from fairlead.cli.documents import Unreadable, read_document
+
+    need_file(Path(policy))
+    try:
+        document = read_document(Path(policy))
+    except Unreadable as problem:
+        fail(f"{policy}: {problem.problem}")
+    if not isinstance(document, dict):
+        fail(f"{policy}: not a configuration; write key: value pairs")
+    return document
+
+
+def _wait(seconds: float | None) -> str:
+    return "unknown" if seconds is None else lasted(max(0.0, seconds))
+
+
+def _percent(part: float | None) -> str:
+    return "unknown" if part is None else f"{100 * part:.1f} %"

@@ -1,0 +1,53 @@
+"""Finished jobs as work to run again: what they asked for, when they were submitted, and how long their tasks ran."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairlead.core.model import JobSpec, Micros
+from fairlead.history.recorder import decode_spec
+from fairlead.history.store import BEGAN
+from fairlead.history.tables import Tables
+
+AT_ONCE = 500
+
+
+class RanJob(msgspec.Struct, frozen=True, gc=False):
+    number: int
+    id: str
+    submitted: Micros
+    ended: Micros
+    spec: JobSpec
+    ran: dict[str, Micros]
+    """Stage → the mean run time of its tasks that succeeded or failed."""
+
+
+def ran_jobs(tables: Tables, partition: str, since: Micros, most: int) -> list[RanJob]:
+    """Return the jobs that ended after `since`, in the order of their ends, but only the `most` that ended last.
+
+    Jobs that earlier versions recorded are left out: what they asked for is not known.
+    """
+    with tables.session() as db:
+        rows = list(
+            db.run(
+                "SELECT number, id, submitted, ended, spec FROM jobs WHERE ended > ? AND partition = ? AND spec <> '' "
+                f"ORDER BY ended DESC, partition DESC, number DESC LIMIT {most:d}",
+                (since, partition),
+            )
+        )
+        rows.reverse()
+        ran: dict[int, dict[str, Micros]] = {}
+        for at in range(0, len(rows), AT_ONCE):
+            numbers = [row[0] for row in rows[at : at + AT_ONCE]]
+            marks = ", ".join("?" * len(numbers))
+            for number, stage, mean in db.run(
+                f"SELECT number, stage, avg(ended - {BEGAN}) FROM attempts WHERE partition = ? "
+                f"AND outcome IN ('succeeded', 'failed') AND number IN ({marks}) GROUP BY number, stage",
+                (partition, *numbers),
+            ):
+                if mean is not None:
+                    ran.setdefault(number, {})[stage] = max(0, round(mean))
+    return [
+        RanJob(number, name, submitted, ended, decode_spec(spec), ran.get(number, {}))
+        for number, name, submitted, ended, spec in rows
+    ]

@@ -1,0 +1,76 @@
+"""Answers to questions about the future of a partition."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from fairlead.core.commands import Submit
+from fairlead.core.errors import Refused
+from fairlead.core.model import unpack_spec
+from fairlead.sim.preview import eta, whatif
+from fairlead.sim.preview.follower import Follower
+from fairlead.sim.preview.trace import trace_document
+from fairlead.wire.preview import (
+    AnyQuestion,
+    Document,
+    Eta,
+    EtaQuestion,
+    Etas,
+    Story,
+    StoryQuestion,
+    TraceQuestion,
+)
+
+SECONDS = 3.0
+"""Seconds within which futures begin."""
+
+
+def answer(follower: Follower, question: AnyQuestion) -> msgspec.Struct:
+    if isinstance(question, EtaQuestion):
+        return _etas(follower, question)
+    if isinstance(question, StoryQuestion):
+        return Story(since=follower.began, lines=follower.story(question.job, question.number))
+    if isinstance(question, TraceQuestion):
+        return Document(document=trace_document(follower, question.since, question.now))
+    return Document(document=whatif.compare(follower, question))
+
+
+def workers() -> int:
+    return max(1, min(eta.SAMPLES, os.cpu_count() or 1))
+
+
+def _etas(follower: Follower, question: EtaQuestion) -> Etas:
+    past, runtimes = follower.past(question.now)
+    submits = [_submit(packed, at) for at, packed in enumerate(question.submissions)]
+    wanted = [*question.jobs, *(submit.id for submit in submits)]
+    samples = eta.draw_futures(
+        follower.state, question.now, runtimes, past, wanted, SECONDS, workers=workers(), first=submits
+    )
+    refused = samples[0].refused if samples else {}
+    etas = {job: _eta(eta.sum_up(job, samples)) for job in wanted}
+    return Etas(
+        jobs={job: etas[job] for job in question.jobs},
+        submissions=[refused.get(submit.id) or etas[submit.id] for submit in submits],
+        futures=len(samples),
+        unknown_tasks=max((sample.unknown for sample in samples), default=0),
+        recorded_jobs=len(past.jobs),
+        cut=not all(sample.whole for sample in samples),
+    )
+
+
+def _submit(packed: bytes, at: int) -> Submit:
+    spec = unpack_spec(packed)
+    if spec.manager:
+        raise Refused("manager", "its start cannot be foretold; leave it out")
+    return Submit(spec=spec, id=f"preview-{at}", user=spec.user, groups=spec.groups, operator=True)
+
+
+def _eta(found: eta.Eta) -> Eta:
+    return Eta(
+        median=found.median,
+        earliest=found.earliest,
+        latest=found.latest,
+        not_before=found.not_before if found.median is None else None,
+    )

@@ -1,0 +1,96 @@
+"""The server's side of the process that looks into the future: starts it on the first question, and asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import Process
+from contextlib import suppress
+
+import msgspec
+
+from fairlead.journal.opening import is_url
+from fairlead.journal.snapshot import DATABASE
+from fairlead.wire.preview import AnyQuestion, Document, Etas, Failure, Story, Unanswered
+
+HEAD = 4
+PATIENCE = 150.0
+"""Seconds to wait for an answer. A process that takes longer is ended."""
+_decode_failure = msgspec.msgpack.Decoder(Failure).decode
+
+
+class Previewer:
+    """Asks one question at a time. The process ends with this one, because its input ends."""
+
+    def __init__(self, journal: str | os.PathLike[str], history: str | os.PathLike[str]) -> None:
+        places = [os.fspath(journal), os.fspath(history)]
+        self._environment = dict(os.environ)
+        if is_url(places[0]):  # other users can read the arguments of a process, and the address may have a password
+            self._environment[DATABASE] = places[0]
+            places = ["-", "-"]
+        self._command = [sys.executable, "-P", "-m", "fairlead.sim.preview.process", *places]
+        self._process: Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def ask(self, question: AnyQuestion) -> Etas | Story | Document | Failure:
+        """Return the answer to a question."""
+        async with self._turn:
+            if self._process is not None:
+                with suppress(OSError, asyncio.IncompleteReadError):  # it has just ended, because it was idle
+                    return await self._answer(self._process, question)
+            self._process = await self._start()
+            try:
+                return await self._answer(self._process, question)
+            except (OSError, asyncio.IncompleteReadError) as problem:
+                raise Unanswered("the process that looks into the future ended") from problem
+
+    async def close(self) -> None:
+        await self._end()
+
+    async def _answer(self, process: Process, question: AnyQuestion) -> Etas | Story | Document | Failure:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return _read(question, await self._exchange(process, msgspec.msgpack.encode(question)))
+        except TimeoutError as problem:
+            await self._end()
+            raise Unanswered(f"there was no answer within {PATIENCE:g} s") from problem
+        except BaseException:
+            await self._end()  # its answer would be taken for that of the next question
+            raise
+
+    async def _start(self) -> Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=self._environment,
+            )
+        except OSError as problem:
+            raise Unanswered(f"the process that looks into the future cannot be started: {problem}") from problem
+
+    async def _exchange(self, process: Process, payload: bytes) -> bytes:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(len(payload).to_bytes(HEAD) + payload)
+        await process.stdin.drain()
+        size = int.from_bytes(await process.stdout.readexactly(HEAD))
+        return await process.stdout.readexactly(size)
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            assert process.stdin is not None and process.stdout is not None
+            process.kill()
+            process.stdin.close()
+            await process.stdout.read()  # to its end, so that all of it is closed before the loop is
+            await process.wait()
+
+
+def _read(question: AnyQuestion, payload: bytes) -> Etas | Story | Document | Failure:
+    try:
+        failure = _decode_failure(payload)
+    except msgspec.ValidationError:
+        kind = {"eta": Etas, "story": Story}.get(question.__struct_config__.tag, Document)  # type: ignore[arg-type]
+        return msgspec.msgpack.decode(payload, type=kind)  # type: ignore[no-any-return]
+    return failure

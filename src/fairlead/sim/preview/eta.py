@@ -1,0 +1,195 @@
+"""Start times of waiting jobs: several futures of a partition, each in a process of its own, summed up.
+
+A forked process has a copy of the whole state at once, and throws it away at its end. The largest and the smallest of
+19 drawn start times enclose the real one in 18 of 20 cases, if it is drawn like them: an interval of 90 %.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from random import Random
+from select import select
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from fairlead.core.commands import AnyCommand, Rejected
+from fairlead.core.cycle import Cycle
+from fairlead.core.model import Micros
+from fairlead.core.resources import DAY
+from fairlead.core.state import Partition
+from fairlead.sim.preview.future import Future
+from fairlead.sim.preview.past import Past
+from fairlead.sim.preview.runtimes import Runtimes
+
+SAMPLES = 19
+LEAST = 5
+"""Futures that are drawn at least, however long they take."""
+SPREAD = 0.004
+"""How much wider the interval of fewer samples is made, for the square of the number that is missing."""
+HORIZON: Micros = 60 * DAY
+"""Futures end here."""
+
+
+class Sample(msgspec.Struct, array_like=True):
+    """What one future tells."""
+
+    began: Micros
+    starts: dict[str, Micros]
+    until: Micros
+    """The time that it reached: jobs without a start begin later."""
+    whole: bool
+    """False if it was ended for lack of time."""
+    unknown: int
+    """Running tasks without anything to tell their end from."""
+    refused: dict[str, str] = {}
+    """The id of a submission, or the position of another command → why it was refused."""
+    used: list[tuple[Micros, int]] = []
+    """If asked for: the amount of the main resource that is in use from a time on."""
+
+
+class Eta(msgspec.Struct):
+    """Start times of a job by several futures. A time is None if it is beyond what the futures reached."""
+
+    median: Micros | None
+    earliest: Micros | None
+    latest: Micros | None
+    not_before: Micros
+    """The time that the shortest of the futures without a start reached; all start times are later than now."""
+
+
+def draw_futures(
+    partition: Partition,
+    now: Micros,
+    runtimes: Runtimes,
+    past: Past,
+    wanted: Sequence[str],
+    seconds: float,
+    samples: int = SAMPLES,
+    workers: int = 2,
+    seed: int = 0,
+    first: Sequence[AnyCommand] = (),
+    resource: str = "",
+) -> list[Sample]:
+    """Run futures until the wanted jobs have started: as many of `samples` as begin within `seconds`.
+
+    `first` are commands that are carried out at once. With a `resource`, its use is recorded.
+    """
+    last = monotonic() + seconds
+    longest = seconds * workers / LEAST
+
+    def one(number: int) -> Sample:
+        deadline = monotonic() + longest
+        rng = Random(seed * 1_000 + number)
+        use = Use(resource)
+        future = Future(partition, now, runtimes, past.arrivals(now, rng), rng, first, [use] if resource else [])
+        whole = future.run(wanted, now + HORIZON, deadline)
+        starts = {job: future.starts[job] for job in wanted if job in future.starts}
+        refused = {
+            getattr(command, "id", "") or str(at): str(answer)
+            for at, (command, answer) in enumerate(zip(first, future.answers, strict=True))
+            if isinstance(answer, Rejected)
+        }
+        return Sample(now, starts, future.now, whole or monotonic() < deadline, future.unknown, refused, use.series)
+
+    gc.freeze()
+    try:
+        return in_processes(one, range(samples), Sample, workers, last)
+    finally:
+        gc.unfreeze()
+
+
+def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
+    """Return the median and the interval of a job's start times."""
+    times = sorted([sample.starts.get(job, HORIZON * 1_000) for sample in samples])
+    known = [time if time < HORIZON * 1_000 else None for time in times]
+    reached = [sample.until for sample in samples if job not in sample.starts]
+    low, middle, high = known[0], known[len(known) // 2], known[-1]
+    if len(times) < SAMPLES and low is not None and middle is not None:
+        # The extremes of fewer samples are closer together: they are moved apart as those of a normal distribution are.
+        stretch = 1 + SPREAD * (SAMPLES - len(times)) ** 2
+        low = max(samples[0].began, middle - round((middle - low) * stretch))
+        high = None if high is None else middle + round((high - middle) * stretch)
+    return Eta(middle, low, high, min(reached, default=known[-1] or 0))
+
+
+class Use:
+    """An observer that records how much of a resource is in use."""
+
+    def __init__(self, resource: str) -> None:
+        self.series: list[tuple[Micros, int]] = []
+        self._resource = resource
+
+    def began(self, partition: Partition) -> None:
+        pass
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        partition = decided.plan.partition
+        used = partition.root.account.used.get(self._resource, 0)
+        if not self.series or self.series[-1][1] != used:
+            self.series.append((partition.now, used))
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        pass
+
+
+def in_processes(
+    work: Callable[[int], Any], numbers: Sequence[int], kind: type[Any], workers: int, last: float = inf
+) -> list[Any]:
+    """Return the results of `work` for each number, each computed in a forked process, `workers` at a time.
+
+    After the time `last` no further ones are begun, except for the first few.
+    """
+    waiting, results = list(numbers), []
+    running: dict[int, tuple[int, list[bytes]]] = {}
+    encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(kind).decode
+    try:
+        while waiting or running:
+            if monotonic() > last and len(numbers) - len(waiting) >= LEAST:
+                waiting.clear()
+            while waiting and len(running) < workers:
+                number = waiting.pop(0)
+                read, write = os.pipe()
+                pid = os.fork()
+                if not pid:
+                    _answer(lambda number=number: encode(work(number)), write)  # type: ignore[misc]
+                os.close(write)
+                running[read] = (pid, [])
+            for pipe in select(list(running), [], [])[0]:
+                part = os.read(pipe, 1 << 16)
+                pid, parts = running[pipe]
+                if part:
+                    parts.append(part)
+                    continue
+                del running[pipe]
+                os.close(pipe)
+                _, status = os.waitpid(pid, 0)
+                if status:
+                    raise RuntimeError(f"a future ended with status {status}")
+                results.append(decode(b"".join(parts)))
+    finally:
+        for pipe, (pid, _) in running.items():
+            os.close(pipe)
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+    return results
+
+
+def _answer(work: Callable[[], bytes], pipe: int) -> None:
+    """Write the result of a forked process and end it, without running anything of its parent."""
+    status = 1
+    try:
+        data = memoryview(work())
+        while data:
+            data = data[os.write(pipe, data) :]
+        status = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(status)

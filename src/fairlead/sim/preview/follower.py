@@ -1,0 +1,142 @@
+"""A copy of a partition that follows its journal, and what the history knows of the past."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any
+
+from msgspec.structs import replace
+
+from fairlead.core.changes import Change, Names, NodeRemoved, TaskNews
+from fairlead.core.dump import load
+from fairlead.core.model import JobSpec, Micros
+from fairlead.core.ranges import count
+from fairlead.core.resources import DAY
+from fairlead.core.state import Partition, Touched
+from fairlead.history.past import RanJob, ran_jobs
+from fairlead.history.tables import Tables
+from fairlead.journal.base import Pruned
+from fairlead.journal.codec import replay, stream_of
+from fairlead.journal.opening import open_journal
+from fairlead.sim.preview.past import DAYS, Past, PastJob
+from fairlead.sim.preview.runtimes import Runtimes
+from fairlead.wire.preview import StoryLine
+
+MOST_JOBS = 20_000
+"""Finished jobs of the past that are looked at."""
+MOST_LINES = 200_000
+"""Lines of the journal that are remembered for stories."""
+
+
+class Follower:
+    def __init__(self, journal: str | os.PathLike[str], history: Tables, partition: str) -> None:
+        self.name = partition
+        self._journal = journal
+        self._history = history
+        self._seq = 0
+        self._ended: list[RanJob] = []
+        self._read_until: Micros = 0
+        self.state = Partition(partition)
+        self.began: Micros = 0
+        """The journal was followed from this time on."""
+        self._lines: deque[tuple[str, StoryLine]] = deque(maxlen=MOST_LINES)
+        """Jobs with what happened to them since."""
+        self._restore()
+
+    def catch_up(self) -> None:
+        """Apply the records that were written since."""
+        try:
+            self._read_on()
+        except Pruned:
+            self._restore()
+            self._read_on()
+
+    def _read_on(self) -> None:
+        with open_journal(self._journal, read_only=True) as journal:
+            for record in journal.read(stream_of(self.name), self._seq):
+                done = replay(self.state, record.payload, f"record {record.seq} of {stream_of(self.name)}")
+                self._seq = record.seq
+                self._tell(done)
+        self.state.touched = Touched()
+
+    def past(self, now: Micros) -> tuple[Past, Runtimes]:
+        """Return the recorded jobs and run times: those of the history, and submissions that have not ended."""
+        since = max(self._read_until, now - 2 * DAYS * DAY)
+        self._ended += ran_jobs(self._history, self.name, since, MOST_JOBS)
+        del self._ended[:-MOST_JOBS]
+        if self._ended:
+            self._read_until = self._ended[-1].ended
+        runtimes = Runtimes()
+        entries: list[tuple[Micros, int, PastJob]] = []
+        for job in self._ended:
+            durations: list[Micros | None] = [job.ran.get(stage.name) for stage in job.spec.stages]
+            for stage, ran in zip(job.spec.stages, durations, strict=True):
+                if ran is not None:
+                    given = stage.estimate if stage.estimate is not None else stage.time_limit
+                    runtimes.note(job.spec.user, job.spec.name, stage.name, ran, given)
+            if not job.spec.manager:
+                entries.append((job.submitted, job.number, PastJob(job.submitted, job.id, _alone(job.spec), durations)))
+        runtimes.note_learned(self.state)
+        known = {number for _, number, _ in entries}
+        for live in self.state.jobs.values():
+            if live.number not in known and not live.manager:
+                nothing: list[Micros | None] = [None] * len(live.spec.stages)
+                spec = replace(_alone(live.spec), queue=live.queue.path)
+                entries.append((live.submitted, live.number, PastJob(live.submitted, live.id, spec, nothing)))
+        past = Past()
+        for _, _, entry in sorted(entries, key=lambda entry: entry[:2]):
+            past.add(entry)
+        return past, runtimes
+
+    def story(self, job: str, number: int) -> list[StoryLine]:
+        """Return what happened to a job since the journal is followed."""
+        return [line for name, line in self._lines if name == job and line.fields.get("number", number) == number]
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        """Start again from the newest snapshot."""
+        with open_journal(self._journal, read_only=True) as journal:
+            snapshot = journal.snapshot(stream_of(self.name))
+        self.state, self._seq = Partition(self.name), 0
+        if snapshot is not None:
+            self.state, self._seq = load(snapshot.payload), snapshot.seq
+        self.began = self.state.now
+        self._lines.clear()
+
+    def _tell(self, done: list[tuple[Change[Any], Any]]) -> None:
+        removed = {change.node_id: before.node.name for change, before in done if isinstance(change, NodeRemoved)}
+        names = Names(self.state, self.state.now, removed)
+        for change, before in done:
+            lines: list[tuple[str, StoryLine]] = []
+            last: list[tuple[str, StoryLine]] = []
+            told: dict[str, None] = {}
+            for _, event, fields in change.lines(names, before):
+                job = fields.get("job")
+                if isinstance(job, str):
+                    if event.startswith("tasks"):
+                        told[job] = None
+                    (last if event == "job over" else lines).append((job, StoryLine(self.state.now, event, fields)))
+            for news in change.news(self.state, before):
+                if isinstance(news, TaskNews) and news.stage.job.id not in told:
+                    lines.append((news.stage.job.id, self._line_of(names, news)))
+            self._lines += [*lines, *last]
+
+    def _line_of(self, names: Names, news: TaskNews) -> StoryLine:
+        """Return the line of tasks that changed state without a line of their own."""
+        fields: dict[str, Any] = {"stage": news.stage.name, "tasks": count(news.indices), "attempt": news.attempt}
+        if news.node in self.state.nodes.rows:
+            fields["node"] = names.node(news.node)
+        if news.outcome:
+            fields["outcome"] = news.outcome
+        if news.reason:
+            fields["reason"] = news.reason
+        if news.exit_code is not None:
+            fields["exit_code"] = news.exit_code
+        return StoryLine(self.state.now, f"tasks {news.what}", fields)
+
+
+def _alone(spec: JobSpec) -> JobSpec:
+    """Return a specification that waits for no other job."""
+    return replace(spec, after=()) if spec.after else spec

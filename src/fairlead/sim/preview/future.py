@@ -1,0 +1,216 @@
+"""One possible future: a copy of a partition runs forward on a virtual clock, with drawn run times and arrivals.
+
+It is the program that ships: `ScratchWriter` runs the cycles, and the virtual fleet of the simulator carries them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from random import Random
+from time import monotonic
+
+from msgspec.structs import replace
+
+from fairlead.core.commands import AnyCommand, MarkReady, MoveNode, Submit
+from fairlead.core.cycle import Cycle, due
+from fairlead.core.effects import ForNode, standing_effects, standing_pools
+from fairlead.core.model import Allocation, Job, Micros, Stage
+from fairlead.core.ranges import count
+from fairlead.core.resources import MAX_DURATION
+from fairlead.core.state import Partition
+from fairlead.sim.fleet import Fleet, Running
+from fairlead.sim.machines import Machines
+from fairlead.sim.preview.past import PastJob
+from fairlead.sim.preview.runtimes import Runtimes
+from fairlead.writer.observer import Observer
+from fairlead.writer.scratch import ScratchWriter
+
+SHARED = 0.5
+"""The probability that tasks of one user and name have run times alike, as they often do."""
+
+
+class Future:
+    """Alters the partition, which must be a copy."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        now: Micros,
+        runtimes: Runtimes,
+        arrivals: Iterator[PastJob],
+        rng: Random,
+        first: Sequence[AnyCommand] = (),
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        """`first` are commands that are carried out before the first cycle places anything."""
+        self.partition = partition
+        self.now = max(now, partition.now)
+        self.fleet = DrawingFleet(partition, runtimes, rng)
+        self.machines = Machines()
+        self.starts: dict[str, Micros] = {}
+        """Job → its first start from now on."""
+        self.unknown = 0
+        """Running tasks without anything to tell their end from. They run on."""
+        self._arrivals = arrivals
+        self._next = next(arrivals, None)
+        # No message is lost here, and starts are reported with the next event, however late.
+        partition.set_settings(replace(partition.settings, launch_timeout=MAX_DURATION))
+        self.writer = ScratchWriter(partition, [_Starts(self.starts), *observers])
+        self._adopt()
+        for command in first:
+            if isinstance(command, MoveNode) and command.action == "lose":
+                self.fleet.fail(command.name, self.now)
+        self.answers = self._cycle([*first, MarkReady(operator=True)]).answers[: len(first)]
+        """The answers to the first commands."""
+
+    def run(self, wanted: Iterable[str], until: Micros, deadline: float) -> bool:
+        """Run until all wanted jobs have started; False if the time or the clock (`monotonic`) ended before."""
+        left = set(wanted) - self.starts.keys()
+        seen = len(self.starts)
+        cycles = 0
+        while left:
+            when = self._next_due()
+            if when is None or when > until:
+                return False
+            cycles += 1
+            if not cycles % 16 and monotonic() > deadline:
+                return False
+            self.now = max(self.now, when)
+            self.step()
+            if len(self.starts) > seen:
+                seen = len(self.starts)
+                left -= self.starts.keys()
+        return True
+
+    def step(self) -> None:
+        """Run one cycle at the current time."""
+        commands: list[AnyCommand] = [
+            *self.machines.happen(self.partition, self.now),
+            *self.fleet.reports(self.now),
+        ]
+        while self._next is not None and self._next.at <= self.now:
+            arrival = self._next
+            spec = arrival.spec
+            for stage, duration in zip(spec.stages, arrival.durations, strict=True):
+                if duration is not None:
+                    self.fleet.durations[arrival.id, stage.name] = duration
+            commands.append(Submit(spec=spec, id=arrival.id, user=spec.user, groups=spec.groups, operator=True))
+            self._next = next(self._arrivals, None)
+        self._cycle(commands)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _cycle(self, commands: list[AnyCommand]) -> Cycle:
+        done = self.writer.cycle(commands, self.now)
+        self.fleet.deliver(done.effects, self.now)
+        self.machines.receive(done.effects, self.now)
+        return done
+
+    def _adopt(self) -> None:
+        """Give the fleet the tasks that run, and the pools the machines that are on their way."""
+        partition = self.partition
+        names = {node_id: partition.nodes.name[row] for node_id, row in partition.nodes.rows.items()}
+        for number in sorted(partition.allocations):
+            allocation = partition.allocations[number]
+            if allocation.state == "stopping" or allocation.rooms or allocation.cause:
+                continue
+            if not self.fleet.adopt(names[allocation.node], allocation, self.now):
+                self.unknown += count(allocation.indices)
+        for effect in standing_effects(partition):
+            launches = tuple(launch for launch in effect.launches if launch.rooms)
+            if launches or effect.stops:
+                self.fleet.deliver([ForNode(effect.node, launches, effect.stops)], self.now)
+        self.machines.receive(standing_pools(partition), self.now)
+
+    def _next_due(self) -> Micros | None:
+        if self.writer.more:
+            return self.now
+        reported = self.fleet.next_due()
+        if reported is not None and reported <= self.now:
+            return self.now
+        times = [reported, due(self.partition, forgetting=False), self.machines.next_due(self.now)]
+        if self._next is not None:
+            times.append(self._next.at)
+        return min([when for when in times if when is not None], default=None)
+
+
+class DrawingFleet(Fleet):
+    """A fleet in which run times are drawn as tasks start. Run times of arrivals are given in `durations`."""
+
+    def __init__(self, partition: Partition, runtimes: Runtimes, rng: Random) -> None:
+        super().__init__(prompt=False)
+        self._partition = partition
+        self._runtimes = runtimes
+        self._rng = rng
+        self._parts: dict[tuple[str, str, str], float] = {}
+        """User, job name and stage name → the part at which run times that are alike are drawn."""
+        self._gangs: dict[tuple[str, str, int], Micros | None] = {}
+
+    def adopt(self, node: str, allocation: Allocation, now: Micros) -> bool:
+        """Take over tasks that run already; False if their end is unknown, so that they run on."""
+        stage = allocation.stage
+        began = allocation.since if allocation.started is None else allocation.started
+        block = Running(
+            node,
+            stage.job.id,
+            stage.name,
+            allocation.attempt,
+            allocation.indices,
+            stage.job.number,
+            allocation.chain,
+        )
+        duration = self._drawn(stage, allocation.attempt, max(0, now - began))
+        self._running.setdefault(block.key(), []).append(block)
+        if duration is None or stage.job.manager:
+            return False
+        self._at(max(now, began + duration), block.report("succeeded", 0, ran=duration))
+        return True
+
+    def duration_of(self, block: Running) -> Micros | None:
+        duration = self.durations.get((block.job, block.stage))
+        if duration is not None:
+            return duration
+        job = self._partition.jobs.get(block.job)
+        stage = None if job is None else job.stage(block.stage)
+        return None if stage is None else self._drawn(stage, block.attempt, 0)
+
+    def _drawn(self, stage: Stage, attempt: int, elapsed: Micros) -> Micros | None:
+        """Return a run time above `elapsed`: one for all tasks of a gang, otherwise another for each block."""
+        if stage.min <= 1:
+            return self._draw(stage, elapsed)
+        key = (stage.job.id, stage.name, attempt)
+        if key not in self._gangs:
+            self._gangs[key] = self._draw(stage, elapsed)
+        return self._gangs[key]
+
+    def _draw(self, stage: Stage, elapsed: Micros) -> Micros | None:
+        table = self._runtimes.table(stage)
+        if table is None:
+            return None
+        if self._rng.random() >= SHARED:
+            return table.draw(self._rng, elapsed)
+        user, name = stage.job.owner
+        key = (user, name, stage.name)
+        if key not in self._parts:
+            self._parts[key] = self._rng.random()
+        return table.at(self._parts[key], elapsed)
+
+
+class _Starts:
+    """An observer that notes the first start of each job."""
+
+    def __init__(self, starts: dict[str, Micros]) -> None:
+        self._starts = starts
+
+    def began(self, partition: Partition) -> None:
+        pass
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        partition = decided.plan.partition
+        for job_id in partition.touched.jobs:
+            job: Job | None = partition.jobs.get(job_id)
+            if job is not None and job.live and job_id not in self._starts:
+                self._starts[job_id] = partition.now
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        pass

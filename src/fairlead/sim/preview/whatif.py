@@ -1,0 +1,324 @@
+"""What a change would bring: the same futures, or the recorded past run again, with and without it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from time import monotonic
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from fairlead.core.changes import NodeSpec
+from fairlead.core.commands import AddNode, AnyCommand, Configure, MoveNode, SetPriority
+from fairlead.core.documents import parse_node
+from fairlead.core.errors import Refused
+from fairlead.core.model import Micros, QueueSettings
+from fairlead.core.reader import Reader, check_name, suggestion
+from fairlead.core.resources import CPU, GPU, SECOND, parse_count, shown
+from fairlead.core.settings import PartitionConfig
+from fairlead.core.state import Partition
+from fairlead.sim.figures import figures
+from fairlead.sim.policies import MAX_CANDIDATES, Policy, policy_of
+from fairlead.sim.preview.eta import Sample, draw_futures, in_processes, sum_up
+from fairlead.sim.preview.follower import Follower
+from fairlead.sim.preview.past import PastJob
+from fairlead.sim.preview.trace import node_documents
+from fairlead.sim.simulation import Simulation
+from fairlead.sim.traces import Arrival, LeftOut, Trace
+from fairlead.wire.preview import WhatIfQuestion
+
+SAMPLES = 9
+SECONDS = 3.0
+"""Seconds within which the futures of one side begin."""
+REPLAY_SECONDS = 120.0
+MOST_JOBS = 1_000
+"""Waiting jobs that are compared."""
+MOVED: Micros = SECOND
+"""A start that moves by less counts as the same."""
+MODES = {
+    "fcfs": {"backfill": "off"},
+    "easy": {"backfill": "easy"},
+    "shortest": {"backfill": "shortest"},
+    "conservative": {"backfill": "conservative"},
+    "learned": {"backfill": "shortest", "estimates": "learned"},
+}
+"""Policies by name: the settings that they change. All others stay as they are."""
+
+
+class Supposed(msgspec.Struct, frozen=True):
+    """A change that is only supposed."""
+
+    nodes: tuple[tuple[str, NodeSpec], ...]
+    """Nodes that are added."""
+    removed: tuple[str, ...]
+    priorities: tuple[tuple[str, int], ...]
+    config: PartitionConfig | None
+    """The whole configuration, if it changes."""
+
+    def commands(self) -> list[AnyCommand]:
+        commands: list[AnyCommand] = []
+        if self.config is not None:
+            commands.append(Configure(config=self.config, operator=True))
+        commands += [AddNode(name=name, spec=spec, operator=True) for name, spec in self.nodes]
+        commands += [MoveNode(name=name, action="lose", operator=True) for name in self.removed]
+        commands += [SetPriority(job=job, priority=priority, operator=True) for job, priority in self.priorities]
+        return commands
+
+
+def compare(follower: Follower, question: WhatIfQuestion) -> dict[str, Any]:
+    """Return the document that compares the present with a supposed change."""
+    supposed = read_changes(question.changes, follower.state)
+    if question.replay:
+        return _replayed(follower, question, supposed)
+    return _live(follower, question, supposed)
+
+
+# -- the change --------------------------------------------------------------------------------------------------
+
+
+def read_changes(document: Mapping[str, Any], partition: Partition) -> Supposed:
+    """Read a supposed change: `add_nodes`, `remove_nodes`, `shares`, `priorities` and `policy`."""
+    read = Reader(document, "", "a what-if")
+    nodes: list[tuple[str, NodeSpec]] = []
+    for name, number in _mapping(read, "add_nodes").items():
+        field = f"add_nodes.{name}"
+        spec = _like(partition, name, field)
+        nodes += [(f"{name}-added-{at}", spec) for at in range(parse_count(number, field, 1, 10_000))]
+    removed = read.names("remove_nodes")
+    for at, node in enumerate(removed):
+        if partition.nodes.find(node) is None:
+            raise Refused(f"remove_nodes[{at}]", f"there is no node {shown(node)}; `fairlead node list` lists them")
+    priorities: list[tuple[str, int]] = []
+    for job, priority in _mapping(read, "priorities").items():
+        if job not in partition.jobs:
+            raise Refused(
+                f"priorities.{job}", f"there is no job {shown(job)}; `fairlead ps` lists those that are known"
+            )
+        priorities.append((job, parse_count(priority, f"priorities.{job}", -(2**31), 2**31 - 1)))
+    config = _config(read, partition)
+    read.close()
+    if not (nodes or removed or priorities or config):
+        raise Refused("", "nothing is supposed; name nodes to add or remove, shares, priorities or a policy")
+    return Supposed(tuple(nodes), removed, tuple(priorities), config)
+
+
+def _mapping(read: Reader, key: str) -> Mapping[str, Any]:
+    value = read.get(key, {})
+    if not isinstance(value, Mapping):
+        raise Refused(key, f"{shown(value)} is not a mapping; write name: number")
+    return value
+
+
+def _like(partition: Partition, name: str, field: str) -> NodeSpec:
+    """Return a node as a pool has them, or as an existing node is."""
+    pool = partition.pools.get(check_name(name, field))
+    if pool is not None:
+        settings = pool.settings
+        return NodeSpec(settings.node, settings.labels, settings.taints)
+    for node in node_documents(partition):
+        if node["name"] == name:
+            spec = parse_node(node)[1]
+            return replace(spec, pool="")
+    names = [*partition.pools, *(partition.nodes.name[row] for row in partition.nodes.rows.values())]
+    raise Refused(
+        field, f"there is no pool and no node {shown(name)}{suggestion(name, names)}; name one to have more of"
+    )
+
+
+def _config(read: Reader, partition: Partition) -> PartitionConfig | None:
+    config = present_config(partition)
+    policy = read.get("policy")
+    if isinstance(policy, str):
+        if policy not in MODES:
+            raise Refused(
+                "policy",
+                f"there is no policy {shown(policy)}{suggestion(policy, MODES)}; name one of {', '.join(MODES)} "
+                "or a configuration file",
+            )
+        config = replace(config, settings=replace(config.settings, **MODES[policy]))
+    elif policy is not None:
+        config = policy_of("policy", policy).config
+    queues = dict(config.queues)
+    shares = _mapping(read, "shares")
+    for path, share in shares.items():
+        if path not in queues:
+            raise Refused(f"shares.{path}", f"there is no queue {shown(path)}{suggestion(path, queues)}; name one")
+        queues[path] = replace(queues[path], share=parse_count(share, f"shares.{path}", 0, 1_000_000))
+    if policy is None and not shares:
+        return None
+    return replace(config, queues=tuple(queues.items()))
+
+
+def present_config(partition: Partition) -> PartitionConfig:
+    """Return the configuration that a partition has."""
+    queues: list[tuple[str, QueueSettings]] = [(path, queue.settings) for path, queue in partition.queues.items()]
+    pools = [(name, pool.settings) for name, pool in partition.pools.items()]
+    return PartitionConfig(partition.settings, tuple(queues), tuple(pools))
+
+
+# -- on the present state ----------------------------------------------------------------------------------------
+
+
+def _live(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> dict[str, Any]:
+    partition, now = follower.state, question.now
+    past, runtimes = follower.past(now)
+    waiting = [job for job in partition.jobs.values() if not job.over and not job.live and not job.manager]
+    wanted = [job.id for job in waiting[:MOST_JOBS]]
+    resource = GPU if any(partition.nodes.capacity.get(GPU, ())) else CPU
+    workers = max(1, os.cpu_count() or 1)
+
+    def drawn(first: Sequence[AnyCommand]) -> list[Sample]:
+        return draw_futures(
+            partition, now, runtimes, past, wanted, SECONDS, SAMPLES, workers, first=first, resource=resource
+        )
+
+    before, after = drawn([]), drawn(supposed.commands())
+    for at, why in after[0].refused.items():
+        raise Refused("", f"the change would be refused: {why}", at)
+    until = min(sample.until for sample in (*before, *after))
+    rows = []
+    for job in waiting[:MOST_JOBS]:
+        old, new = sum_up(job.id, before).median, sum_up(job.id, after).median
+        rows.append(
+            {
+                "job": job.id,
+                "name": job.spec.name,
+                "user": job.user,
+                "queue": job.queue.path,
+                "before": _seconds(old),
+                "after": _seconds(new),
+                "wait_before": _wait(old, now),
+                "wait_after": _wait(new, now),
+            }
+        )
+    capacity = sum(
+        column[row]
+        for row in partition.nodes.rows.values()
+        for column in [partition.nodes.capacity.get(resource, [])]
+        if column
+    )
+    added = sum(dict(spec.capacity).get(resource, 0) for _, spec in supposed.nodes)
+    gone = sum(_amount(partition, name, resource) for name in supposed.removed)
+    return {
+        **_moves(rows),
+        "jobs": [row for row in rows if _moved(row)],
+        "waiting": len(waiting),
+        "compared": len(rows),
+        "futures": len(before),
+        "utilisation_before": _utilisation(before, now, until, capacity),
+        "utilisation_after": _utilisation(after, now, until, capacity + added - gone),
+        "until": until / SECOND,
+        "unknown_tasks": max(sample.unknown for sample in before),
+        "recorded_jobs": len(past.jobs),
+    }
+
+
+def _amount(partition: Partition, node: str, resource: str) -> int:
+    node_id = partition.nodes.find(node)
+    column = partition.nodes.capacity.get(resource)
+    return 0 if node_id is None or column is None else column[partition.nodes.rows[node_id]]
+
+
+def _seconds(when: Micros | None) -> float | None:
+    return None if when is None else when / SECOND
+
+
+def _wait(when: Micros | None, now: Micros) -> float | None:
+    return None if when is None else (when - now) / SECOND
+
+
+def _moved(row: Mapping[str, Any]) -> int:
+    """Return -1 if a job starts earlier, 1 if later, 0 if at the same time."""
+    before, after = row["wait_before"], row["wait_after"]
+    if before is None or after is None:
+        return (before is None) < (after is None) or -((after is None) < (before is None))
+    return 0 if abs(after - before) * SECOND < MOVED else 1 if after > before else -1
+
+
+def _moves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    both = [row for row in rows if row["wait_before"] is not None and row["wait_after"] is not None]
+    moved = [_moved(row) for row in rows]
+    return {
+        "earlier": moved.count(-1),
+        "later": moved.count(1),
+        "same": moved.count(0),
+        "mean_wait_before": round(fmean(row["wait_before"] for row in both), 3) if both else None,
+        "mean_wait_after": round(fmean(row["wait_after"] for row in both), 3) if both else None,
+    }
+
+
+def _utilisation(samples: Sequence[Sample], now: Micros, until: Micros, capacity: int) -> float | None:
+    """Return the used part of a capacity until a time, as the mean of the futures."""
+    if until <= now or not capacity:
+        return None
+    parts = []
+    for sample in samples:
+        series = [*sample.used, (until, 0)]
+        work = sum(
+            used * (min(until, end) - max(now, when)) for (when, used), (end, _) in pairwise(series) if when < until
+        )
+        parts.append(work / (capacity * (until - now)))
+    return round(fmean(parts), 4)
+
+
+# -- over the recorded past --------------------------------------------------------------------------------------
+
+
+def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> dict[str, Any]:
+    if supposed.priorities:
+        raise Refused("priorities", "a replay runs jobs of the past; leave priorities out, or leave the replay out")
+    past, _ = follower.past(question.now)
+    ended = [job for job in past.jobs if job.at >= question.now - question.replay and None not in job.durations]
+    if not ended:
+        raise Refused("replay", "no finished job was submitted in this time; name a longer time")
+    partition = follower.state
+    nodes = [parse_node(node) for node in node_documents(partition)]
+    config = present_config(partition)
+    left = [(name, spec) for name, spec in nodes if name not in supposed.removed]
+    sides = [(config, nodes), (supposed.config or config, [*left, *supposed.nodes])]
+    deadline = monotonic() + REPLAY_SECONDS
+
+    def one(side: int) -> dict[str, Any]:
+        settings, machines = sides[side]
+        # As in the simulator's own policies, all that may start at one instant starts in one cycle.
+        settings = replace(settings, settings=replace(settings.settings, max_placed=MAX_CANDIDATES))
+        trace = Trace("the past", [_arrival(job, ended[0].at) for job in ended], machines, LeftOut())
+        simulation = Simulation(trace, Policy("whatif", settings))
+        whole = simulation.run(None, lambda _: monotonic() > deadline)
+        starts = {arrival.id: simulation.record.job(at).started for at, arrival in enumerate(trace.arrivals)}
+        return {"starts": starts, "figures": figures(simulation.record, "whatif", 0.0), "whole": whole, "side": side}
+
+    before, after = sorted(in_processes(one, (0, 1), dict, 2), key=lambda result: int(result["side"]))
+    rows = [
+        {
+            "job": job.id,
+            "name": job.spec.name,
+            "user": job.spec.user,
+            "queue": job.spec.queue,
+            "before": _seconds(before["starts"][job.id]),
+            "after": _seconds(after["starts"][job.id]),
+            "wait_before": _wait(before["starts"][job.id], job.at - ended[0].at),
+            "wait_after": _wait(after["starts"][job.id], job.at - ended[0].at),
+        }
+        for job in ended
+    ]
+    return {
+        **_moves(rows),
+        "jobs": [row for row in rows if _moved(row)][:MOST_JOBS],
+        "compared": len(rows),
+        "whole": before["whole"] and after["whole"],
+        **{
+            f"{key}_{when}": side["figures"][key]
+            for when, side in (("before", before), ("after", after))
+            for key in ("utilisation", "median_wait_s", "p95_wait_s", "max_wait_s", "mean_bounded_slowdown_10s")
+        },
+    }
+
+
+def _arrival(job: PastJob, first: Micros) -> Arrival:
+    durations = tuple(0 if ran is None else ran for ran in job.durations)
+    return Arrival(job.at - first, job.id, job.spec, durations)

@@ -1,0 +1,98 @@
+"""Questions to the process that looks into the future, and its answers. Times are microseconds since 1970."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base class of questions. The answer is about the state after the record `seq` or a later one, seen at `now`."""
+
+    partition: str
+    seq: int
+    now: int
+
+
+class EtaQuestion(Question, frozen=True, kw_only=True, tag="eta"):
+    """Ask when jobs start. `submissions` are packed specifications of jobs that are not submitted."""
+
+    jobs: tuple[str, ...] = ()
+    submissions: tuple[bytes, ...] = ()
+
+
+class StoryQuestion(Question, frozen=True, kw_only=True, tag="story"):
+    """Ask what the journal knows of a job."""
+
+    job: str
+    number: int
+
+
+class WhatIfQuestion(Question, frozen=True, kw_only=True, tag="whatif"):
+    """Ask what a change would bring. `replay` is a time span of the past to run again; 0 for the present state."""
+
+    changes: dict[str, Any]
+    replay: int = 0
+
+
+class TraceQuestion(Question, frozen=True, kw_only=True, tag="trace"):
+    """Ask for the past as a trace, from a time on."""
+
+    since: int
+
+
+AnyQuestion = EtaQuestion | StoryQuestion | WhatIfQuestion | TraceQuestion
+
+
+class Eta(msgspec.Struct, frozen=True, kw_only=True):
+    """When a job starts, by several futures. A time is None if it is later than what the futures reached."""
+
+    median: int | None
+    earliest: int | None
+    latest: int | None
+    not_before: int | None = None
+    """If the median is not known: the time that the futures reached without a start."""
+
+
+class Etas(msgspec.Struct, frozen=True, kw_only=True):
+    jobs: dict[str, Eta]
+    submissions: list[Eta | str]
+    """Of each specification, when it would start, or why it is refused."""
+    futures: int
+    """Futures that were drawn."""
+    unknown_tasks: int
+    """Running tasks that nothing tells the end of."""
+    recorded_jobs: int
+    """Jobs of the past that arrivals were drawn from."""
+    cut: bool
+    """True if futures were ended for lack of time."""
+
+
+class StoryLine(msgspec.Struct, frozen=True):
+    at: int
+    event: str
+    fields: dict[str, Any]
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    since: int
+    """The journal tells all from this time on; of earlier times it has nothing."""
+    lines: list[StoryLine]
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that is passed on as it is."""
+
+    document: Any
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A question that has no answer, with the field that is wrong, if one is."""
+
+    problem: str
+    field: str = ""
+
+
+class Unanswered(Exception):
+    """The process gave no answer. The next question starts another one."""

@@ -1,0 +1,90 @@
+"""Start times, stories, traces and what-if, from the command line to the second process of a real server."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fairlead
+from tests.live import Up
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    server = Up(tmp_path_factory.mktemp("future") / "data")
+    yield server
+    server.run("down", "--kill")
+    server.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def waiting(up: Up) -> tuple[str, str]:
+    """Return a running job of 10 minutes that fills the machine, and a job that waits for it."""
+    up.run("run", "--name", "quick", "--", "true")
+    up.run("run", "--name", "quick", "--", "true")
+    first = up.run("submit", "--name", "long", "--cpu", "4", "--estimate", "10min", "--", "sleep", "600").strip()
+    second = up.run("submit", "--name", "next", "--cpu", "4", "--estimate", "10min", "--", "sleep", "600").strip()
+    return first, second
+
+
+def test_eta_of_a_waiting_job(up: Up, waiting: tuple[str, str]) -> None:
+    first, second = waiting
+    (running, later) = json.loads(up.run("eta", first, second, "--json"))
+    assert running["state"] == "running" and running["started"] and running["start"] is None
+    assert later["state"] == "pending" and later["started"] is None
+    assert later["earliest"] <= later["start"] <= later["latest"]
+    assert re.match(rf"job {second} starts in about .*\(90 %: between", up.run("eta", second))
+
+
+def test_the_client_asks_for_many_jobs_at_once(up: Up, waiting: tuple[str, str]) -> None:
+    with fairlead.Client(up.url, up.token) as client:
+        assert [found.job for found in client.eta(*waiting)] == list(waiting)
+        with pytest.raises(fairlead.Problem, match="name at least one job"):
+            client.eta()
+
+
+def test_eta_of_a_job_that_is_not_there(up: Up) -> None:
+    refused = up.ask("eta", "nothing")
+    assert refused.returncode == 1 and "there is no job" in refused.stderr
+
+
+def test_story_of_a_job(up: Up, waiting: tuple[str, str]) -> None:
+    up.run("kill", *waiting)
+    up.run("wait", *waiting, code=None)
+    told = json.loads(up.run("story", waiting[0], "--json"))
+    events = [line["event"] for line in told["lines"]]
+    wanted = ["job submitted", "tasks placed", "tasks running", "job over", "tasks stopped", "tasks ended"]
+    assert events == wanted, told
+    assert [line["at"] for line in told["lines"]] == sorted(line["at"] for line in told["lines"])
+    text = up.run("story", waiting[0])
+    assert "killed by" in text
+
+
+def test_past_is_exported_as_a_trace(up: Up, waiting: tuple[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "past.yaml"
+    assert "jobs" in up.run("export-trace", str(file))
+    assert "quick" in file.read_text()
+    result = json.loads(up.run("simulate", str(file), "--policy", "easy", "--json", "-"))
+    assert result["jobs"] >= 2, result
+    assert up.ask("export-trace", str(tmp_path / "past.txt")).returncode == 2
+
+
+def test_what_if_there_were_more_nodes(up: Up) -> None:
+    jobs = [
+        up.run("submit", "--cpu", "4", "--estimate", "10min", "--time-limit", "1h", "--", "sleep", "600").strip()
+        for _ in range(3)
+    ]
+    found = json.loads(up.run("whatif", "--add-nodes", "box:2", "--json"))
+    assert found["compared"] == 2 and found["later"] == 0, found
+    assert found["earlier"] == 2 and found["mean_wait_after"] < found["mean_wait_before"]
+    assert up.run("whatif", "--add-nodes", "box:2").startswith("of 2 jobs 2 would start earlier, 0 later")
+    assert "no pool and no node" in up.ask("whatif", "--add-nodes", "bax:2").stderr
+    assert up.ask("whatif").returncode == 2
+    up.run("kill", *jobs)
+
+
+def test_what_if_over_the_past(up: Up) -> None:
+    found = json.loads(up.run("whatif", "--add-nodes", "box:1", "--replay", "1d", "--json"))
+    assert found["compared"] >= 2 and found["later"] == 0

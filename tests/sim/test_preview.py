@@ -1,0 +1,337 @@
+"""Looks into the future: drawn run times, futures, start times, what-if, and a follower of a real journal."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from fairlead.core.commands import AddNode, AnyCommand, Configure, MarkReady, Rejected, Report, Submit
+from fairlead.core.config import parse_partition
+from fairlead.core.documents import parse_job, parse_node
+from fairlead.core.dump import dump
+from fairlead.core.errors import Refused
+from fairlead.core.model import pack_spec
+from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
+from fairlead.history.recorder import HistoryRecorder
+from fairlead.history.store import History
+from fairlead.history.tables import tables_at
+from fairlead.journal.sql import SqliteJournal
+from fairlead.sim.preview import eta, whatif
+from fairlead.sim.preview.answers import answer
+from fairlead.sim.preview.follower import Follower
+from fairlead.sim.preview.past import Past, PastJob
+from fairlead.sim.preview.runtimes import Runtimes, Table
+from fairlead.wire.preview import EtaQuestion, Etas, Story, StoryQuestion, TraceQuestion, WhatIfQuestion
+from fairlead.writer.writer import Writer
+
+START = 1_790_000_000 * SECOND
+CONFIG = {"queues": {"root": {"all": {"order": "priority"}}}, "requestors": [{"match": "", "queue": "root.all"}]}
+
+
+class Cluster:
+    """A writer on a journal of files, whose tasks are reported by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.history = History(folder / "history")
+        self.journal = SqliteJournal(folder / "journal")
+        self.writer = Writer(self.journal, "default", [HistoryRecorder(self.history)])
+        self.now = START
+        self.do(Configure(config=parse_partition(CONFIG, ""), version=1, operator=True), MarkReady(operator=True))
+
+    def do(self, *commands: AnyCommand) -> list[Any]:
+        answers = self.writer.cycle(commands, self.now).answers
+        assert not [answer for answer in answers if isinstance(answer, Rejected)], answers
+        return answers
+
+    def node(self, name: str, cpu: int) -> None:
+        spec = parse_node({"name": name, "resources": {"cpu": cpu}})[1]
+        self.do(AddNode(name=name, spec=spec, operator=True))
+
+    def submit(self, name: str, cpu: int = 1, user: str = "ann", run: bool = True, **stage: Any) -> None:
+        spec = parse_job({"name": name, "user": user, "stages": [{"resources": {"cpu": cpu}, **stage}]})
+        self.do(Submit(spec=spec, id=name, user=user, operator=True))
+        if run:
+            self.report(name, "running")
+
+    def report(self, name: str, state: Any) -> None:
+        """Report the tasks of a job that are placed."""
+        partition = self.writer.partition
+        stage = partition.jobs[name].stages[0]
+        allocations = {allocation.id: allocation for allocation in (stage.live or {}).values()}
+        for allocation in allocations.values():
+            node = partition.nodes.name[partition.nodes.rows[allocation.node]]
+            at = {"node": node, "job": name, "stage": stage.name, "indices": allocation.indices}
+            number = stage.job.number
+            self.do(Report(**at, attempt=allocation.attempt, state=state, number=number, operator=True))
+
+    def follow(self) -> Follower:
+        self.history.flush()
+        follower = Follower(self.folder / "journal", tables_at(self.folder / "history"), "default")
+        follower.catch_up()
+        return follower
+
+    def asked(self) -> dict[str, Any]:
+        return {"partition": "default", "seq": self.writer.seq, "now": self.now}
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Cluster]:
+    cluster = Cluster(folder)
+    try:
+        yield cluster
+    finally:
+        cluster.history.close()
+        cluster.journal.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with opened(tmp_path) as cluster:
+        yield cluster
+
+
+def etas_of(cluster: Cluster, *jobs: str) -> Etas:
+    found = answer(cluster.follow(), EtaQuestion(**cluster.asked(), jobs=jobs))
+    assert isinstance(found, Etas)
+    return found
+
+
+# -- run times ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "elapsed", "drawn"),
+    [
+        (0.0, 0, 10),
+        (0.49, 0, 10),
+        (0.51, 0, 20),
+        (0.99, 0, 40),
+        (0.0, 10, 20),
+        (0.99, 10, 40),
+        (0.5, 20, 40),
+        (0.5, 40, 40 + SECOND),
+        (0.5, 4 * SECOND, 6 * SECOND),
+    ],
+)
+def test_runs_are_drawn_by_weight_above_the_elapsed_time(part: float, elapsed: int, drawn: int) -> None:
+    table = Table([(20, 1.0), (40, 1.0), (10, 2.0)], None)
+    assert table.at(part, elapsed) == drawn
+
+
+def test_runs_of_the_same_name_count_most(cluster: Cluster) -> None:
+    cluster.node("n", 8)
+    cluster.submit("train", estimate="1h")
+    stage = cluster.writer.partition.jobs["train"].stages[0]
+    runtimes = Runtimes()
+    known = runtimes.table(stage)
+    assert known is not None and known.at(0.5) == HOUR, "without runs, the estimate is all there is"
+    for _ in range(20):
+        runtimes.note("ann", "other", "main", 50 * MINUTE, HOUR)
+        runtimes.note("ann", "train", "main", 6 * MINUTE, 2 * HOUR)
+    table = runtimes.table(stage)
+    assert table is not None
+    rng = Random(1)
+    drawn = [table.draw(rng) for _ in range(1_000)]
+    assert drawn.count(3 * MINUTE) > 800, "a twentieth of the estimate, as before"
+    assert {3 * MINUTE, 50 * MINUTE, HOUR} >= set(drawn)
+
+
+def test_arrivals_are_those_of_the_same_time_of_day() -> None:
+    past = Past()
+    spec = parse_job({"name": "a", "user": "ann", "stages": [{"resources": {"cpu": 1}}]})
+    for hour in range(72):
+        past.add(PastJob(START + hour * HOUR, f"j{hour}", spec, [MINUTE]))
+    now = START + 72 * HOUR
+    arrivals = past.arrivals(now, Random(3))
+    first = [next(arrivals) for _ in range(100)]
+    assert [job.at for job in first] == [now + hour * HOUR for hour in range(100)]
+    assert len({job.id for job in first}) == 100
+    assert list(Past().arrivals(now, Random(3))) == []
+
+
+# -- start times -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_starts_when_the_one_before_it_ends(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("first", 4, estimate="10min")
+    cluster.now += 4 * MINUTE
+    cluster.submit("second", 4, run=False, estimate="1h")
+    cluster.submit("third", 4, run=False)
+    found = etas_of(cluster, "second", "third")
+    assert found.unknown_tasks == 0 and found.futures == eta.SAMPLES and not found.cut
+    at = START + 10 * MINUTE
+    assert (found.jobs["second"].earliest, found.jobs["second"].median, found.jobs["second"].latest) == (at, at, at)
+    assert found.jobs["third"].median == at + HOUR
+
+
+def test_tasks_without_an_estimate_are_counted_and_run_on(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("endless", 1, array=3)
+    cluster.submit("next", 4, run=False, estimate="1h")
+    found = etas_of(cluster, "next")
+    assert found.unknown_tasks == 3
+    assert found.jobs["next"].median is None and found.jobs["next"].not_before is not None
+
+
+def test_a_job_that_can_never_run_has_no_start(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("large", 8, run=False)
+    assert etas_of(cluster, "large").jobs["large"].median is None
+
+
+def test_jobs_that_are_not_submitted_have_a_start_too(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("first", 4, estimate="10min")
+    spec = parse_job({"name": "b", "user": "bob", "stages": [{"resources": {"cpu": 4}}]})
+    wrong = parse_job({"name": "b", "user": "bob", "queue": "root.none", "stages": [{"resources": {"cpu": 4}}]})
+    question = EtaQuestion(**cluster.asked(), submissions=(pack_spec(spec), pack_spec(wrong)))
+    found = answer(cluster.follow(), question)
+    assert isinstance(found, Etas)
+    good, bad = found.submissions
+    assert not isinstance(good, str) and good.median == START + 10 * MINUTE
+    assert isinstance(bad, str) and "root.none" in bad
+
+
+def test_the_state_is_not_touched(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("first", 4, estimate="10min")
+    cluster.submit("second", 4, run=False)
+    follower = cluster.follow()
+    before = dump(follower.state)
+    answer(follower, EtaQuestion(**cluster.asked(), jobs=("second",)))
+    assert dump(follower.state) == before == dump(cluster.writer.partition)
+
+
+def test_a_follower_reads_on_and_learns_from_the_history(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    follower = cluster.follow()
+    for at in range(12):
+        cluster.submit(f"job{at}", 4)
+        cluster.now += 3 * MINUTE
+        cluster.report(f"job{at}", "succeeded")
+    cluster.now += 1
+    cluster.submit("running", 4)
+    cluster.submit("waiting", 4, run=False)
+    cluster.history.flush()
+    follower.catch_up()
+    assert dump(follower.state) == dump(cluster.writer.partition)
+    past, runtimes = follower.past(cluster.now)
+    assert [job.id for job in past.jobs] == [*(f"job{at}" for at in range(12)), "running", "waiting"]
+    assert past.jobs[0].durations == [3 * MINUTE] and past.jobs[-1].durations == [None]
+    table = runtimes.table(follower.state.jobs["waiting"].stages[0])
+    assert table is not None and table.at(0.5) == 3 * MINUTE
+    found = answer(follower, EtaQuestion(**cluster.asked(), jobs=("waiting",)))
+    assert isinstance(found, Etas) and found.unknown_tasks == 0
+    assert found.jobs["waiting"].median == cluster.now + 3 * MINUTE
+
+
+def test_a_process_that_fails_is_reported() -> None:
+    with pytest.raises(RuntimeError, match="ended with status"):
+        eta.in_processes(lambda number: 1 // number, [1, 0], int, 2)
+    assert sorted(eta.in_processes(lambda number: number * number, [1, 2, 3], int, 2)) == [1, 4, 9]
+
+
+# -- what if, stories, traces ------------------------------------------------------------------------------------
+
+
+def compared(cluster: Cluster, replay: int = 0, **changes: Any) -> dict[str, Any]:
+    return whatif.compare(cluster.follow(), WhatIfQuestion(**cluster.asked(), changes=changes, replay=replay))
+
+
+def queued(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("first", 4, estimate="10min")
+    cluster.submit("second", 4, run=False, estimate="10min")
+    cluster.submit("third", 4, run=False, estimate="10min")
+
+
+def waits(found: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    return {row["job"]: (row["wait_before"], row["wait_after"]) for row in found["jobs"]}
+
+
+def test_what_if_there_were_another_node(cluster: Cluster) -> None:
+    queued(cluster)
+    found = compared(cluster, add_nodes={"n": 1})
+    assert (found["earlier"], found["later"], found["same"]) == (2, 0, 0)
+    assert waits(found) == {"second": (600.0, 0.0), "third": (1200.0, 600.0)}
+    assert (found["mean_wait_before"], found["mean_wait_after"]) == (900.0, 300.0)
+    assert found["utilisation_before"] == found["utilisation_after"] == 1.0
+
+
+def test_what_if_a_job_had_another_priority(cluster: Cluster) -> None:
+    queued(cluster)
+    found = compared(cluster, priorities={"third": 9})
+    # For a higher priority, the first job is stopped and starts again later.
+    assert waits(found) == {"second": (600.0, 1200.0), "third": (1200.0, 0.0)}
+
+
+def test_what_if_a_node_were_gone(cluster: Cluster) -> None:
+    cluster.node("m", 4)
+    queued(cluster)
+    cluster.submit("fourth", 4, run=False, estimate="10min")
+    found = compared(cluster, remove_nodes=["m"])
+    assert waits(found) == {"fourth": (600.0, 1200.0)}, found
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "problem"),
+    [
+        ({}, "", "nothing is supposed"),
+        ({"add_nodes": {"m": 1}}, "add_nodes.m", "there is no pool and no node"),
+        ({"add_nodes": {"n": 0}}, "add_nodes.n", "0"),
+        ({"remove_nodes": ["m"]}, r"remove_nodes\[0\]", "there is no node"),
+        ({"shares": {"root.none": 1}}, "shares.root.none", "there is no queue"),
+        ({"priorities": {"none": 1}}, "priorities.none", "there is no job"),
+        ({"policy": "eazy"}, "policy", "did you mean easy"),
+        ({"nodes": 1}, "nodes", "no such key"),
+    ],
+)
+def test_what_is_supposed_is_checked(cluster: Cluster, changes: dict[str, Any], field: str, problem: str) -> None:
+    queued(cluster)
+    with pytest.raises(Refused, match=rf"(?s){field}.*{problem}"):
+        compared(cluster, **changes)
+
+
+def test_what_if_over_the_past_and_its_trace(cluster: Cluster) -> None:
+    queued(cluster)
+    for name in ("first", "second", "third"):
+        cluster.now += 10 * MINUTE
+        cluster.report(name, "succeeded")
+        if name != "third":
+            cluster.report("second" if name == "first" else "third", "running")
+    found = compared(cluster, replay=DAY, add_nodes={"n": 2})
+    assert waits(found) == {"second": (600.0, 0.0), "third": (1200.0, 0.0)}
+    document = trace_of(cluster)
+    assert [job["stages"][0]["duration"] for job in document["jobs"]] == ["600s"] * 3
+    from fairlead.sim.traces.own import read_document
+
+    trace = read_document(document, "past", "extend")
+    assert len(trace.arrivals) == 3 and not trace.left_out
+    assert dict(trace.nodes)["n"].capacity == (("cpu", 4000),)
+
+
+def trace_of(cluster: Cluster) -> dict[str, Any]:
+    found = answer(cluster.follow(), TraceQuestion(**cluster.asked(), since=0))
+    document: dict[str, Any] = found.document["trace"]  # type: ignore[attr-defined]
+    return document
+
+
+def test_a_story_is_told_in_order(cluster: Cluster) -> None:
+    queued(cluster)
+    cluster.now += 10 * MINUTE
+    cluster.report("first", "succeeded")
+    number = cluster.writer.partition.jobs["first"].number
+    told = answer(cluster.follow(), StoryQuestion(**cluster.asked(), job="first", number=number))
+    assert isinstance(told, Story)
+    assert [line.event for line in told.lines] == [
+        "job submitted",
+        "tasks placed",
+        "tasks running",
+        "tasks ended",
+        "job over",
+    ]
