@@ -7,7 +7,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
@@ -637,79 +637,6 @@ def open_documents(directory: Path, database: str, secrets_key: Path | None) -> 
         return documents_of(directory, database, secrets_key)
     except (JournalError, FileProblem) as problem:
         raise Failed(str(problem)) from problem
-
-
-def copy_data(source: str, target: str, secrets_key: Path | None, told: Callable[[str, int], None]) -> Path:
-    """Copy all data of a server to an empty place, compare them, and return the key file of both.
-
-    `told` is called with the name and the number of rows of each part.
-    """
-    from fairlead.api.datafolder import prepare
-    from fairlead.api.sealed import key_path
-    from fairlead.api.smallfile import FileProblem
-    from fairlead.history.copying import copy_history
-    from fairlead.journal.copying import copy_journal
-
-    folders = [Path(place).absolute() for place in (source, target) if not is_url(place)]
-    if not is_url(source) and not (Path(source) / "journal").exists():
-        raise Failed(f"{source}: no data of a server; name a data directory or a database")
-    if secrets_key is None and not folders:
-        raise Failed("--secrets-key: name the key file of the secrets, because both places are databases")
-    with ExitStack() as stack:
-        try:
-            if not is_url(target):
-                prepare(Path(target).absolute())
-            for folder in folders:
-                stack.enter_context(_unused(folder))
-            key = key_path(folders[0], secrets_key) if folders else cast(Path, secrets_key)
-            old = stack.enter_context(open_journal(_journal_at(source), read_only=True))
-            new = stack.enter_context(open_journal(_journal_at(target)))
-            if old.held_by():
-                raise Failed(f"{old.path}: the server {old.held_by()} runs on it; stop all its servers first")
-            if new.reigned():
-                raise Failed(f"{new.path}: there is a journal already; name an empty place")
-            _copy_documents(source, target, key, told)
-            copy_history(_history_at(source), _history_at(target), told)
-            copy_journal(old, new, told)
-        except (JournalError, FileProblem) as problem:
-            raise Failed(str(problem)) from problem
-    return key
-
-
-def _copy_documents(source: str, target: str, key: Path, told: Callable[[str, int], None]) -> None:
-    old = documents_of(Path(source).absolute(), source if is_url(source) else "", key)
-    new = documents_of(Path(target).absolute(), target if is_url(target) else "", key)
-    for name in (SERVER_KEY, "tokens", "nodes", "secrets"):
-        content = old(name).read()
-        document = new(name)
-        if document.read() is not None:
-            raise Failed(f"{document.name}: it exists already; name an empty place")
-        if content is not None:
-            document.write(content)
-            if new(name).read() != content:
-                raise Failed(f"{document.name}: it is not equal to its original; remove the copy")
-        told(name, int(content is not None))
-
-
-def _journal_at(place: str) -> str:
-    return place if is_url(place) else str(Path(place).absolute() / "journal")
-
-
-def _history_at(place: str) -> str:
-    return place if is_url(place) else str(Path(place).absolute() / "history")
-
-
-@contextmanager
-def _unused(folder: Path) -> Iterator[None]:
-    """Lock a data directory. Raise `Failed` if a server runs on it."""
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise Failed(f"a server runs on {folder}; stop it with `fairlead down`") from None
-    finally:
-        os.close(lock)
 
 
 def rotate_secrets_key(directory: Path, given: Path | None, database: str = "") -> Path:

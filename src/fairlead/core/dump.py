@@ -182,6 +182,12 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     format: int
 
 
+class _Stamp(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    name: str
+    now: int
+
+
 class _Document(msgspec.Struct, frozen=True, array_like=True):
     format: int
     name: str
@@ -220,6 +226,12 @@ _decode_node = msgspec.msgpack.Decoder(NodeAdded).decode
 _decode_job = msgspec.msgpack.Decoder(_Job).decode
 _decode_allocation = msgspec.msgpack.Decoder(_Allocation).decode
 _head_decoder = msgspec.msgpack.Decoder(_Head)
+_decode_stamp = msgspec.msgpack.Decoder(_Stamp).decode
+
+
+def dumped_at(content: bytes) -> int:
+    """Return the time of a dump, without loading it."""
+    return _decode_stamp(content).now
 
 
 def dump(partition: Partition) -> bytes:

@@ -10,6 +10,17 @@ from typing import Protocol, Self
 
 import msgspec
 
+LINE = 1_000_000
+"""Epochs of one line of data: more than the servers of one database ever begin."""
+
+
+def raised(epoch: int) -> int:
+    """Return an epoch above all that can follow `epoch` in the data it is from.
+
+    Data that were set back to an earlier time go on with it: agents may know epochs that were lost.
+    """
+    return (epoch // LINE + 1) * LINE
+
 
 class Record(msgspec.Struct, frozen=True):
     """One durable append. `seq` counts 1, 2, 3 … in its stream, without gaps."""

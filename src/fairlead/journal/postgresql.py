@@ -34,7 +34,7 @@ from fairlead.journal.chained import (
     record_digest,
 )
 from fairlead.journal.leasing import LEASE, Keeper
-from fairlead.journal.pgconnection import Connection, connect, is_broken, reading, refused, shown_url, writing
+from fairlead.journal.pgconnection import SCHEMA, Connection, connect, is_broken, reading, refused, shown_url, writing
 from fairlead.journal.pgschema import prepare
 
 PATIENCE = 10.0
@@ -235,7 +235,7 @@ class PostgresJournal(ChainedJournal):
 
     # Reading
 
-    def _reading(self, doing: str) -> AbstractContextManager[None]:
+    def _transaction(self, doing: str) -> AbstractContextManager[None]:
         if is_broken(self._db):
             self._reconnect()
         return reading(self._db, self.path, doing)
@@ -365,9 +365,8 @@ class PostgresJournal(ChainedJournal):
 
     # Copying
 
-    def reigned(self) -> list[str]:
-        with self._reading("listing the streams"):
-            return sorted(name for (name,) in self._db.execute("SELECT stream FROM reigns WHERE epoch > 0"))
+    def _names(self) -> list[str]:
+        return sorted(name for (name,) in self._db.execute("SELECT stream FROM reigns WHERE epoch > 0"))
 
     def held_by(self) -> str:
         with self._reading("looking for a server that leads"):
@@ -375,6 +374,27 @@ class PostgresJournal(ChainedJournal):
                 "SELECT address, holder FROM reigns WHERE holder != '' AND expires > clock_timestamp() LIMIT 1"
             ).fetchone()
         return "" if row is None else row[0] or row[1]
+
+    def users(self) -> int:
+        """Return the number of other sessions of Fairlead in the database: servers that stand by have some too."""
+        with self._reading("looking for servers"):
+            row = self._db.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid() "
+                "AND application_name LIKE 'fairlead %%'",
+                (),
+            ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def is_empty(self) -> bool:
+        """True if no server has ever used the database."""
+        with self._reading("looking for data"):
+            tables = ("reigns", "documents", "jobs", "attempts")
+            return not any(self._db.execute(f"SELECT 1 FROM {name} LIMIT 1".encode()).fetchone() for name in tables)
+
+    def rename_schema(self, name: str) -> None:
+        """Move all data out of the way of a restore. The object cannot be used afterwards."""
+        with self._writing("renaming the schema"):
+            self._db.execute(f"ALTER SCHEMA {SCHEMA} RENAME TO {name}".encode())
 
     def adopting(self) -> AbstractContextManager[None]:
         return self._writing("copying a journal")
