@@ -43,6 +43,7 @@ from fairlead.core.model import (
     Stage,
     StageSpec,
     StopCause,
+    Strange,
     all_pending,
     pack_spec,
     terms_of,
@@ -214,6 +215,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     landmark: int = 0
     pasts: tuple[_Past, ...] = ()
     runs: tuple[tuple[RunsKey, Runs], ...] = ()
+    strange: tuple[tuple[tuple[int, str], int, tuple[tuple[int, tuple[int, ...]], ...]], ...] = ()
 
 
 class NotADump(Exception):
@@ -291,6 +293,10 @@ def dump(partition: Partition) -> bytes:
                 for (path, user), past in partition.pasts().items()
             ),
             tuple(sorted(partition.runs.items())),
+            tuple(
+                (key, found.floor, tuple(sorted(found.tasks.items())))
+                for key, found in sorted(partition.strange.items())
+            ),
         )
     )
 
@@ -457,6 +463,8 @@ def _load(document: _Document) -> Partition:
             for past in document.pasts
         }
         partition.set_pasts(pasts)
+    for strange_key, floor, tasks in document.strange:
+        partition.strange[strange_key] = Strange(floor, dict(tasks))
     for runs_key, runs in document.runs:
         partition.note_runs(runs_key, runs)
     for stage in replacing:

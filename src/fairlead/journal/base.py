@@ -139,6 +139,13 @@ class Journal(Protocol):
     def prune(self, stream: str, upto: int) -> None:
         """Delete the records up to `upto`. Raises `NotWritten` without an intact snapshot at or beyond it."""
 
+    def skipped(self, stream: str) -> range:
+        """Return the epochs before the reign of this object that no record of the stream can be from.
+
+        It is empty, unless the data were set back since the reign before. A node that knows such an epoch has seen a
+        leader whose records are lost.
+        """
+
     def leads_until(self) -> float:
         """Return the time of `time.monotonic` until which no other server leads a stream of this object."""
 

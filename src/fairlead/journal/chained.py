@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from fairlead.journal.base import Damaged, JournalError, NotWritten, Pruned, Record, Snapshot
+from fairlead.journal.base import LINE, Damaged, JournalError, NotWritten, Pruned, Record, Snapshot, raised
 
 GENESIS = bytes(16)
 KEPT_SNAPSHOTS = 2
@@ -62,6 +62,7 @@ class ChainedJournal(ABC):
 
     path: str
     snapshots_path: str
+    _skipped: dict[str, range]
     _is_frozen = False
     """True within `frozen`, which is one transaction."""
 
@@ -212,6 +213,18 @@ class ChainedJournal(ABC):
 
     def _damage(self, stream: str, what: str) -> Damaged:
         return Damaged(self.path, f"stream {stream!r}: {what}")
+
+    def skipped(self, stream: str) -> range:
+        return self._skipped.get(stream, range(0))
+
+    def _skip(self, stream: str, row: Reign, tail: Mark, moved: bool) -> int:
+        """Return the epoch of a new reign. It is above all earlier ones if the data were `moved`: they may be older."""
+        epoch = raised(row.epoch) if moved else row.epoch + 1
+        if moved:
+            self._skipped[stream] = range(row.epoch + 1, epoch)
+        elif row.epoch and row.epoch % LINE == 0:  # this is the first reign after a restore
+            self._skipped[stream] = range(tail.epoch + 1, row.epoch)
+        return epoch
 
     # Snapshots and pruning
 

@@ -80,6 +80,7 @@ class PostgresJournal(ChainedJournal):
         self._read_only = read_only
         self._patience = patience
         self._in_doubt = False
+        self._skipped = {}
         self._tails: dict[str, Mark] = {}
         """Stream → the last record of our own reign."""
         self._keeper = Keeper(url, self._server, lease)
@@ -109,11 +110,21 @@ class PostgresJournal(ChainedJournal):
             row, tail = self._claim(stream)
             if row.slot < 0:
                 row = row._replace(slot=0)
-            row = row._replace(epoch=row.epoch + 1)
+            origin = self._origin()
+            [(before,)] = self._db.execute("SELECT origin FROM reigns WHERE stream = %s", (stream,)).fetchall()
+            row = row._replace(epoch=self._skip(stream, row, tail, moved=before not in ("", origin)))
             self._put(stream, row, tail)
+            self._db.execute("UPDATE reigns SET origin = %s WHERE stream = %s", (origin, stream))
         self._tails[stream] = tail._replace(epoch=row.epoch)
         self._keeper.keep(stream, row.epoch)
         return row.epoch
+
+    def _origin(self) -> str:
+        """Return the database system and its timeline, which a promotion or a restore of PostgreSQL changes."""
+        [(system, file)] = self._db.execute(
+            "SELECT system_identifier::text, pg_walfile_name(pg_current_wal_lsn()) FROM pg_control_system()"
+        ).fetchall()
+        return f"{system}/{int(file[:8], 16)}"
 
     def _claim(self, stream: str) -> tuple[Reign, Mark]:
         """Lock the row of a stream and return what it says. Raise `Held` if another server leads the stream."""

@@ -57,6 +57,7 @@ class SqliteJournal(ChainedJournal):
         self._busy_ms = int(busy_timeout * 1000)
         self._synchronous = synchronous
         self._head = HeadFile(self.path + "-head")
+        self._skipped = {}
         self._marks: dict[bytes, Mark] | None = None
         """The head as it was before the present transaction of a reader."""
         self._snapshots: File | None = None
@@ -106,7 +107,7 @@ class SqliteJournal(ChainedJournal):
             if row.slot < 0:
                 [(slot,)] = self._file.run("SELECT coalesce(max(slot), -1) + 1 FROM reigns")
                 row = row._replace(slot=slot)
-            row = row._replace(epoch=row.epoch + 1)
+            row = row._replace(epoch=self._skip(stream, row, tail, moved=False))
             self._head.reserve(row.slot)
             self._put(stream, row)
         mark = tail._replace(epoch=row.epoch)
