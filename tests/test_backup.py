@@ -1,8 +1,11 @@
 """`fairlead backup` and `fairlead restore`: all data of a running server, and its state at an earlier point."""
 
 import json
+import signal
 import threading
+import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import psycopg
 import pytest
@@ -20,7 +23,7 @@ from fairlead.journal.opening import open_journal
 from fairlead.journal.snapshot import renew
 from fairlead.journal.verify import verify
 from fairlead.testing import World
-from tests.servers import Server, wait_until
+from tests.servers import Agent, Server, wait_until
 from tests.test_db_copy import key_of, made
 
 pytestmark = pytest.mark.filterwarnings("ignore::fairlead.NeverRuns")
@@ -244,3 +247,51 @@ def test_a_backup_reveals_no_key(tmp_path: Path) -> None:
     for path in (tmp_path / "backup").iterdir():
         assert secret not in path.read_bytes(), path
     assert (tmp_path / "backup").stat().st_mode & 0o077 == 0
+
+
+def test_tasks_that_a_restore_does_not_know_go_on(tmp_path: Path) -> None:
+    key = ("--secrets-key", tmp_path / "key")
+    (tmp_path / "config.yaml").write_text("partitions: {default: {ready_after: 5s, lease: 10s, heartbeat: 1s}}\n")
+    server = Server(tmp_path, "server", "", "--config", str(tmp_path / "config.yaml")).start()
+    wait_until(server.leads)
+    agent = Agent(tmp_path, "n0", server.url, server.token)
+
+    def submit(name: str) -> int:
+        """Run a job that never ends, and return the id of its process."""
+        file = tmp_path / name
+        with server.client() as client:
+            client.submit(["sh", "-c", f"echo $$ > {file}.new; mv {file}.new {file}; exec sleep 600"], name=name)
+        wait_until(file.exists)
+        return int(file.read_text())
+
+    def is_alive(pid: int) -> bool:
+        status = Path(f"/proc/{pid}/status")
+        return status.exists() and "State:\tZ" not in status.read_text()
+
+    try:
+        kept = submit("kept")
+        run("backup", tmp_path / "server", tmp_path / "backup", *key)
+        server.kill(signal.SIGTERM)
+        server.start()  # a later epoch
+        wait_until(server.leads)
+        lost = submit("lost")
+        server.kill()
+        run("restore", tmp_path / "backup", tmp_path / "server", "--replace", *key)
+        server.start()
+        wait_until(server.leads)
+        with server.client() as client:
+            wait_until(lambda: [node.state for node in client.nodes()] == ["draining"])
+            assert [(job.name, job.state) for job in client.jobs()] == [("kept", "running")]
+            [later] = [client.submit(["true"], name="later")]
+            assert later == "3"  # the number of the lost job is not given again
+        health = json.load(urlopen(f"{server.url}/healthz"))
+        assert "1 nodes know tasks or leaders" in health["alarms"][0]
+        assert "unknown attempt" in server.log() and "epoch not known" in server.log()
+        server.kill()
+        server.start()
+        wait_until(server.leads)
+        time.sleep(12)  # longer than the lease: the agent follows this server, and its tasks go on
+        assert is_alive(kept) and is_alive(lost)
+    finally:
+        server.kill()
+        agent.stop()
