@@ -189,6 +189,10 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     log_size: str
     log_level: LogLevel = "info"
     history_size: str
+    history_age: str = ""
+    """The age at which jobs leave the history; by default only its size counts."""
+    journal_age: str = "1h"
+    """How long records are kept, so that backups can be restored to an earlier time."""
     outputs: str = ""
     """Where output of tasks is kept: a folder, by default in the data directory, or s3://BUCKET/PREFIX."""
     outputs_endpoint: str = ""
@@ -240,6 +244,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         history_size = parse_quantity(MEMORY, settings.history_size, "--history-size")
         outputs_size = parse_quantity(MEMORY, settings.outputs_size, "--outputs-size")
         outputs_age = parse_duration(settings.outputs_age, "--outputs-age") / SECOND
+        history_age = parse_duration(settings.history_age, "--history-age") if settings.history_age else 0
+        journal_age = parse_duration(settings.journal_age, "--journal-age") // SECOND
         lease = parse_duration(settings.lease, "--lease") / SECOND
         if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
             raise Refused("--lease", f"it is {settings.lease}; a lease has {SHORTEST_LEASE:g} to {LONGEST_LEASE:g} s")
@@ -289,7 +295,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
 
     def after_cycle(partition: str, seq: int) -> None:
         if partition not in snapshots:
-            snapshots[partition] = Snapshots(settings.database or directory / "journal", partition, seq)
+            place = settings.database or directory / "journal"
+            snapshots[partition] = Snapshots(place, partition, seq, age=journal_age)
         snapshots[partition].poll(seq)
 
     try:
@@ -425,7 +432,11 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     make_adapter = _adapter_maker(settings.kubernetes, control, log.info)
     http = server(application(site), settings.certificate, settings.key)
     serving = asyncio.create_task(http.serve(sockets=[listening]))
-    sweeping = asyncio.create_task(_sweep(outputs, log))
+
+    def oldest() -> int:
+        return wall() // 1_000 - history_age if history_age else 0
+
+    sweeping = asyncio.create_task(_sweep(outputs, history, oldest, log))
     refreshing = asyncio.create_task(_refresh([each.refresh for each in shared])) if settings.database else None
     adapting = asyncio.create_task(_adapt(make_adapter, log.info, metrics.registry))
     try:
@@ -560,13 +571,19 @@ async def _refresh(refreshers: Sequence[Callable[[], None]]) -> None:
                 await asyncio.to_thread(refresh)
 
 
-async def _sweep(outputs: OutputStore, log: FilteringBoundLogger) -> None:
-    """Remove old output, at the start and from time to time."""
+async def _sweep(outputs: OutputStore, history: History, oldest: Callable[[], int], log: FilteringBoundLogger) -> None:
+    """Remove old output and old history, at the start and from time to time."""
     while True:
         try:
             await asyncio.to_thread(outputs.shrink)
         except OSError as problem:
             log.warning("old output not removed", problem=str(problem))
+        try:
+            dropped = await asyncio.to_thread(history.drop_before, oldest()) if oldest() > 0 else 0
+            if dropped:
+                log.info("old history removed", jobs=dropped)
+        except JournalError as problem:
+            log.warning("old history not removed", problem=str(problem))
         await asyncio.sleep(SWEEP)
 
 

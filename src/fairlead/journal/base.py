@@ -134,7 +134,7 @@ class Journal(Protocol):
         """Return the newest intact snapshot that the records at hand continue. None means replay from record 1."""
 
     def save_snapshot(self, stream: str, seq: int, payload: bytes) -> None:
-        """Save `payload` as the state after record `seq`. The two newest snapshots of a stream are kept."""
+        """Save `payload` as the state after record `seq`. The two newest are kept, and the one at the base."""
 
     def prune(self, stream: str, upto: int) -> None:
         """Delete the records up to `upto`. Raises `NotWritten` without an intact snapshot at or beyond it."""

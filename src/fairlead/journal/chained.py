@@ -111,8 +111,8 @@ class ChainedJournal(ABC):
         """Return `born`, `chain`, digest and payload of a snapshot; None if it does not exist."""
 
     @abstractmethod
-    def _store_snapshot(self, stream: str, seq: int, born: int, chain: bytes, digest: bytes, payload: bytes) -> None:
-        """Write a snapshot, and delete all but the newest of the stream."""
+    def _store_snapshot(self, stream: str, seq: int, row: Reign, chain: bytes, digest: bytes, payload: bytes) -> None:
+        """Write a snapshot, and delete all others but the newest of the stream and the one at its base."""
 
     @abstractmethod
     def _prune_some(self, stream: str, upto: int) -> bool:
@@ -276,7 +276,7 @@ class ChainedJournal(ABC):
                 f"the records at hand are {row.base + 1} to {tail.seq}"
             )
         digest = digest_of(b"fairlead-snap", chain, stream, (seq, row.born), payload)
-        self._store_snapshot(stream, seq, row.born, chain, digest, payload)
+        self._store_snapshot(stream, seq, row, chain, digest, payload)
 
     def prune(self, stream: str, upto: int) -> None:
         newest = self.snapshot(stream)

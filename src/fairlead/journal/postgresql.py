@@ -329,18 +329,18 @@ class PostgresJournal(ChainedJournal):
                 "SELECT born, chain, digest, payload FROM snapshots WHERE stream = %s AND seq = %s", (stream, seq)
             ).fetchone()
 
-    def _store_snapshot(self, stream: str, seq: int, born: int, chain: bytes, digest: bytes, payload: bytes) -> None:
+    def _store_snapshot(self, stream: str, seq: int, row: Reign, chain: bytes, digest: bytes, payload: bytes) -> None:
         with self._writing(f"stream {stream!r}: saving the snapshot at {seq}"):
             self._db.execute(
-                "DELETE FROM snapshots WHERE stream = %s AND (born != %s OR seq = %s)", (stream, born, seq)
+                "DELETE FROM snapshots WHERE stream = %s AND (born != %s OR seq = %s)", (stream, row.born, seq)
             )
             self._db.execute(
-                "INSERT INTO snapshots VALUES (%s, %s, %s, %s, %s, %s)", (stream, seq, born, chain, digest, payload)
+                "INSERT INTO snapshots VALUES (%s, %s, %s, %s, %s, %s)", (stream, seq, row.born, chain, digest, payload)
             )
             self._db.execute(
-                "DELETE FROM snapshots WHERE stream = %s AND seq NOT IN "
+                "DELETE FROM snapshots WHERE stream = %s AND seq NOT IN (%s, %s) AND seq NOT IN "
                 "(SELECT seq FROM snapshots WHERE stream = %s ORDER BY seq DESC LIMIT %s)",
-                (stream, stream, KEPT_SNAPSHOTS),
+                (stream, seq, row.base, stream, KEPT_SNAPSHOTS),
             )
 
     def _prune_some(self, stream: str, upto: int) -> bool:

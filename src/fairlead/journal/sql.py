@@ -248,18 +248,18 @@ class SqliteJournal(ChainedJournal):
                 (stream, seq),
             ).fetchone()
 
-    def _store_snapshot(self, stream: str, seq: int, born: int, chain: bytes, digest: bytes, payload: bytes) -> None:
+    def _store_snapshot(self, stream: str, seq: int, row: Reign, chain: bytes, digest: bytes, payload: bytes) -> None:
         file = self._snapshot_file()
         with file.writing(f"stream {stream!r}: saving the snapshot at {seq}"):
-            file.run("DELETE FROM snapshots WHERE stream = ? AND born != ?", (stream, born))
+            file.run("DELETE FROM snapshots WHERE stream = ? AND born != ?", (stream, row.born))
             file.run(
                 "REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
-                (stream, seq, born, chain, digest, payload),
+                (stream, seq, row.born, chain, digest, payload),
             )
             file.run(
-                "DELETE FROM snapshots WHERE stream = ? AND seq NOT IN "
+                "DELETE FROM snapshots WHERE stream = ? AND seq NOT IN (?, ?) AND seq NOT IN "
                 "(SELECT seq FROM snapshots WHERE stream = ? ORDER BY seq DESC LIMIT ?)",
-                (stream, stream, KEPT_SNAPSHOTS),
+                (stream, seq, row.base, stream, KEPT_SNAPSHOTS),
             )
 
     def _prune_some(self, stream: str, upto: int) -> bool:
