@@ -137,7 +137,8 @@ class Proxy:
 
     def __init__(self, folder: Path, server: Postgres) -> None:
         self.folder = folder
-        self._behind = str(server.folder / ".s.PGSQL.5432")
+        self.behind = server
+        """The server. Another one can take its place."""
         self._cut: str = ""
         """A part of a message. The connection on which it is sent is cut before or after it takes effect."""
         self._before = False
@@ -177,7 +178,7 @@ class Proxy:
                     continue
                 server = socket.socket(socket.AF_UNIX)
                 try:
-                    server.connect(self._behind)
+                    server.connect(str(self.behind.folder / ".s.PGSQL.5432"))
                 except OSError:
                     client.close()
                     continue
