@@ -40,7 +40,10 @@ def programs() -> Path | None:
 class Postgres:
     """One server with its data in a temporary folder. It ends with the process that started it."""
 
-    def __init__(self, folder: Path, durable: bool = False, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, durable: bool = False, options: tuple[str, ...] = (), primary: "Postgres | None" = None
+    ) -> None:
+        """With a primary this is a standby of it, named as its folder."""
         where = programs()
         assert where is not None, MISSING
         self._programs = where
@@ -53,7 +56,23 @@ class Postgres:
         self.process: subprocess.Popen[bytes] | None = None
         if self._owner is not None:
             os.chown(folder, *self._owner)
+        if primary is not None:
+            self.follow(primary)
+            return
         self.run("initdb", "-D", str(self.data), "-A", "trust", "-U", "fairlead", "-N", "--no-locale", "-E", "UTF8")
+
+    def follow(self, primary: "Postgres") -> None:
+        """Begin anew as a standby of a server that runs."""
+        shutil.rmtree(self.data, ignore_errors=True)
+        self.run("pg_basebackup", "-h", str(primary.folder), "-U", "fairlead", "-D", str(self.data), "-c", "fast", "-N")
+        (self.data / "standby.signal").touch()
+        told = f"primary_conninfo = 'host={primary.folder} user=fairlead application_name={self.folder.name}'\n"
+        with (self.data / "postgresql.auto.conf").open("a") as file:
+            file.write(told)
+
+    def promote(self) -> None:
+        """Make this standby the primary."""
+        self.run("pg_ctl", "promote", "-w", "-D", str(self.data))
 
     def start(self) -> None:
         command = [str(self._programs / "postgres"), "-D", str(self.data), "-k", str(self.folder)]
@@ -118,7 +137,8 @@ class Proxy:
 
     def __init__(self, folder: Path, server: Postgres) -> None:
         self.folder = folder
-        self._behind = str(server.folder / ".s.PGSQL.5432")
+        self.behind = server
+        """The server. Another one can take its place."""
         self._cut: str = ""
         """A part of a message. The connection on which it is sent is cut before or after it takes effect."""
         self._before = False
@@ -158,7 +178,7 @@ class Proxy:
                     continue
                 server = socket.socket(socket.AF_UNIX)
                 try:
-                    server.connect(self._behind)
+                    server.connect(str(self.behind.folder / ".s.PGSQL.5432"))
                 except OSError:
                     client.close()
                     continue

@@ -15,6 +15,20 @@ from urllib.request import urlopen
 import fairlead
 from fairlead.agent.link import end_all
 
+# The clock of a process can be stepped without touching that of the machine: by the seconds in a file.
+STEPPED = """
+import os, time
+def step(real, unit):
+    def stepped():
+        try:
+            with open(os.environ["STEP_FILE"]) as file:
+                return real() + int(file.read() or 0) * unit
+        except OSError:
+            return real()
+    return stepped
+time.time, time.time_ns = step(time.time, 1), step(time.time_ns, 10**9)
+from fairlead.cli import main; main()
+"""
 PROGRAM = [sys.executable, "-P", "-c", "from fairlead.cli import main; main()"]
 
 
@@ -42,16 +56,20 @@ class Server:
         """Start the server; again with the same port as before."""
         port = self.url.rpartition(":")[2] or "0"
         self.process = subprocess.Popen(
-            [*PROGRAM, "server", "--data", str(self.data), "--json", "--port", port, *self._options],
+            [*PROGRAM[:-1], STEPPED, "server", "--data", str(self.data), "--json", "--port", port, *self._options],
             stdout=subprocess.PIPE,
             stderr=(self._folder / f"{self.data.name}.err").open("ab"),
-            env={**os.environ, **_paths()},
+            env={**os.environ, **_paths(), "STEP_FILE": str(self.data.with_suffix(".clock"))},
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, (self._folder / f"{self.data.name}.err").read_text()
         self.url = json.loads(line)["url"]
         return self
+
+    def step_clock(self, seconds: int) -> None:
+        """Set how far the clock of the process is from that of the machine."""
+        self.data.with_suffix(".clock").write_text(str(seconds))
 
     @property
     def token(self) -> str:
@@ -92,12 +110,13 @@ def fairlead_program(urls: str, token: str, *arguments: str) -> str:
 class Agent:
     """One `fairlead agent` that knows some servers."""
 
-    def __init__(self, folder: Path, name: str, urls: str, token: str, *options: str) -> None:
+    def __init__(self, folder: Path, name: str, urls: str, token: str, *options: str, doors: str = "") -> None:
+        """`doors` are the addresses at which the agent reaches the servers, if not `urls`."""
         secret = fairlead_program(urls, token, "token", "create", "--role", "join", "--node", name, "--json")
         (folder / f"{name}.token").write_text(json.loads(secret)["secret"])
         self.folder = folder / f"agent-{name}"
         self._log = folder / f"{name}.log"
-        self._command = [*PROGRAM, "agent", "--join", urls, "--name", name, "--directory", str(self.folder)]
+        self._command = [*PROGRAM, "agent", "--join", doors or urls, "--name", name, "--directory", str(self.folder)]
         self._command += ["--token-file", str(folder / f"{name}.token"), "--for", getpass.getuser()]
         self._command += [*["--user", "root"] * (os.geteuid() == 0), "--resource", "cpu=4", *options]
         self.start()

@@ -1,34 +1,44 @@
 """Histories in the manner of Jepsen: servers, agents, clients and a database under faults, judged by what was recorded.
 
-Three servers share a database, each through a proxy of its own. Clients submit single tasks and gangs; every task
-writes its start and its end to a file. Meanwhile leaders are killed, paused beyond their lease, and cut off from the
-database, answers to commits are dropped, and PostgreSQL itself is killed. The judges see only what clients were
-answered, what tasks wrote, and the journal at the end.
+Three servers share a database, each through a proxy of its own; agents reach each server through another one. Clients
+submit single tasks, gangs, tasks that they scale and tasks that they kill; every task writes its start and its end to a
+file. Meanwhile leaders are killed, paused beyond their lease, cut off from the database or from agents, their clocks
+are stepped, answers to commits are dropped, and PostgreSQL is killed, or replaced by its synchronous standby.
+`history_checker` judges the record.
 """
 
 import getpass
+import json
+import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import suppress
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 import fairlead
+from fairlead.journal.base import LINE
 from fairlead.journal.opening import open_journal
 from fairlead.journal.verify import verify
-from tests.postgres import Postgres, Proxy, running
+from tests.history_checker import Asked, Found, History, Run, check
+from tests.network import TcpProxy
+from tests.postgres import Postgres, Proxy
 from tests.servers import Agent, Server, wait_until
 
 LEASE = 1.5
 CONFIG = "partitions: {default: {ready_after: 5s}}\n"
-# Two lines per task: who starts and who ends. A short line is appended at once.
+KINDS = ("single", "gang", "scaled", "killed")
+SECONDS = {"single": 0.3, "gang": 0.3, "scaled": 3.0, "killed": 3_600.0}
+# Two lines per task: its start and its end. A short line is appended at once.
 SCRIPT = """
 import os, time
 def tell(what):
@@ -36,64 +46,126 @@ def tell(what):
         line = f"{{what}} {{os.environ['FAIRLEAD_JOB']}} {{os.environ['FAIRLEAD_INDEX']}} "
         file.write((line + f"{{os.environ['FAIRLEAD_ATTEMPT']}} {{time.monotonic_ns()}}\\n").encode())
 tell("start")
-time.sleep(0.3)
+time.sleep({seconds})
 tell("end")
 """
 
 pytestmark = pytest.mark.filterwarnings("ignore::fairlead.NeverRuns")
 
 
+class Pair:
+    """PostgreSQL with a standby, which takes the place of the primary when that one is lost."""
+
+    def __init__(self, folder: Path, synchronous: bool) -> None:
+        names = "ANY 1 (one, two)" if synchronous else ""
+        options = ("-c", f"synchronous_standby_names={names}")
+        self.primary = Postgres(folder / "one", durable=True, options=options)
+        self.primary.start()
+        self.standby = Postgres(folder / "two", durable=True, options=options, primary=self.primary)
+        self.standby.start()
+
+    def promote(self, proxies: list[Proxy]) -> None:
+        """Lose the primary for good, promote its standby, and set up another standby."""
+        self.primary.stop(signal.SIGQUIT)
+        self.standby.promote()
+        for proxy in proxies:
+            proxy.behind = self.standby
+        self.primary, self.standby = self.standby, self.primary
+        self.standby.follow(self.primary)
+        self.standby.start()
+
+    def close(self) -> None:
+        self.standby.stop(signal.SIGQUIT)
+        self.primary.stop(signal.SIGQUIT)
+
+
+@contextmanager
+def pair(synchronous: bool) -> Iterator[Pair]:
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    folder = Path(tempfile.mkdtemp(prefix="fairlead-pg-", dir=memory))
+    folder.chmod(0o755)
+    postgres = Pair(folder, synchronous)
+    try:
+        yield postgres
+    finally:
+        postgres.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class Fleet:
     """Everything that a history needs."""
 
-    def __init__(self, folder: Path, postgres: Postgres, seed: int, agents: int) -> None:
+    def __init__(self, folder: Path, postgres: Pair, seed: int, agents: int, servers: int = 3) -> None:
         self.random = random.Random(seed)
         self.postgres = postgres
-        self.database = postgres.create()
+        self.database = postgres.primary.create()
         self.file = folder / "runs"
         self.file.touch()
         (folder / "config.yaml").write_text(CONFIG)
         self.proxies: list[Proxy] = []
         self.servers: list[Server] = []
-        for name in ("one", "two", "three"):
+        for name in ("one", "two", "three")[:servers]:
             (folder / f"p-{name}").mkdir()
-            proxy = Proxy(folder / f"p-{name}", postgres)
+            proxy = Proxy(folder / f"p-{name}", postgres.primary)
             options = ("--lease", f"{LEASE}s", "--config", str(folder / "config.yaml"))
             self.proxies.append(proxy)
             self.servers.append(Server(folder, name, proxy.url(self.database), *options).start())
         self.token = self.servers[0].token
         self.urls = ",".join(server.url for server in self.servers)
-        self.agents = [Agent(folder, f"n{at}", self.urls, self.token) for at in range(agents)]
-        self.answered: dict[str, str] = {}
-        """Name of a job → its id, as a client was answered."""
+        self.doors = [TcpProxy(int(server.url.rpartition(":")[2])) for server in self.servers]
+        doors = ",".join(door.url for door in self.doors)
+        self.agents = [Agent(folder, f"n{at}", self.urls, self.token, doors=doors) for at in range(agents)]
+        self.asked: dict[str, Asked] = {}
+        self.epochs: dict[str, list[int]] = {agent.folder.name: [] for agent in self.agents}
         self.done = threading.Event()
         self.faults: Counter[str] = Counter()
 
     def close(self) -> None:
+        self.done.set()
         for agent in self.agents:
             agent.stop()
         for server in self.servers:
             if server.process is not None:
                 server.process.send_signal(signal.SIGCONT)
                 server.kill()
-        for proxy in self.proxies:
-            proxy.close()
+        for each in (*self.proxies, *self.doors):
+            each.close()
 
-    # Clients
+    # Clients, and what is seen of agents
 
     def submit_on(self, client_number: int) -> None:
-        command = [sys.executable, "-c", SCRIPT.format(file=str(self.file))]
         number = 0
         with fairlead.Client(self.urls, self.token) as client:
             while not self.done.is_set():
                 number += 1
-                name = f"c{client_number}-{number}"
-                stage: dict[str, object] = {"name": "main", "command": command, "resources": {"cpu": "500m"}}
-                stage |= {"count": 2} if number % 3 == 0 else {}
-                job = {"name": name, "user": getpass.getuser(), "stages": [stage]}
-                with suppress(fairlead.Problem):  # not answered: it may have been done or not
-                    self.answered[name] = client.submit(document=job)
-                time.sleep(0.1)
+                self.submit(client, f"c{client_number}-{number}", KINDS[number % len(KINDS)])
+                time.sleep(0.2)
+
+    def submit(self, client: fairlead.Client, name: str, kind: str) -> None:
+        self.asked[name] = Asked(kind)
+        command = [sys.executable, "-c", SCRIPT.format(file=str(self.file), seconds=SECONDS[kind])]
+        stage: dict[str, object] = {"name": "main", "command": command, "resources": {"cpu": "100m"}}
+        stage |= {"count": 2} if kind == "gang" else {"count": 1, "min": 1}
+        try:
+            job = client.submit(document={"name": name, "user": getpass.getuser(), "stages": [stage]})
+            self.asked[name] = Asked(kind, job)
+            if kind == "scaled":
+                client.scale(job, 3)
+            elif kind == "killed":
+                client.kill(job)
+            self.asked[name] = Asked(kind, job, done=True)
+        except fairlead.Problem:
+            pass  # not answered: it may have been done or not
+
+    def watch(self) -> None:
+        """Record the epochs that agents follow."""
+        while not self.done.wait(0.1):
+            for agent in self.agents:
+                with suppress(OSError, ValueError):
+                    epoch = int((agent.folder / "epoch-default").read_text())
+                    seen = self.epochs[agent.folder.name]
+                    if not seen or seen[-1] != epoch:
+                        seen.append(epoch)
 
     # Faults
 
@@ -127,6 +199,12 @@ class Fleet:
         time.sleep(self.random.uniform(0.2, 3) * LEASE)
         proxy.open = True
 
+    def cut_off_agents(self) -> None:
+        door = self.doors[self.leader()]
+        door.cut()
+        time.sleep(self.random.uniform(0.2, 3) * LEASE)
+        door.open = True
+
     def drop_answer(self) -> None:
         proxy = self.proxies[self.leader()]
         cuts = proxy.cuts
@@ -136,103 +214,149 @@ class Fleet:
             time.sleep(0.05)
 
     def kill_database(self) -> None:
-        self.postgres.stop(signal.SIGQUIT)
+        self.postgres.primary.stop(signal.SIGQUIT)
         time.sleep(self.random.uniform(0, 2 * LEASE))
-        self.postgres.start()
+        self.postgres.primary.start()
 
-    def give_up(self) -> None:
+    def promote(self) -> None:
+        self.postgres.promote(self.proxies)
+        for proxy in self.proxies:
+            proxy.cut_all()
+
+    def step_clock(self) -> None:
+        """Step the clock of the leader, and let another server lead, with another clock."""
         server = self.servers[self.leader()]
+        server.step_clock(self.random.randint(-1_000, 1_000))
+        time.sleep(0.2)
         server.kill(signal.SIGTERM)
         server.start()
 
-    def trouble(self, faults: int) -> None:
+    def trouble(self, faults: int, seconds: float) -> None:
+        """Cause faults of all kinds in a random order, and stop when the time is over."""
         kinds: list[Callable[[], None]] = [
-            self.kill,
-            self.pause,
-            self.cut_off,
-            self.drop_answer,
-            self.kill_database,
-            self.give_up,
+            *(self.kill, self.pause, self.cut_off, self.cut_off_agents),
+            *(self.drop_answer, self.kill_database, self.promote, self.step_clock),
         ]
         order = [kinds[at % len(kinds)] for at in range(faults)]
         self.random.shuffle(order)
+        deadline = time.monotonic() + seconds
         for fault in order:
+            if time.monotonic() > deadline:
+                return
             fault()
             self.faults[fault.__name__] += 1
             time.sleep(self.random.uniform(0, 1.0))
 
-    # The judges
+    # The record
 
-    def judge(self) -> None:
+    def recorded(self) -> History:
         with fairlead.Client(self.urls, self.token) as client:
-            wait_until(lambda: not list(client.jobs(state=["pending", "running"])), 180)
-            jobs = {job.id: job for job in client.jobs()}
-        names = Counter(job.name for job in jobs.values())
-        lost = [name for name, job in self.answered.items() if job not in jobs or jobs[job].name != name]
-        assert not lost, f"answered and lost: {lost}"
-        assert names.most_common(1)[0][1] == 1, "a submission took effect twice"
-        failed = [job.name for job in jobs.values() if job.state != "succeeded"]
-        assert not failed
-        spans: dict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
-        for (job, index, attempt), (start, end) in self.runs().items():
-            spans[job, index].append((start, end, attempt))
-        for task, runs in spans.items():
-            runs.sort()
-            for (_, end, _), (start, _, _) in pairwise(runs):
-                assert end <= start, f"task {task} ran twice at a time: {runs}"
-            assert [attempt for _, _, attempt in runs] == sorted(attempt for _, _, attempt in runs)
-        for job in jobs.values():
-            tasks = [index for number, index in spans if number == job.id]
-            assert len(tasks) == (2 if int(job.name.partition("-")[2]) % 3 == 0 else 1), f"gang {job.name} is not whole"
-        with open_journal(self.database, read_only=True) as journal:
-            assert [report.problem for report in verify(journal, lambda *_: None)] == ["", ""]
-            epochs = [record.epoch for record in journal.read("partition/default")]
-            assert epochs == sorted(epochs)
-            last = journal.epoch("partition/default")
-        for agent in self.agents:
-            assert int((agent.folder / "epoch-default").read_text()) <= last
 
-    def runs(self) -> dict[tuple[str, int, int], tuple[int, int]]:
-        """Return start and end of each attempt of each task. An attempt without an end was stopped."""
-        found: dict[tuple[str, int, int], tuple[int, int]] = {}
+            def over() -> bool:
+                with suppress(fairlead.Problem):
+                    left = list(client.jobs(state=["pending", "running"]))
+                    for job in left:
+                        if self.asked[job.name].kind == "killed":  # its kill was not answered
+                            client.kill(job.id)
+                            self.asked[job.name] = self.asked[job.name]._replace(done=True)
+                    return not left
+                return False
+
+            wait_until(over, 240)
+            jobs = [Found(job.name, job.id, job.state) for job in client.jobs()]
+        return History(self.asked, jobs, self.runs(), self.epochs)
+
+    def runs(self) -> list[Run]:
+        """Return the runs of tasks. An attempt without an end was stopped."""
+        found: list[Run] = []
+        open_runs: dict[tuple[str, str, str], int] = {}
         for line in self.file.read_text().splitlines():
-            what, job, index, attempt, when = line.split()
-            key, at = (job, int(index), int(attempt)), int(when)
+            what, *key, when = line.split()
+            job, index, attempt = key
             if what == "start":
-                assert key not in found, f"attempt {key} was started twice"
-                found[key] = (at, at)
+                open_runs[job, index, attempt] = len(found)
+                found.append(Run(job, int(index), int(attempt), int(when), int(when)))
             else:
-                found[key] = (found[key][0], at)
+                at = open_runs[job, index, attempt]
+                found[at] = found[at]._replace(end=int(when))
         return found
 
+    def check_journal(self) -> None:
+        database = self.proxies[0].url(self.database)
+        with open_journal(database, read_only=True) as journal:
+            assert [report.problem for report in verify(journal, lambda *_: None)] == ["", ""]
+            first = journal.standing("partition/default")[0].base
+            epochs = [record.epoch for record in journal.read("partition/default", first)]
+            assert epochs == sorted(epochs)
+            assert all(seen[-1] <= journal.epoch("partition/default") for seen in self.epochs.values() if seen)
 
-def history(folder: Path, seed: int, faults: int, agents: int) -> Fleet:
-    with running(durable=True) as postgres:
+
+def history(folder: Path, seed: int, faults: int, agents: int, seconds: float = 3_600) -> Fleet:
+    """Make a history with a synchronous standby, and judge it."""
+    with pair(synchronous=True) as postgres:
         fleet = Fleet(folder, postgres, seed, agents)
         try:
-            clients = [threading.Thread(target=fleet.submit_on, args=(number,)) for number in range(3)]
-            for client in clients:
-                client.start()
+            threads = [threading.Thread(target=fleet.submit_on, args=(number,)) for number in range(3)]
+            threads.append(threading.Thread(target=fleet.watch))
+            for thread in threads:
+                thread.start()
             try:
-                fleet.trouble(faults)
+                fleet.trouble(faults, seconds)
             finally:
                 fleet.done.set()
-                for client in clients:
-                    client.join()
-            fleet.judge()
+                for thread in threads:
+                    thread.join()
+            wrong = check(fleet.recorded())
+            assert not wrong, wrong
+            fleet.check_journal()
         finally:
             fleet.close()
     return fleet
 
 
 def test_a_short_history(tmp_path: Path, postgres: Postgres) -> None:
-    fleet = history(tmp_path, seed=1, faults=6, agents=2)
-    assert len(fleet.faults) == 6 and len(fleet.answered) > 10
+    fleet = history(tmp_path, seed=1, faults=8, agents=2)
+    assert len(fleet.faults) == 8 and len(fleet.asked) > 10
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("seed", range(10))
-def test_long_histories(tmp_path: Path, postgres: Postgres, seed: int) -> None:
-    fleet = history(tmp_path, seed, faults=21, agents=10)
-    print(dict(fleet.faults), len(fleet.answered))
+@pytest.mark.timeout(7_200)
+def test_a_long_history(tmp_path: Path, postgres: Postgres) -> None:
+    """At least 200 faults in half an hour. FAIRLEAD_HISTORY_SEED draws another order of faults."""
+    began = time.monotonic()
+    seconds = float(os.environ.get("FAIRLEAD_HISTORY_SECONDS", "1800"))
+    seed = int(os.environ.get("FAIRLEAD_HISTORY_SEED", "1"))
+    fleet = history(tmp_path, seed, faults=1_000, agents=10, seconds=seconds)
+    took = time.monotonic() - began
+    answered = sum(1 for asked in fleet.asked.values() if asked.job)
+    print(f"{fleet.faults.total()} faults {dict(fleet.faults)} in {took:.0f} s, {answered} jobs answered")
+    assert fleet.faults.total() >= 200 * seconds / 1_800
+
+
+def test_an_asynchronous_promotion_is_noticed_and_stops_nothing(tmp_path: Path, postgres: Postgres) -> None:
+    with pair(synchronous=False) as databases:
+        fleet = Fleet(tmp_path, databases, seed=1, agents=2, servers=1)
+        try:
+            with fairlead.Client(fleet.urls, fleet.token) as client:
+                fleet.submit(client, "kept", "single")
+                wait_until(lambda: len(fleet.runs()) == 1)
+                databases.standby.stop()
+                command = [sys.executable, "-c", SCRIPT.format(file=str(fleet.file), seconds=20)]
+                lost = [client.submit(command, name=f"lost{at}", resources={"cpu": "100m"}) for at in range(4)]
+                wait_until(lambda: len(fleet.runs()) == 5)
+                databases.primary.stop(signal.SIGQUIT)
+                databases.standby.start()
+                databases.standby.promote()
+                fleet.proxies[0].behind = databases.standby
+                fleet.proxies[0].cut_all()
+                wait_until(lambda: "unknown attempt" in fleet.servers[0].log())
+                fleet.leader()
+                wait_until(lambda: any(node.state == "draining" for node in client.nodes()))
+                health = json.load(urlopen(f"{fleet.servers[0].url}/healthz"))
+                assert "not in the journal" in health["alarms"][0]
+                assert client.submit(["true"], name="new") not in lost  # their numbers are not given again
+            # Each of them ends by itself.
+            wait_until(lambda: sum(run.end > run.start for run in fleet.runs()) == 5)
+            assert all(int((agent.folder / "epoch-default").read_text()) >= LINE for agent in fleet.agents)
+        finally:
+            fleet.close()

@@ -63,12 +63,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "demo": ("testing", "journal"),
     "gang": (),
     "app": ANYTHING,
+    "backup": ("app", "api", "history", "journal", "core"),
 }
 
 # The same, for imports inside a function only.
 MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
     "": ("client",),
-    "cli": ("api", "agent", "sim", "app", "demo", "kubernetes"),
+    "cli": ("api", "agent", "sim", "app", "backup", "demo", "kubernetes"),
 }
 
 # Names of fairlead/__init__.py that every package except the pure ones may read.

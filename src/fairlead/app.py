@@ -7,7 +7,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
@@ -191,6 +191,10 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     log_size: str
     log_level: LogLevel = "info"
     history_size: str
+    history_age: str = ""
+    """The age at which jobs leave the history; by default only its size counts."""
+    journal_age: str = "1h"
+    """How long records are kept, so that backups can be restored to an earlier time."""
     outputs: str = ""
     """Where output of tasks is kept: a folder, by default in the data directory, or s3://BUCKET/PREFIX."""
     outputs_endpoint: str = ""
@@ -243,6 +247,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         history_size = parse_quantity(MEMORY, settings.history_size, "--history-size")
         outputs_size = parse_quantity(MEMORY, settings.outputs_size, "--outputs-size")
         outputs_age = parse_duration(settings.outputs_age, "--outputs-age") / SECOND
+        history_age = parse_duration(settings.history_age, "--history-age") if settings.history_age else 0
+        journal_age = parse_duration(settings.journal_age, "--journal-age") // SECOND
         lease = parse_duration(settings.lease, "--lease") / SECOND
         if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
             raise Refused("--lease", f"it is {settings.lease}; a lease has {SHORTEST_LEASE:g} to {LONGEST_LEASE:g} s")
@@ -292,7 +298,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
 
     def after_cycle(partition: str, seq: int) -> None:
         if partition not in snapshots:
-            snapshots[partition] = Snapshots(settings.database or directory / "journal", partition, seq)
+            place = settings.database or directory / "journal"
+            snapshots[partition] = Snapshots(place, partition, seq, age=journal_age)
         snapshots[partition].poll(seq)
 
     try:
@@ -430,7 +437,11 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     make_adapter = _adapter_maker(settings.kubernetes, control, log.info)
     http = server(application(site), settings.certificate, settings.key)
     serving = asyncio.create_task(http.serve(sockets=[listening]))
-    sweeping = asyncio.create_task(_sweep(outputs, log))
+
+    def oldest() -> int:
+        return wall() // 1_000 - history_age if history_age else 0
+
+    sweeping = asyncio.create_task(_sweep(outputs, history, oldest, log))
     refreshing = asyncio.create_task(_refresh([each.refresh for each in shared])) if settings.database else None
     adapting = asyncio.create_task(_adapt(make_adapter, control, log.info, metrics.registry))
     try:
@@ -566,13 +577,19 @@ async def _refresh(refreshers: Sequence[Callable[[], None]]) -> None:
                 await asyncio.to_thread(refresh)
 
 
-async def _sweep(outputs: OutputStore, log: FilteringBoundLogger) -> None:
-    """Remove old output, at the start and from time to time."""
+async def _sweep(outputs: OutputStore, history: History, oldest: Callable[[], int], log: FilteringBoundLogger) -> None:
+    """Remove old output and old history, at the start and from time to time."""
     while True:
         try:
             await asyncio.to_thread(outputs.shrink)
         except OSError as problem:
             log.warning("old output not removed", problem=str(problem))
+        try:
+            dropped = await asyncio.to_thread(history.drop_before, oldest()) if oldest() > 0 else 0
+            if dropped:
+                log.info("old history removed", jobs=dropped)
+        except JournalError as problem:
+            log.warning("old history not removed", problem=str(problem))
         await asyncio.sleep(SWEEP)
 
 
@@ -654,79 +671,6 @@ def open_documents(directory: Path, database: str, secrets_key: Path | None) -> 
         return documents_of(directory, database, secrets_key)
     except (JournalError, FileProblem) as problem:
         raise Failed(str(problem)) from problem
-
-
-def copy_data(source: str, target: str, secrets_key: Path | None, told: Callable[[str, int], None]) -> Path:
-    """Copy all data of a server to an empty place, compare them, and return the key file of both.
-
-    `told` is called with the name and the number of rows of each part.
-    """
-    from fairlead.api.datafolder import prepare
-    from fairlead.api.sealed import key_path
-    from fairlead.api.smallfile import FileProblem
-    from fairlead.history.copying import copy_history
-    from fairlead.journal.copying import copy_journal
-
-    folders = [Path(place).absolute() for place in (source, target) if not is_url(place)]
-    if not is_url(source) and not (Path(source) / "journal").exists():
-        raise Failed(f"{source}: no data of a server; name a data directory or a database")
-    if secrets_key is None and not folders:
-        raise Failed("--secrets-key: name the key file of the secrets, because both places are databases")
-    with ExitStack() as stack:
-        try:
-            if not is_url(target):
-                prepare(Path(target).absolute())
-            for folder in folders:
-                stack.enter_context(_unused(folder))
-            key = key_path(folders[0], secrets_key) if folders else cast(Path, secrets_key)
-            old = stack.enter_context(open_journal(_journal_at(source), read_only=True))
-            new = stack.enter_context(open_journal(_journal_at(target)))
-            if old.held_by():
-                raise Failed(f"{old.path}: the server {old.held_by()} runs on it; stop all its servers first")
-            if new.reigned():
-                raise Failed(f"{new.path}: there is a journal already; name an empty place")
-            _copy_documents(source, target, key, told)
-            copy_history(_history_at(source), _history_at(target), told)
-            copy_journal(old, new, told)
-        except (JournalError, FileProblem) as problem:
-            raise Failed(str(problem)) from problem
-    return key
-
-
-def _copy_documents(source: str, target: str, key: Path, told: Callable[[str, int], None]) -> None:
-    old = documents_of(Path(source).absolute(), source if is_url(source) else "", key)
-    new = documents_of(Path(target).absolute(), target if is_url(target) else "", key)
-    for name in (SERVER_KEY, "tokens", "nodes", "secrets"):
-        content = old(name).read()
-        document = new(name)
-        if document.read() is not None:
-            raise Failed(f"{document.name}: it exists already; name an empty place")
-        if content is not None:
-            document.write(content)
-            if new(name).read() != content:
-                raise Failed(f"{document.name}: it is not equal to its original; remove the copy")
-        told(name, int(content is not None))
-
-
-def _journal_at(place: str) -> str:
-    return place if is_url(place) else str(Path(place).absolute() / "journal")
-
-
-def _history_at(place: str) -> str:
-    return place if is_url(place) else str(Path(place).absolute() / "history")
-
-
-@contextmanager
-def _unused(folder: Path) -> Iterator[None]:
-    """Lock a data directory. Raise `Failed` if a server runs on it."""
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise Failed(f"a server runs on {folder}; stop it with `fairlead down`") from None
-    finally:
-        os.close(lock)
 
 
 def rotate_secrets_key(directory: Path, given: Path | None, database: str = "") -> Path:

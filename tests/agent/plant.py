@@ -94,6 +94,10 @@ class Plant:
         return self._writer.epoch
 
     @property
+    def skipped_epochs(self) -> range:
+        return range(0)
+
+    @property
     def reigns(self) -> bool:
         return not self._writer.stopped
 

@@ -167,9 +167,11 @@ class Script:
         self.now = 1_700_000_000 * SECOND
         self.dumps: dict[int, bytes] = {}
 
-    def cycle(self, *commands: AnyCommand, after: int = SECOND) -> None:
+    def cycle(self, *commands: AnyCommand, after: int = SECOND, alarm: bool = False) -> None:
         self.now += after
         done = self.writer.cycle(commands, self.now)
+        if alarm:
+            return
         refused = [answer for answer in done.answers if not isinstance(answer, Accepted)]
         refused += [item for answer in done.answers if isinstance(answer, Accepted) for item in answer.items]
         wrong = [each for each in refused if not getattr(each, "accepted", False)]
@@ -325,6 +327,10 @@ def play(s: Script) -> None:
     s.keep()
     # A stage with conditions on labels and with preferences.
     s.cycle(submit("picky", PICKY))
+    s.keep()
+    # A node runs a task that this journal never gave.
+    strange = Report(node="c3", job="lost", stage="main", indices=(2, 4), attempt=3, state="running", number=9_000)
+    s.cycle(strange, alarm=True)
     s.keep()
     s.cycle(RemoveManager(name="rm", operator=True))
     s.keep()

@@ -247,6 +247,17 @@ def test_the_oldest_jobs_go_when_it_is_too_large(tmp_path: Path) -> None:
     db.close()
 
 
+def test_old_jobs_go_by_their_age(place: str) -> None:
+    history = History(place)
+    numbers = range(1_000)
+    history.put([job(number, ended=number) for number in numbers], [attempt(number) for number in numbers])
+    history.flush()
+    assert history.drop_before(700) == 700 and history.drop_before(700) == 0
+    assert [row.number for row in history.jobs("default", limit=1_000)] == list(range(999, 699, -1))
+    assert not history.attempts("default", 699) and history.attempts("default", 700)
+    history.close()
+
+
 # PostgreSQL only
 
 

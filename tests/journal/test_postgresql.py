@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from fairlead.cli.main import app
 from fairlead.core.dump import dump
 from fairlead.journal import Damaged, Fenced, Held, JournalError, NotWritten, TooNew, UnknownOutcome
+from fairlead.journal.base import LINE
 from fairlead.journal.codec import restore
 from fairlead.journal.opening import open_journal
 from fairlead.journal.pgconnection import connect, shown_url
@@ -266,13 +267,14 @@ def test_a_newer_schema(database: str) -> None:
 
 def test_each_schema_is_brought_to_the_newest(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairlead.journal.pgschema.MIGRATIONS", MIGRATIONS[:1])
-    with PostgresJournal(database) as journal:
-        journal.append("a", journal.reign("a"), 1, b"1")
+    PostgresJournal(database).close()
+    sql(database, "INSERT INTO reigns VALUES ('a', 0, 0, 0, '', '', 0, '', '', '', '', 'epoch')")
     more = (*MIGRATIONS, "CREATE TABLE further (x int)", "ALTER TABLE further ADD y int")
     monkeypatch.setattr("fairlead.journal.pgschema.MIGRATIONS", more)
     with pytest.raises(JournalError, match="is older than this program's"):
         PostgresJournal(database, read_only=True)
     with PostgresJournal(database) as journal:
+        journal.append("a", journal.reign("a"), 1, b"1")
         assert journal.last("a") == 1
     assert sql(database, "SELECT x, y FROM further") == []
     assert sql(database, "SELECT version FROM schema_version") == [(len(more),)]
@@ -382,3 +384,43 @@ def test_verification_on_the_command_line(database: str) -> None:
     sql(database, "UPDATE records SET payload = 'x' WHERE stream = 'cluster'")
     done = CliRunner().invoke(app, ["journal", "verify", database])
     assert done.exit_code == 1 and "does not match its digest" in done.stdout
+
+
+def test_a_promotion_that_lost_records(tmp_path: Path) -> None:
+    with running(durable=True) as primary:
+        database = primary.create()
+        with PostgresJournal(database) as journal:
+            assert journal.reign("s") == 1
+            journal.append("s", 1, 1, b"kept")
+        standby = Postgres(primary.folder.parent / "standby", primary=primary)
+        with PostgresJournal(database) as journal:
+            assert (journal.reign("s"), journal.skipped("s")) == (2, range(0))
+            journal.append("s", 2, 2, b"lost")
+        primary.stop(signal.SIGQUIT)
+        standby.start()
+        try:
+            standby.promote()
+            with PostgresJournal(database.replace(str(primary.folder), str(standby.folder))) as journal:
+                assert [record.payload for record in journal.read("s")] == [b"kept"]
+                assert journal.reign("s") == LINE
+                assert 2 in journal.skipped("s") and 1 not in journal.skipped("s")
+                journal.append("s", LINE, 2, b"new")
+            with PostgresJournal(database.replace(str(primary.folder), str(standby.folder))) as journal:
+                assert (journal.reign("s"), journal.skipped("s")) == (LINE + 1, range(0))
+        finally:
+            standby.stop()
+
+
+def test_the_rights_of_a_plain_user_are_enough(postgres: Postgres) -> None:
+    database = postgres.create()
+    with psycopg.connect(database, autocommit=True) as db:
+        db.execute("DROP ROLE IF EXISTS plain")
+        db.execute("CREATE ROLE plain LOGIN")
+        name = database.partition("@/")[2].partition("?")[0]
+        db.execute(f"GRANT CREATE ON DATABASE {name} TO plain".encode())
+    try:
+        with PostgresJournal(database.replace("fairlead@", "plain@")) as journal:
+            assert journal.reign("s") == 1
+            assert journal.users() == 0
+    finally:
+        postgres.drop(database)

@@ -14,8 +14,10 @@ import pytest
 from fairlead.core.dump import dump
 from fairlead.core.invariants import check_all
 from fairlead.journal import JournalError, Pruned, SqliteJournal
-from fairlead.journal.codec import restore, stream_of
+from fairlead.journal.codec import restore, stream_of, time_of
 from fairlead.journal.snapshot import Snapshots, main, make_snapshot, renew
+from fairlead.journal.verify import verify
+from fairlead.testing import World
 from tests.kill_child import PARTITION, Driver
 
 STREAM = stream_of(PARTITION)
@@ -276,3 +278,38 @@ def test_a_success_clears_the_failure(live: Live) -> None:
     snapshots.poll(11)
     settle(snapshots)
     assert (snapshots.failure, snapshots.last, live.saved()) == ("", 11, 10)
+
+
+def test_records_are_kept_for_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with SqliteJournal(path) as journal:
+        world = World(journal=journal)
+        for number in range(30):
+            world.node(f"n{number}", cpu=1)
+            world.advance(60)
+            world.cycle()
+            if number % 2 == 1:
+                renew(path, "default", age=300)
+        truth, last = world.dump(), journal.last("partition/default")
+    with SqliteJournal(path) as journal:
+        oldest = journal.standing("partition/default")[0].base
+        kept = [time_of(record.payload, "") for record in journal.read("partition/default", oldest)]
+        # Five minutes at the last snapshot, and nothing that is much older.
+        assert journal.load_snapshot("partition/default", oldest) is not None
+        assert kept[-1] - 300_000_000 <= kept[0] <= kept[-1] - 180_000_000
+        assert [report.problem for report in verify(journal, lambda *_: None)] == ["", ""]
+        state, seq = restore(journal, "default")
+        assert (dump(state), seq) == (truth, last)
+
+
+def test_a_snapshot_is_due_after_the_age_of_records(live: Live) -> None:
+    snapshots = Snapshots(live.path, PARTITION, every=10**6, age=1)
+    live.write(10)
+    snapshots.poll(10)
+    assert snapshots.pid is None
+    until = time.monotonic() + 60
+    while not snapshots.last:
+        assert time.monotonic() < until, snapshots.failure
+        snapshots.poll(10)
+        time.sleep(0.05)
+    assert live.saved() == 10

@@ -392,7 +392,7 @@ def test_an_attempt_that_the_journal_never_gave() -> None:
     w.cycle()
     [line] = w.lines()
     assert (line["level"], line["event"]) == ("error", "unknown attempt")
-    assert "newer than the journal's 1" in line["reason"]
+    assert "never given by this journal, which is at 1" in line["reason"]
 
 
 def test_a_report_of_another_nodes_task() -> None:

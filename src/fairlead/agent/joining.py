@@ -81,19 +81,19 @@ class Epoch:
 
     def __init__(self, seen: int, store: Callable[[int], None], place: str, log: Log) -> None:
         """`store` may raise `OSError`. `place` names the file with the number, for messages."""
-        self._seen = self._stored = seen
+        self.seen = self._stored = seen
         self._store = store
         self._place = place
         self._log = log
 
     def check(self, epoch: int) -> None:
-        if epoch < self._seen:
+        if epoch < self.seen:
             raise Refused(
-                f"the server's epoch {epoch} is over, since {self._seen} was seen; if the server was set up again, "
+                f"the server's epoch {epoch} is over, since {self.seen} was seen; if the server was set up again, "
                 f"remove {self._place} and start the agent again",
                 False,
             )
-        self._seen = epoch
+        self.seen = epoch
         if epoch > self._stored:
             try:
                 self._store(epoch)
@@ -202,6 +202,7 @@ class Joining:
             run_times=table.run_times(running),
             ended=table.started("ended"),
             notes=tuple(sorted(set(self.notes.values()))),
+            epoch=self._epoch.seen,
         )
         session = Session(
             channel,

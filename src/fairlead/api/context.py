@@ -58,6 +58,9 @@ class Hub(Protocol):
 
     async def dismiss(self, partition: str, epoch: int, connection: Connection) -> None: ...
 
+    def ahead(self) -> dict[str, list[str]]:
+        """Return partitions → nodes that know attempts or epochs which the journal never had."""
+
     def connected(self, partition: str) -> dict[str, float]: ...
 
     def log(self, partition: str, node: str, asked: LogRequest) -> AsyncIterator[LogPart]: ...

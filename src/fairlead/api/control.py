@@ -106,6 +106,10 @@ class PartitionService:
         return self.writer.epoch
 
     @property
+    def skipped_epochs(self) -> range:
+        return self.writer.skipped
+
+    @property
     def reigns(self) -> bool:
         return not self.live.over and not self.writer.stopped
 

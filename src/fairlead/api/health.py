@@ -30,6 +30,11 @@ def _health(request: HttpRequest) -> wire.Health:
         partitions=ready,
         problem=control.problem,
         failing=["history"] if services.records.failing else [],
+        alarms=[
+            f"partition {name}: {len(nodes)} nodes know tasks or leaders that are not in the journal: its data were "
+            "set back; see `unknown attempt` and `epoch not known` in the log"
+            for name, nodes in services.hub.ahead().items()
+        ],
     )
 
 

@@ -1,4 +1,4 @@
-"""`fairlead db`: copy all data of a server between its data directory and a PostgreSQL database."""
+"""`fairlead db copy`, `backup` and `restore`: all data of a server in another place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
+from fairlead import __version__
+from fairlead.cli.journal import Bar
 from fairlead.cli.output import fail
+from fairlead.cli.past import moment
 
 app = typer.Typer(name="db", help="Copy the data of a server.", no_args_is_help=True)
 
@@ -35,7 +38,7 @@ def copy(
     All servers of both places must be stopped. The original is not changed. Copies of logs of pool nodes are not
     copied: they are files in the folder of --outputs. If a copy fails, remove it and begin anew.
     """
-    from fairlead.app import Failed, copy_data
+    from fairlead.backup import Failed, copy_data
 
     copied: dict[str, int] = {}
 
@@ -52,3 +55,84 @@ def copy(
         typer.echo(json.dumps({"ok": True, "copied": copied, "secrets_key": str(key)}))
     else:
         typer.echo(f"copied, and equal to the original; servers need the key file {key}")
+
+
+SecretsKey = Annotated[
+    Path | None, typer.Option(help="File with the key of the secrets. By default beside the data directory.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def backup(
+    source: Annotated[str, typer.Argument(help=f"The server's data: {PLACE}.", metavar="FROM")],
+    target: Annotated[Path, typer.Argument(help="The backup: a folder that does not exist yet.", metavar="FOLDER")],
+    secrets_key: SecretsKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy all data of a server into a new folder. The server may run meanwhile.
+
+    The backup has journal, history, tokens, secrets and keys. Secrets and the server's key are encrypted: keep the key
+    file of the secrets too, in another place. Copies of logs and result files are in the folder of --outputs.
+    """
+    from fairlead.backup import Failed, back_up, shown_time
+
+    copied: dict[str, int] = {}
+    try:
+        with Bar() as bar:
+            made = back_up(source, target, secrets_key, __version__, copied.__setitem__, bar.show)
+    except Failed as problem:
+        fail(str(problem), as_json and {"ok": False, "problem": str(problem)})
+    spans = {name: span._asdict() for name, span in made.partitions.items()}
+    if as_json:
+        typer.echo(json.dumps({"ok": True, "copied": copied, "partitions": spans}))
+        return
+    for name, span in made.partitions.items():
+        typer.echo(
+            f"partition {name}: can be restored to revisions {span.first} to {span.last}, "
+            f"{shown_time(span.first_time)} to {shown_time(span.last_time)}"
+        )
+    typer.echo(f"{target}: {sum(copied.values())} rows, compared with the original")
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(help="The folder of the backup.", metavar="FOLDER")],
+    target: Annotated[str, typer.Argument(help=f"The place of the data: {PLACE}.", metavar="TO")],
+    time: Annotated[
+        str,
+        typer.Option(help="Restore the state at this time, such as 2026-11-30T12:00, or an age such as 2h."),
+    ] = "",
+    revision: Annotated[int, typer.Option(help="Restore the state after this record of --partition.", min=0)] = 0,
+    partition: Annotated[str, typer.Option(help="The partition of --revision.")] = "default",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace data that are there. They are kept under another name.")
+    ] = False,
+    secrets_key: SecretsKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Restore a backup, by default its latest state, into a data directory or a database.
+
+    All servers of that place must be stopped. Agents follow the restored servers and keep their tasks. Tasks that the
+    restored state does not know go on; their nodes are drained and reported.
+    """
+    from fairlead.backup import Failed, Point, restore_backup, shown_time
+
+    if time and revision:
+        raise typer.BadParameter("name a time or a revision, not both", param_hint="--revision")
+    since = moment(time, "--time")
+    point = None
+    if since is not None or revision:
+        point = Point(0 if since is None else int(since * 1_000_000), partition if revision else "", revision)
+    copied: dict[str, int] = {}
+    try:
+        with Bar() as bar:
+            spans, kept = restore_backup(source, target, secrets_key, point, replace, copied.__setitem__, bar.show)
+    except Failed as problem:
+        fail(str(problem), as_json and {"ok": False, "problem": str(problem)})
+    if as_json:
+        partitions = {name: span._asdict() for name, span in spans.items()}
+        typer.echo(json.dumps({"ok": True, "copied": copied, "partitions": partitions, "replaced": kept}))
+        return
+    for name, span in spans.items():
+        typer.echo(f"partition {name}: restored to revision {span.last}, {shown_time(span.last_time)}")
+    if kept:
+        typer.echo(f"the data from before are kept in {kept}")

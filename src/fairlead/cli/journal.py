@@ -42,7 +42,7 @@ def verify(
 
     reports: list[dict[str, Any]] = []
     problem = ""
-    with _Bar() as bar:
+    with Bar() as bar:
         try:
             for report in verify_journal(place, bar.show):
                 reports.append({name: getattr(report, name) for name in report.__struct_fields__})
@@ -95,13 +95,13 @@ def _time(micros: int | None) -> str | None:
         return f"{micros} us"
 
 
-class _Bar:
+class Bar:
     """A progress bar, shown only if stderr is a terminal."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> Bar:
         return self
 
     def show(self, stream: str, done: int, total: int) -> None:

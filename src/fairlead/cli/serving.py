@@ -70,6 +70,12 @@ SecretsKey = Annotated[
 ]
 LogSize = Annotated[str, typer.Option(help="Largest size of the server's log; older lines are dropped.")]
 HistorySize = Annotated[str, typer.Option(help="Largest size of the history; jobs that ended first are dropped.")]
+HistoryAge = Annotated[
+    str, typer.Option(help="Age at which jobs leave the history, such as 365d. By default only its size counts.")
+]
+JournalAge = Annotated[
+    str, typer.Option(help="How long records stay in the journal, so that a backup can be restored to an earlier time.")
+]
 Outputs = Annotated[
     str,
     typer.Option(
@@ -99,6 +105,8 @@ def up(
     log_size: LogSize = "160Mi",
     log_level: LogLevelOption = "info",
     history_size: HistorySize = "4Gi",
+    history_age: HistoryAge = "",
+    journal_age: JournalAge = "1h",
     outputs: Outputs = "",
     outputs_endpoint: OutputsEndpoint = "",
     outputs_size: OutputsSize = "16Gi",
@@ -131,7 +139,7 @@ def up(
         as_json,
         options,
         log_size,
-        history_size,
+        (history_size, history_age, journal_age),
         (outputs, outputs_endpoint, outputs_size, outputs_age),
         log_level,
     )
@@ -161,6 +169,8 @@ def server(
     log_size: LogSize = "160Mi",
     log_level: LogLevelOption = "info",
     history_size: HistorySize = "4Gi",
+    history_age: HistoryAge = "",
+    journal_age: JournalAge = "1h",
     outputs: Outputs = "",
     outputs_endpoint: OutputsEndpoint = "",
     outputs_size: OutputsSize = "16Gi",
@@ -189,7 +199,7 @@ def server(
         as_json,
         None,
         log_size,
-        history_size,
+        (history_size, history_age, journal_age),
         (outputs, outputs_endpoint, outputs_size, outputs_age),
         log_level,
         database,
@@ -275,7 +285,7 @@ def _run(
     as_json: bool,
     agent: list[str] | None,
     log_size: str,
-    history_size: str,
+    history: tuple[str, str, str],
     outputs: tuple[str, str, str, str],
     log_level: LogLevel,
     database: str = "",
@@ -351,7 +361,9 @@ def _run(
         version=__version__,
         log_size=log_size,
         log_level=log_level,
-        history_size=history_size,
+        history_size=history[0],
+        history_age=history[1],
+        journal_age=history[2],
         outputs=outputs[0],
         outputs_endpoint=outputs[1],
         outputs_size=outputs[2],

@@ -43,6 +43,7 @@ from fairlead.core.model import (
     Stage,
     StageSpec,
     StopCause,
+    Strange,
     all_pending,
     pack_spec,
     terms_of,
@@ -182,6 +183,12 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     format: int
 
 
+class _Stamp(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    name: str
+    now: int
+
+
 class _Document(msgspec.Struct, frozen=True, array_like=True):
     format: int
     name: str
@@ -208,6 +215,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     landmark: int = 0
     pasts: tuple[_Past, ...] = ()
     runs: tuple[tuple[RunsKey, Runs], ...] = ()
+    strange: tuple[tuple[tuple[int, str], int, tuple[tuple[int, tuple[int, ...]], ...]], ...] = ()
 
 
 class NotADump(Exception):
@@ -220,6 +228,12 @@ _decode_node = msgspec.msgpack.Decoder(NodeAdded).decode
 _decode_job = msgspec.msgpack.Decoder(_Job).decode
 _decode_allocation = msgspec.msgpack.Decoder(_Allocation).decode
 _head_decoder = msgspec.msgpack.Decoder(_Head)
+_decode_stamp = msgspec.msgpack.Decoder(_Stamp).decode
+
+
+def dumped_at(content: bytes) -> int:
+    """Return the time of a dump, without loading it."""
+    return _decode_stamp(content).now
 
 
 def dump(partition: Partition) -> bytes:
@@ -279,6 +293,10 @@ def dump(partition: Partition) -> bytes:
                 for (path, user), past in partition.pasts().items()
             ),
             tuple(sorted(partition.runs.items())),
+            tuple(
+                (key, found.floor, tuple(sorted(found.tasks.items())))
+                for key, found in sorted(partition.strange.items())
+            ),
         )
     )
 
@@ -445,6 +463,8 @@ def _load(document: _Document) -> Partition:
             for past in document.pasts
         }
         partition.set_pasts(pasts)
+    for strange_key, floor, tasks in document.strange:
+        partition.strange[strange_key] = Strange(floor, dict(tasks))
     for runs_key, runs in document.runs:
         partition.note_runs(runs_key, runs)
     for stage in replacing:

@@ -63,6 +63,7 @@ def check_all(partition: Partition, settled: bool = True) -> None:
     _check_queues(partition)
     _check_past(partition)
     _check_runs(partition)
+    _check_strange(partition)
     _check_lanes(partition)
     _check_kept(partition, settled)
     _check_pools(partition)
@@ -361,6 +362,16 @@ def _check_queues(partition: Partition) -> None:
         )
         listed = sum(job.listed for job in partition.jobs.values() if job.queue is queue)
         _need(queue.jobs == listed, f"queue {path} counts {queue.jobs} jobs, has {listed}")
+
+
+def _check_strange(partition: Partition) -> None:
+    """Check that no job or task can get the number of an attempt that the journal never gave."""
+    for (number, name), found in partition.strange.items():
+        _need(number < partition.counters.job, f"job {number} runs somewhere, and its number may be given again")
+        for job in [job for job in partition.jobs.values() if job.number == number]:
+            stage = job.stage(name)
+            highest = max(found.tasks, default=0)
+            _need(stage is None or stage.floor >= highest, f"attempt {highest} of job {number} may be given again")
 
 
 def _check_runs(partition: Partition) -> None:

@@ -431,6 +431,15 @@ class Job(msgspec.Struct, eq=False):
         return self.ended_at is not None
 
 
+class Strange(msgspec.Struct, frozen=True):
+    """Tasks of one stage that nodes run although the journal never decided it."""
+
+    floor: int
+    """The floor of the stage's attempts when the first of them was found."""
+    tasks: dict[int, tuple[int, ...]]
+    """Attempt → indices of its tasks. These attempts are not given again."""
+
+
 class Allocation(msgspec.Struct, eq=False):
     """Tasks of one stage on one node, in one state, under one attempt.
 

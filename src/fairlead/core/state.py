@@ -41,6 +41,7 @@ from fairlead.core.model import (
     Runs,
     RunsKey,
     Stage,
+    Strange,
 )
 from fairlead.core.nodes import NodeTable
 from fairlead.core.policy.past import TASKS, booked_use, past_use, total_weight
@@ -127,6 +128,8 @@ class Partition:
         self.managers: dict[str, Manager] = {}
         self.runs: dict[RunsKey, Runs] = {}
         """With learned estimates, the last runs of users and names."""
+        self.strange: dict[tuple[int, str], Strange] = {}
+        """Number of a job and a stage → its tasks that run although the journal never decided it."""
         self.keys: dict[tuple[str, str], KeptKey] = {}
         """(User, idempotency key) → the answer."""
         self.derived = Derived(self.nodes)

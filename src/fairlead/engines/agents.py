@@ -306,9 +306,12 @@ class Agents:
             command_of(name, wire.Report(tasks, "running", ran=(ran,)))
             for tasks, ran in zip(hello.running, times, strict=False)
         ]
-        added, *_ = await self._offer(reign, commands)
+        added, *answers = await self._offer(reign, commands)
         if isinstance(added, Rejected):
             raise Refused(added.field, added.problem, added.code)
+        self._check_epoch(reign, hello)
+        if any(isinstance(answer, Rejected) and answer.code == "alarm" for answer in answers):
+            await self._set_aside(reign, name)
 
         def look(partition: Partition) -> tuple[PartitionSettings, list[Tasks], wire.Work]:
             if not reign.handle.reigns:
@@ -332,6 +335,22 @@ class Agents:
         attached.open = True
         attached.running = Blocks(running)
         await self._offer(reign, self._missing(attached, greeted))
+
+    def _check_epoch(self, reign: LedPartition, hello: wire.Hello) -> None:
+        """Report a node that has seen a leader whose records are not in this journal."""
+        handle = reign.handle
+        if hello.epoch > handle.epoch or hello.epoch in handle.skipped_epochs:
+            reign.ahead[hello.node] = None
+            self._log("epoch not known", {"node": hello.node, "epoch": hello.epoch, "ours": handle.epoch})
+
+    async def _set_aside(self, reign: LedPartition | None, node: str) -> None:
+        """Give no new work to a node that runs tasks which the journal does not know. They use its capacity."""
+        if reign is None:
+            return
+        reign.ahead[node] = None
+        reason = "it runs tasks that are not in the journal"
+        for slot in await self._take(reign, [MoveNode(name=node, action="drain", reason=reason, operator=True)]):
+            await slot  # refused if it drains already, or is disabled
 
     async def _listen(self, partition: str, reign: LedPartition, attached: Attached) -> None:
         waiting: set[asyncio.Task[None]] = set()
@@ -399,6 +418,8 @@ class Agents:
                 answer = await slot
                 if isinstance(answer, Rejected):
                     self._log("report refused", {"node": attached.node, "problem": str(answer)})
+                    if answer.code == "alarm" and report.state == "running":
+                        await self._set_aside(self._reigns.get(partition), attached.node)
                     continue
                 if not isinstance(answer, Accepted):
                     attached.cut()
@@ -507,6 +528,10 @@ class Agents:
             )
 
     # -- for the API ---------------------------------------------------------------------------------------------
+
+    def ahead(self) -> dict[str, list[str]]:
+        """Return partitions → nodes that know attempts or epochs which the journal never had, since its reign began."""
+        return {name: sorted(reign.ahead) for name, reign in self._reigns.items() if reign.ahead}
 
     def connected(self, partition: str) -> dict[str, float]:
         """Return connected nodes → seconds since the last message from each."""

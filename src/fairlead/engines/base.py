@@ -30,6 +30,10 @@ class PartitionHandle(Protocol):
     def epoch(self) -> int: ...
 
     @property
+    def skipped_epochs(self) -> range:
+        """The epochs before this one that are in no record, because the data were set back; mostly empty."""
+
+    @property
     def reigns(self) -> bool:
         """True while the state matches the journal. Once it is False, the state must not be acted on."""
 

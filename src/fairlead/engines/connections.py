@@ -146,6 +146,8 @@ class LedPartition:
         self.nodes: dict[str, Seen] = {}
         self.attached: dict[str, Attached] = {}
         self.orders = Orders(handle.epoch, self._address, secrets, gang_seed)
+        self.ahead: dict[str, None] = {}
+        """Nodes that know attempts or epochs which the journal never had."""
         self.parted: dict[str, None] = {}
         """Nodes whose agents are gone, which the core has not been told yet."""
         self.parting: asyncio.Task[None] | None = None

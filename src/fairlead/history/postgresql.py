@@ -93,9 +93,9 @@ class PostgresSession(Session):
     def run(self, sql: str, values: Any = ()) -> Iterable[Any]:
         return self.db.execute(_translated(sql), values)
 
-    def scan(self, sql: str) -> Iterator[Any]:
+    def scan(self, sql: str, values: Any = ()) -> Iterator[Any]:
         with self.db.transaction(), self.db.cursor("scan") as cursor:
-            yield from cursor.execute(_translated(sql))
+            yield from cursor.execute(_translated(sql), values)
 
     def run_many(self, sql: str, rows: list[Any]) -> None:
         if rows:

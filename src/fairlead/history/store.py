@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
+from fairlead.core.model import Micros
 from fairlead.core.ranges import Ranges, count, difference
 from fairlead.history.copies import mark_copied, not_copied
 from fairlead.history.filter import EVERY_JOB, JobFilter, condition
 from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
-from fairlead.history.tables import Session, tables_at
+from fairlead.history.tables import DROPPED_AT_ONCE, Session, tables_at
 from fairlead.history.usage import UsageReport, add_ended
 from fairlead.journal.base import JournalError
 from fairlead.wire.agent import Tasks
@@ -238,13 +239,16 @@ class History:
     def _shrink(self, db: Session) -> None:
         """Delete the jobs that ended first, with their attempts, while the history is too large."""
         while excess := db.excess(self._size):
-            query = "SELECT partition, number FROM jobs ORDER BY ended, partition, number LIMIT ?"
-            oldest = list(db.run(query, (excess,)))
-            if not oldest:
+            if not _drop(db, EVERY, excess):
                 return
-            with db.writing():
-                for table in ("jobs", "attempts", "used", "copied", "results"):
-                    db.run_many(f"DELETE FROM {table} WHERE partition = ? AND number = ?", oldest)
+
+    def drop_before(self, time: Micros) -> int:
+        """Delete the jobs that ended before a time, with their attempts. Return their number."""
+        dropped = 0
+        with self._tables.session() as db:
+            while found := _drop(db, time, DROPPED_AT_ONCE):
+                dropped += found
+        return dropped
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -385,6 +389,16 @@ class History:
     def _ask(self, sql: str, *values: Any) -> list[Any]:
         with self._tables.session() as db:
             return list(db.run(sql, values))
+
+
+def _drop(db: Session, before: Micros, most: int) -> int:
+    """Delete the jobs that ended first, before a time. Return their number."""
+    query = "SELECT partition, number FROM jobs WHERE ended < ? ORDER BY ended, partition, number LIMIT ?"
+    oldest = list(db.run(query, (before, most)))
+    with db.writing():
+        for table in ("jobs", "attempts", "used", "copied", "results"):
+            db.run_many(f"DELETE FROM {table} WHERE partition = ? AND number = ?", oldest)
+    return len(oldest)
 
 
 def _insert(db: Session, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:

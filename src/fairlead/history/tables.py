@@ -33,7 +33,7 @@ class Session(ABC):
         """Carry out a statement and return its rows."""
 
     @abstractmethod
-    def scan(self, sql: str) -> Iterator[Any]:
+    def scan(self, sql: str, values: Any = ()) -> Iterator[Any]:
         """Yield the rows of a query, which may be many."""
 
     @abstractmethod
@@ -144,8 +144,8 @@ class SqliteSession(Session):
     def run(self, sql: str, values: Any = ()) -> Iterable[Any]:
         return self.db.execute(sql, values)
 
-    def scan(self, sql: str) -> Iterator[Any]:
-        yield from self.db.execute(sql)
+    def scan(self, sql: str, values: Any = ()) -> Iterator[Any]:
+        yield from self.db.execute(sql, values)
 
     def run_many(self, sql: str, rows: list[Any]) -> None:
         self.db.executemany(sql, rows)

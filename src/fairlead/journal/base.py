@@ -10,6 +10,17 @@ from typing import Protocol, Self
 
 import msgspec
 
+LINE = 1_000_000
+"""Epochs of one line of data: more than the servers of one database ever begin."""
+
+
+def raised(epoch: int) -> int:
+    """Return an epoch above all that can follow `epoch` in the data it is from.
+
+    Data that were set back to an earlier time go on with it: agents may know epochs that were lost.
+    """
+    return (epoch // LINE + 1) * LINE
+
 
 class Record(msgspec.Struct, frozen=True):
     """One durable append. `seq` counts 1, 2, 3 … in its stream, without gaps."""
@@ -123,10 +134,17 @@ class Journal(Protocol):
         """Return the newest intact snapshot that the records at hand continue. None means replay from record 1."""
 
     def save_snapshot(self, stream: str, seq: int, payload: bytes) -> None:
-        """Save `payload` as the state after record `seq`. The two newest snapshots of a stream are kept."""
+        """Save `payload` as the state after record `seq`. The two newest are kept, and the one at the base."""
 
     def prune(self, stream: str, upto: int) -> None:
         """Delete the records up to `upto`. Raises `NotWritten` without an intact snapshot at or beyond it."""
+
+    def skipped(self, stream: str) -> range:
+        """Return the epochs before the reign of this object that no record of the stream can be from.
+
+        It is empty, unless the data were set back since the reign before. A node that knows such an epoch has seen a
+        leader whose records are lost.
+        """
 
     def leads_until(self) -> float:
         """Return the time of `time.monotonic` until which no other server leads a stream of this object."""

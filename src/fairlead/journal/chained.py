@@ -8,11 +8,11 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from fairlead.journal.base import Damaged, JournalError, NotWritten, Pruned, Record, Snapshot
+from fairlead.journal.base import LINE, Damaged, JournalError, NotWritten, Pruned, Record, Snapshot, raised
 
 GENESIS = bytes(16)
 KEPT_SNAPSHOTS = 2
@@ -62,6 +62,9 @@ class ChainedJournal(ABC):
 
     path: str
     snapshots_path: str
+    _skipped: dict[str, range]
+    _is_frozen = False
+    """True within `frozen`, which is one transaction."""
 
     # What a database does
 
@@ -84,7 +87,7 @@ class ChainedJournal(ABC):
     def close(self) -> None: ...
 
     @abstractmethod
-    def _reading(self, doing: str) -> AbstractContextManager[None]:
+    def _transaction(self, doing: str) -> AbstractContextManager[None]:
         """Read within one transaction, which sees one state of the records."""
 
     @abstractmethod
@@ -108,8 +111,8 @@ class ChainedJournal(ABC):
         """Return `born`, `chain`, digest and payload of a snapshot; None if it does not exist."""
 
     @abstractmethod
-    def _store_snapshot(self, stream: str, seq: int, born: int, chain: bytes, digest: bytes, payload: bytes) -> None:
-        """Write a snapshot, and delete all but the newest of the stream."""
+    def _store_snapshot(self, stream: str, seq: int, row: Reign, chain: bytes, digest: bytes, payload: bytes) -> None:
+        """Write a snapshot, and delete all others but the newest of the stream and the one at its base."""
 
     @abstractmethod
     def _prune_some(self, stream: str, upto: int) -> bool:
@@ -118,8 +121,8 @@ class ChainedJournal(ABC):
     # Copying: see `copying`
 
     @abstractmethod
-    def reigned(self) -> list[str]:
-        """Return the names of all streams that ever had a reign, also of dropped ones."""
+    def _names(self) -> list[str]:
+        """Return the names of all streams that ever had a reign, also of dropped ones, within a transaction."""
 
     @abstractmethod
     def held_by(self) -> str:
@@ -133,22 +136,43 @@ class ChainedJournal(ABC):
     def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
         """Write a copy of a stream of another journal. This comes within `adopting`, in an empty journal."""
 
-    def copied_from(self, stream: str) -> tuple[Reign, Mark, Iterator[list[Any]]]:
-        """Return what `adopt` of another journal needs of a stream. The journal must not change meanwhile."""
-        with self._reading(f"stream {stream!r}: reading it"):
-            row, tail = self._standing(stream)
-        return row, tail, self._batches(stream, row.base, tail.seq)
+    def reigned(self) -> list[str]:
+        """Return the names of all streams that ever had a reign, also of dropped ones."""
+        with self._reading("listing the streams"):
+            return self._names()
 
-    def _batches(self, stream: str, after: int, last: int) -> Iterator[list[Any]]:
+    @contextmanager
+    def frozen(self) -> Iterator[dict[str, tuple[Reign, Mark]]]:
+        """Read one state of all streams within a block, while servers write. Yields each stream with its last record.
+
+        Snapshots may be newer than that state: they may be in a file of their own.
+        """
+        with self._transaction("reading all streams"):
+            self._is_frozen = True
+            try:
+                yield {name: self._standing(name) for name in self._names()}
+            finally:
+                self._is_frozen = False
+
+    def standing(self, stream: str) -> tuple[Reign, Mark]:
+        """Return the reign of a stream and its last record."""
+        with self._reading(f"stream {stream!r}: reading its reign"):
+            return self._standing(stream)
+
+    def batches(self, stream: str, after: int, last: int) -> Iterator[list[Any]]:
+        """Yield the records behind `after` up to `last`, in batches of rows as `adopt` takes them."""
         while after < last:
             with self._reading(f"stream {stream!r}: reading behind record {after}"):
-                batch = self._batch(stream, after)
+                batch = [row for row in self._batch(stream, after) if row[0] <= last]
             if not batch:
                 raise self._damage(stream, f"record {after + 1} is missing, though {last} is there")
             yield batch
             after = batch[-1][0]
 
     # Reading
+
+    def _reading(self, doing: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._is_frozen else self._transaction(doing)
 
     def last(self, stream: str) -> int:
         with self._reading(f"stream {stream!r}: reading its last record"):
@@ -189,6 +213,18 @@ class ChainedJournal(ABC):
 
     def _damage(self, stream: str, what: str) -> Damaged:
         return Damaged(self.path, f"stream {stream!r}: {what}")
+
+    def skipped(self, stream: str) -> range:
+        return self._skipped.get(stream, range(0))
+
+    def _skip(self, stream: str, row: Reign, tail: Mark, moved: bool) -> int:
+        """Return the epoch of a new reign. It is above all earlier ones if the data were `moved`: they may be older."""
+        epoch = raised(row.epoch) if moved else row.epoch + 1
+        if moved:
+            self._skipped[stream] = range(row.epoch + 1, epoch)
+        elif row.epoch and row.epoch % LINE == 0:  # this is the first reign after a restore
+            self._skipped[stream] = range(tail.epoch + 1, row.epoch)
+        return epoch
 
     # Snapshots and pruning
 
@@ -240,7 +276,7 @@ class ChainedJournal(ABC):
                 f"the records at hand are {row.base + 1} to {tail.seq}"
             )
         digest = digest_of(b"fairlead-snap", chain, stream, (seq, row.born), payload)
-        self._store_snapshot(stream, seq, row.born, chain, digest, payload)
+        self._store_snapshot(stream, seq, row, chain, digest, payload)
 
     def prune(self, stream: str, upto: int) -> None:
         newest = self.snapshot(stream)

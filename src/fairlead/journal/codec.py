@@ -27,6 +27,11 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     format: int
 
 
+class _Stamp(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    now: Micros
+
+
 class _ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
     format: int
     configured: ClusterConfigured
@@ -34,6 +39,7 @@ class _ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
+_decode_stamp = msgspec.msgpack.Decoder(_Stamp).decode
 _decode_cluster = msgspec.msgpack.Decoder(_ClusterRecord).decode
 
 
@@ -60,6 +66,14 @@ def decode(payload: bytes, where: str) -> tuple[Micros, list[Change[Any]]]:
     except msgspec.MsgspecError as problem:
         raise Damaged(where, f"it is not a record of format {FORMAT} ({problem})") from None
     return record.now, record.changes
+
+
+def time_of(payload: bytes, where: str) -> Micros:
+    """Return the time of a record, without reading its changes."""
+    try:
+        return _decode_stamp(payload).now
+    except msgspec.MsgspecError as problem:
+        raise Damaged(where, f"it is not a record of format {FORMAT} ({problem})") from None
 
 
 def encode_cluster(configured: ClusterConfigured) -> bytes:
@@ -104,13 +118,16 @@ def restore_cluster(journal: Journal) -> tuple[ClusterConfigured, int]:
     """Return the newest configuration of the cluster, and the number of its record."""
     configured, seq = NOTHING, 0
     for record in journal.read(CLUSTER_STREAM):
-        where = f"record {record.seq} of {CLUSTER_STREAM}"
-        try:
-            _check_format(record.payload, where)
-            configured, seq = _decode_cluster(record.payload).configured, record.seq
-        except msgspec.MsgspecError as problem:
-            raise Damaged(where, f"it is not a configuration ({problem})") from None
+        configured, seq = decode_cluster(record.payload, f"record {record.seq} of {CLUSTER_STREAM}"), record.seq
     return configured, seq
+
+
+def decode_cluster(payload: bytes, where: str) -> ClusterConfigured:
+    try:
+        _check_format(payload, where)
+        return _decode_cluster(payload).configured
+    except msgspec.MsgspecError as problem:
+        raise Damaged(where, f"it is not a configuration ({problem})") from None
 
 
 def _check_format(payload: bytes, where: str) -> None:

@@ -113,7 +113,8 @@ class MemoryJournal:
             )
         kept = {snapshot.seq: snapshot for snapshot in entry.snapshots}
         kept[seq] = Snapshot(seq, bytes(payload))
-        entry.snapshots = [kept[number] for number in sorted(kept)][-_KEPT_SNAPSHOTS:]
+        newest = sorted(kept)[-_KEPT_SNAPSHOTS:]
+        entry.snapshots = [kept[number] for number in sorted(kept) if number in (*newest, seq, entry.base)]
 
     def prune(self, stream: str, upto: int) -> None:
         entry = self._streams.get(stream, _Stream())
@@ -125,6 +126,9 @@ class MemoryJournal:
         if upto > entry.base:
             del entry.records[: upto - entry.base]
             entry.base = upto
+
+    def skipped(self, stream: str) -> range:
+        return range(0)
 
     def leads_until(self) -> float:
         return float("inf")

@@ -76,7 +76,9 @@ _DOCUMENTS = """
 CREATE TABLE documents (name text PRIMARY KEY, version bigint NOT NULL, content bytea NOT NULL);
 """
 _SPECIFICATIONS = "ALTER TABLE jobs ADD COLUMN spec text NOT NULL DEFAULT '';"
-MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY + _DOCUMENTS, _SPECIFICATIONS)
+# The database system and timeline of the last reign: they differ after a promotion, which may have lost records.
+_ORIGIN = "ALTER TABLE reigns ADD COLUMN origin text NOT NULL DEFAULT '';"
+MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY + _DOCUMENTS, _SPECIFICATIONS, _ORIGIN)
 
 
 def prepare(connection: Connection, where: str, read_only: bool = False) -> None:

@@ -34,7 +34,7 @@ from fairlead.journal.chained import (
     record_digest,
 )
 from fairlead.journal.leasing import LEASE, Keeper
-from fairlead.journal.pgconnection import Connection, connect, is_broken, reading, refused, shown_url, writing
+from fairlead.journal.pgconnection import SCHEMA, Connection, connect, is_broken, reading, refused, shown_url, writing
 from fairlead.journal.pgschema import prepare
 
 PATIENCE = 10.0
@@ -80,6 +80,7 @@ class PostgresJournal(ChainedJournal):
         self._read_only = read_only
         self._patience = patience
         self._in_doubt = False
+        self._skipped = {}
         self._tails: dict[str, Mark] = {}
         """Stream → the last record of our own reign."""
         self._keeper = Keeper(url, self._server, lease)
@@ -109,11 +110,21 @@ class PostgresJournal(ChainedJournal):
             row, tail = self._claim(stream)
             if row.slot < 0:
                 row = row._replace(slot=0)
-            row = row._replace(epoch=row.epoch + 1)
+            origin = self._origin()
+            [(before,)] = self._db.execute("SELECT origin FROM reigns WHERE stream = %s", (stream,)).fetchall()
+            row = row._replace(epoch=self._skip(stream, row, tail, moved=before not in ("", origin)))
             self._put(stream, row, tail)
+            self._db.execute("UPDATE reigns SET origin = %s WHERE stream = %s", (origin, stream))
         self._tails[stream] = tail._replace(epoch=row.epoch)
         self._keeper.keep(stream, row.epoch)
         return row.epoch
+
+    def _origin(self) -> str:
+        """Return the database system and its timeline, which a promotion or a restore of PostgreSQL changes."""
+        [(system, file)] = self._db.execute(
+            "SELECT system_identifier::text, pg_walfile_name(pg_current_wal_lsn()) FROM pg_control_system()"
+        ).fetchall()
+        return f"{system}/{int(file[:8], 16)}"
 
     def _claim(self, stream: str) -> tuple[Reign, Mark]:
         """Lock the row of a stream and return what it says. Raise `Held` if another server leads the stream."""
@@ -235,7 +246,7 @@ class PostgresJournal(ChainedJournal):
 
     # Reading
 
-    def _reading(self, doing: str) -> AbstractContextManager[None]:
+    def _transaction(self, doing: str) -> AbstractContextManager[None]:
         if is_broken(self._db):
             self._reconnect()
         return reading(self._db, self.path, doing)
@@ -318,18 +329,18 @@ class PostgresJournal(ChainedJournal):
                 "SELECT born, chain, digest, payload FROM snapshots WHERE stream = %s AND seq = %s", (stream, seq)
             ).fetchone()
 
-    def _store_snapshot(self, stream: str, seq: int, born: int, chain: bytes, digest: bytes, payload: bytes) -> None:
+    def _store_snapshot(self, stream: str, seq: int, row: Reign, chain: bytes, digest: bytes, payload: bytes) -> None:
         with self._writing(f"stream {stream!r}: saving the snapshot at {seq}"):
             self._db.execute(
-                "DELETE FROM snapshots WHERE stream = %s AND (born != %s OR seq = %s)", (stream, born, seq)
+                "DELETE FROM snapshots WHERE stream = %s AND (born != %s OR seq = %s)", (stream, row.born, seq)
             )
             self._db.execute(
-                "INSERT INTO snapshots VALUES (%s, %s, %s, %s, %s, %s)", (stream, seq, born, chain, digest, payload)
+                "INSERT INTO snapshots VALUES (%s, %s, %s, %s, %s, %s)", (stream, seq, row.born, chain, digest, payload)
             )
             self._db.execute(
-                "DELETE FROM snapshots WHERE stream = %s AND seq NOT IN "
+                "DELETE FROM snapshots WHERE stream = %s AND seq NOT IN (%s, %s) AND seq NOT IN "
                 "(SELECT seq FROM snapshots WHERE stream = %s ORDER BY seq DESC LIMIT %s)",
-                (stream, stream, KEPT_SNAPSHOTS),
+                (stream, seq, row.base, stream, KEPT_SNAPSHOTS),
             )
 
     def _prune_some(self, stream: str, upto: int) -> bool:
@@ -365,9 +376,8 @@ class PostgresJournal(ChainedJournal):
 
     # Copying
 
-    def reigned(self) -> list[str]:
-        with self._reading("listing the streams"):
-            return sorted(name for (name,) in self._db.execute("SELECT stream FROM reigns WHERE epoch > 0"))
+    def _names(self) -> list[str]:
+        return sorted(name for (name,) in self._db.execute("SELECT stream FROM reigns WHERE epoch > 0"))
 
     def held_by(self) -> str:
         with self._reading("looking for a server that leads"):
@@ -375,6 +385,27 @@ class PostgresJournal(ChainedJournal):
                 "SELECT address, holder FROM reigns WHERE holder != '' AND expires > clock_timestamp() LIMIT 1"
             ).fetchone()
         return "" if row is None else row[0] or row[1]
+
+    def users(self) -> int:
+        """Return the number of other sessions of Fairlead in the database: servers that stand by have some too."""
+        with self._reading("looking for servers"):
+            row = self._db.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid() "
+                "AND application_name LIKE 'fairlead %%'",
+                (),
+            ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def is_empty(self) -> bool:
+        """True if no server has ever used the database."""
+        with self._reading("looking for data"):
+            tables = ("reigns", "documents", "jobs", "attempts")
+            return not any(self._db.execute(f"SELECT 1 FROM {name} LIMIT 1".encode()).fetchone() for name in tables)
+
+    def rename_schema(self, name: str) -> None:
+        """Move all data out of the way of a restore. The object cannot be used afterwards."""
+        with self._writing("renaming the schema"):
+            self._db.execute(f"ALTER SCHEMA {SCHEMA} RENAME TO {name}".encode())
 
     def adopting(self) -> AbstractContextManager[None]:
         return self._writing("copying a journal")

@@ -1,9 +1,9 @@
 """Makes snapshots in a second process, from the old snapshot and the log, while the writer keeps running.
 
-    python -m fairlead.journal.snapshot PATH PARTITION
+    python -m fairlead.journal.snapshot PATH PARTITION [SECONDS]
 
 With `-` as path the journal is the database that FAIRLEAD_DATABASE names. That process also deletes the records before
-the old snapshot. `Snapshots` starts it when it is due.
+the old snapshot that are older than SECONDS. `Snapshots` starts it when it is due.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from time import monotonic
 from typing import IO
 
-from fairlead.core.dump import dump
+from fairlead.core.dump import dump, load
+from fairlead.core.model import Micros
+from fairlead.core.resources import SECOND
+from fairlead.core.state import Partition
 from fairlead.journal.base import JournalError, Locked
-from fairlead.journal.codec import restore, stream_of
+from fairlead.journal.chained import ChainedJournal
+from fairlead.journal.codec import replay, restore, stream_of, time_of
 from fairlead.journal.opening import is_url, open_journal
 
 DATABASE = "FAIRLEAD_DATABASE"
@@ -36,8 +41,11 @@ def make_snapshot(path: str | os.PathLike[str], partition: str) -> int:
     return seq
 
 
-def renew(path: str | os.PathLike[str], partition: str) -> int:
-    """Make a snapshot, then delete the records that only snapshots before the previous one need."""
+def renew(path: str | os.PathLike[str], partition: str, age: int = 0) -> int:
+    """Make a snapshot, then delete the records of before the previous one that are older than `age` seconds.
+
+    A snapshot at the first remaining record stays, so that a backup can be restored to any of them.
+    """
     stream = stream_of(partition)
     with open_journal(path, read_only=True) as journal:
         before = journal.snapshot(stream)
@@ -47,15 +55,45 @@ def renew(path: str | os.PathLike[str], partition: str) -> int:
     if before is not None:
         # Not further: if the new snapshot is damaged, recovery needs the old one and the records after it.
         with suppress(Locked), open_journal(path) as journal:  # a busy writer has precedence; the next call prunes
-            journal.prune(stream, before.seq)
+            upto = _keep_age(journal, partition, before.seq, age * SECOND) if age else before.seq
+            journal.prune(stream, upto)
     return seq
+
+
+def _keep_age(journal: ChainedJournal, partition: str, before: int, age: Micros) -> int:
+    """Return the record up to which records are older than `age` and not behind `before`, with a snapshot there."""
+    stream = stream_of(partition)
+    base = journal.standing(stream)[0].base
+    state = Partition(partition)
+    if base:
+        first = journal.load_snapshot(stream, base)
+        if first is None:
+            return before  # records without a state before them are of no use
+        state = load(first.payload)
+    end = time_of(next(journal.read(stream, journal.last(stream) - 1)).payload, stream) - age
+    cut = base
+    for record in journal.read(stream, base):
+        where = f"record {record.seq} of {stream}"
+        if record.seq > before or time_of(record.payload, where) > end:
+            break
+        replay(state, record.payload, where)
+        cut = record.seq
+    if cut in (base, before):
+        return cut
+    journal.save_snapshot(stream, cut, dump(state))
+    return cut
 
 
 class Snapshots:
     """Makes the snapshots of one partition. The owner of its writer calls `poll` after a cycle; it never blocks."""
 
-    def __init__(self, path: str | os.PathLike[str], partition: str, last: int = 0, every: int = EVERY) -> None:
-        """`last` is the number of the newest snapshot, or 0. A snapshot is due after `every` records."""
+    def __init__(
+        self, path: str | os.PathLike[str], partition: str, last: int = 0, every: int = EVERY, age: int = 0
+    ) -> None:
+        """`last` is the number of the newest snapshot, or 0. A snapshot is due after `every` records.
+
+        Records that are older than `age` seconds are deleted; a snapshot is due after that time too.
+        """
         self.last = last
         self.failure = ""
         """Why the latest attempt failed; empty after a success."""
@@ -64,7 +102,9 @@ class Snapshots:
         place, self._environment = os.fspath(path), dict(os.environ)
         if is_url(path):  # other users can read the arguments of a process, and the address may have a password
             place, self._environment[DATABASE] = "-", os.fspath(path)
-        self._command = [sys.executable, "-P", "-m", "fairlead.journal.snapshot", place, partition]
+        self._command = [sys.executable, "-P", "-m", "fairlead.journal.snapshot", place, partition, str(age)]
+        self._age = age
+        self._made = monotonic()
         self._child: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
         self._began_at = 0
@@ -78,7 +118,8 @@ class Snapshots:
         """Collect a process that has exited, and start one if a snapshot is due. `seq` is the last record."""
         if self._child is not None and self._child.poll() is not None:
             self._collect()
-        if self._child is None and seq - self.last >= self._every and seq >= self._wait_until:
+        due = seq - self.last >= self._every or (self._age and seq > self.last and monotonic() > self._made + self._age)
+        if self._child is None and due and seq >= self._wait_until:
             self._start(seq)
 
     def close(self) -> None:
@@ -94,7 +135,7 @@ class Snapshots:
         self._forget()
 
     def _start(self, seq: int) -> None:
-        self._began_at = seq
+        self._began_at, self._made = seq, monotonic()
         try:
             # Not a pipe: the process would block on a full pipe.
             self._output = tempfile.TemporaryFile()  # noqa: SIM115
@@ -130,12 +171,12 @@ class Snapshots:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 2:
-        print("usage: python -m fairlead.journal.snapshot PATH PARTITION", file=sys.stderr)
+    if len(arguments) not in (2, 3) or not (arguments[2:] or ["0"])[0].isdecimal():
+        print("usage: python -m fairlead.journal.snapshot PATH PARTITION [SECONDS]", file=sys.stderr)
         return 2
     try:
-        path, partition = arguments
-        renew(os.environ.get(DATABASE, path) if path == "-" else path, partition)
+        path, partition, *age = arguments
+        renew(os.environ.get(DATABASE, path) if path == "-" else path, partition, int("".join(age) or 0))
     except (JournalError, OSError) as problem:
         print(problem, file=sys.stderr)
         return 1

@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 from fairlead.journal.base import Damaged, Fenced, JournalError, NotWritten
@@ -57,6 +57,9 @@ class SqliteJournal(ChainedJournal):
         self._busy_ms = int(busy_timeout * 1000)
         self._synchronous = synchronous
         self._head = HeadFile(self.path + "-head")
+        self._skipped = {}
+        self._marks: dict[bytes, Mark] | None = None
+        """The head as it was before the present transaction of a reader."""
         self._snapshots: File | None = None
         self._tails: dict[str, tuple[int, Mark]] = {}  # by stream: the slot and the last record of our own reign
         if os.path.isdir(self.path):
@@ -104,7 +107,7 @@ class SqliteJournal(ChainedJournal):
             if row.slot < 0:
                 [(slot,)] = self._file.run("SELECT coalesce(max(slot), -1) + 1 FROM reigns")
                 row = row._replace(slot=slot)
-            row = row._replace(epoch=row.epoch + 1)
+            row = row._replace(epoch=self._skip(stream, row, tail, moved=False))
             self._head.reserve(row.slot)
             self._put(stream, row)
         mark = tail._replace(epoch=row.epoch)
@@ -141,15 +144,22 @@ class SqliteJournal(ChainedJournal):
 
     # Reading
 
-    def _reading(self, doing: str) -> AbstractContextManager[None]:
-        return self._file.reading(doing)
+    @contextmanager
+    def _transaction(self, doing: str) -> Iterator[None]:
+        self._marks = self._head.marks()  # before the records are read, because the head may not be ahead of them
+        try:
+            with self._file.reading(doing):
+                yield
+        finally:
+            self._marks = None
 
     def _standing(self, stream: str) -> tuple[Reign, Mark]:
         """Return the reign of a stream and its last record, checked against the head. Must come first in a transaction.
 
         The head is read before the records, because it may not be ahead of them.
         """
-        head = self._head.marks().get(self._head.key(stream))
+        marks = self._head.marks() if self._marks is None else self._marks
+        head = marks.get(self._head.key(stream))
         reign = self._file.run(
             "SELECT slot, epoch, born, base, base_digest, seal FROM reigns WHERE stream = ?", (stream,)
         ).fetchone()
@@ -238,18 +248,18 @@ class SqliteJournal(ChainedJournal):
                 (stream, seq),
             ).fetchone()
 
-    def _store_snapshot(self, stream: str, seq: int, born: int, chain: bytes, digest: bytes, payload: bytes) -> None:
+    def _store_snapshot(self, stream: str, seq: int, row: Reign, chain: bytes, digest: bytes, payload: bytes) -> None:
         file = self._snapshot_file()
         with file.writing(f"stream {stream!r}: saving the snapshot at {seq}"):
-            file.run("DELETE FROM snapshots WHERE stream = ? AND born != ?", (stream, born))
+            file.run("DELETE FROM snapshots WHERE stream = ? AND born != ?", (stream, row.born))
             file.run(
                 "REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
-                (stream, seq, born, chain, digest, payload),
+                (stream, seq, row.born, chain, digest, payload),
             )
             file.run(
-                "DELETE FROM snapshots WHERE stream = ? AND seq NOT IN "
+                "DELETE FROM snapshots WHERE stream = ? AND seq NOT IN (?, ?) AND seq NOT IN "
                 "(SELECT seq FROM snapshots WHERE stream = ? ORDER BY seq DESC LIMIT ?)",
-                (stream, stream, KEPT_SNAPSHOTS),
+                (stream, seq, row.base, stream, KEPT_SNAPSHOTS),
             )
 
     def _prune_some(self, stream: str, upto: int) -> bool:
@@ -285,9 +295,8 @@ class SqliteJournal(ChainedJournal):
 
     # Copying
 
-    def reigned(self) -> list[str]:
-        with self._file.reading("listing the streams"):
-            return sorted(name for (name,) in self._file.run("SELECT stream FROM reigns"))
+    def _names(self) -> list[str]:
+        return sorted(name for (name,) in self._file.run("SELECT stream FROM reigns"))
 
     def held_by(self) -> str:
         return ""  # the lock of the data directory tells

@@ -69,7 +69,7 @@ def _partition(journal: ChainedJournal, report: StreamReport, progress: Progress
     name = stream.removeprefix(stream_of(""))
     report.last = journal.last(stream)
     base = _base(journal, stream, report.last)
-    snapshots = _snapshots(journal, stream)
+    snapshots = _snapshots(journal, stream, base)
     report.snapshots = tuple(sorted(snapshots))
     state = None if base else Partition(name)
     at = base
@@ -130,10 +130,15 @@ def _base(journal: Journal, stream: str, last: int) -> int:
     return low
 
 
-def _snapshots(journal: ChainedJournal, stream: str) -> dict[int, bytes]:
-    """Return all snapshots by number, not only the newest intact one that recovery would use."""
+def _snapshots(journal: ChainedJournal, stream: str, base: int) -> dict[int, bytes]:
+    """Return all snapshots by number, not only the newest intact one that recovery would use.
+
+    One before the base is deleted when the next one is saved.
+    """
     payloads: dict[int, bytes] = {}
     for seq in journal.saved_snapshots(stream):
+        if seq < base:
+            continue
         snapshot = journal.load_snapshot(stream, seq)
         if snapshot is None:
             raise Damaged(

@@ -152,6 +152,8 @@ class Hello(Message, frozen=True, tag=1):
     """The users whose tasks it takes; empty for all."""
     run_times: tuple[Figure, ...] = ()
     """How long the tasks of each entry of `running` have run, on average."""
+    epoch: int = 0
+    """The highest epoch of a server that it has seen; 0 if there was none."""
 
 
 class Reports(Message, frozen=True, tag=2):

@@ -1158,6 +1158,8 @@ class Health(Answer, frozen=True, kw_only=True):
     problem: str = ""
     failing: list[str] = []
     """Parts of the server that fail at the moment and are retried, such as `history`. Tasks are placed without them."""
+    alarms: list[str] = []
+    """What an operator must look at, such as nodes that run tasks which are not in the journal."""
 
 
 class Problem(Answer, frozen=True, kw_only=True):

@@ -42,6 +42,8 @@ class Writer:
         self.journal = journal
         self.stream = stream_of(partition)
         self.epoch = journal.reign(self.stream) if epoch is None else epoch
+        self.skipped = journal.skipped(self.stream)
+        """Epochs before this one that are in no record, because the data were set back."""
         replayed = [observer.replayed for observer in observers if isinstance(observer, ReplayObserver)]
         state, seq = restore(journal, partition, replayed)
         missing = missing_policies(state.settings, [queue.settings for queue in state.queues.values()])

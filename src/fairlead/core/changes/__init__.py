@@ -24,6 +24,7 @@ from fairlead.core.changes import (
     shares,
     singles,
     stages,
+    strange,
     tasks,
 )
 from fairlead.core.changes.base import DEFINED, Change
@@ -42,6 +43,7 @@ from fairlead.core.changes.runs import *
 from fairlead.core.changes.shares import *
 from fairlead.core.changes.singles import *
 from fairlead.core.changes.stages import *
+from fairlead.core.changes.strange import *
 from fairlead.core.changes.tasks import *
 
 __all__ = ["ALL_CHANGES", "DEFINED", "Change", "JobNews", "Line", "Names", "News", "NodeNews", "TaskNews"]
@@ -58,6 +60,7 @@ __all__ += runs.__all__
 __all__ += shares.__all__
 __all__ += singles.__all__
 __all__ += stages.__all__
+__all__ += strange.__all__
 __all__ += tasks.__all__
 
 ALL_CHANGES: tuple[type[Change[Any]], ...] = tuple(DEFINED)

@@ -56,7 +56,7 @@ from fairlead.core.resources import printable
 MAX_KEY = 200
 MAX_USER = 200
 
-HANDLERS: dict[type[Any], Callable[[Plan, Any], Accepted]] = {
+HANDLERS: dict[type[Any], Callable[[Plan, Any], Answer]] = {
     Configure: config.configure,
     MoveQueue: config.move_queue,
     MarkReady: config.mark_ready,
@@ -138,6 +138,7 @@ def _take_once(plan: Plan, command: AnyCommand) -> Answer:
             plan.note("asked for again")
         return decode_answer(kept.answer) if kept.answer else Accepted(job=kept.job)
     answer = HANDLERS[type(command)](plan, command)
+    assert isinstance(answer, Accepted), "only reports, which have no keys, are refused with changes"
     # A submission's key is kept as long as its job; any other key expires after `keep_keys`.
     job = answer.job if isinstance(command, Submit) else ""
     expires = None if job else plan.now + plan.partition.settings.keep_keys

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import NoReturn, get_args
 
-from fairlead.core.changes import Acknowledged, Measured
-from fairlead.core.commands import Accepted, Report, ReportState
+from fairlead.core.changes import Acknowledged, Measured, StrangeFound
+from fairlead.core.commands import Accepted, Rejected, Report, ReportState
 from fairlead.core.documents import MAX_TASKS
 from fairlead.core.effects import Stop
 from fairlead.core.errors import Refused
-from fairlead.core.model import Allocation, Micros, Stage
+from fairlead.core.model import KINDS, Allocation, Micros, Stage
 from fairlead.core.outcomes import avoid, confirm_stop, fail, lose, return_unstarted, succeed, trust, withdraw_launch
 from fairlead.core.plan import Plan
 from fairlead.core.policy.chain import measured
@@ -24,23 +24,34 @@ from fairlead.core.resources import parse_count, printable, shown
 STATES = get_args(ReportState)
 MAX_NUMBER = 2**53
 MAX_REASON = 1_000
+MAX_COMPARED = 100_000
+"""Tasks of one report whose attempts are compared one by one."""
+MAX_SKIPPED = 1_000_000
+"""Numbers of jobs or attempts that one report can cause to be skipped."""
+MAX_STRANGE = 10_000
+"""Stages with attempts that this journal never gave, and such attempts of one stage."""
 
 
-def report(plan: Plan, command: Report) -> Accepted:
+def report(plan: Plan, command: Report) -> Accepted | Rejected:
     _check(command)
     answer = _handle(plan, command)
     node_id = plan.partition.nodes.find(command.node)
-    if node_id is not None:
+    if node_id is not None and isinstance(answer, Accepted):
         plan.partition.reign.hear_node(node_id)
     return answer
 
 
-def _handle(plan: Plan, command: Report) -> Accepted:
-    job = plan.partition.jobs.get(command.job)
+def _handle(plan: Plan, command: Report) -> Accepted | Rejected:
+    partition = plan.partition
+    job = partition.jobs.get(command.job)
     stage = job.stage(command.stage) if job is not None else None
     if stage is None or command.number not in (0, stage.job.number):
+        strange = command.indices if command.number >= partition.counters.job else _strange_before(plan, command)
+        given = difference(command.indices, strange)
+        if strange:
+            return _alarm(plan, command, strange, 0)
         plan.note("stale report")
-        _stop_stray(plan, command, command.indices)
+        _stop_stray(plan, command, given)
         return Accepted(note="stale: the job is not known any more")
     reason = printable(" ".join(command.reason[: 10 * MAX_REASON].split()), MAX_REASON) if command.reason else ""
     whole = (stage.live or {}).get(command.indices[0]) if command.indices else None
@@ -48,15 +59,21 @@ def _handle(plan: Plan, command: Report) -> Accepted:
         _take(plan, whole, whole.indices, command, reason)
         return Accepted()
     blocks = _live(plan, stage, command)
-    _stop_stray(plan, command, difference(command.indices, Ranges.from_indices(_indices_of(blocks)).flat()))
+    rest = difference(command.indices, Ranges.from_indices(_indices_of(blocks)).flat())
+    strange = _strange(plan, stage, command, rest) if rest else ()
+    stale = difference(rest, strange)
+    if stale:
+        plan.note("stale report")
+        _stop_stray(plan, command, stale)
     for allocation, block in blocks:
         # What an earlier one has brought about may have stopped this one.
-        _take(plan, plan.partition.allocations[allocation.id], block, command, reason)
-    live = sum(count(block) for _, block in blocks)
-    if not live:
+        _take(plan, partition.allocations[allocation.id], block, command, reason)
+    if strange:
+        return _alarm(plan, command, strange, stage.top)
+    if not blocks:
         return Accepted(note="stale: none of these attempts is live")
-    stale = count(command.indices) - live
-    return Accepted(note=f"stale: {stale} of {stale + live} tasks are not live under this attempt" if stale else "")
+    tasks = count(command.indices)
+    return Accepted(note=f"stale: {count(stale)} of {tasks} tasks are not live under this attempt" if stale else "")
 
 
 def _is_whole(plan: Plan, allocation: Allocation, command: Report) -> bool:
@@ -88,15 +105,73 @@ def _measure(plan: Plan, allocation: Allocation, ran: Micros) -> None:
 
 
 def _stop_stray(plan: Plan, command: Report, block: tuple[int, ...]) -> None:
-    """Send a stop for running tasks of an attempt that was given up, such as one acknowledged too late.
-
-    A job number that this journal never gave is an alarm instead: the agent may be connected to the wrong server.
-    """
-    if command.number >= plan.partition.counters.job:
-        _alarm(plan, command, 0, 0)
+    """Send a stop for running tasks of an attempt that was given up, such as one acknowledged too late."""
     if block and command.state == "running" and command.number:
         stop = Stop(command.job, command.number, command.stage, block, command.attempt, "stale")
         plan.strays.append((command.node, stop))
+
+
+# -- attempts that this journal never gave: it was set back, or it is the wrong one ------------------------------------
+
+
+def _strange(plan: Plan, stage: Stage, command: Report, block: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the tasks of a block, not live under the attempt of a report, that were never given that attempt."""
+    attempt = command.attempt
+    if attempt > stage.top:
+        return block
+    found = plan.partition.strange.get((command.number, command.stage))
+    floor = stage.floor if found is None else found.floor
+    if attempt <= floor or count(block) > MAX_COMPARED:
+        return ()
+    before = Ranges(() if found is None else found.tasks.get(attempt, ()))
+    new = [index for index in indices(block) if index in before or _is_new(stage, index, attempt)]
+    return Ranges.from_indices(new).flat()
+
+
+def _is_new(stage: Stage, index: int, attempt: int) -> bool:
+    """True if a task was never given an attempt above the floor of its stage."""
+    past = stage.past(index).attempt
+    allocation = (stage.live or {}).get(index)
+    if allocation is not None:  # without a past, it had no other attempt
+        return attempt > allocation.attempt if past else attempt != allocation.attempt
+    if past:
+        return attempt > past
+    # A task that succeeded with attempt 1 leaves no past.
+    return attempt > 1 or any(index in stage.wanted(kind) for kind in range(len(KINDS)))
+
+
+def _strange_before(plan: Plan, command: Report) -> tuple[int, ...]:
+    """Return the tasks of a report, of a job that is not known, that were found before under this attempt."""
+    found = plan.partition.strange.get((command.number, command.stage))
+    return Ranges(() if found is None else found.tasks.get(command.attempt, ())).overlap(command.indices)
+
+
+def _alarm(plan: Plan, command: Report, block: tuple[int, ...], highest: int) -> Rejected:
+    """Refuse to accept tasks that this journal never decided. An operator must look before anything is killed.
+
+    Their numbers are never given to other tasks, so that they are recognised as long as they run.
+    """
+    plan.note("unknown attempt")
+    partition = plan.partition
+    found = partition.strange.get((command.number, command.stage))
+    new = difference(block, () if found is None else found.tasks.get(command.attempt, ()))
+    if (
+        new
+        and command.state == "running"
+        and command.number
+        and command.number < partition.counters.job + MAX_SKIPPED
+        and command.attempt < highest + MAX_SKIPPED
+        and (found is not None or len(partition.strange) < MAX_STRANGE)
+        and (found is None or command.attempt in found.tasks or len(found.tasks) < MAX_STRANGE)
+    ):
+        change = StrangeFound(command.node, command.job, command.number, command.stage, command.attempt, new)
+        plan.do(change)
+    return Rejected(
+        "attempt",
+        f"{command.attempt} of {command.job} {command.stage}[{Ranges(block).first_index()}] was never given by this "
+        f"journal, which is at {highest}; its data were set back, or it is the wrong one",
+        "alarm",
+    )
 
 
 def _check(command: Report) -> None:
@@ -121,17 +196,11 @@ def _live(plan: Plan, stage: Stage, command: Report) -> list[tuple[Allocation, t
     by_allocation: dict[int, list[int]] = {}
     for index in candidates:
         allocation = live.get(index)
-        if allocation is not None and command.attempt > allocation.attempt:
-            _alarm(plan, command, index, allocation.attempt)
-        if allocation is None or command.attempt < allocation.attempt:
+        if allocation is None or command.attempt != allocation.attempt:
             continue
         if _node(plan, allocation) != command.node:
             _refuse_foreign(plan, command, index, _node(plan, allocation))
         by_allocation.setdefault(allocation.id, []).append(index)
-    if command.attempt > stage.top and reported:
-        _alarm(plan, command, reported.first_index(), stage.top)
-    if sum(map(len, by_allocation.values())) < len(reported):
-        plan.note("stale report")
     return [
         (plan.partition.allocations[number], Ranges.from_indices(by_allocation[number]).flat())
         for number in sorted(by_allocation)
@@ -145,17 +214,6 @@ def _refuse_foreign(plan: Plan, command: Report, index: int, node: str) -> NoRet
         f"attempt {command.attempt} of {command.job} {command.stage}[{index}] was given to node {node}, "
         f"not to {command.node}; look at {command.node}, and revoke it with `fairlead node revoke` if it is not yours",
         "foreign",
-    )
-
-
-def _alarm(plan: Plan, command: Report, index: int, highest: int) -> NoReturn:
-    # A node runs what this journal never decided: an operator must look before anything is killed.
-    plan.note("unknown attempt")
-    raise Refused(
-        "attempt",
-        f"{command.attempt} of {command.job} {command.stage}[{index}] is newer than the journal's {highest}; "
-        "check that this is the right journal",
-        "alarm",
     )
 
 

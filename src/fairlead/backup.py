@@ -1,0 +1,277 @@
+"""All data of a server in another place: `fairlead db copy`, `fairlead backup` and `fairlead restore`.
+
+Journal, history and documents are copied by the same functions between a data directory, a database and a backup. A
+backup is a folder with the files of a data directory; the server's own key is encrypted in it, and `backup.json`
+describes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from fairlead.app import SERVER_KEY, Failed, documents_of
+from fairlead.core.model import Micros
+from fairlead.journal.base import JournalError
+from fairlead.journal.copying import Point, Progress, Span, Told, copy_journal, shown_time
+from fairlead.journal.opening import is_url, open_journal
+
+if TYPE_CHECKING:
+    from fairlead.api.identities import Documents
+
+__all__ = ["Failed", "Point", "back_up", "copy_data", "restore_backup", "shown_time"]
+
+MANIFEST = "backup.json"
+FORMAT = 1
+ALWAYS = 2**62
+DOCUMENTS = (SERVER_KEY, "tokens", "nodes", "secrets")
+FILES = ("journal", "history")
+"""The databases in a data directory; their other files have the same name with something behind it."""
+
+
+class Manifest(msgspec.Struct):
+    """The description of a backup."""
+
+    format: int
+    version: str
+    """The version of the program that made it."""
+    source: str
+    made: Micros
+    partitions: dict[str, Span]
+
+
+def copy_data(source: str, target: str, secrets_key: Path | None, told: Told) -> Path:
+    """Copy all data of a server to an empty place, compare them, and return the key file of both.
+
+    `told` is called with the name and the number of rows of each part.
+    """
+    from fairlead.api.datafolder import prepare
+
+    folders = [Path(place).absolute() for place in (source, target) if not is_url(place)]
+    _need_data(source)
+    with ExitStack() as stack, _problems():
+        if not is_url(target):
+            prepare(Path(target).absolute())
+        for folder in folders:
+            stack.enter_context(_unused(folder))
+        key = _key_of(secrets_key, *folders)
+        with open_journal(_journal_at(source), read_only=True) as old, open_journal(_journal_at(target)) as new:
+            if old.held_by():
+                raise Failed(f"{old.path}: the server {old.held_by()} runs on it; stop all its servers first")
+            if new.reigned():
+                raise Failed(f"{new.path}: there is a journal already; name an empty place")
+            _copy_documents(_documents(source, key), _documents(target, key), told)
+            _copy_history(source, target, told, {})
+            copy_journal(old, new, told)
+    return key
+
+
+def back_up(
+    source: str, target: Path, secrets_key: Path | None, version: str, told: Told, progress: Progress
+) -> Manifest:
+    """Copy all data of a server, which may run, into a new folder, which appears when the backup is complete."""
+    _need_data(source)
+    target = target.absolute()
+    if target.exists():
+        raise Failed(f"{target}: it exists already; name a new folder")
+    with _problems():
+        key = _key_of(secrets_key, *([] if is_url(source) else [Path(source).absolute()]))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        except OSError as problem:
+            raise Failed(f"{target.parent}: {problem.strerror}; name another folder") from problem
+        try:
+            with open_journal(_journal_at(source), read_only=True) as old, open_journal(folder / "journal") as new:
+                made = time.time_ns() // 1000
+                spans = copy_journal(old, new, told, progress)
+                where = old.path
+            _copy_history(source, str(folder), told, spans)
+            _copy_documents(_documents(source, key), _sealed_documents(folder, key), told)
+            manifest = Manifest(FORMAT, version, where, made, spans)
+            (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+            folder.rename(target)
+        except BaseException as problem:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(problem, OSError):
+                raise Failed(f"{target}: {problem.strerror}; make room, or name another folder") from problem
+            raise
+    return manifest
+
+
+def restore_backup(
+    backup: Path,
+    target: str,
+    secrets_key: Path | None,
+    point: Point | None,
+    replace: bool,
+    told: Told,
+    progress: Progress,
+) -> tuple[dict[str, Span], str]:
+    """Copy a backup, as it was at a point, into an empty place, or into one whose data it replaces.
+
+    Return the restored partitions, and the place of the replaced data. Epochs go on above all earlier ones, so that
+    agents follow the servers of this place.
+    """
+    from fairlead.api.datafolder import prepare
+
+    backup = backup.absolute()
+    manifest = _manifest(backup)
+    if point is not None and point.time > manifest.made:
+        raise Failed(f"{backup}: it was made at {shown_time(manifest.made)}; name that time or an earlier one")
+    with ExitStack() as stack, _problems():
+        folders = [] if is_url(target) else [Path(target).absolute()]
+        for folder in folders:
+            prepare(folder)
+            stack.enter_context(_unused(folder))
+        key = _key_of(secrets_key, *folders)
+        if not key.exists():
+            raise Failed(f"{key}: the key file of the backup is missing; put it there, or name it with --secrets-key")
+        documents = _sealed_documents(backup, key)
+        documents(SERVER_KEY).read()  # a wrong key file is noticed before anything is changed
+        replaced = _make_empty_database(target, replace) if is_url(target) else _make_empty_folder(folders[0], replace)
+        _copy_documents(documents, _documents(target, key), told)
+        with open_journal(backup / "journal", read_only=True) as old, open_journal(_journal_at(target)) as new:
+            spans = copy_journal(old, new, told, progress, point, lead=True)
+        others = ALWAYS if point is None else point.time or spans[point.partition].last_time
+        _copy_history(str(backup), target, told, spans, others)
+    return spans, replaced
+
+
+def _copy_history(source: str, target: str, told: Told, spans: dict[str, Span], others: Micros = ALWAYS) -> None:
+    """Copy the history up to the end of each partition in the journal, and up to a time of other partitions."""
+    from fairlead.history.copying import copy_history
+
+    ends = {name: span.last_time for name, span in spans.items()}
+    copy_history(_history_at(source), _history_at(target), told, ends, others)
+
+
+def _copy_documents(old: Documents, new: Documents, told: Told) -> None:
+    for name in DOCUMENTS:
+        content = old(name).read()
+        document = new(name)
+        if document.read() is not None:
+            raise Failed(f"{document.name}: it exists already; name an empty place")
+        if content is not None:
+            document.write(content)
+            if new(name).read() != content:
+                raise Failed(f"{document.name}: it is not equal to its original; remove the copy")
+        told(name, int(content is not None))
+
+
+def _documents(place: str, key: Path) -> Documents:
+    return documents_of(Path(place).absolute(), place if is_url(place) else "", key)
+
+
+def _sealed_documents(backup: Path, key: Path) -> Documents:
+    """Return the documents of a backup. The server's key is encrypted, because backups are easily passed on."""
+    from fairlead.api.sealed import SealedFile
+    from fairlead.api.smallfile import SmallFile
+
+    return lambda name: SealedFile(backup / name, key) if name == SERVER_KEY else SmallFile(backup / name)
+
+
+def _key_of(given: Path | None, *folders: Path) -> Path:
+    """Return the key file: the given one, or the one of a data directory."""
+    from fairlead.api.sealed import key_path
+
+    if given is None and not folders:
+        raise Failed("--secrets-key: name the key file of the secrets, because a database has none beside it")
+    return key_path(folders[0], given) if folders else cast(Path, given)
+
+
+def _need_data(place: str) -> None:
+    if not is_url(place) and not (Path(place) / "journal").exists():
+        raise Failed(f"{place}: no data of a server; name a data directory or a database")
+
+
+def _manifest(backup: Path) -> Manifest:
+    try:
+        manifest = msgspec.json.decode((backup / MANIFEST).read_bytes(), type=Manifest)
+    except OSError as problem:
+        raise Failed(
+            f"{backup}: not a backup ({MANIFEST}: {problem.strerror}); name a folder of `fairlead backup`"
+        ) from (problem)
+    except msgspec.MsgspecError as problem:
+        raise Failed(f"{backup / MANIFEST}: damaged ({problem}); name another backup") from problem
+    if manifest.format > FORMAT:
+        raise Failed(f"{backup}: format {manifest.format} is newer than this program's {FORMAT}; upgrade Fairlead")
+    return manifest
+
+
+def _make_empty_folder(folder: Path, replace: bool) -> str:
+    """Move the data of a directory into a folder in it, and return that one; empty if there are none."""
+    found = [path for path in folder.iterdir() if path.name in DOCUMENTS or path.name.startswith(FILES)]
+    if not found:
+        return ""
+    if not replace:
+        raise Failed(f"{folder}: there are data of a server already; name an empty place, or add --replace")
+    away = folder / _replaced()
+    away.mkdir(mode=0o700)
+    for path in found:
+        path.rename(away / path.name)
+    return str(away)
+
+
+def _make_empty_database(url: str, replace: bool) -> str:
+    """Rename the schema with the data of a database, and return its new name; empty if there are none."""
+    from fairlead.journal.opening import need_driver
+
+    need_driver()
+    from fairlead.journal.postgresql import PostgresJournal
+
+    with PostgresJournal(url) as journal:
+        if journal.held_by():
+            raise Failed(f"{journal.path}: the server {journal.held_by()} runs on it; stop all its servers first")
+        if journal.users():
+            raise Failed(f"{journal.path}: servers that stand by are connected to it; stop all its servers first")
+        if journal.is_empty():
+            return ""
+        if not replace:
+            raise Failed(f"{journal.path}: there are data already; name an empty database, or add --replace")
+        name = _replaced()
+        journal.rename_schema(name)
+    return f"schema {name}"
+
+
+def _replaced() -> str:
+    return time.strftime("replaced_%Y%m%d_%H%M%S", time.gmtime())
+
+
+def _journal_at(place: str) -> str:
+    return place if is_url(place) else str(Path(place).absolute() / "journal")
+
+
+def _history_at(place: str) -> str:
+    return place if is_url(place) else str(Path(place).absolute() / "history")
+
+
+@contextmanager
+def _problems() -> Iterator[None]:
+    from fairlead.api.smallfile import FileProblem
+
+    try:
+        yield
+    except (JournalError, FileProblem) as problem:
+        raise Failed(str(problem)) from problem
+
+
+@contextmanager
+def _unused(folder: Path) -> Iterator[None]:
+    """Lock a data directory. Raise `Failed` if a server runs on it."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise Failed(f"a server runs on {folder}; stop it with `fairlead down`") from None
+    finally:
+        os.close(lock)

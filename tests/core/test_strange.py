@@ -1,0 +1,103 @@
+"""Nodes that run what the journal never decided, as after a restore: it is reported, and nothing is stopped."""
+
+from fairlead.core.commands import Answer, Rejected, Report
+from fairlead.core.effects import ForNode, Stop
+from fairlead.journal.memory import MemoryJournal
+from fairlead.testing import World
+
+
+def world(journal: MemoryJournal | None = None) -> World:
+    w = World(journal=journal)
+    w.nodes(3, prefix="n", cpu=4)
+    return w
+
+
+def submit(w: World, count: int = 1, **options: object) -> str:
+    stage = {"name": "s", "count": count, "min": 1, "resources": {"cpu": 1}, **options}
+    return w.submit(user="ann", stages=[stage])
+
+
+def reported(w: World, job: str, node: str, attempt: int, number: int, index: int = 0, tasks: int = 1) -> Answer:
+    """Report running tasks; return the answer."""
+    w.effects()
+    w.answers()
+    indices = (index, index + tasks)
+    w._send(
+        "default",
+        Report(node=node, job=job, stage="s", indices=indices, attempt=attempt, state="running", number=number),
+    )
+    w.cycle()
+    return w.answers()[-1]
+
+
+def stops(w: World) -> list[Stop]:
+    return [stop for effect in w.effects() if isinstance(effect, ForNode) for stop in effect.stops]
+
+
+def alarmed(answer: object) -> bool:
+    return isinstance(answer, Rejected) and answer.code == "alarm"
+
+
+def test_a_job_that_is_newer_than_the_journal_keeps_its_number() -> None:
+    w = world()
+    assert alarmed(reported(w, "7", "n0", 1, 7)) and not stops(w)
+    job = submit(w)
+    w.cycle()
+    assert w.partition().jobs[job].number == 8
+    w.advance(100_000)
+    for _ in range(2):
+        assert alarmed(reported(w, "7", "n0", 1, 7)) and not stops(w)
+        w.restart()
+    # Another stage of that number, and an older number, are strays as before.
+    assert not alarmed(reported(w, "3", "n0", 1, 3)) and stops(w)
+
+
+def test_an_attempt_that_is_newer_than_the_journal_is_not_given_again() -> None:
+    w = world()
+    job = submit(w)
+    w.cycle()
+    [node] = w.placements(job).values()
+    other = next(name for name in ("n0", "n1", "n2") if name != node)
+    assert alarmed(reported(w, job, other, 2, 1)) and not stops(w)
+    assert w.task(job, "s", 0).attempt == 1
+    w.fail_node(node)
+    w.cycle()
+    assert w.task(job, "s", 0).attempt == 3
+    assert alarmed(reported(w, job, other, 2, 1)) and not stops(w)
+    assert not alarmed(reported(w, job, other, 1, 1)) and stops(w)  # given up, and known
+
+
+def test_a_task_that_waits_and_runs_somewhere() -> None:
+    w = world()
+    job = submit(w, count=14)
+    w.cycle()
+    assert len(w.placements(job)) == 12
+    # The placements of the others were lost. Other tasks of the stage did get attempt 1.
+    for index, node in ((12, "n0"), (13, "n1")):
+        assert alarmed(reported(w, job, node, 1, 1, index)) and not stops(w)
+    w.finish(job, "s", 0)
+    w.finish(job, "s", 1)
+    w.cycle()
+    assert {w.task(job, "s", index).attempt for index in (12, 13)} == {2}
+    for index, node in ((12, "n0"), (13, "n1")):
+        assert alarmed(reported(w, job, node, 1, 1, index)) and not stops(w)
+    w.restart()
+    assert alarmed(reported(w, job, "n0", 1, 1, 12)) and not stops(w)
+
+
+def test_known_tasks_of_the_same_report_are_taken() -> None:
+    w = World()
+    w.node("n0", cpu=4)
+    w.hold_acks("n0")
+    job = submit(w, count=6)
+    w.cycle()
+    assert alarmed(reported(w, job, "n0", 1, 1, tasks=6)) and not stops(w)
+    assert [w.task(job, "s", index).state for index in range(6)] == ["running"] * 4 + ["pending"] * 2
+
+
+def test_numbers_far_away_are_not_reserved() -> None:
+    w = world()
+    assert alarmed(reported(w, "x", "n0", 1, 2**50))
+    job = submit(w)
+    w.cycle()
+    assert w.partition().jobs[job].number == 1

@@ -1,0 +1,112 @@
+"""Judges the recorded history of a cluster under faults. It knows nothing of the code: only what was asked and seen.
+
+`check` returns what is wrong: an answered request that was lost, a request that took effect twice, a task that ran
+twice at a time, a gang that was not whole, an agent that followed an earlier leader after a later one.
+"""
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Run(NamedTuple):
+    """One attempt of a task, as the task wrote it itself. `end` is equal to `start` if it was stopped."""
+
+    job: str
+    index: int
+    attempt: int
+    start: int
+    end: int
+
+
+class Asked(NamedTuple):
+    """A job that a client submitted, by its unique name."""
+
+    kind: str
+    """`single`, `gang` of two tasks, `scaled` from one to three tasks, or `killed`."""
+    job: str = ""
+    """Its id, if the submission was answered."""
+    done: bool = False
+    """True if the scaling or the kill was answered, and not refused."""
+
+
+class Found(NamedTuple):
+    """A job as a server has it at the end."""
+
+    name: str
+    job: str
+    state: str
+
+
+class History(NamedTuple):
+    asked: dict[str, Asked]
+    found: list[Found]
+    runs: list[Run]
+    epochs: dict[str, list[int]]
+    """Agent → the epochs that it followed, in order."""
+
+
+def check(history: History) -> list[str]:
+    return [*_requests(history), *_runs(history), *_wholes(history), *_leaders(history)]
+
+
+def _requests(history: History) -> list[str]:
+    wrong: list[str] = []
+    by_id = {found.job: found for found in history.found}
+    for name, asked in history.asked.items():
+        if asked.job and (asked.job not in by_id or by_id[asked.job].name != name):
+            wrong.append(f"job {asked.job} ({name}) was answered and is lost")
+    for name, times in Counter(found.name for found in history.found).items():
+        if times > 1:
+            wrong.append(f"the submission {name} took effect {times} times")
+        if name not in history.asked:
+            wrong.append(f"job {name} was never submitted")
+    for found in history.found:
+        asked = history.asked.get(found.name, Asked("single"))
+        expected = ("killed",) if asked.kind == "killed" and asked.done else ("succeeded",)
+        if asked.kind == "killed" and not asked.done:
+            expected = ("killed", "succeeded")
+        if found.state not in expected:
+            wrong.append(f"job {found.job} ({found.name}, {asked.kind}) is {found.state}")
+    return wrong
+
+
+def _runs(history: History) -> list[str]:
+    wrong: list[str] = []
+    starts = Counter((run.job, run.index, run.attempt) for run in history.runs)
+    wrong += [f"attempt {key} was started {times} times" for key, times in starts.items() if times > 1]
+    of_task: dict[tuple[str, int], list[Run]] = defaultdict(list)
+    for run in history.runs:
+        of_task[run.job, run.index].append(run)
+    for task, runs in of_task.items():
+        runs.sort(key=lambda run: run.start)
+        for first, second in pairwise(runs):
+            if first.end > second.start:
+                wrong.append(f"task {task} ran twice at a time: {first}, {second}")
+            if first.attempt > second.attempt:
+                wrong.append(f"task {task} went back to an earlier attempt: {first}, {second}")
+    return wrong
+
+
+def _wholes(history: History) -> list[str]:
+    """Check that each job that succeeded ran all of its tasks."""
+    wrong: list[str] = []
+    ran: dict[str, set[int]] = defaultdict(set)
+    for run in history.runs:
+        if run.end > run.start:
+            ran[run.job].add(run.index)
+    for found in history.found:
+        asked = history.asked.get(found.name, Asked("single"))
+        count = {"gang": 2, "scaled": 3 if asked.done else 1}.get(asked.kind, 1)
+        if found.state == "succeeded" and not set(range(count)) <= ran[found.job]:
+            wrong.append(f"job {found.job} ({found.name}, {asked.kind}) has not run whole: {sorted(ran[found.job])}")
+    return wrong
+
+
+def _leaders(history: History) -> list[str]:
+    return [
+        f"agent {agent} followed epoch {second} after {first}"
+        for agent, epochs in history.epochs.items()
+        for first, second in pairwise(epochs)
+        if second < first
+    ]

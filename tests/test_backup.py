@@ -1,0 +1,297 @@
+"""`fairlead backup` and `fairlead restore`: all data of a running server, and its state at an earlier point."""
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from fairlead.backup import Failed, Point, restore_backup
+from fairlead.cli.main import app
+from fairlead.core.dump import dump
+from fairlead.history.recorder import HistoryRecorder
+from fairlead.history.store import History
+from fairlead.journal import SqliteJournal
+from fairlead.journal.base import LINE
+from fairlead.journal.codec import restore
+from fairlead.journal.opening import open_journal
+from fairlead.journal.snapshot import renew
+from fairlead.journal.verify import verify
+from fairlead.testing import World
+from tests.servers import Agent, Server, wait_until
+from tests.test_db_copy import key_of, made
+
+pytestmark = pytest.mark.filterwarnings("ignore::fairlead.NeverRuns")
+
+CONFIG: dict[str, object] = {"queues": {"root": {"q": {}}}}
+
+
+def run(command: str, *arguments: object) -> dict[str, object]:
+    result = CliRunner().invoke(app, [command, *map(str, arguments), "--json"])
+    assert result.stdout, result.output
+    answer: dict[str, object] = json.loads(result.stdout)
+    assert answer["ok"] == (result.exit_code == 0), answer
+    return answer
+
+
+def refused(command: str, *arguments: object) -> str:
+    answer = run(command, *arguments)
+    assert not answer["ok"], answer
+    return str(answer["problem"])
+
+
+@pytest.fixture(params=["files", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The place of a server's data."""
+    return str(tmp_path / "server") if request.param == "files" else str(request.getfixturevalue("database"))
+
+
+def server_on(folder: Path, place: str) -> Server:
+    return Server(folder, "server", "" if place == str(folder / "server") else place).start()
+
+
+def names_of(server: Server) -> list[str]:
+    with server.client() as client:
+        return [job.name for job in client.jobs()]
+
+
+def test_a_running_server_is_backed_up_and_restored(tmp_path: Path, place: str) -> None:
+    key = ("--secrets-key", tmp_path / "key")
+    server = server_on(tmp_path, place)
+    try:
+        wait_until(server.leads)
+        stop, done = threading.Event(), list[str]()
+
+        def submit() -> None:
+            with server.client() as client:
+                while not stop.is_set():
+                    done.append(client.submit(["true"], name=f"job{len(done)}"))
+
+        submitting = threading.Thread(target=submit)
+        submitting.start()
+        wait_until(lambda: len(done) > 5)
+        first = len(done)
+        answer = run("backup", place, tmp_path / "first", *key)
+        wait_until(lambda: len(done) > first + 5)
+        stop.set()
+        submitting.join()
+        run("backup", place, tmp_path / "second", *key)
+        everything = names_of(server)
+        assert "runs on" in refused("restore", tmp_path / "second", place, "--replace", *key)
+    finally:
+        server.kill()
+    span = answer["partitions"]["default"]  # type: ignore[index]
+    assert span["first"] == 1 and span["last"] > 5
+    for name in ("first", "second"):
+        with open_journal(tmp_path / name / "journal", read_only=True) as journal:
+            assert [report.problem for report in verify(journal, lambda *_: None)] == ["", ""]
+    if place.startswith("postgresql"):
+        wait_until(lambda: "runs on" not in refused("restore", tmp_path / "second", place, *key))
+    assert "add --replace" in refused("restore", tmp_path / "second", place, *key)
+    assert run("restore", tmp_path / "second", place, "--replace", *key)["replaced"]
+    server = server_on(tmp_path, place)
+    try:
+        wait_until(server.leads)
+        assert names_of(server) == everything
+    finally:
+        server.kill()
+    run("restore", tmp_path / "second", tmp_path / "earlier", "--revision", span["last"], *key)
+    run("restore", tmp_path / "first", tmp_path / "other", *key)
+    states = []
+    for name in ("earlier", "other"):
+        with open_journal(tmp_path / name / "journal", read_only=True) as journal:
+            state, seq = restore(journal, "default")
+            states.append((seq, dump(state)))
+            assert LINE <= journal.epoch("partition/default") < 2 * LINE
+    assert states[0] == states[1]
+
+
+class Past:
+    """The data of a server, with the truth about each revision of partition default."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        made(folder)
+        for path in [*folder.glob("journal*"), *folder.glob("history*")]:
+            path.unlink()
+        self.states: dict[int, bytes] = {}
+        self.times: dict[int, int] = {}
+        self.ended: dict[int, list[str]] = {}
+        history = History(folder / "history")
+        with SqliteJournal(folder / "journal") as journal:
+            self._fill(
+                World({"partitions": {"default": CONFIG}}, journal=journal, observers=[HistoryRecorder(history)])
+            )
+        history.flush()
+        history.close()
+
+    def _fill(self, world: World) -> None:
+        world.nodes(2, prefix="n", cpu=2)
+        over: list[str] = []
+        for number in range(4):
+            stages = [{"name": "s", "count": 2, "resources": {"cpu": 1}}]
+            job = world.submit(name=f"job{number}", user="ann", stages=stages)
+            for step in range(4):
+                world.advance(7)
+                if step == 2:
+                    world.finish(job)
+                world.cycle()
+                over += [f"job{number}"] * (step == 2)
+                self._note(world, over)
+            if number in (1, 2):
+                renew(self.folder / "journal", "default")
+        world.configure({"partitions": {"default": CONFIG, "later": CONFIG}})
+        world.cycle()
+        self._note(world, over)
+
+    def _note(self, world: World, over: list[str]) -> None:
+        with SqliteJournal(self.folder / "journal", read_only=True) as journal:
+            state, seq = restore(journal, "default")
+        self.states[seq], self.times[seq], self.ended[seq] = dump(state), state.now, sorted(over)
+
+
+def found(place: Path | str) -> tuple[int, bytes, list[str], list[str]]:
+    """Return revision, state, ended jobs in the history, and partitions with a state."""
+    is_folder = isinstance(place, Path)
+    with open_journal(place / "journal" if is_folder else place, read_only=True) as journal:  # type: ignore[operator]
+        state, seq = restore(journal, "default")
+        assert [report.problem for report in verify(journal, lambda *_: None) if report.problem] == []
+        streams = journal.streams()
+    history = History(place / "history" if is_folder else place)  # type: ignore[operator]
+    try:
+        return seq, dump(state), sorted(job.name for job in history.jobs("default")), streams
+    finally:
+        history.close()
+
+
+def test_every_revision_at_hand_can_be_restored(tmp_path: Path, database: str) -> None:
+    past = Past(tmp_path / "data")
+    answer = run("backup", tmp_path / "data", tmp_path / "backup")
+    span = answer["partitions"]["default"]  # type: ignore[index]
+    assert 1 < span["first"] < span["last"]
+    for seq in past.states:
+        target = tmp_path / f"to-{seq}"
+        command = ("restore", tmp_path / "backup", target, "--revision", seq, "--secrets-key", key_of(past.folder))
+        if seq <= span["first"]:
+            assert "has the records" in refused(*command)
+            continue
+        assert run(*command)["ok"]
+        streams = ["cluster", "partition/default"] + ["partition/later"] * (seq == max(past.states))
+        assert found(target) == (seq, past.states[seq], past.ended[seq], streams)
+    last, middle = max(past.states), sorted(past.states)[-4]
+    key = ("--secrets-key", key_of(past.folder))
+    assert run("restore", tmp_path / "backup", database, "--revision", middle, *key)["ok"]
+    assert found(database)[:3] == (middle, past.states[middle], past.ended[middle])
+    replaced = run("restore", tmp_path / "backup", database, "--replace", *key)["replaced"]
+    assert found(database)[:3] == (last, past.states[last], past.ended[last])
+    with psycopg.connect(database) as db:
+        schema = str(replaced).removeprefix("schema ")
+        [(count,)] = db.execute(f"SELECT max(seq) FROM {schema}.reigns".encode()).fetchall()
+    assert count == middle
+
+
+def test_a_time_is_restored(tmp_path: Path) -> None:
+    past = Past(tmp_path / "data")
+    run("backup", tmp_path / "data", tmp_path / "backup")
+    middle = sorted(past.states)[-4]
+    for after, name in ((0, "at"), (1, "behind")):
+        point = Point(past.times[middle] + after)
+        arguments = (tmp_path / "backup", str(tmp_path / name), key_of(past.folder), point, False)
+        restore_backup(*arguments, lambda *_: None, lambda *_: None)
+        assert found(tmp_path / name)[:3] == (middle, past.states[middle], past.ended[middle])
+    point = Point(past.times[middle] - 1)
+    restore_backup(tmp_path / "backup", str(tmp_path / "before"), key_of(past.folder), point, False, _quiet, _quiet)
+    assert found(tmp_path / "before")[0] < middle
+    with pytest.raises(Failed, match="reaches back to"):
+        restore_backup(tmp_path / "backup", str(tmp_path / "x"), key_of(past.folder), Point(1), False, _quiet, _quiet)
+
+
+def _quiet(*_: object) -> None:
+    """Show no progress."""
+
+
+def test_places_and_points_that_are_refused(tmp_path: Path) -> None:
+    data, backup, key = tmp_path / "data", tmp_path / "backup", ("--secrets-key", key_of(tmp_path / "data"))
+    made(data)
+    assert "no data of a server" in refused("backup", tmp_path / "none", backup)
+    assert "No such file" in refused("backup", data, tmp_path / "none" / "backup")
+    assert run("backup", data, backup)["ok"]
+    assert "exists already" in refused("backup", data, backup)
+    assert "--secrets-key" in refused("backup", "postgresql://nowhere/x", tmp_path / "other")
+    assert "not a backup" in refused("restore", data, tmp_path / "to", *key)
+    assert "key file of the backup is missing" in refused("restore", backup, tmp_path / "to")
+    assert "there is no partition x" in refused(
+        "restore", backup, tmp_path / "to", "--revision", 3, "--partition", "x", *key
+    )
+    assert "it was made at" in refused("restore", backup, tmp_path / "to", "--time", "2199-01-01", *key)
+    assert "add --replace" in refused("restore", backup, data)
+    other = tmp_path / "wrong-key"
+    assert run("backup", data, tmp_path / "second", "--secrets-key", other)["ok"]  # the key is made new
+    assert "does not open the file" in refused("restore", backup, tmp_path / "to2", "--secrets-key", other)
+    assert not (tmp_path / "to2" / "journal").exists()
+    (backup / "backup.json").write_text("{")
+    assert "damaged" in refused("restore", backup, tmp_path / "to", *key)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_backup_reveals_no_key(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    made(data)
+    run("backup", data, tmp_path / "backup")
+    secret = json.loads((data / "server-key").read_bytes()).encode()
+    for path in (tmp_path / "backup").iterdir():
+        assert secret not in path.read_bytes(), path
+    assert (tmp_path / "backup").stat().st_mode & 0o077 == 0
+
+
+def test_tasks_that_a_restore_does_not_know_go_on(tmp_path: Path) -> None:
+    key = ("--secrets-key", tmp_path / "key")
+    (tmp_path / "config.yaml").write_text("partitions: {default: {ready_after: 5s, lease: 10s, heartbeat: 1s}}\n")
+    server = Server(tmp_path, "server", "", "--config", str(tmp_path / "config.yaml")).start()
+    wait_until(server.leads)
+    agent = Agent(tmp_path, "n0", server.url, server.token)
+
+    def submit(name: str) -> int:
+        """Run a job that never ends, and return the id of its process."""
+        file = tmp_path / name
+        with server.client() as client:
+            client.submit(["sh", "-c", f"echo $$ > {file}.new; mv {file}.new {file}; exec sleep 600"], name=name)
+        wait_until(file.exists)
+        return int(file.read_text())
+
+    def is_alive(pid: int) -> bool:
+        status = Path(f"/proc/{pid}/status")
+        return status.exists() and "State:\tZ" not in status.read_text()
+
+    try:
+        kept = submit("kept")
+        run("backup", tmp_path / "server", tmp_path / "backup", *key)
+        server.kill(signal.SIGTERM)
+        server.start()  # a later epoch
+        wait_until(server.leads)
+        lost = submit("lost")
+        server.kill()
+        run("restore", tmp_path / "backup", tmp_path / "server", "--replace", *key)
+        server.start()
+        wait_until(server.leads)
+        with server.client() as client:
+            wait_until(lambda: [node.state for node in client.nodes()] == ["draining"])
+            assert [(job.name, job.state) for job in client.jobs()] == [("kept", "running")]
+            [later] = [client.submit(["true"], name="later")]
+            assert later == "3"  # the number of the lost job is not given again
+        health = json.load(urlopen(f"{server.url}/healthz"))
+        assert "1 nodes know tasks or leaders" in health["alarms"][0]
+        assert "unknown attempt" in server.log() and "epoch not known" in server.log()
+        server.kill()
+        server.start()
+        wait_until(server.leads)
+        time.sleep(12)  # longer than the lease: the agent follows this server, and its tasks go on
+        assert is_alive(kept) and is_alive(lost)
+    finally:
+        server.kill()
+        agent.stop()
