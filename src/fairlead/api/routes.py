@@ -11,7 +11,22 @@ from litestar.params import QueryParameter
 from litestar.plugins import PluginProtocol
 from litestar.types import ControllerRouterHandler
 
-from fairlead.api import access, cluster, config, health, history, jobs, logs, managers, pools, secrets, usage, watch
+from fairlead.api import (
+    access,
+    cluster,
+    config,
+    health,
+    history,
+    jobs,
+    live,
+    logs,
+    managers,
+    pools,
+    secrets,
+    timeline,
+    usage,
+    watch,
+)
 from fairlead.api import results as result_files
 from fairlead.api.agents import agents
 from fairlead.api.context import Document, Services, http_error, refused
@@ -23,7 +38,22 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import suggestion
 from fairlead.wire import api as wire
 
-NOUNS = (jobs, logs, result_files, history, usage, cluster, pools, config, managers, watch, secrets, access)
+NOUNS = (
+    jobs,
+    logs,
+    result_files,
+    history,
+    usage,
+    cluster,
+    pools,
+    config,
+    managers,
+    watch,
+    live,
+    timeline,
+    secrets,
+    access,
+)
 
 
 class Application(Litestar):
@@ -88,4 +118,4 @@ def application(services: Services) -> Gate:
         logging_config=None,
         request_max_body_size=None,
     )
-    return Gate(cast(App, app), agents(services), services.tokens, services.bounds, services.control)
+    return Gate(cast(App, app), agents(services), services.tokens, services.sessions, services.bounds, services.control)
