@@ -17,7 +17,7 @@ import httpx
 
 from fairlead.core.commands import AddNode, Report
 from fairlead.core.documents import parse_node
-from fairlead.core.effects import ForNode, Launch
+from fairlead.core.effects import ForNode
 from fairlead.engines.base import Busy
 from tests.api.serving import Orders, Serving
 
@@ -25,6 +25,7 @@ NODES = 2_000
 CONFIG: dict[str, Any] = {
     "partitions": {
         "default": {
+            "lease": "30d",  # the nodes have no agents
             "starving_after": "1s",
             "hold_for": "1h",
             "share_memory": "1h",
@@ -51,7 +52,7 @@ class Fleet(Orders):
             for launch in message.launches:
                 self._tell(partition, message.node, launch, "running")
             for stop in message.stops:
-                self._tell(partition, message.node, stop, "killed")
+                self._tell(partition, message.node, stop, "stopped")
 
     def _tell(self, partition: str, node: str, tasks: Any, state: Any) -> None:
         report = Report(
@@ -120,10 +121,19 @@ def fill(site: Serving, count: int = NODES) -> None:
             job("segment-anything", "research.vision", 56, 8, count=each * 2),
             job("frames", "research.vision", 4, 0.5, array=each),
         ],
-        "bob": [job("pretrain-7b", "research.language", 32, 8, count=each), job("tokenize", "research.language", 16, array=each * 6)],
-        "eve": [job("serve-ranking", "production", 24, 2, array=each * 2), job("features", "production", 12, array=each * 30)],
+        "bob": [
+            job("pretrain-7b", "research.language", 32, 8, count=each),
+            job("tokenize", "research.language", 16, array=each * 6),
+        ],
+        "eve": [
+            job("serve-ranking", "production", 24, 2, array=each * 2),
+            job("features", "production", 12, array=each * 30),
+        ],
         "cim": [job(f"build-{number}", "ci", 4, array=each) for number in range(12)],
-        "dan": [job("train-moe-large", "research.language", 48, 8, count=each * 5), job("old-driver", "production", 4, 1, selectors={"kind": "h100"})],
+        "dan": [
+            job("train-moe-large", "research.language", 48, 8, count=each * 3),
+            job("old-driver", "production", 4, 1, selectors={"kind": "h100"}),
+        ],
     }
     for user, documents in users.items():
         with site.as_user(user) as client:

@@ -24,11 +24,11 @@ export function duration(seconds: number): string {
 }
 
 export function clock(time: number): string {
-  return new Date(time * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  return new Date(time * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 }
 
 export function moment(time: number): string {
-  return new Date(time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+  return new Date(time * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
 }
 
 export function number(value: number): string {

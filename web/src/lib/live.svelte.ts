@@ -1,6 +1,6 @@
 // The live state of a partition: the map of nodes and the queues, followed by server-sent events.
 
-import { events, get, query, Refused, whenSessionEnds, type Caller } from "./api";
+import { events, get, query, Refused, sessionKey, whenSessionEnds, type Caller } from "./api";
 import type { MapChange, NodeMap, Queue } from "./types";
 
 const SILENCE = 40_000; // the server sends a sign of life every 15 s
@@ -41,6 +41,10 @@ class Live {
 
   async begin(): Promise<void> {
     whenSessionEnds(() => this.end());
+    if (!sessionKey()) {
+      this.known = true;
+      return;
+    }
     try {
       this.caller = await get<Caller>("/whoami");
       await this.follow();
