@@ -13,7 +13,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup up test test-kubernetes test-long test-crash soak format bench docs lock audit clean
+.PHONY: help setup page up test test-kubernetes test-long test-crash soak format bench docs lock audit clean
 
 # Ends with an error unless PYTHON is there and new enough.
 define check_python
@@ -26,7 +26,16 @@ endef
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
-setup: $(READY) ## create .venv with the pinned versions
+setup: $(READY) ## create .venv with the pinned versions, and build the web page
+	$(try_page)
+
+page: $(READY) ## build the web page, unless it is newer than its sources
+	@$(PY) hatch_build.py
+
+# Without a registry of npm there is no page; everything else works.
+define try_page
+	@$(PY) hatch_build.py || echo "the web page is not built; \`make page\` tries again" >&2
+endef
 
 # The stamp lives inside .venv, and .venv is made anew, so no package of an older lock stays behind.
 $(READY): pyproject.toml requirements.lock
@@ -38,9 +47,11 @@ $(READY): pyproject.toml requirements.lock
 	@touch $@
 
 up: $(READY) ## set up and run Fairlead on this machine
+	$(try_page)
 	@$(PY) $(VENV)/bin/fairlead up
 
 test: $(READY) ## format check, lint, types and tests
+	$(try_page)
 	$(PY) -m ruff format --check
 	$(PY) -m ruff check
 	$(PY) -m mypy
@@ -54,6 +65,7 @@ test-kubernetes: $(READY) ## tests with a real Kubernetes cluster; builds it onc
 	else test -n "$(BRIEF)"; fi
 
 test-long: $(READY) ## every test without Kubernetes, the long ones too
+	$(try_page)
 	$(PY) -m pytest -n 2 --dist worksteal -m "not kubernetes"
 
 test-crash: $(READY) ## 60 kills among 3,000 tasks, ten seeds: agents, spawners, guards and servers
@@ -101,5 +113,5 @@ audit: ## look for known vulnerabilities in the pinned versions
 		--disable-pip --require-hashes --strict --progress-spinner off
 
 clean: ## remove what make and the tools created
-	rm -rf $(VENV) $(DOCS_VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis dist build site
+	rm -rf $(VENV) $(DOCS_VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis dist build site src/fairlead/page web/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

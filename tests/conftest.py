@@ -11,6 +11,7 @@ from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.policy.registry import Registry
 from tests.postgres import MISSING, Postgres, programs, running
+from tests.web.browser import missing as no_browser
 
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.register_profile("dev", deadline=None)
@@ -21,6 +22,8 @@ settings.load_profile("ci" if IN_CI else "dev")
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if programs() is None:
         terminalreporter.write_line(MISSING)
+    if no_browser():
+        terminalreporter.write_line(no_browser())
 
 
 @pytest.fixture(scope="session")

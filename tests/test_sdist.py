@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.skipif(not (ROOT / ".git").exists() or not shutil.which("git"), reason="needs a clone, and git")
 def test_the_source_distribution_holds_every_file_of_the_repository(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, capture_output=True, timeout=60, check=True)
+    environment = {**os.environ, "FAIRLEAD_PAGE": "0"}  # built or not, the web page is not looked at here
+    subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=True)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         packed = {name.partition("/")[2] for name in files.getnames()}

@@ -73,13 +73,14 @@ class Serving:
         bounds: Bounds | None = None,
         open_journal: Callable[[], Journal] | None = None,
         pools: PoolService | None = None,
+        hub: type[Orders] = Orders,
     ) -> None:
         self.folder = folder
         self.faults: list[Exception] = []
         self.notes: list[str] = []
         self.tokens = Tokens(folder / "tokens")
         self.identities = Identities(folder, self.tokens)
-        self.orders = Orders(self.identities)
+        self.orders = hub(self.identities)
         self.owner = self.tokens.standing(folder / "token", "owner", "admin", "owner", "")
         self._config = parse_config({"partitions": {"default": {}}} if config is None else config)
         self._bounds = bounds or Bounds()

@@ -18,7 +18,7 @@ from tests.api.serving import JOB, Serving, serving, submit
 
 # A request that the description allows can still contradict the state, such as an unknown queue.
 LEFT_OUT = "positive_data_acceptance"
-ENDLESS = "watch|events"
+ENDLESS = "watch|events|live"
 
 
 def schemathesis(folder: Path, site: Serving, secret: str, *options: str) -> subprocess.CompletedProcess[str]:

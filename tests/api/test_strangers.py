@@ -26,8 +26,14 @@ def everything(client: httpx.Client, *own: str) -> dict[str, str]:
         "/metrics",
         "/healthz",
         "/readyz",
-        *(f"/api/v1/{path}" for path in "nodes nodes/n1 queues queues/root.default lanes holds pools usage".split()),
-        *(f"/api/v1/{path}" for path in "usage/report?by=user,queue,job jobs history partitions config".split()),
+        *(
+            f"/api/v1/{path}"
+            for path in "nodes nodes/n1 queues queues/root.default lanes holds pools usage map".split()
+        ),
+        *(
+            f"/api/v1/{path}"
+            for path in "usage/report?by=user,queue,job jobs history partitions config timeline".split()
+        ),
         *(
             f"/api/v1/jobs/{job}{part}"
             for job in own

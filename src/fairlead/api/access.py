@@ -1,13 +1,14 @@
-"""Tokens: show the caller; create, list and revoke tokens, for administrators."""
+"""Access: the caller, sessions of the web page; tokens, which administrators create, list and revoke."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, cast
 
-from litestar import Request, delete, get, post
+from litestar import Request, Response, delete, get, post
+from litestar.datastructures import Cookie
 from litestar.params import PathParameter
 
-from fairlead.api.context import ADMINS, USERS, Shaped, caller_of, services_of
+from fairlead.api.context import ADMINS, NOT_STORED, USERS, Shaped, caller_of, services_of
 from fairlead.api.problems import Unserved
 from fairlead.api.tokens import JOIN_SECONDS, ROLES, Token
 from fairlead.core.errors import Refused
@@ -23,6 +24,35 @@ async def whoami(request: HttpRequest) -> wire.Caller:
     """Return user, groups and role of the caller's token."""
     caller = caller_of(request)
     return wire.Caller(user=caller.user, groups=list(caller.groups), role=caller.role)
+
+
+@post("/session", operation_id="login", guards=[USERS], summary="Open a session of the web page")
+async def login(request: HttpRequest) -> Response[wire.Session]:
+    """Open a session for the caller's token. The answer sets a cookie and has the other half of the session."""
+    services, caller = services_of(request), caller_of(request)
+    value, key, expires = services.sessions.open(caller)
+    cookie = _cookie(request, value, max(0, int(expires - services.tokens.now())))
+    answer = wire.Session(user=caller.user, groups=list(caller.groups), role=caller.role, key=key, expires=expires)
+    return Response(answer, cookies=[cookie], headers=NOT_STORED)
+
+
+@delete("/session", operation_id="logout", guards=[USERS], summary="Close a session", status_code=200)
+async def logout(request: HttpRequest) -> Response[wire.Done]:
+    """Remove the cookie of the session."""
+    return Response(wire.Done(), cookies=[_cookie(request, "", 0)])
+
+
+def _cookie(request: HttpRequest, value: str, seconds: int) -> Cookie:
+    """Return the cookie of a session, for this server only and out of reach of scripts."""
+    return Cookie(
+        key=services_of(request).sessions.cookie,
+        value=value,
+        path="/api/v1",
+        max_age=seconds,
+        httponly=True,
+        samesite="strict",
+        secure=request.scope["scheme"] == "https",
+    )
 
 
 @get("/tokens", operation_id="tokens", guards=[ADMINS], summary="Tokens")
@@ -103,4 +133,4 @@ def _shown(token: Token) -> wire.Token:
     )
 
 
-HANDLERS = [whoami, tokens, create, revoke]
+HANDLERS = [whoami, login, logout, tokens, create, revoke]

@@ -221,7 +221,7 @@ async def lanes(
 
     def look(state: Partition) -> wire.Lanes:
         figures = services.metrics.lanes(state.name)
-        listed = lane_answers(state, figures, limit, first, sees)
+        listed = lane_answers(state, figures, limit, first, sees, served.writer.reasons)
         return wire.Lanes(lanes=listed, ready=state.reign.ready)
 
     return await served.read(look)

@@ -18,11 +18,13 @@ from litestar.params import HeaderParameter, QueryParameter
 from litestar.response import Stream
 from litestar.typing import FieldDefinition
 
+from fairlead.api.board import Boards
 from fairlead.api.control import Control
 from fairlead.api.identities import Identities
 from fairlead.api.middleware import Bounds
 from fairlead.api.problems import MEDIA_TYPE, Unserved, plain, problem_of
 from fairlead.api.quotas import Quotas
+from fairlead.api.sessions import Sessions
 from fairlead.api.tokens import Token, Tokens
 from fairlead.api.turns import Threads, Turns
 from fairlead.core.commands import Command
@@ -78,6 +80,8 @@ class Records(Protocol):
 
     def usage(self, report: UsageReport) -> None: ...
 
+    def ran(self, partition: str, since: int, until: int, user: str, limit: int) -> list[tuple[AttemptRow, str]]: ...
+
     def starts(self, partition: str, numbers: list[int]) -> dict[int, int]: ...
 
     def attempts(self, partition: str, number: int, skip: int, limit: int) -> list[AttemptRow]: ...
@@ -119,6 +123,9 @@ class Measured(Protocol):
 
 class SecretKeeper(Protocol):
     """The store of secrets."""
+
+    @property
+    def gang_seed(self) -> bytes: ...
 
     def names(self, user: str) -> list[str]: ...
 
@@ -170,6 +177,8 @@ class Services:
         self.tokens = tokens
         self.identities = identities
         self.secrets = secrets
+        self.sessions = Sessions(tokens, lambda: secrets.gang_seed)
+        self.boards = Boards()
         self.metrics = metrics
         self.bounds = bounds
         self.quotas = quotas

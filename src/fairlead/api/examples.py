@@ -371,6 +371,9 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
                             "count": 2,
                             "asked": 1790000000.25,
                             "waiting_since": 1790000000.25,
+                            "name": "train",
+                            "user": "ann",
+                            "reason": "room for 0 of 2 (nodes: 3 missing cpu)",
                         }
                     ],
                 }
@@ -528,6 +531,51 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
         },
     ),
     "whoami": (None, {"user": "ann", "groups": ["ml"], "role": "user"}),
+    "login": (
+        None,
+        {"user": "ann", "groups": ["ml"], "role": "user", "key": "3q2-7w", "expires": 1790043200.0},
+    ),
+    "logout": (None, DONE),
+    "map": (
+        None,
+        {
+            "at": "1f0c9a3e-1",
+            "partition": "default",
+            "now": 1790000000.25,
+            "ready": True,
+            "states": ["up", "disconnected", "draining", "disabled", "lost"],
+            "names": ["n1"],
+            "cpus": [4.0],
+            "memory": [8589934592],
+            "pools": {"values": [], "of": [-1]},
+            "labels": {"rack": {"values": ["r1"], "of": [0]}},
+            "rows": [[0, 0, 25, 10, 1, "A0"]],
+            "queues": [QUEUE_ANSWER],
+        },
+    ),
+    "timeline": (
+        None,
+        {
+            "since": 1789996400.0,
+            "until": 1790000000.0,
+            "bars": [
+                {
+                    "node": "n1",
+                    "job": "17",
+                    "name": "train",
+                    "stage": "worker",
+                    "user": "ann",
+                    "queue": "root.ml",
+                    "tasks": 2,
+                    "resources": {"cpu": 1},
+                    "started": 1789998000.0,
+                    "ended": None,
+                    "outcome": "",
+                }
+            ],
+            "complete": True,
+        },
+    ),
     "tokens": (None, {"tokens": [TOKEN]}),
     "createToken": (
         {"role": "user", "user": "ann", "groups": ["ml"], "note": "laptop"},

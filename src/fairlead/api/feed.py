@@ -102,6 +102,11 @@ class Feed:
             except TimeoutError:
                 yield None
 
+    async def grown(self, seq: int) -> None:
+        """Wait until there are events after record `seq`, or the feed is closed."""
+        while not self.closed and not (self._batches and self._batches[-1].seq > seq):
+            await self._news.wait()
+
     def _wake(self) -> None:
         self._news.set()
         self._news = asyncio.Event()

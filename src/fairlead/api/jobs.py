@@ -316,6 +316,9 @@ async def jobs(
     label: Annotated[
         str, QueryParameter(required=False, max_length=400, description="`key=value`, as a label of the job.")
     ] = "",
+    search: Annotated[
+        str, QueryParameter(required=False, max_length=63, description="A part of the job's name or of its user.")
+    ] = "",
     cursor: Annotated[
         str, QueryParameter(required=False, max_length=20, description="`next` of the page before.")
     ] = "",
@@ -326,7 +329,7 @@ async def jobs(
     caller, sees = caller_of(request), seen_by(request)
     served = services.control.find(partition)
     before = number_of(cursor)
-    wanted = _filter(caller, states, user, queue, name, label)
+    wanted = _filter(caller, states, user, queue, name, label, search)
     matches: list[wire.Job] = []
     size = 0
 
@@ -354,7 +357,7 @@ async def jobs(
     part, administered = await served.read(newest)
     # If no queue has administrators, users see only their own jobs.
     owner = "" if caller.operator or administered else caller.user
-    hint = max((user, name, owner), key=len).encode()
+    hint = max((user, name, search, owner), key=len).encode()
 
     async def look_through(part: list[Job]) -> None:
         likely = iter([job for job in part if hint in job.packed] if hint else part)
@@ -396,7 +399,7 @@ STATES = ("pending", "running", "stopping", "succeeded", "failed", "killed")
 
 
 def _filter(
-    caller: Token, states: list[str] | None, user: str, queue: str, name: str, label: str
+    caller: Token, states: list[str] | None, user: str, queue: str, name: str, label: str, search: str
 ) -> Callable[[Job], bool]:
     for state in states or ():
         if state not in STATES:
@@ -411,6 +414,8 @@ def _filter(
         if queue and job.queue.path != queue and not job.queue.path.startswith(f"{queue}."):
             return False
         if user and job.user != user:
+            return False
+        if search and search not in job.user and search not in job.spec.name:
             return False
         if name or label:
             spec = job.spec

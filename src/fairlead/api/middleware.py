@@ -15,7 +15,9 @@ import msgspec
 
 from fairlead.api.connections import Connections, Refusal
 from fairlead.api.control import REQUEST_USER, Control
+from fairlead.api.page import Page
 from fairlead.api.problems import MEDIA_TYPE, Unserved, encoded, problem_of
+from fairlead.api.sessions import HEADER, Sessions
 from fairlead.api.tokens import Token, Tokens
 
 Scope = dict[str, Any]
@@ -73,9 +75,13 @@ class Buckets:
 class Gate:
     """The outermost ASGI application: it checks a request and passes it on."""
 
-    def __init__(self, app: App, agents: App, tokens: Tokens, bounds: Bounds, control: Control) -> None:
+    def __init__(
+        self, app: App, agents: App, tokens: Tokens, sessions: Sessions, bounds: Bounds, control: Control
+    ) -> None:
         """`app` serves requests, `agents` the WebSockets of agents."""
         self._control = control
+        self._page = Page()
+        self._sessions = sessions
         self._app = app
         self._agents = agents
         self._tokens = tokens
@@ -92,6 +98,8 @@ class Gate:
         try:
             if scope["type"] == "websocket":
                 return await self._agents(scope, receive, send)
+            if self._page.has(scope["path"]) and scope["method"] in ("GET", "HEAD"):
+                return await self._page(scope, receive, send)
             caller = scope["caller"] = None if scope["path"] in OPEN_PATHS else self._caller(scope)
             REQUEST_USER.set(caller.user if caller is not None and not caller.operator else "")
             if scope["method"] == "OPTIONS":
@@ -109,11 +117,17 @@ class Gate:
             raise Unserved("standby", f"{self._control.problem}; send the request there", 1)
         client = scope.get("client") or ("", 0)
         secret = _bearer(scope)
-        token = self._tokens.find(secret) if secret else None
+        key = _header(scope, HEADER).decode("latin-1")
+        if secret:
+            token = self._tokens.find(secret)
+        else:
+            token = self._sessions.find(_header(scope, b"cookie").decode("latin-1"), key) if key else None
         if token is None:
             # Tokens cannot be guessed; the limit keeps wrong ones from costing much.
             if not self._failures.take(client[0]):
                 raise Unserved("too many", "too many requests without a valid token; wait a while", 10)
+            if key and not secret:
+                raise Unserved("unauthenticated", "the session has ended; log in again")
             problem = "the token is not known, was revoked or has expired" if secret else "a token is needed"
             raise Unserved("unauthenticated", f"{problem}; send Authorization: Bearer TOKEN")
         if not self._requests.take(token.id):

@@ -19,11 +19,13 @@ from fairlead.api import (
     health,
     history,
     jobs,
+    live,
     logs,
     managers,
     pools,
     secrets,
     story,
+    timeline,
     usage,
     watch,
 )
@@ -51,6 +53,8 @@ NOUNS = (
     config,
     managers,
     watch,
+    live,
+    timeline,
     secrets,
     access,
 )
@@ -118,4 +122,4 @@ def application(services: Services) -> Gate:
         logging_config=None,
         request_max_body_size=None,
     )
-    return Gate(cast(App, app), agents(services), services.tokens, services.bounds, services.control)
+    return Gate(cast(App, app), agents(services), services.tokens, services.sessions, services.bounds, services.control)

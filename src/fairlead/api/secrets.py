@@ -42,7 +42,7 @@ class Content(msgspec.Struct, frozen=True):
     """The content of the file."""
 
     gang_seed: bytes
-    """Seed from which the keys of gangs are derived."""
+    """Seed from which the keys of gangs and of sessions of the web page are derived."""
     users: dict[str, dict[str, Value]] = {}
 
 

@@ -81,7 +81,11 @@ class Tokens:
 
     def find(self, secret: str) -> Token | None:
         """Return the valid token with this secret. Secrets are long and random, so a fast digest is enough."""
-        token = self._by_digest.get(_digest(secret))
+        return self.find_digest(_digest(secret))
+
+    def find_digest(self, digest: str) -> Token | None:
+        """Return the valid token with this digest."""
+        token = self._by_digest.get(digest)
         if token is None or (token.expires is not None and token.expires <= self.now()):
             return None
         return token

@@ -506,6 +506,7 @@ def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
         typer.echo(json.dumps({"url": url, "data": str(directory), "pid": os.getpid()}))
         return
     typer.echo(f"Fairlead {__version__} is up at {url}, with its data in {directory}.")
+    typer.echo(f"The web page is at the same address; {directory / 'token'} has a token to log in with.")
     if agent:
         typer.echo(f"Tasks run as {own_name()}; only tasks of user {getpass.getuser()} are taken.")
         typer.echo("In another terminal:")

@@ -284,6 +284,25 @@ class History:
         with self._tables.session() as db:
             add_ended(report, db)
 
+    def ran(self, partition: str, since: int, until: int, user: str, limit: int) -> list[tuple[AttemptRow, str]]:
+        """Return attempts that ran between two times, with the names of their jobs, those that ended last first.
+
+        With a user, only attempts of that user. At most `limit` attempts are looked at: the newest ones.
+        """
+        # Attempts are written in the order of their ends, so the newest rows are read without an index of times.
+        newest = "SELECT * FROM attempts WHERE partition = ? ORDER BY rowid DESC LIMIT ?"
+        sql = f"SELECT {ATTEMPTS_FOUND} FROM ({newest}) AS attempts WHERE ended >= ?"
+        rows = [_attempt(row) for row in self._ask(sql, partition, limit, since)]
+        rows = [row for row in rows if row.started is not None and row.started < until and user in ("", row.user)]
+        names: dict[int, str] = {}
+        numbers = sorted({row.number for row in rows})
+        for start in range(0, len(numbers), 500):
+            part = numbers[start : start + 500]
+            marks = ", ".join("?" * len(part))
+            sql = f"SELECT number, name FROM jobs WHERE partition = ? AND number IN ({marks})"
+            names.update({number: name for number, name in self._ask(sql, partition, *part)})
+        return [(row, names.get(row.number, "")) for row in rows]
+
     def starts(self, partition: str, numbers: list[int]) -> dict[int, int]:
         """Return, by job number, when the first task of a job started. Jobs whose tasks never started are left out."""
         if not numbers:

@@ -17,6 +17,10 @@ BUCKETS = 400
 MAX_QUEUES = 12
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 WAIT_MARKS = (1, 10, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY, 30 * DAY, 365 * DAY)
+LOGO = (
+    '<svg viewBox="0 0 32 32" aria-hidden="true"><rect width="32" height="32" rx="7"/>'
+    '<path d="M8 24V8h16v4H12.5v3.5H21v4h-8.5V24z" fill="#fff"/></svg>'
+)
 LOWER_IS_BETTER = ("mean_wait_s", "median_wait_s", "p95_wait_s", "mean_bounded_slowdown_10s", "makespan_s")
 HIGHER_IS_BETTER = ("utilisation",)
 
@@ -55,7 +59,7 @@ def page(runs: Sequence[Run]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
         f"<style>{style}</style></head>\n"
-        f"<body><h1>{escape(trace.name)}</h1><p>{escape(about)}</p>\n{''.join(parts)}"
+        f"<body><header>{LOGO}Fairlead</header><h1>{escape(trace.name)}</h1><p>{escape(about)}</p>\n{''.join(parts)}"
         f'<div id="tip"></div><script>{script}</script></body></html>\n'
     )
 

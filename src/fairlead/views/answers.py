@@ -211,8 +211,16 @@ def queue_answer(partition: Partition, queue: Queue, now: Micros) -> wire.Queue:
     )
 
 
-def lane_answers(partition: Partition, figures: LaneFigures, lanes: int, first: int, sees: SeesJob) -> list[wire.Lane]:
+def lane_answers(
+    partition: Partition,
+    figures: LaneFigures,
+    lanes: int,
+    first: int,
+    sees: SeesJob,
+    reasons: dict[tuple[str, str, int], Reason],
+) -> list[wire.Lane]:
     """Return the lanes with the most pending tasks, each with the first asks that the caller may see."""
+    sees_id = by_id(partition, sees)
     by_name: dict[tuple[str, str], list[Lane]] = {}
     for lane in partition.lanes.values():  # lanes of several users may have one name
         by_name.setdefault((lane.queue.path, lane.text), []).append(lane)
@@ -231,7 +239,7 @@ def lane_answers(partition: Partition, figures: LaneFigures, lanes: int, first: 
                 shape=shape,
                 asks=asks,
                 tasks=tasks,
-                first=[_ask_answer(ask) for ask in shown],
+                first=[_ask_answer(partition, ask, reasons, sees_id) for ask in shown],
             )
         )
     return answers
@@ -272,8 +280,11 @@ def promise_answers(partition: Partition, sees: SeesJob) -> list[wire.Promise]:
     ]
 
 
-def _ask_answer(ask: Ask) -> wire.Ask:
+def _ask_answer(
+    partition: Partition, ask: Ask, reasons: dict[tuple[str, str, int], Reason], sees_id: Callable[[str], bool]
+) -> wire.Ask:
     view = ask_view(ask)
+    job = ask.stage.job
     return wire.Ask(
         job=view.job,
         stage=view.stage,
@@ -281,6 +292,9 @@ def _ask_answer(ask: Ask) -> wire.Ask:
         count=view.count,
         asked=view.asked / SECOND,
         waiting_since=view.waiting_since / SECOND,
+        name=job.spec.name,
+        user=job.user,
+        reason=short_reason(partition, job, reasons, sees_id),
     )
 
 

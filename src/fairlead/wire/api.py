@@ -698,6 +698,10 @@ class Ask(Answer, frozen=True, kw_only=True):
     count: int
     asked: float
     waiting_since: float
+    name: str = ""
+    user: str = ""
+    reason: str = ""
+    """Why the first waiting tasks of its job wait, in a few words."""
 
 
 class Lane(Answer, frozen=True, kw_only=True):
@@ -747,6 +751,83 @@ class Promise(Answer, frozen=True, kw_only=True):
 class Holds(Answer, frozen=True, kw_only=True):
     holds: list[Hold]
     promises: list[Promise]
+
+
+class NodeRow(msgspec.Struct, frozen=True, array_like=True):
+    """A node of a map as an array: what changes often."""
+
+    state: int
+    """Position in `states` of the map."""
+    flags: int
+    """1 if it is held or promised, plus 2 if it gets no work for a while because launches failed there."""
+    cpu: int
+    """The used part of its CPUs, in percent."""
+    memory: int
+    """The used part of its memory, in percent."""
+    tasks: int
+    devices: str
+    """A character for each GPU: its used part in tenths, from 0 to 9, and A for all of it."""
+
+
+class NodeGroups(Answer, frozen=True, kw_only=True):
+    """The values of a label, and for each node the position of its value; -1 if the node lacks the label."""
+
+    values: list[str]
+    of: list[int]
+
+
+class NodeMap(Answer, frozen=True, kw_only=True):
+    """All nodes of a partition, in columns, and the queue tree. `at` is where `GET /live` continues."""
+
+    at: str
+    partition: str
+    now: float
+    ready: bool
+    states: list[str]
+    names: list[str]
+    cpus: list[float]
+    memory: list[int]
+    pools: NodeGroups
+    labels: dict[str, NodeGroups]
+    """Labels that put nodes into groups: those with at most 200 values."""
+    rows: list[NodeRow]
+    queues: list[Queue]
+
+
+class MapChange(Answer, frozen=True, kw_only=True):
+    """What changed in a map: rows by the position of their node, and queues."""
+
+    at: str
+    now: float
+    ready: bool
+    rows: list[tuple[int, NodeRow]]
+    queues: list[Queue]
+
+
+class Bar(Answer, frozen=True, kw_only=True):
+    """Tasks of one attempt on a node, from their start to their end; `ended` is null while they run."""
+
+    node: str
+    job: str
+    name: str
+    stage: str
+    user: str
+    queue: str
+    tasks: int
+    resources: dict[str, int | float]
+    """Resources of each task."""
+    started: float
+    ended: float | None
+    outcome: str
+
+
+class Timeline(Answer, frozen=True, kw_only=True):
+    """Tasks that ran in a span of time. `complete` is false if there were more: then the oldest are left out."""
+
+    since: float
+    until: float
+    bars: list[Bar]
+    complete: bool
 
 
 class PoolUse(Answer, frozen=True, kw_only=True):
@@ -1148,6 +1229,16 @@ class Caller(Answer, frozen=True, kw_only=True):
     user: str
     groups: list[str]
     role: Role
+
+
+class Session(Answer, frozen=True, kw_only=True):
+    """A session of the web page. Requests carry its cookie, and `key` in the header Fairlead-Session."""
+
+    user: str
+    groups: list[str]
+    role: Role
+    key: str
+    expires: float
 
 
 class Health(Answer, frozen=True, kw_only=True):

@@ -1,0 +1,84 @@
+"""The timeline: which tasks ran on which node and when, from the history and the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, get
+
+from fairlead.api.attempts import FLUSH_TIMEOUT
+from fairlead.api.context import USERS, PartitionName, caller_of, seen_by, services_of
+from fairlead.api.history import Moment, span_of
+from fairlead.core.ranges import count
+from fairlead.core.resources import HOUR, SECOND
+from fairlead.core.state import Partition
+from fairlead.history.recorder import AttemptRow
+from fairlead.views.answers import amounts
+from fairlead.wire import api as wire
+
+HttpRequest = Request[Any, Any, Any]
+MAX_BARS = 20_000
+
+
+@get("/timeline", operation_id="timeline", guards=[USERS], summary="Tasks by node and time")
+async def timeline(
+    request: HttpRequest, partition: PartitionName = "", since: Moment = "", until: Moment = ""
+) -> wire.Timeline:
+    """Return the tasks that ran in a span of time, by default the last hour, with their nodes: those that run, and of
+    those that ended the newest 20,000. Users see their own tasks."""
+    services, caller, sees = services_of(request), caller_of(request), seen_by(request)
+    served = services.control.find(partition)
+    first, last = span_of(since, until)
+    end = served.now if last is None else last
+    start = end - HOUR if first is None else first
+
+    def look(state: Partition) -> list[wire.Bar]:
+        nodes = state.nodes
+        return [
+            wire.Bar(
+                node=nodes.name[nodes.rows[allocation.node]],
+                job=allocation.stage.job.id,
+                name=allocation.stage.job.spec.name,
+                stage=allocation.stage.name,
+                user=allocation.stage.job.user,
+                queue=allocation.stage.job.queue.path,
+                tasks=count(allocation.indices),
+                resources=amounts(allocation.stage.spec.resources),
+                started=allocation.started / SECOND,
+                ended=None,
+                outcome="",
+            )
+            for allocation in state.allocations.values()
+            if allocation.started is not None and allocation.started < end and sees(allocation.stage.job)
+        ]
+
+    running = await served.read(look)
+    await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
+    user = "" if caller.operator else caller.user
+    rows = await services.threads.run(services.records.ran, served.name, start, end, user, MAX_BARS)
+    return wire.Timeline(
+        since=start / SECOND,
+        until=end / SECOND,
+        bars=[*running, *(_bar(row, name) for row, name in rows if row.node)],
+        complete=len(rows) < MAX_BARS,
+    )
+
+
+def _bar(row: AttemptRow, name: str) -> wire.Bar:
+    assert row.started is not None
+    return wire.Bar(
+        node=row.node,
+        job=row.job,
+        name=name,
+        stage=row.stage,
+        user=row.user,
+        queue=row.queue,
+        tasks=count(row.indices),
+        resources=amounts(row.amounts),
+        started=row.started / SECOND,
+        ended=row.ended / SECOND,
+        outcome=row.outcome,
+    )
+
+
+HANDLERS = [timeline]

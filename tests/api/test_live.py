@@ -1,0 +1,119 @@
+"""The changes of the map: read once for all pages, complete, and without data of other users."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from fairlead.api import board
+from tests.api.serving import Serving, submit
+
+
+@contextmanager
+def following(client: httpx.Client, after: str) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
+    """Yield the events of the stream, by kind and document."""
+    with client.stream("GET", "/api/v1/live", params={"after": after}) as stream:
+
+        def events() -> Iterator[tuple[str, dict[str, Any]]]:
+            kind = ""
+            for line in stream.iter_lines():
+                if line.startswith("event: "):
+                    kind = line.removeprefix("event: ")
+                if line.startswith("data: "):
+                    yield kind, json.loads(line.removeprefix("data: "))
+
+        yield events()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "PAUSE", 0.02)
+
+
+def test_a_change_has_the_rows_and_queues_that_changed(site: Serving) -> None:
+    site.node("n1")
+    site.node("n2")
+    with site.as_user("ann") as ann:
+        at = ann.get("/api/v1/map").json()["at"]
+        with following(ann, at) as events:
+            job = submit(site.as_owner, {"name": "hidden", "stages": [{"resources": {"cpu": 4}}]})
+            kind, change = next(events)
+            assert kind == "change"
+            assert [row[2:5] for _, row in change["rows"]] == [[100, 0, 1]]
+            assert "root" in [queue["path"] for queue in change["queues"]]
+            assert "hidden" not in json.dumps(change)
+            site.report(job, "running")
+            site.report(job, "succeeded", exit_code=0)
+            while change["rows"][0][1][2] != 0:
+                _, change = next(events)
+
+
+def test_new_nodes_and_unknown_places_reset_a_page(site: Serving) -> None:
+    site.node("n1")
+    at = site.as_owner.get("/api/v1/map").json()["at"]
+    with following(site.as_owner, at) as events:
+        site.node("n2")
+        assert next(events)[0] == "reset"
+    for place in ("other-1", "", f"{at.partition('-')[0]}-99", "x-x"):
+        with following(site.as_owner, place) as events:
+            assert next(events)[0] == "reset"
+    assert len(site.as_owner.get("/api/v1/map").json()["names"]) == 2
+
+
+def test_a_drained_node_and_a_held_one_are_shown(site: Serving) -> None:
+    site.node("n1")
+    at = site.as_owner.get("/api/v1/map").json()["at"]
+    with following(site.as_owner, at) as events:
+        site.as_owner.post("/api/v1/nodes/n1/drain").raise_for_status()
+        kind, change = next(events)
+        assert kind == "change" and change["rows"][0][1][0] == 2
+
+
+def test_many_pages_are_served_by_one_look(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.node("n1")
+    looks: list[int] = []
+    read = board.Board._read
+
+    def counted(self: board.Board, *arguments: Any) -> Any:
+        looks.append(1)
+        return read(self, *arguments)
+
+    monkeypatch.setattr(board.Board, "_read", counted)
+    at = site.as_owner.get("/api/v1/map").json()["at"]
+    looks.clear()
+    seen: list[str] = []
+
+    def page() -> None:
+        with site.as_user("ann") as ann, following(ann, at) as events:
+            seen.append(next(events)[0])
+
+    pages = [threading.Thread(target=page) for _ in range(10)]
+    for each in pages:
+        each.start()
+    submit(site.as_owner)
+    for each in pages:
+        each.join(30)
+    assert seen == ["change"] * 10
+    assert len(looks) <= 5
+
+
+def test_the_timeline_has_what_ran_and_hides_other_users(site: Serving) -> None:
+    site.node("n1")
+    with site.as_user("ann") as ann, site.as_user("bob") as bob:
+        done, running = (submit(ann, {"name": name, "stages": [{"resources": {"cpu": 1}}]}) for name in ("a", "b"))
+        for job in (done, running):
+            site.report(job, "running")
+        site.report(done, "succeeded", exit_code=0)
+        bars = ann.get("/api/v1/timeline").json()["bars"]
+        assert [(bar["job"], bar["name"], bar["node"], bar["ended"] is None) for bar in bars] == [
+            (running, "b", "n1", True),
+            (done, "a", "n1", False),
+        ]
+        assert bob.get("/api/v1/timeline").json()["bars"] == []
+        assert len(site.as_owner.get("/api/v1/timeline").json()["bars"]) == 2

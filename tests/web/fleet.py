@@ -1,0 +1,182 @@
+"""A real server with a virtual fleet: nodes without machines, whose tasks are reported as running at once.
+
+`python -m tests.web.fleet [NODES]` runs one to look at, and prints its address with a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fairlead.core.commands import AddNode, Report
+from fairlead.core.documents import parse_node
+from fairlead.core.effects import ForNode
+from fairlead.engines.base import Busy
+from tests.api.serving import Orders, Serving
+
+NODES = 2_000
+CONFIG: dict[str, Any] = {
+    "partitions": {
+        "default": {
+            "lease": "30d",  # the nodes have no agents
+            "starving_after": "1s",
+            "hold_for": "1h",
+            "share_memory": "1h",
+            "queues": {
+                "root": {
+                    "research": {"share": 50, "vision": {"share": 60, "order": "fair"}, "language": {"share": 40}},
+                    "production": {"share": 30},
+                    "ci": {"share": 20, "limit": {"cpu": 4000}},
+                }
+            },
+        }
+    }
+}
+
+
+class Fleet(Orders):
+    """Reports launched tasks as running, and stopped ones as ended."""
+
+    site: Serving
+
+    def dispatch(self, partition: str, messages: Sequence[ForNode]) -> None:
+        super().dispatch(partition, messages)
+        for message in messages:
+            for launch in message.launches:
+                self._tell(partition, message.node, launch, "running")
+            for stop in message.stops:
+                self._tell(partition, message.node, stop, "stopped")
+
+    def _tell(self, partition: str, node: str, tasks: Any, state: Any) -> None:
+        report = Report(
+            node=node,
+            job=tasks.job,
+            stage=tasks.stage,
+            indices=tasks.indices,
+            attempt=tasks.attempt,
+            state=state,
+            number=tasks.number,
+            operator=True,
+        )
+
+        async def offer() -> None:
+            while True:
+                try:
+                    return void(await self.site.control.find(partition).offer(report))
+                except Busy:
+                    await asyncio.sleep(0.05)
+
+        asyncio.get_running_loop().create_task(offer())
+
+
+def void(_: object) -> None:
+    return None
+
+
+def node_documents(count: int) -> list[dict[str, Any]]:
+    """Return nodes of three kinds, in racks of 40: with eight GPUs, with four, and with CPUs only."""
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("a100", {"cpu": 64, "memory": "512Gi", "gpu": 8}),
+        ("l4", {"cpu": 32, "memory": "128Gi", "gpu": 4}),
+        ("cpu", {"cpu": 96, "memory": "256Gi"}),
+    ]
+    documents = []
+    for number in range(count):
+        kind, resources = kinds[0 if number < count // 4 else 1 if number < count // 2 else 2]
+        labels = {"rack": f"rack-{number // 40 + 1:02}", "zone": f"zone-{'abc'[number % 3]}", "kind": kind}
+        documents.append({"name": f"{kind}-{number:05}", "resources": resources, "labels": labels, "pool": kind})
+    return documents
+
+
+def add_nodes(site: Serving, count: int) -> None:
+    async def add() -> None:
+        served = site.control.find()
+        for start in range(0, count, 500):
+            part = node_documents(count)[start : start + 500]
+            commands = [AddNode(name=doc["name"], spec=parse_node(doc)[1], operator=True) for doc in part]
+            await asyncio.gather(*[site.control.execute(served, command) for command in commands])
+
+    site.do(add())
+
+
+def job(name: str, queue: str, cpu: float = 1, gpu: float = 0, **stage: Any) -> dict[str, Any]:
+    resources = {"cpu": cpu, **({"gpu": gpu} if gpu else {})}
+    main = {"name": "worker", "resources": resources, "command": ["python", "train.py"], **stage}
+    return {"name": name, "queue": f"root.{queue}", "stages": [main]}
+
+
+def fill(site: Serving, count: int = NODES) -> None:
+    """Give the fleet work of several users: most of it runs, some of it waits for limits, for GPUs or for a gang."""
+    each = count // 20
+    users = {
+        "ann": [
+            job("resnet-sweep", "research.vision", 8, 1, array=each * 12),
+            job("segment-anything", "research.vision", 56, 8, count=each * 2),
+            job("frames", "research.vision", 4, 0.5, array=each),
+        ],
+        "bob": [
+            job("pretrain-7b", "research.language", 32, 8, count=each),
+            job("tokenize", "research.language", 16, array=each * 6),
+        ],
+        "eve": [
+            job("serve-ranking", "production", 24, 2, array=each * 2),
+            job("features", "production", 12, array=each * 30),
+        ],
+        "cim": [job(f"build-{number}", "ci", 4, array=each) for number in range(12)],
+        "dan": [
+            job("train-moe-large", "research.language", 48, 8, count=each * 3),
+            job("old-driver", "production", 4, 1, selectors={"kind": "h100"}),
+        ],
+    }
+    for user, documents in users.items():
+        with site.as_user(user) as client:
+            for document in documents:
+                client.post("/api/v1/jobs", json=document).raise_for_status()
+    settle(site.as_owner)
+    names = [document["name"] for document in node_documents(count)]
+    for name in names[7 : count // 4 : max(1, count // 40)]:
+        site.as_owner.post(f"/api/v1/nodes/{name}/drain", params={"reason": "new kernel"})
+    for name in names[count // 2 + 3 :: max(1, count // 8)]:
+        site.as_owner.post(f"/api/v1/nodes/{name}/disable", params={"reason": "fan broken"})
+    settle(site.as_owner)
+
+
+def settle(client: httpx.Client, seconds: float = 60.0) -> None:
+    """Wait until no task is on its way to a node."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        jobs = client.get("/api/v1/jobs", params={"limit": 1000}).json()["jobs"]
+        if not any(stage["assigned"] for each in jobs for stage in each["stages"]):
+            return
+        time.sleep(0.2)
+
+
+def start(folder: Path, nodes: int = NODES, config: dict[str, Any] | None = None) -> Serving:
+    site = Serving(folder, CONFIG if config is None else config, hub=Fleet)
+    assert isinstance(site.orders, Fleet)
+    site.orders.site = site
+    add_nodes(site, nodes)
+    return site
+
+
+def main() -> None:
+    nodes = int(sys.argv[1]) if len(sys.argv) > 1 else NODES
+    with tempfile.TemporaryDirectory() as folder:
+        site = start(Path(folder), nodes)
+        began = time.monotonic()
+        fill(site, nodes)
+        print(f"{site.url}/#token={site.owner}", flush=True)
+        print(f"filled in {time.monotonic() - began:.1f} s; user token: {site.token('user', 'ann')}", flush=True)
+        time.sleep(float(sys.argv[2]) if len(sys.argv) > 2 else 3600)
+        site.close()
+
+
+if __name__ == "__main__":
+    main()
