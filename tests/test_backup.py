@@ -285,7 +285,7 @@ def test_tasks_that_a_restore_does_not_know_go_on(tmp_path: Path) -> None:
             [later] = [client.submit(["true"], name="later")]
             assert later == "3"  # the number of the lost job is not given again
         health = json.load(urlopen(f"{server.url}/healthz"))
-        assert "1 nodes know tasks or leaders" in health["alarms"][0]
+        assert "1 node knows tasks or leaders" in health["alarms"][0]
         assert "unknown attempt" in server.log() and "epoch not known" in server.log()
         server.kill()
         server.start()

@@ -31,8 +31,8 @@ def _health(request: HttpRequest) -> wire.Health:
         problem=control.problem,
         failing=["history"] if services.records.failing else [],
         alarms=[
-            f"partition {name}: {len(nodes)} nodes know tasks or leaders that are not in the journal: its data were "
-            "set back; see `unknown attempt` and `epoch not known` in the log"
+            f"partition {name}: {len(nodes)} {'nodes know' if len(nodes) > 1 else 'node knows'} tasks or leaders that "
+            "are not in the journal: its data were set back; see `unknown attempt` and `epoch not known` in the log"
             for name, nodes in services.hub.ahead().items()
         ],
     )
