@@ -44,17 +44,18 @@ FRAMES = """async () => {
 }"""
 
 
-async def with_pages(url: str, token: str, pages: int, pid: int) -> float:
-    """Return the part of a core that the server uses while nodes change each second, with this number of pages."""
+async def with_pages(url: str, token: str, nodes: int, pages: int, pid: int) -> tuple[float, int]:
+    """Return the part of a core that the server uses while nodes change each second, and the messages to pages."""
     headers = {"Authorization": f"Bearer {token}"}
     limits = httpx.Limits(max_connections=None)
+    messages: list[int] = []
     async with httpx.AsyncClient(base_url=f"{url}/api/v1", headers=headers, timeout=60, limits=limits) as client:
 
         async def page() -> None:
             at = (await client.get("/map")).json()["at"]
             async with client.stream("GET", "/live", params={"after": at}) as stream:
                 async for _ in stream.aiter_raw():
-                    pass
+                    messages.append(1)
 
         opened = [asyncio.create_task(page()) for _ in range(pages)]
         await asyncio.sleep(8)
@@ -65,20 +66,21 @@ async def with_pages(url: str, token: str, pages: int, pid: int) -> float:
             number += 1
             for node in range(10):
                 action = "drain" if number % 2 else "enable"
-                await client.post(f"/nodes/cpu-{NODES - 1 - node:05}/{action}")
+                answer = await client.post(f"/nodes/cpu-{nodes - 1 - node:05}/{action}")
+                answer.raise_for_status()
             await asyncio.sleep(1)
         part = (sum(server.cpu_times()[:2]) - busy) / (perf_counter() - began)
         for task in opened:
             task.cancel()
         await asyncio.gather(*opened, return_exceptions=True)
-        return part
+        return part, len(messages)
 
 
 def found(client: httpx.Client, jobs: int) -> Iterator[Row]:
-    stage = {"resources": {"cpu": 1, "gpu": 1}, "selectors": {"kind": "none"}}
+    stage = {"resources": {"cpu": 4}}  # the queue is at its limit, so all of them wait
     for start in range(0, jobs, 5_000):
         documents = [
-            {"name": f"job-{at}", "queue": "root.production", "stages": [stage]}
+            {"name": f"job-{at}", "queue": "root.ci", "stages": [stage]}
             for at in range(start, min(jobs, start + 5_000))
         ]
         client.post("/jobs/batch", json={"jobs": documents}).raise_for_status()
@@ -123,8 +125,10 @@ def page(scale: float) -> Iterator[Row]:
             note = f"120 frames, median {median(frames):.0f} ms, longest {frames[-1]:.0f} ms between two"
             yield Row("longest task of the page while the map is moved", max(1.0, longest), "ms", 50, note=note)
             tab.close()
-        idle, busy = (asyncio.run(with_pages(url, token, pages, server.pid)) for pages in (0, PAGES))
-        note = f"{100 * idle:.1f} % without pages, {100 * busy:.1f} % with them; 10 nodes change each second"
+        (idle, _), (busy, sent) = (
+            asyncio.run(with_pages(url, token, nodes, pages, server.pid)) for pages in (0, PAGES)
+        )
+        note = f"{100 * idle:.1f} % without pages, {100 * busy:.1f} % with them; {sent:,} messages"
         yield Row(f"{PAGES} open pages", max(0.01, 100 * (busy - idle)), "% of a core", 5, note=note)
         headers = {"Authorization": f"Bearer {token}"}
         with httpx.Client(base_url=f"{url}/api/v1", headers=headers, timeout=120) as client:

@@ -114,7 +114,7 @@ def job(name: str, queue: str, cpu: float = 1, gpu: float = 0, **stage: Any) -> 
 
 def fill(site: Serving, count: int = NODES) -> None:
     """Give the fleet work of several users: most of it runs, some of it waits for limits, for GPUs or for a gang."""
-    each = count // 20
+    each = min(count, NODES) // 20
     users = {
         "ann": [
             job("resnet-sweep", "research.vision", 8, 1, array=each * 12),

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from secrets import token_hex
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
 import msgspec
@@ -31,8 +31,8 @@ WHOLE = 30.0
 """Seconds after which all rows are read again."""
 KEPT = 60
 """Messages that are kept for pages that connect again."""
-COST = 50
-"""A look that takes long is followed by a pause of this number of times its duration."""
+COST, LONGEST_PAUSE = 30, 5.0
+"""A look that takes long is followed by a pause of this number of times its CPU time, and of these seconds at most."""
 
 RESET = wire.Done(note="the nodes have changed; read the map again")
 
@@ -129,7 +129,7 @@ class Board:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WHOLE / 3):
                     await feed.grown(self._seq)
-            await asyncio.sleep(max(PAUSE, COST * self._took, self._looked + PAUSE - monotonic()))
+            await asyncio.sleep(max(PAUSE, min(LONGEST_PAUSE, COST * self._took)))
             await self._look()
         self._tell(None)
 
@@ -142,9 +142,15 @@ class Board:
             began = monotonic()
             if began - self._whole > WHOLE:
                 named = None
-            change = await self.served.read(lambda state: self._read(state, named))
+
+            def look(state: Partition) -> wire.MapChange | wire.Done | None:
+                busy = thread_time()
+                change = self._read(state, named)
+                self._took = thread_time() - busy
+                return change
+
+            change = await self.served.read(look)
             self._looked = monotonic()
-            self._took = self._looked - began if change is not None else 0.0
             self._tell(change)
 
     def _read(self, state: Partition, named: set[str] | None) -> wire.MapChange | wire.Done | None:
@@ -164,8 +170,9 @@ class Board:
                 self._held, self._queues = set(nodes.held), map_queues(state, now)
                 self._ready, self._whole = state.reign.ready, monotonic()
                 return RESET
-            named = set(self._place)
-            self._whole = monotonic()
+            if named is None:
+                named = set(self._place)
+                self._whole = monotonic()
         held = set(nodes.held)
         for node_id in held ^ self._held:
             if node_id in nodes.rows:
