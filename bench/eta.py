@@ -35,7 +35,7 @@ from fairlead.sim.preview.runtimes import Runtimes
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import read_traces
 
-SECONDS = 60.0
+SECONDS = 600.0
 HEADS = 5
 """Heads are fewer than other waiting jobs, so they get this many times as many promises."""
 

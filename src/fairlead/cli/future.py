@@ -23,7 +23,7 @@ def eta(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show when waiting jobs start: about when, and an interval that is right in 9 of 10 cases.
+    """Show when waiting jobs start: about when, and an interval of 90 %.
 
     A second process of the server runs a copy of the cluster forward several times, with run times and new jobs as in
     the past.
