@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from fairlead.api.control import Control, Unserved
+from fairlead.api.control import Control
+from fairlead.api.problems import Unserved
 from fairlead.core.commands import AddNode, Kill, MarkReady, Submit
 from fairlead.core.config import parse_partition
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.effects import ForNode
 from fairlead.engines.base import PartitionHandle
+from fairlead.journal.codec import CLUSTER_STREAM
 from fairlead.journal.memory import MemoryJournal
 
 
@@ -49,9 +51,8 @@ def test_launches_of_a_configuration_are_sent_before_later_stops() -> None:
         for command in (MarkReady(operator=True), AddNode(name=name, spec=node, operator=True)):
             await control.execute(served, command)
         await control.execute(served, Submit(spec=spec, id="j", operator=True))
-        configuring = asyncio.create_task(control.configure({"default": config()}))
-        await asyncio.sleep(0)  # the configuration is being applied now, and the next command waits for it:
-        await asyncio.gather(configuring, control.execute(served, Kill(job="j", operator=True)))
+        await control.configure({"default": config()})
+        await control.execute(served, Kill(job="j", operator=True))
         await control.close()
         return engine.messages
 
@@ -66,7 +67,8 @@ def test_a_configuration_that_meets_the_end_of_the_writers_starts_no_partition()
         control = Control(lambda: journal, Listener(), first={"default": config()})
         await control.start()
         configuring = asyncio.create_task(control.configure({"default": config(), "other": config()}))
-        await asyncio.sleep(0)
+        while journal.last(CLUSTER_STREAM) < 2:
+            await asyncio.sleep(0)
         await control.close()
         with pytest.raises(Unserved):
             await configuring

@@ -11,7 +11,21 @@ from litestar.params import QueryParameter
 from litestar.plugins import PluginProtocol
 from litestar.types import ControllerRouterHandler
 
-from fairlead.api import access, cluster, config, health, history, jobs, logs, managers, pools, secrets, usage, watch
+from fairlead.api import (
+    access,
+    cluster,
+    config,
+    health,
+    history,
+    jobs,
+    logs,
+    managers,
+    pools,
+    secrets,
+    servers,
+    usage,
+    watch,
+)
 from fairlead.api import results as result_files
 from fairlead.api.agents import agents
 from fairlead.api.context import Document, Services, http_error, refused
@@ -23,7 +37,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import suggestion
 from fairlead.wire import api as wire
 
-NOUNS = (jobs, logs, result_files, history, usage, cluster, pools, config, managers, watch, secrets, access)
+NOUNS = (jobs, logs, result_files, history, usage, cluster, servers, pools, config, managers, watch, secrets, access)
 
 
 class Application(Litestar):

@@ -91,6 +91,9 @@ class PartitionHandle(Protocol):
     def reigns(self) -> bool:
         """True while the writer works. After that the state may differ from the journal."""
 
+    async def still_leads(self) -> bool:
+        """True if the journal says that this writer's epoch is the newest. Ask it before machines are changed."""
+
     def settle(self, command: AnyCommand) -> Awaitable[object]:
         """Carry out a command; wait while the inbox is full.
 

@@ -12,8 +12,9 @@ from functools import partial
 from random import Random
 from typing import Any, Literal, Protocol
 
-from fairlead.api.control import Control, offered
+from fairlead.api.control import Control
 from fairlead.api.problems import Unserved
+from fairlead.api.service import offered
 from fairlead.core import cycle
 from fairlead.core.commands import Accepted, Answer, AnyCommand, Configure, Rejected
 from fairlead.core.cycle import Cycle
