@@ -355,6 +355,10 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
             raise ProviderError(str(problem), names) from problem
         return {name: secret for name, (secret, _) in zip(names, tokens, strict=True)}
 
+    def addresses() -> str:
+        """Return where agents of new machines find a leader: at this server, or at one of the others."""
+        return ",".join(sorted({settings.url, *(member.address for member in control.standing.members)} - {""}))
+
     def forget(partition: str, names: Sequence[str]) -> None:
         try:
             identities.forget(partition, names)
@@ -363,7 +367,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
 
     pools = PoolService(
         lambda kind: provider_of(kind, directory / "pools", pool_log),
-        Join(settings.url, invite, forget),
+        Join(addresses, invite, forget),
         Figures(metrics.registry),
         pool_log,
         settle=settle,

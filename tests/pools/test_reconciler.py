@@ -55,7 +55,7 @@ class Story:
         pools = PoolService(
             make or (lambda kind: self.provider),
             Join(
-                "http://127.0.0.1:1",
+                lambda: "http://127.0.0.1:1",
                 lambda partition, pool, names: {},
                 lambda partition, names: self.forgotten.extend(names),
             ),

@@ -27,7 +27,7 @@ from fairlead.core.resources import shown
 from fairlead.core.settings import DEFAULT_CONFIG, PartitionConfig
 from fairlead.core.state import Partition
 from fairlead.engines.base import Engine
-from fairlead.journal.base import Damaged, Held, Journal, JournalError, PolicyMissing, TooNew
+from fairlead.journal.base import Held, Journal, JournalError, PolicyMissing, TooNew
 from fairlead.journal.codec import CLUSTER_STREAM, restore_cluster, stream_of
 from fairlead.journal.room import NoRoom
 from fairlead.journal.roster import Alone, Lease, Roster, Standing, spread
@@ -52,8 +52,8 @@ REVISION_SECONDS = 3.0
 """Seconds that a read waits for a revision."""
 GIVEN = 1.0
 """Seconds for which a server does not take back what it gave up."""
-UNABLE = (PolicyMissing, TooNew, Damaged)
-"""Problems of a journal that do not end by themselves."""
+UNABLE = (PolicyMissing, TooNew)
+"""Problems of this installation, which another server may not have."""
 
 
 class Seat:
@@ -66,6 +66,7 @@ class Seat:
         """Streams."""
         self.cause = ""
         """Why it broke."""
+        self.ended = False
 
     def opened(self, open_journal: Callable[[], Journal]) -> Journal:
         """Return the journal; open it if it is not open. This is called in the thread."""
@@ -144,6 +145,7 @@ class Control:
         self._configuring = asyncio.Lock()
         self._obeying = asyncio.Lock()
         self._supervisor: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -233,8 +235,8 @@ class Control:
         leader = self.leader(found.name)
         return Unserved(
             "behind",
-            f"partition {found.name} is at revision {found.seq} here, and {wanted} is wanted; ask again in a moment, or "
-            f"ask {leader or 'the leader'}",
+            f"partition {found.name} is at revision {found.seq} here, and {wanted} is wanted; ask again in a moment, "
+            f"or ask {leader or 'the leader'}",
             1,
             leader,
         )
@@ -439,13 +441,13 @@ class Control:
             await self._end_all()
             raise
         self._supervisor = asyncio.create_task(self._supervise())
+        self._watcher = asyncio.create_task(self._watch_leases())
 
     async def close(self) -> None:
         self._problem = CLOSING
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._supervisor
+        for task in filter(None, (self._watcher, self._supervisor)):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         await self._end_all()
         await self.pools.close()
 
@@ -469,11 +471,7 @@ class Control:
     async def _look(self) -> None:
         """Look at the other servers and the configuration, and begin to do what follows from them."""
         async with self._looking:
-            for seat in {id(seat): seat for seat in self._seats.values()}.values():
-                if not seat.cause and self._lapsed(seat):
-                    self._break(seat, LAPSED)
-                if seat.cause:
-                    await self._end(seat)
+            await self._end_broken()
             if self._problem == CLOSING:
                 return
             await self._hear()
@@ -484,8 +482,19 @@ class Control:
             self._spread()
             self._follow()
 
-    def _lapsed(self, seat: Seat) -> bool:
-        return seat.journal is not None and seat.journal.leads_until() < self._steady()
+    async def _watch_leases(self) -> None:
+        """End what is led under a lease that has ended, even while the database does not answer."""
+        while True:
+            await asyncio.sleep(self._roster.every)
+            await self._end_broken()
+
+    async def _end_broken(self) -> None:
+        seats = {id(seat): seat for seat in self._seats.values()}.values()
+        for seat in seats:
+            lapsed = seat.journal is not None and seat.journal.leads_until() < self._steady()
+            if lapsed and not seat.cause:
+                self._break(seat, LAPSED)
+        await asyncio.gather(*(self._end(seat) for seat in seats if seat.cause))
 
     async def _hear(self) -> None:
         """Tell the other servers that this one is up, and read what they told."""
@@ -507,9 +516,12 @@ class Control:
         takes = any(member.takes for member in standing.members if member.id == standing.me)
         others = any(member.takes for member in standing.members if member.id != standing.me)
         if self._configuration is not None:
-            if not takes and others:
-                await self._end(self._seats[CLUSTER_STREAM])
-            return
+            deposed = self._apart and standing.holder(CLUSTER_STREAM) != standing.me
+            if not deposed and (takes or not others):
+                return
+            await self._end(self._seats[CLUSTER_STREAM])
+            if not deposed:
+                return
         if standing.holder(CLUSTER_STREAM) in ("", standing.me) and takes and self._may_try(CLUSTER_STREAM):
             await self._lead_configuration()
         elif self._apart and standing.leases.get(CLUSTER_STREAM, Lease()).seq != self._known:
@@ -641,6 +653,8 @@ class Control:
             writer = Writer(journal, name, self._observers)
             clock = cycle_clock(writer.partition.now, self._wall, lambda: int(self._steady() * 1e9))
             if config is None:
+                if name in dict(restore_cluster(journal)[0].partitions):
+                    raise Stopped(f"partition {name} was just added by another server")
                 # No agent is connected yet: agents of removed partitions are dismissed on connecting; see `removed`.
                 writer.remove(clock())
                 journal.drop(stream)
@@ -752,6 +766,9 @@ class Control:
 
     async def _end(self, seat: Seat) -> None:
         """End all that is led through a seat, and give its leases back."""
+        if seat.ended:
+            return
+        seat.ended = True
         for stream in [stream for stream, other in self._seats.items() if other is seat]:
             del self._seats[stream]
         for name in [name for name in self._served if stream_of(name) in seat.led]:

@@ -28,7 +28,8 @@ class Machine(msgspec.Struct, frozen=True):
 class Join(msgspec.Struct, frozen=True):
     """Lets agents of new machines join this server."""
 
-    url: str
+    url: Callable[[], str]
+    """Returns the address of this server, or the addresses of all servers, separated by commas."""
     invite: Callable[[str, str, Sequence[str]], dict[str, str]]
     """Partition, pool and names of nodes → a join token for each. The call waits for a disk."""
     forget: Callable[[str, Sequence[str]], None]

@@ -106,7 +106,7 @@ class Server:
         self._process = self._outside.new_process("server")
         self._dying, self._at_work = False, 0
         self._hub = Agents(self._credentials, self._hear_hub, gang_seed=b"gangs", steady=loop.time)
-        join = Join("", lambda partition, pool, names: {}, self._credentials.forget)
+        join = Join(lambda: "", lambda partition, pool, names: {}, self._credentials.forget)
         self._control = Control(
             self._open_journal,
             self._hub,
