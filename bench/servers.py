@@ -1,6 +1,7 @@
-"""Servers on PostgreSQL: submits per second against SQLite in the same run, and how long a change of leader takes.
+"""Servers on PostgreSQL: submits per second against SQLite in the same run, how long a change of leader takes, and
+what partitions gain on one and on two servers.
 
-    python -m bench.servers [--trials 20] [--seconds 8] [submits] [failover] [recovery]
+    python -m bench.servers [--trials 20] [--seconds 8] [submits] [failover] [recovery] [partitions]
 
 It starts a PostgreSQL of its own, with its data on the same disk as the files of SQLite and with its default settings.
 """
@@ -8,12 +9,15 @@ It starts a PostgreSQL of its own, with its data on the same disk as the files o
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 import tempfile
 import threading
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -32,7 +36,7 @@ NODES, RUNNING = 10_000, 100_000
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.servers", description=__doc__)
-    parser.add_argument("what", nargs="*", default=["submits", "failover", "recovery"])
+    parser.add_argument("what", nargs="*", default=["submits", "failover", "recovery", "partitions"])
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=8.0)
     options = parser.parse_args()
@@ -44,6 +48,8 @@ def main() -> int:
             failover(Path(folder), postgres, options.trials)
         if "recovery" in options.what:
             recovery(Path(folder), postgres)
+        if "partitions" in options.what:
+            partitions(Path(folder), postgres, options.seconds)
     return 0
 
 
@@ -114,6 +120,54 @@ def recovery(folder: Path, postgres: Postgres) -> None:
     took = in_child(recover_database, database)["seconds"]
     size = f"{NODES:,} nodes, {made['running']:,.0f} running tasks, snapshot of {made['snapshot'] / 2**20:.0f} MiB"
     print(f"recovery from PostgreSQL: {took:.2f} s ({size}, 10,000 changes behind it)", flush=True)
+
+
+def partitions(folder: Path, postgres: Postgres, seconds: float) -> None:
+    """Print the jobs per second of four clients: in one partition, in four, and in four on two servers."""
+    names = ["a", "b", "c", "d"]
+    first = folder / "four.yaml"
+    first.write_text(json.dumps({"partitions": {name: {"queues": {"root": {"q": {}}}} for name in names}}))
+    database = postgres.create()
+    one = Server(folder, "first", database, "--config", str(first)).start()
+    two = Server(folder, "second", database)
+    rates: dict[str, list[float]] = {}
+    try:
+        for _ in range(ROUNDS):
+            rates.setdefault("one partition, one server", []).append(_jobs_rate([one], ["a"] * 4, seconds))
+            rates.setdefault("four partitions, one server", []).append(_jobs_rate([one], names, seconds))
+            two.start()
+            wait_until(lambda: (len(one.led()), len(two.led())) == (2, 2))
+            rates.setdefault("four partitions, two servers", []).append(_jobs_rate([one, two], names, seconds))
+            two.kill(signal.SIGTERM)
+            wait_until(lambda: len(one.led()) == 4)
+    finally:
+        for server in (one, two):
+            server.kill()
+    base = median(rates["one partition, one server"])
+    for what, values in rates.items():
+        part = median(values) / base
+        print(f"jobs per second, {what}: {min(values):.0f} to {max(values):.0f}, {part:.2f} times one", flush=True)
+
+
+def _jobs_rate(servers: list[Server], names: list[str], seconds: float) -> float:
+    """Return the jobs per second that one process per name submits, in requests of 100."""
+    urls = ",".join(server.url for server in servers)
+    with ProcessPoolExecutor(len(names), get_context("spawn")) as clients:
+        given = [(urls, servers[0].token, name, seconds) for name in names]
+        return sum(clients.map(_submit_for, given))
+
+
+def _submit_for(given: tuple[str, str, str, float]) -> float:
+    urls, token, partition, seconds = given
+    warnings.simplefilter("ignore", fairlead.NeverRuns)
+    count = 0
+    job = {"queue": "root.q", "stages": [{"command": ["true"]}]}
+    with fairlead.Client(urls, token, partition=partition) as client:
+        client.submit_many([job])  # finds the leader
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            count += len(client.submit_many([job] * 100))
+        return count / (time.monotonic() - began)
 
 
 def _one_failover(pair: list[Server], how: signal.Signals) -> float:

@@ -75,13 +75,19 @@ class Server:
     def token(self) -> str:
         return (self.data / "token").read_text().strip()
 
-    def client(self) -> fairlead.Client:
-        return fairlead.Client(self.url, self.token)
+    def client(self, partition: str = "") -> fairlead.Client:
+        return fairlead.Client(self.url, self.token, partition=partition)
 
     def leads(self) -> bool:
         with suppress(OSError), urlopen(f"{self.url}/healthz", timeout=5) as answer:
             return not json.load(answer)["problem"]
         return False
+
+    def led(self) -> list[str]:
+        """Return the partitions that this server leads."""
+        with suppress(OSError), urlopen(f"{self.url}/healthz", timeout=5) as answer:
+            return sorted(json.load(answer)["partitions"])
+        return []
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         if self.process is not None:
@@ -95,7 +101,20 @@ class Server:
 
 def fairlead_program(urls: str, token: str, *arguments: str) -> str:
     """Run a command of `fairlead` against servers and return what it prints."""
-    done = subprocess.run(
+    done = _ran(urls, token, *arguments)
+    assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+    return done.stdout
+
+
+def failing_program(urls: str, token: str, *arguments: str) -> str:
+    """Run a command of `fairlead` that fails, and return its error."""
+    done = _ran(urls, token, *arguments)
+    assert done.returncode == 1, (arguments, done.stdout, done.stderr)
+    return done.stderr
+
+
+def _ran(urls: str, token: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [*PROGRAM, *arguments],
         env={**os.environ, **_paths(), "FAIRLEAD_URL": urls, "FAIRLEAD_TOKEN": token},
         capture_output=True,
@@ -103,8 +122,6 @@ def fairlead_program(urls: str, token: str, *arguments: str) -> str:
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, (arguments, done.stdout, done.stderr)
-    return done.stdout
 
 
 class Agent:

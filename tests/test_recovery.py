@@ -301,7 +301,7 @@ def partitions(w: World) -> Steps:
 def compare(w: World) -> None:
     """Check that every way of recovering gives the live state."""
     configured, seq = restore_cluster(w.journal)
-    assert (configured, seq) == (w.cluster.configured, w.cluster.seq)
+    assert (configured, seq) == (w.cluster.configured, w.cluster.configuration.seq)
     for name, writer in w.cluster.writers.items():
         live = dump(writer.partition)
         state, seq = restore(w.journal, name)

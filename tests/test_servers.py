@@ -1,16 +1,18 @@
-"""Several servers on one database: one leads, the others stand by and take over."""
+"""Several servers on one database: each leads some partitions, and stands by for the others."""
 
 import getpass
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 import fairlead
-from tests.servers import PROGRAM, Agent, Server, fairlead_program, wait_until
+from tests.servers import PROGRAM, Agent, Server, failing_program, fairlead_program, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::fairlead.NeverRuns")
 
@@ -34,8 +36,8 @@ def test_a_standby_takes_over(pair: Pair) -> None:
         job = client.submit(["true"], resources={"cpu": 1})
     command = ("token", "create", "--role", "user", "--user", "ann", "--json")
     token = json.loads(fairlead_program(one.url, one.token, *command))["secret"]
-    with two.client() as client, pytest.raises(fairlead.Problem, match=f"stands by; {one.url} leads") as problem:
-        list(client.jobs())
+    with two.client() as client, pytest.raises(fairlead.Problem, match=f"{one.url} leads partition") as problem:
+        client.submit(["true"])
     assert problem.value.code == "standby"
     one.kill()
     wait_until(two.leads)
@@ -50,6 +52,40 @@ def test_a_standby_takes_over(pair: Pair) -> None:
     wait_until(one.leads)
     with one.client() as client:
         assert len(list(client.jobs())) == 3
+
+
+def test_a_standby_answers_reads(pair: Pair) -> None:
+    """Its answers have a revision. A client that has written asks for that revision, and gets it."""
+    one, two = pair
+    read = httpx.Client(base_url=two.url, headers={"authorization": f"Bearer {one.token}"}, timeout=60)
+    with one.client() as client, read:
+        for _ in range(20):
+            submitted = httpx.post(
+                f"{one.url}/api/v1/jobs", json={"stages": [{"command": ["true"]}]}, headers=read.headers, timeout=60
+            )
+            revision = int(submitted.headers["fairlead-revision"])
+            job = submitted.json()["job"]
+            answer = read.get(f"/api/v1/jobs/{job}", params={"min_revision": revision})
+            assert answer.status_code == 200 and answer.json()["state"] == "pending"
+            assert int(answer.headers["fairlead-revision"]) >= revision
+        assert len(read.get("/api/v1/jobs", params={"min_revision": revision}).json()["jobs"]) == 20
+        behind = read.get("/api/v1/queues", params={"min_revision": revision + 1000})
+        assert (behind.status_code, behind.json()["code"]) == (503, "behind")
+        assert behind.json()["leader"] == one.url
+        behind = httpx.get(
+            f"{one.url}/api/v1/queues", params={"min_revision": revision + 1000}, headers=read.headers, timeout=60
+        )
+        assert (behind.status_code, behind.json()["field"]) == (409, "min_revision")
+        [partition] = read.get("/api/v1/partitions").json()["partitions"]
+        assert (partition["ready"], partition["leader"], partition["jobs"]) == (None, one.url, 20)
+        waiting = read.get(f"/api/v1/jobs/{job}", params={"wait": 5})
+        assert waiting.json()["code"] == "standby"
+        client.kill(job)
+    with fairlead.Client(f"{two.url},{one.url}", one.token) as client:
+        for _ in range(10):
+            job = client.submit(["true"])  # the first server does not lead
+            client._connections.turn()
+            assert client.job(job).state == "pending"  # answered by the server that does not lead
 
 
 def test_tasks_and_users_go_on_when_their_server_is_killed(tmp_path: Path, pair: Pair) -> None:
@@ -84,7 +120,7 @@ def test_a_paused_leader_finds_itself_deposed(pair: Pair) -> None:
             job = client.submit(["true"])
     finally:
         one.process.send_signal(signal.SIGCONT)
-    wait_until(lambda: "stands by" in one.log())
+    wait_until(lambda: not one.leads())
     with one.client() as client, pytest.raises(fairlead.Problem, match=f"{two.url} leads"):
         client.submit(["true"])
     with two.client() as client:
@@ -114,3 +150,114 @@ def test_options_of_a_database_that_are_refused(tmp_path: Path, database: str) -
     Server(tmp_path, "one", database).start().kill(signal.SIGTERM)
     code, text = said("--database", database)  # with a key file of its own
     assert code == 1 and ("is missing" in text or "does not open" in text) and "key" in text
+
+
+FOUR = ("a", "b", "c", "d")
+
+
+@pytest.fixture
+def spread(tmp_path: Path, database: str) -> Iterator[Pair]:
+    """Two servers that lead two of four partitions each."""
+    file = tmp_path / "fairlead.yaml"
+    file.write_text(json.dumps(configured(FOUR)))
+    one = Server(tmp_path, "one", database, "--lease", "2s", "--config", str(file)).start()
+    assert one.led() == [*FOUR]
+    two = Server(tmp_path, "two", database, "--lease", "2s").start()
+    try:
+        wait_until(lambda: (len(one.led()), len(two.led())) == (2, 2))
+        yield one, two
+    finally:
+        for server in (one, two):
+            if server.process is not None:
+                server.kill()
+
+
+def configured(partitions: Sequence[str]) -> dict[str, Any]:
+    return {"partitions": {name: {"ready_after": "3s", "queues": {"root": {"q": {}}}} for name in partitions}}
+
+
+def test_partitions_spread_and_move(tmp_path: Path, spread: Pair) -> None:
+    one, two = spread
+    urls = f"{one.url},{two.url}"
+    assert sorted([*one.led(), *two.led()]) == [*FOUR]
+    agents = [Agent(tmp_path, f"n-{name}", urls, one.token, "--partition", name) for name in ("a", "d")]
+    jobs: dict[str, str] = {}
+    try:
+        for name in FOUR:
+            with fairlead.Client(urls, one.token, partition=name) as client:
+                jobs[name] = client.submit(["sleep", "1000"], queue="root.q", user=getpass.getuser())
+        for name in ("a", "d"):
+            with fairlead.Client(urls, one.token, partition=name) as client:
+                wait_until(lambda client=client, name=name: client.job(jobs[name]).state == "running")
+        assert "drains" in fairlead_program(two.url, one.token, "server", "drain", one.url)
+        wait_until(lambda: (one.led(), two.led()) == ([], [*FOUR]))
+        assert f"{one.url}  drained" in fairlead_program(urls, one.token, "server", "list")
+        for name in FOUR:
+            with fairlead.Client(urls, one.token, partition=name) as client:
+                assert client.job(jobs[name]).state in ("running", "pending")
+                client.submit(["true"], queue="root.q")
+        for name in ("a", "d"):  # the tasks go on under their new leader
+            with fairlead.Client(two.url, one.token, partition=name) as client:
+                wait_until(lambda client=client: [node.state for node in client.nodes()] == ["up"])
+                [task] = client.tasks(jobs[name])
+                assert (task.state, task.attempt) == ("running", 1)
+        refused = failing_program(urls, one.token, "server", "drain", two.url)
+        assert "no other server is up that could lead" in refused
+        assert "there is no server http://x" in failing_program(urls, one.token, "server", "drain", "http://x")
+        fairlead_program(urls, one.token, "server", "enable", one.url)
+        wait_until(lambda: (len(one.led()), len(two.led())) == (2, 2))
+        two.kill()
+        wait_until(lambda: one.led() == [*FOUR])
+        for name in FOUR:
+            with one.client(name) as client:
+                assert len(list(client.jobs())) == 2
+    finally:
+        for agent in agents:
+            agent.stop()
+
+
+def test_a_configuration_of_partitions_that_other_servers_lead(spread: Pair) -> None:
+    one, two = spread
+    urls = f"{one.url},{two.url}"
+    with fairlead.Client(urls, one.token, partition="d") as client:
+        job = client.submit(["true"], queue="root.q")
+
+    def apply(document: dict[str, Any]) -> Any:
+        answers = [
+            httpx.put(
+                f"{server.url}/api/v1/config",
+                json=document,
+                headers={"authorization": f"Bearer {one.token}"},
+                timeout=60,
+            )
+            for server in (one, two)
+        ]
+        served = [answer for answer in answers if answer.json().get("code") != "standby"]
+        assert len(served) == 1  # the other one names the server that leads the configuration
+        [other] = [answer for answer in answers if answer not in served]
+        assert other.json()["leader"] in (one.url, two.url)
+        return served[0]
+
+    # A queue with a job cannot get queues below it. This is tried on partitions of both servers; nothing is written.
+    refused = configured(FOUR)
+    refused["partitions"]["a"]["queues"]["root"]["new"] = {}
+    refused["partitions"]["d"]["queues"]["root"]["q"] = {"below": {}}
+    answer = apply(refused)
+    assert (answer.status_code, answer.json()["field"]) == (409, "partitions.d.queues.root.q.below")
+    with fairlead.Client(urls, one.token, partition="a") as client:
+        assert [queue.path for queue in client.queues()] == ["root", "root.q"]
+    changed = configured(("b", "c", "d", "e", "f"))
+    changed["partitions"]["d"]["queues"]["root"]["new"] = {}
+    answer = apply(changed)
+    assert answer.status_code == 200, answer.text
+    wait_until(lambda: sorted([*one.led(), *two.led()]) == ["b", "c", "d", "e", "f"])
+    with fairlead.Client(urls, one.token, partition="d") as client:
+        assert [queue.path for queue in client.queues()] == ["root", "root.new", "root.q"]
+        assert client.job(job).state == "pending"
+    with fairlead.Client(urls, one.token, partition="f") as client:
+        client.submit(["true"], queue="root.q")
+    with (
+        fairlead.Client(urls, one.token, partition="a") as client,
+        pytest.raises(fairlead.Problem, match="no partition"),
+    ):
+        client.submit(["true"], queue="root.q")

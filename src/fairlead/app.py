@@ -43,14 +43,13 @@ if TYPE_CHECKING:
     from fairlead.history.outputs import OutputStore
     from fairlead.history.store import History
     from fairlead.history.stores import Store
+    from fairlead.journal.roster import Roster
     from fairlead.kubernetes.main import Runner
     from fairlead.pools.base import Log, PoolKind, Provider
     from fairlead.wire.agent import Tasks
 
 REFRESH = 2.0
 """Seconds between two looks for changes of other servers."""
-ADAPTER_LOOK = 0.25
-"""Seconds between two looks whether this server leads, and its adapter has to run."""
 ADAPTER_PAUSE = 5.0
 """Seconds before an adapter that ended starts again."""
 SWEEP = 3600.0
@@ -74,6 +73,10 @@ USUAL = ("agent joined", "node key renewed")
 """Events of agents that are no warnings."""
 SERVER_KEY = "server-key"
 FIRST_PAUSE = 0.1
+RESUMES = 600
+"""How often a partition that is not served yet is asked for the logs of its nodes."""
+LED_PAUSE = 0.5
+"""Seconds between two looks whether a partition is led here."""
 SHORTEST_LEASE, LONGEST_LEASE = 1.0, 300.0
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -216,6 +219,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.api.identities import Identities
     from fairlead.api.logfile import LogFile
     from fairlead.api.middleware import Bounds
+    from fairlead.api.problems import Unserved
     from fairlead.api.quotas import Quotas
     from fairlead.api.routes import application
     from fairlead.api.sealed import key_path
@@ -345,10 +349,11 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         lambda event, fields: log.warning(event, **fields),
         history.mark_copied,
     )
-    resumed = asyncio.Event()
+    resumed: dict[str, asyncio.Event] = {}
+    """Partition → set when it is known which logs of an earlier leader have to be copied."""
 
     async def settle(partition: str, nodes: Sequence[str]) -> None:
-        await resumed.wait()  # before that, it is not known what has to be copied
+        await resumed.setdefault(partition, asyncio.Event()).wait()
         await collector.settle(partition, nodes)
 
     def invite(partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
@@ -358,6 +363,10 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
             raise ProviderError(str(problem), names) from problem
         return {name: secret for name, (secret, _) in zip(names, tokens, strict=True)}
 
+    def addresses() -> str:
+        """Return where agents of new machines find a leader: at this server, or at one of the others."""
+        return ",".join(sorted({settings.url, *(member.address for member in control.standing.members)} - {""}))
+
     def forget(partition: str, names: Sequence[str]) -> None:
         try:
             identities.forget(partition, names)
@@ -366,13 +375,19 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
 
     pools = PoolService(
         lambda kind: provider_of(kind, directory / "pools", pool_log),
-        Join(settings.url, invite, forget),
+        Join(addresses, invite, forget),
         Figures(metrics.registry),
         pool_log,
         settle=settle,
     )
 
     server_id = token_hex(8)
+
+    roster: Roster | None = None
+    if settings.database:
+        from fairlead.journal.pgroster import PostgresRoster
+
+        roster = PostgresRoster(settings.database, server_id, settings.url, lease)
 
     def opened() -> Journal:
         if settings.database:
@@ -384,19 +399,27 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
 
     loop = asyncio.get_running_loop()
     shared = (tokens, identities, secrets)
-    resuming: list[asyncio.Task[None]] = []
+    resuming: set[asyncio.Task[None]] = set()
 
-    def leads() -> None:
-        """Read what other servers wrote. Logs that they have not copied are copied once requests are served."""
+    def leads(partition: str) -> None:
+        """Read what other servers wrote. Logs that an earlier leader has not copied are copied from now on."""
         for each in shared:
             each.refresh()
-        if control.leader is not None:
-            loop.call_soon_threadsafe(lambda: resuming.append(asyncio.create_task(_resume_later())))
+        loop.call_soon_threadsafe(resume, partition)
 
-    async def _resume_later() -> None:
-        while control.problem:
+    def resume(partition: str) -> None:
+        resumed.setdefault(partition, asyncio.Event()).clear()
+        task = asyncio.create_task(resume_later(partition))
+        resuming.add(task)
+        task.add_done_callback(resuming.discard)
+
+    async def resume_later(partition: str) -> None:
+        for _ in range(RESUMES):  # it is served in a moment, unless it has another leader by then
+            with suppress(Unserved, Refused):
+                await _resume_copies(control, partition, history, collector)
+                resumed[partition].set()
+                return
             await asyncio.sleep(FIRST_PAUSE)
-        await _resume_copies(control, history, collector)
 
     first = None if settings.config is None else _parsed(settings.config)
     control = Control(
@@ -409,6 +432,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         pools,
         wall,
         leads=leads,
+        roster=roster,
     )
     preview = Previewer(settings.database or directory / "journal", settings.database or directory / "history")
     site = Services(
@@ -430,10 +454,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     )
     try:
         await control.start()
-        await _resume_copies(control, history, collector)
     except (JournalError, FileProblem) as problem:
         raise Failed(str(problem)) from problem
-    resumed.set()
     make_adapter = _adapter_maker(settings.kubernetes, control, log.info)
     http = server(application(site), settings.certificate, settings.key)
     serving = asyncio.create_task(http.serve(sockets=[listening]))
@@ -447,7 +469,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     try:
         spare_the_collector()
         warning = ""
-        if settings.config_file and control.leader is None and control.configured[1] != first:
+        if settings.config_file and control.led() and control.configured[1] != first:
             file = settings.config_file
             warning = (
                 f"{file} was not applied: the {'database' if settings.database else 'data directory'} has a "
@@ -467,7 +489,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         await preview.close()
         await control.close()
         sweeping.cancel()
-        for task in (*resuming, *([refreshing] if refreshing else [])):
+        for task in (*resuming, *([refreshing] if refreshing else ())):
             task.cancel()
         await collector.close()
         os.close(running)
@@ -542,17 +564,16 @@ def _source_of(control: Callable[[], Control], history: History) -> Callable[[No
     return source_of
 
 
-async def _resume_copies(control: Control, history: History, collector: Collector) -> None:
-    """Have the logs copied that an earlier server has not copied, from nodes of pools that still exist."""
+async def _resume_copies(control: Control, partition: str, history: History, collector: Collector) -> None:
+    """Have the logs copied that an earlier leader has not copied, from nodes of pools that still exist."""
 
     def nodes_of_pools(state: Partition) -> list[str]:
         nodes = state.nodes
         return [nodes.name[row] for row in nodes.rows.values() if nodes.pool[row]]
 
-    for partition in control.names():
-        nodes = await control.find(partition).read(nodes_of_pools)
-        for node, tasks in await asyncio.to_thread(history.not_copied, partition, nodes):
-            collector.add((partition, node), tasks)
+    nodes = await control.find(partition).read(nodes_of_pools)
+    for node, tasks in await asyncio.to_thread(history.not_copied, partition, nodes):
+        collector.add((partition, node), tasks)
 
 
 def _database_warnings(database: str) -> list[str]:
@@ -619,17 +640,23 @@ def _adapter_maker(
 async def _adapt(
     make: Callable[[], Runner] | None, control: Control, log: Callable[..., None], registry: CollectorRegistry
 ) -> None:
-    """Schedule the pods of a Kubernetes cluster while this server leads. If the adapter ends, another one starts."""
+    """Schedule the pods of a Kubernetes cluster while this server leads their partition.
+
+    If the adapter ends, another one starts.
+    """
     while make is not None:
-        while control.problem:
-            await asyncio.sleep(ADAPTER_LOOK)
+        while not _is_led(control):
+            await asyncio.sleep(LED_PAUSE)
         runner = make()
         registry.register(runner.health)
         running = asyncio.create_task(runner.run())
         try:
-            # A server that recovers from a failure keeps its adapter; one that stands by would keep the lease in vain.
-            while control.leader is None and not running.done():
-                await asyncio.wait([running], timeout=ADAPTER_LOOK)
+            while _is_led(control) and not running.done():
+                await asyncio.wait([running], timeout=LED_PAUSE)
+            if running.done():
+                running.result()
+        except Exception as problem:
+            log("adapter ended", problem=repr(problem))
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -639,6 +666,14 @@ async def _adapt(
             continue
         log("adapter ended", problem=repr(running.exception()))
         await asyncio.sleep(ADAPTER_PAUSE)
+
+
+def _is_led(control: Control) -> bool:
+    """True if this server leads the partition of the pods."""
+    try:
+        return control.named() in control.led()
+    except Refused:
+        return False
 
 
 def documents_of(directory: Path, database: str, secrets_key: Path | None) -> Documents:

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
-from fairlead.api.control import Control, Unserved
-from fairlead.core.commands import AddNode, Kill, MarkReady, Submit
+from fairlead.api.control import Control
+from fairlead.api.problems import Unserved
+from fairlead.core.commands import AddNode, Configure, Kill, MarkReady, Submit
 from fairlead.core.config import parse_partition
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.effects import ForNode
 from fairlead.engines.base import PartitionHandle
+from fairlead.journal.codec import CLUSTER_STREAM, stream_of
 from fairlead.journal.memory import MemoryJournal
+from fairlead.journal.roster import Alone, Lease, Member, Standing
+from fairlead.writer.cluster import Configuration
+from fairlead.writer.writer import Writer
 
 
 class Listener:
@@ -49,9 +54,8 @@ def test_launches_of_a_configuration_are_sent_before_later_stops() -> None:
         for command in (MarkReady(operator=True), AddNode(name=name, spec=node, operator=True)):
             await control.execute(served, command)
         await control.execute(served, Submit(spec=spec, id="j", operator=True))
-        configuring = asyncio.create_task(control.configure({"default": config()}))
-        await asyncio.sleep(0)  # the configuration is being applied now, and the next command waits for it:
-        await asyncio.gather(configuring, control.execute(served, Kill(job="j", operator=True)))
+        await control.configure({"default": config()})
+        await control.execute(served, Kill(job="j", operator=True))
         await control.close()
         return engine.messages
 
@@ -66,7 +70,8 @@ def test_a_configuration_that_meets_the_end_of_the_writers_starts_no_partition()
         control = Control(lambda: journal, Listener(), first={"default": config()})
         await control.start()
         configuring = asyncio.create_task(control.configure({"default": config(), "other": config()}))
-        await asyncio.sleep(0)
+        while journal.last(CLUSTER_STREAM) < 2:
+            await asyncio.sleep(0)
         await control.close()
         with pytest.raises(Unserved):
             await configuring
@@ -79,3 +84,63 @@ def test_a_configuration_that_meets_the_end_of_the_writers_starts_no_partition()
             await control.close()
 
     assert asyncio.run(story()) == ["default", "other"]
+
+
+class Told(Alone):
+    """A roster that tells what a test says: another server, and the leases."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Lease] = {}
+
+    def look(self, version: int, takes: bool) -> Standing:
+        return Standing("me", (Member("me", "http://me", version), Member("x", "http://x", 9)), dict(self.leases))
+
+
+def test_a_server_with_an_old_configuration_removes_no_partition_that_was_just_added() -> None:
+    """It sees the records of the partition before the configuration that has it."""
+
+    async def story() -> None:
+        journal, roster = MemoryJournal(), Told()
+        other = Configuration(journal)
+        other.write({"a": config()})
+        roster.leases = {CLUSTER_STREAM: Lease("x", "http://x", 1), stream_of("a"): Lease("x", "http://x", 0)}
+        notes: list[str] = []
+        control = Control(lambda: journal, Listener(), roster=roster, note=notes.append)
+        await control.start()
+        assert (control.names(), control.led()) == (["a"], [])
+        with pytest.raises(Unserved, match="http://x leads partition a") as refused:
+            control.find()
+        assert refused.value.leader == "http://x"
+        other.write({"a": config(), "b": config()})
+        writer = Writer(journal, "b")
+        writer.cycle([Configure(config=config(), version=2, operator=True)], 1)
+        roster.leases[stream_of("b")] = Lease(seq=1)  # free, and the old configuration lacks it
+        while not any("just added" in note for note in notes):
+            await asyncio.sleep(0.01)
+        assert journal.last(stream_of("b")) == 1
+        roster.leases[CLUSTER_STREAM] = Lease("x", "http://x", 2)
+        while control.led() != ["b"]:
+            await asyncio.sleep(0.01)
+        # The partition is led elsewhere and follows the next configuration: then it is followed here too.
+        assert (await control.reader("a")).seq == 0
+        await control.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_deposed_server_reads_the_configuration_again() -> None:
+    async def story() -> None:
+        journal, roster = MemoryJournal(), Told()
+        control = Control(lambda: journal, Listener(), first={"a": config()}, roster=roster)
+        await control.start()
+        assert control.led() == ["a"]
+        roster.leases = {CLUSTER_STREAM: Lease("x", "http://x", 2), stream_of("a"): Lease("me", "http://me", 1)}
+        Configuration(journal).write({"a": config(), "b": config()})
+        while control.names() != ["a", "b"]:
+            await asyncio.sleep(0.01)
+        with pytest.raises(Unserved, match="http://x leads the configuration"):
+            await control.configure({"a": config()})
+        assert control.led()[:1] == ["a"]
+        await control.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))

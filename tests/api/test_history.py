@@ -238,8 +238,8 @@ def test_a_server_that_starts_has_the_logs_copied_that_were_left(tmp_path: Path)
     with serving(tmp_path, {"partitions": {"default": {"pools": {"p": pool}}}}) as site:
         site.node("p-1", pool="p")
         job = end(site, site.as_owner)
-        site.do(_resume_copies(site.control, site.history, Copying()))  # type: ignore[arg-type]
+        site.do(_resume_copies(site.control, "default", site.history, Copying()))  # type: ignore[arg-type]
         assert copying == [(("default", "p-1"), Tasks(job, 1, "main", 1, (0, 1)))]
         site.history.mark_copied("default", "p-1", copying.pop()[1])
-        site.do(_resume_copies(site.control, site.history, Copying()))  # type: ignore[arg-type]
+        site.do(_resume_copies(site.control, "default", site.history, Copying()))  # type: ignore[arg-type]
         assert not copying

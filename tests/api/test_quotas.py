@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from fairlead.api.control import REQUEST_USER
 from fairlead.api.jobs import submission
 from fairlead.api.middleware import Bounds
+from fairlead.api.service import REQUEST_USER
 from tests.api.serving import JOB, SECONDS, Serving, serving, submit
 
 
@@ -170,7 +170,7 @@ def test_many_reads_of_one_user_do_not_hold_up_another(site: Serving) -> None:
             REQUEST_USER.set(user)
             await served.read(lambda partition: order.append(user))
 
-        async with served._thread.lock:
+        async with served.thread.lock:
             reads = [asyncio.create_task(read("ann")) for _ in range(50)]
             await asyncio.sleep(0)
             reads.append(asyncio.create_task(read("bob")))

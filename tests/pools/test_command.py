@@ -28,7 +28,7 @@ def invite(partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
 def provider(tmp_path: Path, script: str, timeout: float = 60.0) -> CommandProvider:
     (tmp_path / "cloud.py").write_text(script)
     settings = dict(parse_config({"partitions": {"p": {"pools": {"w": POOL}}}})["p"].pools)["w"]
-    kind = PoolKind("p", "w", settings, Join("http://127.0.0.1:1", invite, lambda partition, names: None))
+    kind = PoolKind("p", "w", settings, Join(lambda: "http://127.0.0.1:1", invite, lambda partition, names: None))
     return CommandProvider(kind, [sys.executable, str(tmp_path / "cloud.py")], timeout)
 
 

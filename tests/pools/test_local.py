@@ -36,7 +36,7 @@ class Local:
 
     def reopen(self, url: str = "http://127.0.0.1:1") -> None:
         settings = dict(parse_config({"partitions": {"p": {"pools": {"w": POOL}}}})["p"].pools)["w"]
-        kind = PoolKind("p", "w", settings, Join(url, self.invite, lambda partition, names: None))
+        kind = PoolKind("p", "w", settings, Join(lambda: url, self.invite, lambda partition, names: None))
         self.provider = LocalProvider(
             kind, self.folder / "w", lambda level, event, fields: self.log.append((event, fields))
         )

@@ -55,7 +55,7 @@ class Story:
         pools = PoolService(
             make or (lambda kind: self.provider),
             Join(
-                "http://127.0.0.1:1",
+                lambda: "http://127.0.0.1:1",
                 lambda partition, pool, names: {},
                 lambda partition, names: self.forgotten.extend(names),
             ),
@@ -385,7 +385,7 @@ def test_one_call_at_a_time_also_over_reigns(story: Story) -> None:
         burst(site, 2)
         until(lambda: story.asked("create"))
         before = len(story.provider.asked)
-        site.control._break("for a test")
+        site.control._break(site.control._seats["cluster"], "for a test")
         until(lambda: site.notes)
         until(lambda: site.as_owner.get("/api/v1/pools/w").status_code == 200)
         time.sleep(0.1)
@@ -427,3 +427,22 @@ class Doubtful(SqliteJournal):
             time.sleep(0.1)
             raise UnknownOutcome("the disk is gone")
         super().append(stream, epoch, seq, payload)
+
+
+def test_a_deposed_leader_changes_no_machines(story: Story, tmp_path: Path) -> None:
+    """Before each order the journal is asked for the newest epoch: the lease of a paused server may have ended."""
+
+    class Later(SqliteJournal):
+        later = 0
+
+        def epoch(self, stream: str) -> int:
+            return super().epoch(stream) + self.later
+
+    with story.up(open_journal=lambda: Later(tmp_path / "journal", synchronous="off")) as site:
+        Later.later = 1
+        burst(site, 2)
+        until(lambda: get(site)["orders"])
+        passes(story)
+        assert story.asked("create") == []
+        Later.later = 0
+        until(lambda: len(story.provider.machines) == 2)

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from fairlead.api.control import PartitionService
 from fairlead.api.feed import HEARTBEAT, Feed, Missed, event_lines
+from fairlead.api.service import PartitionService
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.views.nodemap import STATES, map_queues, node_row, ordered_rows, static_columns

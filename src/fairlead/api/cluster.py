@@ -12,6 +12,7 @@ from fairlead.api.context import (
     OPERATORS,
     USERS,
     Key,
+    MinRevision,
     PartitionName,
     Shaped,
     caller_fields,
@@ -72,6 +73,7 @@ async def order(request: HttpRequest, partition: str, command: AnyCommand, what:
 async def nodes(
     request: HttpRequest,
     partition: PartitionName = "",
+    min_revision: MinRevision = 0,
     wanted: Annotated[
         Literal["up", "disconnected", "draining", "disabled", "lost"] | None,
         QueryParameter(name="state", required=False),
@@ -100,7 +102,7 @@ async def nodes(
             last = node_id
         return wire.Nodes(nodes=page, next="")
 
-    served = services_of(request).control.find(partition)
+    served = await services_of(request).control.reader(partition, min_revision)
     answer = await served.read(look)
     return wire.Nodes(nodes=[_with_credential(request, served.name, node) for node in answer.nodes], next=answer.next)
 
@@ -111,7 +113,9 @@ def _with_credential(request: HttpRequest, partition: str, node: wire.Node) -> w
 
 
 @get("/nodes/{node:str}", operation_id="node", guards=[USERS], summary="One node")
-async def node(request: HttpRequest, node: NodeName, partition: PartitionName = "") -> wire.Node:
+async def node(
+    request: HttpRequest, node: NodeName, partition: PartitionName = "", min_revision: MinRevision = 0
+) -> wire.Node:
     """Return a node with its resources, use and state."""
     sees = seen_by(request)
 
@@ -121,7 +125,7 @@ async def node(request: HttpRequest, node: NodeName, partition: PartitionName = 
             raise Refused("name", f"there is no node {shown(node)}; `fairlead node list` shows them", "missing")
         return node_answer(state, state.nodes.rows[node_id], sees)
 
-    served = services_of(request).control.find(partition)
+    served = await services_of(request).control.reader(partition, min_revision)
     return _with_credential(request, served.name, await served.read(look))
 
 
@@ -166,9 +170,9 @@ async def revoke_node(request: HttpRequest, node: NodeName, partition: Partition
 
 
 @get("/queues", operation_id="queues", guards=[USERS], summary="The queue tree, by path")
-async def queues(request: HttpRequest, partition: PartitionName = "") -> wire.Queues:
+async def queues(request: HttpRequest, partition: PartitionName = "", min_revision: MinRevision = 0) -> wire.Queues:
     """List queues with their settings, use and waiting asks."""
-    served = services_of(request).control.find(partition)
+    served = await services_of(request).control.reader(partition, min_revision)
 
     def look(state: Partition) -> wire.Queues:
         paths = sorted(state.queues)
@@ -179,10 +183,13 @@ async def queues(request: HttpRequest, partition: PartitionName = "") -> wire.Qu
 
 @get("/queues/{queue:str}", operation_id="queue", guards=[USERS], summary="One queue")
 async def queue(
-    request: HttpRequest, queue: Annotated[str, PathParameter(max_length=1_000)], partition: PartitionName = ""
+    request: HttpRequest,
+    queue: Annotated[str, PathParameter(max_length=1_000)],
+    partition: PartitionName = "",
+    min_revision: MinRevision = 0,
 ) -> wire.Queue:
     """Return a queue with its settings, use and waiting asks."""
-    served = services_of(request).control.find(partition)
+    served = await services_of(request).control.reader(partition, min_revision)
 
     def look(state: Partition) -> wire.Queue:
         if queue not in state.queues:
@@ -275,10 +282,10 @@ async def reset_lane(
 
 
 @get("/holds", operation_id="holds", guards=[USERS], summary="Holds, oldest first")
-async def holds(request: HttpRequest, partition: PartitionName = "") -> wire.Holds:
+async def holds(request: HttpRequest, partition: PartitionName = "", min_revision: MinRevision = 0) -> wire.Holds:
     """List the nodes that are held for jobs that have waited too long."""
     sees = seen_by(request)
-    served = services_of(request).control.find(partition)
+    served = await services_of(request).control.reader(partition, min_revision)
 
     def look(state: Partition) -> wire.Holds:
         return wire.Holds(holds=hold_answers(state, sees, served.now), promises=promise_answers(state, sees))
@@ -308,7 +315,14 @@ async def release_hold(
 async def partitions(request: HttpRequest) -> wire.Partitions:
     """List partitions with their readiness, nodes and jobs."""
     control = services_of(request).control
-    return wire.Partitions(partitions=[await control.find(name).read(partition_answer) for name in control.names()])
+    answers = []
+    for name in control.names():
+        served = await control.reader(name)
+        answer = await served.read(partition_answer)
+        if name not in control.led():  # its readiness is known to its leader
+            answer = msgspec.structs.replace(answer, ready=None, waiting_for=[])
+        answers.append(msgspec.structs.replace(answer, leader=control.leader(name)))
+    return wire.Partitions(partitions=answers)
 
 
 @post("/partitions/{partition_name:str}/ready", operation_id="markReady", guards=[OPERATORS], status_code=200)

@@ -258,6 +258,15 @@ Key = Annotated[
         description="A repeated request with the same key gets the same answer and changes nothing more.",
     ),
 ]
+MinRevision = Annotated[
+    int,
+    QueryParameter(
+        name="min_revision",
+        ge=0,
+        required=False,
+        description="Answer as of this revision or later: the `Fairlead-Revision` of an earlier answer.",
+    ),
+]
 Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=1_000, required=False)]
 
 

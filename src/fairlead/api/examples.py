@@ -413,9 +413,15 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
     "resetLane": ({"queue": "root.default", "job": "17"}, DONE),
     "partitions": (
         None,
-        {"partitions": [{"name": "default", "ready": True, "nodes": 1, "jobs": 1, "waiting_for": []}]},
+        {"partitions": [{"name": "default", "ready": True, "nodes": 1, "jobs": 1, "waiting_for": [], "leader": ""}]},
     ),
     "markReady": (None, DONE),
+    "servers": (
+        None,
+        {"servers": [{"id": "5b8f0c1d2e3a4f60", "url": "https://one:7070", "state": "up", "leads": ["default"]}]},
+    ),
+    "drainServer": (None, DONE),
+    "enableServer": (None, DONE),
     "usage": (
         None,
         {

@@ -9,9 +9,9 @@ import msgspec
 from litestar import Request, get, post
 
 from fairlead.api.context import OPERATORS, USERS, PartitionName, Services, Shaped, caller_of, services_of
-from fairlead.api.control import PartitionService
 from fairlead.api.jobs import JobId, find
 from fairlead.api.problems import Unserved
+from fairlead.api.service import PartitionService
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec, Micros, pack_spec
 from fairlead.core.reader import Reader

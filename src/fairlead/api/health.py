@@ -23,12 +23,12 @@ def _health(request: HttpRequest) -> wire.Health:
     services = services_of(request)
     control = services.control
     # The readiness of a partition is one flag, so it can be read without waiting for the writer.
-    ready = {} if control.problem else {name: control.find(name).partition.reign.ready for name in control.names()}
+    ready, problem = control.readiness(), control.problem
     return wire.Health(
         version=services.version,
-        ready=not control.problem and all(ready.values()),
+        ready=not problem and all(ready.values()),
         partitions=ready,
-        problem=control.problem,
+        problem=problem,
         failing=["history"] if services.records.failing else [],
         alarms=[
             f"partition {name}: {len(nodes)} {'nodes know' if len(nodes) > 1 else 'node knows'} tasks or leaders that "
@@ -56,7 +56,7 @@ async def readyz(request: HttpRequest) -> Response[wire.Health]:
 async def metrics(request: HttpRequest) -> Response[str]:
     """Return the metrics, which docs/metrics.md describes. Users do not get the series of single jobs."""
     services = services_of(request)
-    for name in services.control.names():
+    for name in services.control.led():
         with suppress(Refused, Unserved):  # it was removed, or is not served now
             served = services.control.find(name)
             inbox = _inbox_figures(served.live.inbox)

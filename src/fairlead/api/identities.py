@@ -16,7 +16,7 @@ from typing import Literal, ParamSpec, TypeVar
 import msgspec
 
 from fairlead.api.problems import Unserved
-from fairlead.api.smallfile import Document, FileProblem, SmallFile, read_small
+from fairlead.api.smallfile import Document, FileProblem, SmallFile, again_on_conflict, read_small
 from fairlead.api.tokens import JOIN_SECONDS, Token, Tokens
 from fairlead.core.errors import Refused
 from fairlead.engines.base import Peer
@@ -75,6 +75,8 @@ class Identities:
         """Held while a node joins with a token, by its name: a token is spent and its key admitted in two steps."""
         self._changing = Lock()
         self._changes = 0
+        self._changed: dict[Name, int] = {}
+        """Nodes whose credentials are not written yet → the number of the change."""
         self._writing = Lock()
         self._written = 0
         self._threads = ThreadPoolExecutor(WRITERS, "identities")
@@ -241,9 +243,10 @@ class Identities:
     def forget(self, partition: str, nodes: Sequence[str]) -> None:
         """Remove the credentials of machines that are gone."""
         with self._changing:
+            self._changes += 1
             for node in nodes:
                 self._credentials.pop((partition, node), None)
-            self._changes += 1
+                self._changed[partition, node] = self._changes
         self._write(self._changes)
 
     # -- the file ------------------------------------------------------------------------------------------------
@@ -258,12 +261,13 @@ class Identities:
             before = self._credentials.get(name)
             credential = self._credentials[name] = changed(before)
             self._changes += 1
-            change = self._changes
+            change = self._changed[name] = self._changes
         try:
             self._write(change)
         except FileProblem as problem:
             with self._changing:
                 if not keep and self._credentials.get(name) is credential:
+                    self._changed.pop(name, None)
                     if before is None:
                         del self._credentials[name]
                     else:
@@ -276,11 +280,29 @@ class Identities:
         with self._writing:
             if self._written >= change:
                 return
-            with self._changing:
-                changes, now = self._changes, self._tokens.now()
-                kept = [entry for entry in self._credentials.values() if entry.expires + self.lasts > now]
-            self._document.write(msgspec.json.encode(kept))
-            self._written = changes
+            self._write_all()
+
+    @again_on_conflict
+    def _write_all(self) -> None:
+        with self._changing:
+            if self._document.is_changed():
+                self._merge()
+            changes, now = self._changes, self._tokens.now()
+            kept = [entry for entry in self._credentials.values() if entry.expires + self.lasts > now]
+        self._document.write(msgspec.json.encode(kept))
+        self._written = changes
+        with self._changing:
+            self._changed = {name: change for name, change in self._changed.items() if change > changes}
+
+    def _merge(self) -> None:
+        """Take over what other servers wrote. The nodes of a partition are changed only by its leader."""
+        mine = {name: self._credentials.get(name) for name in self._changed}
+        self._credentials = self._stored()
+        for name, credential in mine.items():
+            if credential is not None:
+                self._credentials[name] = credential
+            else:
+                self._credentials.pop(name, None)
 
 
 def _revoked(node: str) -> Refused:

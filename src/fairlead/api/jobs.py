@@ -17,6 +17,7 @@ from fairlead.api.context import (
     USERS,
     Key,
     Limit,
+    MinRevision,
     PartitionName,
     Services,
     Shaped,
@@ -26,8 +27,9 @@ from fairlead.api.context import (
     seen_by,
     services_of,
 )
-from fairlead.api.control import PartitionService, accepted_in, offered
+from fairlead.api.following import FollowedPartition
 from fairlead.api.problems import Unserved, problem_of
+from fairlead.api.service import PartitionService, accepted_in, offered
 from fairlead.api.tokens import Token
 from fairlead.core.commands import AnyCommand, Kill, Rejected, Scale, SetPriority, Submit
 from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY, ONE_CPU, parse_job
@@ -241,6 +243,7 @@ async def job(
     request: HttpRequest,
     job_id: JobId,
     partition: PartitionName = "",
+    min_revision: MinRevision = 0,
     wait: Annotated[
         float, QueryParameter(ge=0, le=60, required=False, description="Seconds to wait for the job to be over.")
     ] = 0.0,
@@ -252,15 +255,17 @@ async def job(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + min(wait, services.bounds.poll_seconds)
     while True:
-        served = services.control.find(partition)
+        served = await services.control.reader(partition, min_revision)
+        if loop.time() < deadline and isinstance(served, FollowedPartition):
+            served = services.control.find(partition)  # only the leader hears at once that a job moved; this refuses
         moved: asyncio.Future[None] | None = None
 
-        def look(state: Partition, served: PartitionService = served) -> wire.Job:
+        def look(state: Partition, served: PartitionService | FollowedPartition = served) -> wire.Job:
             nonlocal moved
             job = find(state, caller, job_id)
-            if (not job.over or job.allocations) and loop.time() < deadline:
+            if (not job.over or job.allocations) and isinstance(served, PartitionService) and loop.time() < deadline:
                 moved = served.when_moved(job)
-            return job_answer(state, job, served.writer.reasons, sees)
+            return job_answer(state, job, served.reasons, sees)
 
         try:
             answer = await served.read(look)
@@ -304,6 +309,7 @@ async def _forgotten(services: Services, partition: str, caller: Token, job_id: 
 async def jobs(
     request: HttpRequest,
     partition: PartitionName = "",
+    min_revision: MinRevision = 0,
     states: Annotated[
         list[str] | None,
         QueryParameter(name="state", required=False, description="One or more states of jobs."),
@@ -327,7 +333,7 @@ async def jobs(
     """List the jobs that the caller may see and that match all filters."""
     services = services_of(request)
     caller, sees = caller_of(request), seen_by(request)
-    served = services.control.find(partition)
+    served = await services.control.reader(partition, min_revision)
     before = number_of(cursor)
     wanted = _filter(caller, states, user, queue, name, label, search)
     matches: list[wire.Job] = []
@@ -342,7 +348,7 @@ async def jobs(
         until = monotonic() + LOOKING
         for job in part:
             if state.jobs.get(job.id) is job and wanted(job):
-                matches.append(job_answer(state, job, served.writer.reasons, sees))
+                matches.append(job_answer(state, job, served.reasons, sees))
                 size += len(msgspec.json.encode(matches[-1]))
             if full():
                 return False
@@ -433,6 +439,7 @@ async def tasks(
     request: HttpRequest,
     job_id: JobId,
     partition: PartitionName = "",
+    min_revision: MinRevision = 0,
     stage: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
     cursor: Annotated[str, QueryParameter(required=False, max_length=20)] = "",
     limit: Limit = 100,
@@ -450,7 +457,7 @@ async def tasks(
         return task_answers(state, job, stages, after, limit)
 
     control = services_of(request).control
-    return await control.find(partition).read(look)
+    return await (await control.reader(partition, min_revision)).read(look)
 
 
 @get("/jobs/{job_id:str}/explain", operation_id="explain", guards=[USERS], summary="Why a job is in its state")

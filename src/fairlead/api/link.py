@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fairlead.api.control import Control, PartitionService
+from fairlead.api.control import Control
 from fairlead.api.feed import Missed
+from fairlead.api.service import PartitionService
 from fairlead.core.commands import RegisterManager, UpdateManager
 from fairlead.core.errors import Refused
 from fairlead.views.managers import waiting_answers

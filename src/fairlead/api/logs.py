@@ -22,10 +22,10 @@ from fairlead.api.context import (
     services_of,
     streamed,
 )
-from fairlead.api.control import PartitionService
 from fairlead.api.history import find_job
 from fairlead.api.jobs import JobId
 from fairlead.api.problems import Unserved
+from fairlead.api.service import PartitionService
 from fairlead.core.errors import Refused
 from fairlead.core.state import Partition
 from fairlead.engines.base import Away

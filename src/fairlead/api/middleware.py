@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 import msgspec
 
 from fairlead.api.connections import Connections, Refusal
-from fairlead.api.control import REQUEST_USER, Control
+from fairlead.api.control import Control
 from fairlead.api.page import Page
 from fairlead.api.problems import MEDIA_TYPE, Unserved, encoded, problem_of
+from fairlead.api.service import REQUEST_USER, REVISION, Revision
 from fairlead.api.sessions import HEADER, Sessions
+from fairlead.api.smallfile import FileProblem
 from fairlead.api.tokens import Token, Tokens
 
 Scope = dict[str, Any]
@@ -72,6 +75,10 @@ class Buckets:
         return allowed
 
 
+REVISION_HEADER = b"fairlead-revision"
+"""The header with the last record of the partition that an answer is about."""
+
+
 class Gate:
     """The outermost ASGI application: it checks a request and passes it on."""
 
@@ -100,21 +107,27 @@ class Gate:
                 return await self._agents(scope, receive, send)
             if self._page.has(scope["path"]) and scope["method"] in ("GET", "HEAD"):
                 return await self._page(scope, receive, send)
-            caller = scope["caller"] = None if scope["path"] in OPEN_PATHS else self._caller(scope)
+            caller = scope["caller"] = None if scope["path"] in OPEN_PATHS else await self._caller(scope)
             REQUEST_USER.set(caller.user if caller is not None and not caller.operator else "")
             if scope["method"] == "OPTIONS":
                 raise Unserved("method", "OPTIONS is not served: pages of other sites may not use this API")
             body = Body(scope, receive, self._bounds, self._arrived)
         except Unserved as refusal:
             return await turn_away(scope, receive, send, refusal)
+        revision = Revision()
+        REVISION.set(revision)
+
+        async def send_with_revision(message: Any) -> None:
+            if message["type"] == "http.response.start" and revision.seq:
+                message["headers"] = [*message.get("headers", ()), (REVISION_HEADER, b"%d" % revision.seq)]
+            await send(message)
+
         try:
-            await self._app(scope, body.receive, send)
+            await self._app(scope, body.receive, send_with_revision)
         finally:
             body.close()
 
-    def _caller(self, scope: Scope) -> Token:
-        if self._control.leader is not None:  # before the token, which may be newer than what this server has read
-            raise Unserved("standby", f"{self._control.problem}; send the request there", 1)
+    async def _caller(self, scope: Scope) -> Token:
         client = scope.get("client") or ("", 0)
         secret = _bearer(scope)
         key = _header(scope, HEADER).decode("latin-1")
@@ -128,6 +141,11 @@ class Gate:
                 raise Unserved("too many", "too many requests without a valid token; wait a while", 10)
             if key and not secret:
                 raise Unserved("unauthenticated", "the session has ended; log in again")
+            if secret:  # another server may have created it just now
+                with suppress(FileProblem):
+                    await asyncio.to_thread(self._tokens.refresh)
+                token = self._tokens.find(secret)
+        if token is None:
             problem = "the token is not known, was revoked or has expired" if secret else "a token is needed"
             raise Unserved("unauthenticated", f"{problem}; send Authorization: Bearer TOKEN")
         if not self._requests.take(token.id):

@@ -28,6 +28,7 @@ STATUS = {
     "too many": 429,
     "unavailable": 503,
     "standby": 503,
+    "behind": 503,
     "not ready": 503,
     "timeout": 504,
     "unwritten": 507,
@@ -38,8 +39,10 @@ STATUS = {
 class Unserved(Exception):
     """A request that cannot be served, for a reason other than its content."""
 
-    def __init__(self, code: str, problem: str, retry_after: int | None = None) -> None:
+    def __init__(self, code: str, problem: str, retry_after: int | None = None, leader: str = "") -> None:
+        """`leader` is the address of the server that can serve it."""
         super().__init__(code, problem)
+        self.leader = leader
         self.code = code
         self.problem = problem
         self.retry_after = retry_after
@@ -54,6 +57,7 @@ def problem_of(error: Refused | Rejected | Unserved) -> Problem:
         detail=error.problem,
         code=error.code,
         field="" if isinstance(error, Unserved) else error.field,
+        leader=error.leader if isinstance(error, Unserved) else "",
     )
 
 

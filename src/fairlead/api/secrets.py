@@ -14,7 +14,7 @@ from litestar.params import PathParameter
 
 from fairlead.api.context import USERS, Shaped, caller_of, services_of
 from fairlead.api.sealed import SealedFile
-from fairlead.api.smallfile import Document
+from fairlead.api.smallfile import Document, again_on_conflict
 from fairlead.api.walltime import Seconds
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec
@@ -65,10 +65,13 @@ class Secrets:
     def refresh(self) -> None:
         """Read the secrets again if another server has changed them."""
         with self._lock:
-            if self._file.is_changed():
-                content = self._file.read()
-                if content is not None:
-                    self._content = msgspec.json.decode(content, type=Content)
+            self._refresh()
+
+    def _refresh(self) -> None:
+        if self._file.is_changed():
+            content = self._file.read()
+            if content is not None:
+                self._content = msgspec.json.decode(content, type=Content)
 
     @property
     def gang_seed(self) -> bytes:
@@ -82,6 +85,7 @@ class Secrets:
     def names(self, user: str) -> list[str]:
         return sorted(self._valid(user))
 
+    @again_on_conflict
     def set(self, user: str, name: str, text: str, expires_in: float | None = None) -> None:
         """Store a secret. Refuse it if it is too large, or if the user has too many."""
         size = len(text.encode())
@@ -91,6 +95,7 @@ class Secrets:
                 f"it has {size:,} bytes; a secret has at most {VALUE_BYTES:,}, so give the name of a file instead",
             )
         with self._lock:
+            self._refresh()
             valid = self._valid(user)
             if name not in valid and len(valid) >= MAX_SECRETS:
                 raise Refused("secret", f"{user} has {MAX_SECRETS} secrets; remove some first", "conflict")
@@ -105,8 +110,10 @@ class Secrets:
             expires = None if expires_in is None else self._now() + expires_in
             self._save(user, {**valid, name: Value(text, expires)})
 
+    @again_on_conflict
     def remove(self, user: str, name: str) -> None:
         with self._lock:
+            self._refresh()
             left = self._valid(user)
             if left.pop(name, None) is None:
                 raise Refused(

@@ -8,16 +8,18 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from fairlead.journal.base import JournalError
 
 Content = TypeVar("Content")
+Arguments = ParamSpec("Arguments")
 
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}")
 """The names of temporary files."""
@@ -25,6 +27,27 @@ LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}")
 
 class FileProblem(Exception):
     """A file that cannot be read or written; the message names the file and the remedy."""
+
+
+class Conflict(FileProblem):
+    """Another server has changed the document meanwhile. Nothing was written: read it and try again."""
+
+
+TRIES = 10
+"""How often a change is tried again after a conflict."""
+
+
+def again_on_conflict(change: Callable[Arguments, Content]) -> Callable[Arguments, Content]:
+    """Decorate a change that reads the present content first, so that it is tried again after a `Conflict`."""
+
+    @wraps(change)
+    def changed(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Content:
+        for _ in range(TRIES):
+            with suppress(Conflict):
+                return change(*args, **kwargs)
+        return change(*args, **kwargs)
+
+    return changed
 
 
 class Document(Protocol):
@@ -36,7 +59,7 @@ class Document(Protocol):
         """Return the content; None if the document does not exist."""
 
     def write(self, content: bytes) -> None:
-        """Replace the content. Refuse that if another server has changed it since it was read or written here."""
+        """Replace the content. Raise `Conflict` if another server has changed it since it was read or written here."""
 
     def is_changed(self) -> bool:
         """True if another server has changed the content since it was read or written here."""
@@ -97,7 +120,7 @@ class StoredDocument:
         with _problems():
             written = self._rows.put(self._row, self._version, content)
         if not written:
-            raise FileProblem(f"{self.name}: another server has changed it meanwhile; try again")
+            raise Conflict(f"{self.name}: another server has changed it meanwhile; try again")
         self._version += 1
 
     def is_changed(self) -> bool:

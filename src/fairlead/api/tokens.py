@@ -17,7 +17,15 @@ from typing import Any
 import msgspec
 
 from fairlead.api.problems import Unserved
-from fairlead.api.smallfile import Document, FileProblem, document_at, read_small, write_small
+from fairlead.api.smallfile import (
+    Conflict,
+    Document,
+    FileProblem,
+    again_on_conflict,
+    document_at,
+    read_small,
+    write_small,
+)
 from fairlead.api.walltime import Seconds
 from fairlead.core.errors import Refused
 from fairlead.wire.api import Role
@@ -142,6 +150,7 @@ class Tokens:
         self._add([token for _, token in created])
         return created
 
+    @again_on_conflict
     def spend(self, secret: str, partition: str, node: str, fresh: bool) -> Token:
         """Use a join token once for a node. `fresh` is True if no other valid key has the name of the node."""
         with self._lock:
@@ -161,10 +170,13 @@ class Tokens:
                 left[token.digest] = msgspec.structs.replace(token, uses=token.uses - 1)
             try:
                 self._save(left)
+            except Conflict:
+                raise
             except FileProblem as problem:
                 raise Refused("token", "the server could not write to its disk; try again", "unavailable") from problem
             return token
 
+    @again_on_conflict
     def revoke(self, id: str) -> None:
         """Revoke a token. This takes effect at once; the call returns when it is durable."""
         with self._lock:
@@ -177,6 +189,8 @@ class Tokens:
             self._unwritten.add(id)
             try:
                 self._save(left)
+            except Conflict:
+                raise
             except FileProblem as problem:
                 raise Unserved(
                     "unwritten",
@@ -196,6 +210,7 @@ class Tokens:
         write_small(file, secret.encode() + b"\n")
         return secret
 
+    @again_on_conflict
     def _add(self, tokens: list[Token]) -> None:
         with self._lock:
             self._refresh()

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import ParamSpec, TypeVar
 
-from fairlead.api.control import REQUEST_USER
+from fairlead.api.service import REQUEST_USER
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -45,7 +45,7 @@ async def usage_report(
             raise Refused("user", problem, "forbidden")
         user = caller.user
     control = services.control
-    served = [control.find(name) for name in ((partition,) if partition else control.names())]
+    served = [await control.reader(name) for name in ((partition,) if partition else control.names())]
     report = UsageReport(groups, first or 0, FAR if last is None else last, user, partition)
     async with services.report_turns.take(), services.reporting:
         taken = [await service.read(lambda state: running(state, control.now)) for service in served]

@@ -318,6 +318,8 @@ def list_partitions(as_json: AsJson = False) -> None:
     partitions: list[wire.Partition] = _request(wire.Partitions, "GET", "partitions").partitions
 
     def is_ready(partition: wire.Partition) -> str:
+        if partition.ready is None:
+            return f"led by {partition.leader or 'no server'}"
         return "yes" if partition.ready else f"waits for {', '.join(partition.waiting_for)}"
 
     columns = ("PARTITION", "READY", "NODES", "JOBS")

@@ -20,8 +20,8 @@ import typer
 
 from fairlead import __version__
 from fairlead.cli.agent import FINAL, own_name
-from fairlead.cli.options import LogLevel, LogLevelOption, pairs
-from fairlead.cli.output import fail, progress
+from fairlead.cli.options import LogLevel, LogLevelOption, open_client, pairs
+from fairlead.cli.output import calls_server, fail, print_json, print_table, progress
 
 if TYPE_CHECKING:
     import socket
@@ -145,7 +145,14 @@ def up(
     )
 
 
+server_group = typer.Typer(
+    name="server", help="Run a server; list and drain the servers of a cluster.", invoke_without_command=True
+)
+
+
+@server_group.callback()
 def server(
+    context: typer.Context,
     data: Data = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. TLS is required if other machines can reach it.")
@@ -187,7 +194,12 @@ def server(
     kubernetes_lease: Annotated[str, typer.Option(help="Its --lease.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run the control plane and the API, without an agent. Agents join with `fairlead agent --join URL`."""
+    """Run the control plane and the API, without an agent. Agents join with `fairlead agent --join URL`.
+
+    With a command: list and drain the servers of a cluster.
+    """
+    if context.invoked_subcommand is not None:
+        return
     _run(
         data,
         host,
@@ -207,6 +219,50 @@ def server(
         advertise,
         (kubernetes, kubernetes_rules, kubernetes_lease),
     )
+
+
+@server_group.command("list")
+@calls_server
+def list_servers(as_json: AsJson = False) -> None:
+    """List the servers that are up, with the partitions that each leads."""
+    from fairlead.client import calls
+
+    with open_client("") as client:
+        servers = client.send(calls.servers()).servers
+    if as_json:
+        return print_json(servers)
+    rows = [(each.url or "this server", each.state, ", ".join(each.leads) or "-") for each in servers]
+    print_table(("SERVER", "STATE", "LEADS"), rows)
+
+
+ServerName = Annotated[str, typer.Argument(help="The URL or the id of a server.", metavar="SERVER")]
+
+
+@server_group.command("drain")
+@calls_server
+def drain_server(name: ServerName, as_json: AsJson = False) -> None:
+    """Let a server lead nothing, so that it can be stopped. Other servers lead its partitions; tasks keep running."""
+    _move_server(name, "drain", "drains", as_json)
+
+
+@server_group.command("enable")
+@calls_server
+def enable_server(name: ServerName, as_json: AsJson = False) -> None:
+    """Let a drained server lead partitions again."""
+    _move_server(name, "enable", "leads again", as_json)
+
+
+def _move_server(name: str, action: str, done: str, as_json: bool) -> None:
+    from fairlead.client import calls
+
+    with open_client("") as client:
+        servers = client.send(calls.servers()).servers
+        found = next((each.id for each in servers if name.rstrip("/") in (each.id, each.url)), "")
+        if not found:
+            known = ", ".join(each.url or each.id for each in servers)
+            fail(f"there is no server {name}; these are up: {known}", as_json and {"ok": False})
+        client.send(calls.drain_server(found, action))
+    typer.echo(json.dumps({"ok": True, "server": found}) if as_json else f"{name} {done}")
 
 
 def down(

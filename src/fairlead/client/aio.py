@@ -16,6 +16,7 @@ from fairlead.client import calls, fetching
 from fairlead.client.calls import (
     REQUEST_TIMEOUT,
     RETRIED,
+    REVISION,
     TRIES,
     Answer,
     Call,
@@ -46,6 +47,8 @@ class AsyncClient:
         endpoint = Endpoint(url, token, authority, insecure) if url else find_endpoint()
         self.url = ",".join(servers(endpoint.url)) or endpoint.url
         self.partition = partition
+        self._revision = 0
+        """The revision of the last change that was answered. Reads from other servers show it too."""
         self._servers = servers(endpoint.url) or [endpoint.url]
         self._http = httpx.AsyncClient(
             base_url=self._servers[0],
@@ -367,6 +370,8 @@ class AsyncClient:
         for attempt in range(tries):
             last = attempt == tries - 1
             retry_after = None
+            if len(self._servers) > 1:
+                call.after(self._revision)
             try:
                 answer = await self._http.request(
                     **_arguments(call), content=call.content, timeout=REQUEST_TIMEOUT + call.seconds
@@ -376,6 +381,13 @@ class AsyncClient:
                     raise unreachable(self.url, problem) from None
             else:
                 if answer.status_code not in RETRIED or last:
+                    if call.method != "GET":
+                        self._revision = max(self._revision, int(answer.headers.get(REVISION, "0")))
+                    elif answer.status_code in (
+                        409,
+                        503,
+                    ):  # an older state may have been restored: the revision is gone
+                        self._revision = 0
                     return call.read(answer.status_code, answer.content)
                 retry_after = answer.headers.get("retry-after")
             self._turn()

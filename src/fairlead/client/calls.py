@@ -19,8 +19,9 @@ from uuid import uuid4
 import msgspec
 
 from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint
+from fairlead.wire import addresses
 from fairlead.wire import api as wire
-from fairlead.wire.addresses import is_exposed, servers
+from fairlead.wire.addresses import is_exposed
 
 
 class Paged(Protocol):
@@ -49,6 +50,8 @@ RESULT_POLL = 0.2
 REPORT = 600.0
 """Seconds that a report of use may take; it may read the whole history."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
+REVISION = "fairlead-revision"
+"""The header with the revision of an answer."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 
 
@@ -96,8 +99,20 @@ class Call(Generic[Answer]):
         self.content = None if document is None else msgspec.json.encode(document)
         self.parameters = {name: value for name, value in parameters.items() if value not in (None, "", [])}
         self.headers = {} if document is None else {"content-type": "application/json"}
+        self.follows = False
+        """True if a server that does not lead may answer, as of a revision."""
         if method != "GET":
             self.headers["idempotency-key"] = uuid4().hex
+
+    def following(self) -> Call[Answer]:
+        """Return the call as one that a server may answer which does not lead."""
+        self.follows = True
+        return self
+
+    def after(self, revision: int) -> None:
+        """Ask for an answer as of a revision or later, if other servers than the leader may answer."""
+        if self.follows and revision:
+            self.parameters["min_revision"] = revision
 
     def read(self, status: int, content: bytes) -> Answer:
         """Return the answer, or raise the problem that the server answered with."""
@@ -116,7 +131,7 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext | bool:
 
     Loading certificates takes a while, so plain HTTP loads none.
     """
-    exposed = next(filter(is_exposed, servers(endpoint.url)), None)
+    exposed = next(filter(is_exposed, addresses.servers(endpoint.url)), None)
     if exposed and endpoint.token and not endpoint.insecure:
         raise Problem(
             f"{exposed} is another machine, and without TLS the token can be read on the way; use https://, "
@@ -242,15 +257,16 @@ def submit_many(documents: list[Document], partition: str) -> Call[wire.Batch]:
 
 
 def job(name: str, partition: str, wait: float = 0.0) -> Call[wire.Job]:
-    return Call(wire.Job, "GET", f"{API}/jobs/{part(name)}", seconds=wait, partition=partition, wait=wait or None)
+    path = f"{API}/jobs/{part(name)}"
+    return Call(wire.Job, "GET", path, seconds=wait, partition=partition, wait=wait or None).following()
 
 
 def jobs(partition: str, **filters: Any) -> Call[wire.JobPage]:
-    return Call(wire.JobPage, "GET", f"{API}/jobs", partition=partition, **filters)
+    return Call(wire.JobPage, "GET", f"{API}/jobs", partition=partition, **filters).following()
 
 
 def tasks(name: str, partition: str, **filters: Any) -> Call[wire.TaskPage]:
-    return Call(wire.TaskPage, "GET", f"{API}/jobs/{part(name)}/tasks", partition=partition, **filters)
+    return Call(wire.TaskPage, "GET", f"{API}/jobs/{part(name)}/tasks", partition=partition, **filters).following()
 
 
 def dry_run(document: Document, partition: str) -> Call[wire.DryRun]:
@@ -298,19 +314,27 @@ def set_priority(name: str, priority: int, partition: str) -> Call[wire.Done]:
 
 
 def nodes(partition: str, **filters: Any) -> Call[wire.Nodes]:
-    return Call(wire.Nodes, "GET", f"{API}/nodes", partition=partition, **filters)
+    return Call(wire.Nodes, "GET", f"{API}/nodes", partition=partition, **filters).following()
 
 
 def partitions() -> Call[wire.Partitions]:
     return Call(wire.Partitions, "GET", f"{API}/partitions")
 
 
+def servers() -> Call[wire.Servers]:
+    return Call(wire.Servers, "GET", f"{API}/servers")
+
+
+def drain_server(server: str, action: str) -> Call[wire.Done]:
+    return Call(wire.Done, "POST", f"{API}/servers/{part(server)}/{action}")
+
+
 def queues(partition: str) -> Call[wire.Queues]:
-    return Call(wire.Queues, "GET", f"{API}/queues", partition=partition)
+    return Call(wire.Queues, "GET", f"{API}/queues", partition=partition).following()
 
 
 def holds(partition: str) -> Call[wire.Holds]:
-    return Call(wire.Holds, "GET", f"{API}/holds", partition=partition)
+    return Call(wire.Holds, "GET", f"{API}/holds", partition=partition).following()
 
 
 def release_hold(job: str, stage: str, partition: str) -> Call[wire.Done]:

@@ -15,7 +15,7 @@ from select import POLLIN, poll
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-from fairlead.client.calls import REQUEST_TIMEOUT, Call, Problem, tls_context
+from fairlead.client.calls import REQUEST_TIMEOUT, REVISION, Call, Problem, tls_context
 from fairlead.client.endpoint import Endpoint
 from fairlead.wire.addresses import servers
 
@@ -30,6 +30,7 @@ class Reply(NamedTuple):
     status: int
     content: bytes
     retry_after: str | None
+    revision: str
 
 
 class Connections:
@@ -72,7 +73,9 @@ class Connections:
         link = self._take()
         try:
             answer = self._send(link, call, REQUEST_TIMEOUT + call.seconds)
-            reply = Reply(answer.status, answer.read(), answer.getheader("retry-after"))
+            reply = Reply(
+                answer.status, answer.read(), answer.getheader("retry-after"), answer.getheader(REVISION, "0")
+            )
         except BaseException:
             link.close()  # a late answer would be taken for the answer to the next request
             raise

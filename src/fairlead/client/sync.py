@@ -47,6 +47,8 @@ class Client:
         endpoint = Endpoint(url, token, authority, insecure) if url else find_endpoint()
         self.url = ",".join(servers(endpoint.url)) or endpoint.url
         self.partition = partition
+        self._revision = 0
+        """The revision of the last change that was answered. Reads from other servers show it too."""
         self._connections = Connections(endpoint)
 
     def __enter__(self) -> Self:
@@ -360,6 +362,8 @@ class Client:
         for attempt in range(tries):
             last = attempt == tries - 1
             retry_after = None
+            if self._connections.servers > 1:
+                call.after(self._revision)
             try:
                 answer = self._connections.request(call)
             except LOST as problem:
@@ -367,6 +371,10 @@ class Client:
                     raise unreachable(self.url, problem) from None
             else:
                 if answer.status not in RETRIED or last:
+                    if call.method != "GET":
+                        self._revision = max(self._revision, int(answer.revision))
+                    elif answer.status in (409, 503):  # an older state may have been restored: the revision is gone
+                        self._revision = 0
                     return call.read(answer.status, answer.content)
                 retry_after = answer.retry_after
             self._connections.turn()

@@ -21,6 +21,8 @@ OLDEST = 15
 """The oldest version of PostgreSQL."""
 SCHEMA = "fairlead"
 """The schema with all tables."""
+CHANNEL = "fairlead"
+"""The channel on which servers wake each other up."""
 LOCK_SECONDS = 10
 """Seconds that a statement waits for a lock. There is no limit for a COMMIT."""
 CONNECT_SECONDS = 5

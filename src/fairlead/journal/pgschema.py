@@ -78,7 +78,15 @@ CREATE TABLE documents (name text PRIMARY KEY, version bigint NOT NULL, content 
 _SPECIFICATIONS = "ALTER TABLE jobs ADD COLUMN spec text NOT NULL DEFAULT '';"
 # The database system and timeline of the last reign: they differ after a promotion, which may have lost records.
 _ORIGIN = "ALTER TABLE reigns ADD COLUMN origin text NOT NULL DEFAULT '';"
-MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY + _DOCUMENTS, _SPECIFICATIONS, _ORIGIN)
+# `servers`: the servers that are up. A row is renewed a few times per second; pages have room for that.
+# `version`: the configuration that a server knows; `takes`: whether it can lead; `draining`: an operator's wish.
+_SERVERS = """
+CREATE TABLE servers (
+    id text PRIMARY KEY, address text NOT NULL, version bigint NOT NULL, takes boolean NOT NULL,
+    draining boolean NOT NULL, expires timestamptz NOT NULL
+) WITH (fillfactor = 20);
+"""
+MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY + _DOCUMENTS, _SPECIFICATIONS, _ORIGIN, _SERVERS)
 
 
 def prepare(connection: Connection, where: str, read_only: bool = False) -> None:

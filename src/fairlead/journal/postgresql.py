@@ -34,7 +34,17 @@ from fairlead.journal.chained import (
     record_digest,
 )
 from fairlead.journal.leasing import LEASE, Keeper
-from fairlead.journal.pgconnection import SCHEMA, Connection, connect, is_broken, reading, refused, shown_url, writing
+from fairlead.journal.pgconnection import (
+    CHANNEL,
+    SCHEMA,
+    Connection,
+    connect,
+    is_broken,
+    reading,
+    refused,
+    shown_url,
+    writing,
+)
 from fairlead.journal.pgschema import prepare
 
 PATIENCE = 10.0
@@ -431,4 +441,6 @@ class PostgresJournal(ChainedJournal):
                     "UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s AND epoch = %s AND holder = %s",
                     (stream, tail.epoch, self._server),
                 )
+            if self._tails:
+                self._db.execute(f"NOTIFY {CHANNEL}")
         self._db.close()

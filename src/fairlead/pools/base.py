@@ -28,7 +28,8 @@ class Machine(msgspec.Struct, frozen=True):
 class Join(msgspec.Struct, frozen=True):
     """Lets agents of new machines join this server."""
 
-    url: str
+    url: Callable[[], str]
+    """Returns the address of this server, or the addresses of all servers, separated by commas."""
     invite: Callable[[str, str, Sequence[str]], dict[str, str]]
     """Partition, pool and names of nodes → a join token for each. The call waits for a disk."""
     forget: Callable[[str, Sequence[str]], None]
@@ -90,6 +91,9 @@ class PartitionHandle(Protocol):
     @property
     def reigns(self) -> bool:
         """True while the writer works. After that the state may differ from the journal."""
+
+    async def still_leads(self) -> bool:
+        """True if the journal says that this writer's epoch is the newest. Ask it before machines are changed."""
 
     def settle(self, command: AnyCommand) -> Awaitable[object]:
         """Carry out a command; wait while the inbox is full.

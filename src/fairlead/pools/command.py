@@ -48,7 +48,7 @@ class CommandProvider:
             "taints": list(settings.taints),
         }
         tokens = await asyncio.to_thread(join.invite, self._kind.partition, self._kind.pool, names)
-        details = {"node": node, "join": {"url": join.url, "tokens": tokens}}
+        details = {"node": node, "join": {"url": join.url(), "tokens": tokens}}
         self._check(await self._call("create", Done, names, details))
 
     async def destroy(self, names: Sequence[str]) -> None:

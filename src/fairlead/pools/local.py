@@ -99,7 +99,7 @@ class LocalProvider:
             ],
             setsid=True,
         )
-        (directory / JOINED).write_text(self._kind.join.url)
+        (directory / JOINED).write_text(self._kind.join.url())
 
     def _arguments(self, name: str, directory: Path) -> tuple[str, ...]:
         """Return the command line of an agent. The node has the pool's resources only, not all of this machine."""
@@ -109,7 +109,7 @@ class LocalProvider:
             *(sys.executable, "-P", "-c", PROGRAM, "agent", _directory_option(directory)),
             f"--for={getpass.getuser()}",
             *["--user=root"] * (os.geteuid() == 0),
-            *(f"--join={kind.join.url}", f"--token-file={directory / TOKEN}"),
+            *(f"--join={kind.join.url()}", f"--token-file={directory / TOKEN}"),
             *(f"--name={name}", f"--partition={kind.partition}", f"--pool={kind.pool}"),
             *(f"--resource={key}={format_quantity(key, amount)}" for key, amount in sorted(amounts.items())),
             *(f"--label={key}={value}" for key, value in settings.labels),
@@ -146,8 +146,8 @@ class LocalProvider:
         try:
             joined = (directory / JOINED).read_text()
         except FileNotFoundError:
-            joined = self._kind.join.url  # the agent has just been started
-        if joined == self._kind.join.url:
+            joined = self._kind.join.url()  # the agent has just been started
+        if joined == self._kind.join.url():
             return
         lock = _end_and_take(directory, agent_only=True)
         try:

@@ -162,6 +162,8 @@ class PoolReconciler:
             wanted = [name for name in names if name not in self._asked]
             if not wanted:
                 continue
+            if not await self._handle.still_leads():
+                return
             self._write_log("info", "machines asked for", order=order, names=wanted)
             self._asked.update(wanted)
             self._tried.add(order)
@@ -216,6 +218,8 @@ class PoolReconciler:
         if [name for name in there if name not in self._destroyed] and self._steady() >= self._not_before:
             self._write_log("info", "machines to destroy", names=there)
             await self._settle_nodes(self.kind.partition, there)
+            if not await self._handle.still_leads():
+                return
             try:
                 await self._call("destroy", partial(self._provider.destroy, there))
                 self._pause = 0.0

@@ -100,7 +100,7 @@ class PoolService:
         """`settle` is awaited before machines are destroyed."""
         self.settle = settle
         self.make = make or no_provider
-        self.join = join or Join("", lambda partition, pool, names: {}, lambda partition, names: None)
+        self.join = join or Join(lambda: "", lambda partition, pool, names: {}, lambda partition, names: None)
         self.figures = figures or Figures()
         self.log = log
         self.steady = steady

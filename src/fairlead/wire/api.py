@@ -878,6 +878,22 @@ class Orphan(Answer, frozen=True, kw_only=True):
     note: str
 
 
+class Server(Answer, frozen=True, kw_only=True):
+    """A server that is up."""
+
+    id: str
+    url: str
+    """The URL at which agents and users reach it."""
+    state: str
+    """up, draining, or drained: it leads nothing and can be stopped."""
+    leads: list[str]
+    """The partitions that it leads."""
+
+
+class Servers(Answer, frozen=True, kw_only=True):
+    servers: list[Server]
+
+
 class Pool(Answer, frozen=True, kw_only=True):
     """A pool. `use` is null until the partition is ready."""
 
@@ -917,11 +933,14 @@ class Pools(Answer, frozen=True, kw_only=True):
 
 class Partition(Answer, frozen=True, kw_only=True):
     name: str
-    ready: bool
+    ready: bool | None
+    """null if another server leads the partition."""
     nodes: int
     jobs: int
     waiting_for: list[str]
     """Agents and resource managers that have not reported since the start; the first few."""
+    leader: str = ""
+    """The URL of the server that leads it, if several servers share a database."""
 
 
 class Partitions(Answer, frozen=True, kw_only=True):
@@ -1262,3 +1281,5 @@ class Problem(Answer, frozen=True, kw_only=True):
     detail: str
     code: str
     field: str = ""
+    leader: str = ""
+    """With the code `standby`: the address of the server that leads."""

@@ -1,12 +1,13 @@
-"""The control of the cluster: its configuration, and a writer for each partition.
+"""The configuration of the cluster, and all partitions of a cluster that has one journal.
 
 A new configuration is tried on every partition, then written to the cluster's own log, then applied to the partitions.
-Partitions are added and removed only here.
+`Configuration` is that log; a server leads it as it leads a partition. `Cluster` does all of it for the partitions of
+one journal object, without threads and clocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fairlead.core.cluster import ClusterConfigured
 from fairlead.core.commands import Configure, Rejected
@@ -24,23 +25,63 @@ from fairlead.writer.observer import Observer
 from fairlead.writer.writer import Stopped, Writer
 
 
+class Configuration:
+    """The log of configurations, led by one server."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._epoch = journal.reign(CLUSTER_STREAM)
+        self.current, self.seq = restore_cluster(journal)
+        check_policies(self.current)
+
+    def write(self, configs: Mapping[str, PartitionConfig]) -> bool:
+        """Write a configuration that every partition accepts. False if it is the present one."""
+        wanted = tuple(sorted(configs.items()))
+        if wanted == self.current.partitions:
+            return False
+        configured = ClusterConfigured(self.current.version + 1, wanted)
+        try:
+            self._journal.append(CLUSTER_STREAM, self._epoch, self.seq + 1, encode_cluster(configured))
+        except JournalError as problem:
+            raise Stopped(f"configuration {configured.version} was not written: {problem}") from problem
+        self.seq += 1
+        self.current = configured
+        return True
+
+
+def check_policies(configured: ClusterConfigured) -> None:
+    """Raise `PolicyMissing` if a configuration names policies that are not installed."""
+    for name, config in configured.partitions:
+        missing = missing_policies(config.settings, [settings for _, settings in config.queues])
+        if missing:
+            raise PolicyMissing(name, missing)
+
+
+def try_configuration(partition: Partition, config: PartitionConfig, now: Micros) -> None:
+    """Try a configuration on a partition without changing it. Raises `Refused` if it is rejected."""
+    plan = Plan(partition, max(now, partition.now))
+    try:
+        [answer], _ = intake(plan, [Configure(config=config, operator=True)])
+    finally:
+        plan.abandon()
+    if isinstance(answer, Rejected):
+        raise Refused(f"partitions.{partition.name}.{answer.field}", answer.problem, answer.code)
+
+
 class Cluster:
-    """All partitions under one control plane."""
+    """All partitions of a cluster, on one journal object."""
 
     def __init__(self, journal: Journal, observers: Sequence[Observer] = ()) -> None:
         self.journal = journal
         self._observers = observers
-        self.epoch = journal.reign(CLUSTER_STREAM)
-        self.configured, self.seq = restore_cluster(journal)
-        for name, config in self.configured.partitions:
-            missing = missing_policies(config.settings, [settings for _, settings in config.queues])
-            if missing:
-                raise PolicyMissing(name, missing)
-        # All reigns first: if another server leads a partition, no observer hears of the others.
-        epochs = {name: journal.reign(stream_of(name)) for name, _ in self.configured.partitions}
-        self.writers: dict[str, Writer] = {name: self._writer(name, epoch) for name, epoch in epochs.items()}
+        self.configuration = Configuration(journal)
+        self.writers: dict[str, Writer] = {name: self._writer(name) for name, _ in self.configured.partitions}
         self._removed: list[str] = []
         """Removed partitions with streams that are not dropped yet."""
+
+    @property
+    def configured(self) -> ClusterConfigured:
+        return self.configuration.current
 
     def begin(self, now: Micros) -> dict[str, Cycle]:
         """Apply the configuration to partitions where a crash prevented it. Returns the cycles of these partitions."""
@@ -63,29 +104,13 @@ class Cluster:
         if wanted == self.configured.partitions:
             return {}
         for name, config in wanted:
-            self._try(name, config, now)
-        configured = ClusterConfigured(self.configured.version + 1, wanted)
-        try:
-            self.journal.append(CLUSTER_STREAM, self.epoch, self.seq + 1, encode_cluster(configured))
-        except JournalError as problem:
-            raise Stopped(f"configuration {configured.version} was not written: {problem}") from problem
-        self.seq += 1
-        self.configured = configured
+            writer = self.writers.get(name)
+            try_configuration(Partition(name) if writer is None else writer.partition, config, now)
+        self.configuration.write(configs)
         return self._follow(now, user)
 
-    def _writer(self, name: str, epoch: int | None = None) -> Writer:
-        return Writer(self.journal, name, self._observers, epoch)
-
-    def _try(self, name: str, config: PartitionConfig, now: Micros) -> None:
-        """Try a configuration on a partition without changing it. Raises `Refused` if it is rejected."""
-        partition = self.writers[name].partition if name in self.writers else Partition(name)
-        plan = Plan(partition, max(now, partition.now))
-        try:
-            [answer], _ = intake(plan, [Configure(config=config, operator=True)])
-        finally:
-            plan.abandon()
-        if isinstance(answer, Rejected):
-            raise Refused(f"partitions.{name}.{answer.field}", answer.problem, answer.code)
+    def _writer(self, name: str) -> Writer:
+        return Writer(self.journal, name, self._observers)
 
     def _follow(self, now: Micros, user: str) -> dict[str, Cycle]:
         cycles: dict[str, Cycle] = {}

@@ -32,16 +32,11 @@ class Stopped(Exception):
 class Writer:
     """Owns the state of a partition. Nothing else changes it."""
 
-    def __init__(
-        self, journal: Journal, partition: str, observers: Sequence[Observer] = (), epoch: int | None = None
-    ) -> None:
-        """Take over the partition and recover it. From now on appends of earlier writers are refused.
-
-        `epoch` is that of a reign of the journal's object that has already begun.
-        """
+    def __init__(self, journal: Journal, partition: str, observers: Sequence[Observer] = ()) -> None:
+        """Take over the partition and recover it. From now on appends of earlier writers are refused."""
         self.journal = journal
         self.stream = stream_of(partition)
-        self.epoch = journal.reign(self.stream) if epoch is None else epoch
+        self.epoch = journal.reign(self.stream)
         self.skipped = journal.skipped(self.stream)
         """Epochs before this one that are in no record, because the data were set back."""
         replayed = [observer.replayed for observer in observers if isinstance(observer, ReplayObserver)]

@@ -12,8 +12,9 @@ from functools import partial
 from random import Random
 from typing import Any, Literal, Protocol
 
-from fairlead.api.control import Control, offered
+from fairlead.api.control import Control
 from fairlead.api.problems import Unserved
+from fairlead.api.service import offered
 from fairlead.core import cycle
 from fairlead.core.commands import Accepted, Answer, AnyCommand, Configure, Rejected
 from fairlead.core.cycle import Cycle
@@ -105,7 +106,7 @@ class Server:
         self._process = self._outside.new_process("server")
         self._dying, self._at_work = False, 0
         self._hub = Agents(self._credentials, self._hear_hub, gang_seed=b"gangs", steady=loop.time)
-        join = Join("", lambda partition, pool, names: {}, self._credentials.forget)
+        join = Join(lambda: "", lambda partition, pool, names: {}, self._credentials.forget)
         self._control = Control(
             self._open_journal,
             self._hub,

@@ -1,0 +1,136 @@
+"""The servers of a database: each renews a row of its own, and reads those of the others and the leases.
+
+NOTIFY only wakes servers up: what they do follows from what they read then, and they also read without it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import psycopg
+
+from fairlead.journal.base import JournalError
+from fairlead.journal.leasing import LEASE
+from fairlead.journal.pgconnection import CHANNEL, Connection, connect, explained, shown_url, writing
+from fairlead.journal.pgschema import prepare
+from fairlead.journal.roster import Lease, Member, Standing
+
+EVERY = 0.25
+"""Seconds between two looks."""
+LISTENING = 1.0
+"""Seconds after which the listening thread looks whether it should end."""
+OLD = "1 day"
+"""Rows of servers that ended without leaving are removed after this time."""
+
+
+class PostgresRoster:
+    """The servers of a database. `server` is the name under which this one holds leases."""
+
+    def __init__(self, url: str, server: str, address: str, lease: float = LEASE) -> None:
+        self.lasts = lease
+        self.every = EVERY
+        self._where = shown_url(url)
+        self._url = url
+        self._server = server
+        self._address = address
+        self._db: Connection | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def look(self, version: int, takes: bool) -> Standing:
+        try:
+            if self._db is None:
+                self._db = connect(self._url, "roster")
+                prepare(self._db, self._where)
+            db = self._db
+            with writing(db, self._where, "looking for other servers"):
+                db.execute(
+                    "INSERT INTO servers VALUES (%(id)s, %(address)s, %(version)s, %(takes)s, false, "
+                    "clock_timestamp() + %(lease)s * interval '1 second') ON CONFLICT (id) DO UPDATE SET "
+                    "version = EXCLUDED.version, takes = EXCLUDED.takes, expires = EXCLUDED.expires",
+                    {
+                        "id": self._server,
+                        "address": self._address,
+                        "version": version,
+                        "takes": takes,
+                        "lease": self.lasts,
+                    },
+                )
+            # A server that let one of its leases end is not up, though its row may last a little longer.
+            members = [
+                Member(id, address, version, takes and not draining, draining)
+                for id, address, version, takes, draining in db.execute(
+                    "SELECT id, address, version, takes, draining FROM servers WHERE expires > clock_timestamp() "
+                    "AND (id = %s OR NOT EXISTS (SELECT 1 FROM reigns WHERE holder = servers.id "
+                    "AND reigns.expires < clock_timestamp())) ORDER BY id",
+                    (self._server,),
+                )
+            ]
+            leases = {
+                stream: Lease(holder, address, seq) if held else Lease(seq=seq)
+                for stream, holder, address, seq, held in db.execute(
+                    "SELECT stream, holder, address, seq, holder != '' AND expires > clock_timestamp() FROM reigns"
+                )
+            }
+        except (psycopg.Error, JournalError) as problem:
+            self._forget()
+            if isinstance(problem, JournalError):
+                raise
+            raise explained(problem, self._where, "looking for other servers") from problem
+        return Standing(self._server, members, leases)
+
+    def listen(self, woken: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=self._listen, args=(woken,), name="listener", daemon=True)
+        self._thread.start()
+
+    def call(self) -> None:
+        with suppress(psycopg.Error):  # the other servers look by themselves a little later
+            if self._db is not None:
+                self._db.execute(f"NOTIFY {CHANNEL}")
+
+    def drain(self, member: str, draining: bool) -> bool:
+        if self._db is None:
+            raise JournalError(f"{self._where}: it does not answer now; try again")
+        with writing(self._db, self._where, "draining a server"):
+            # The rows are locked: of two servers that drain each other, the second one sees the first.
+            self._db.execute("SELECT 1 FROM servers ORDER BY id FOR UPDATE")
+            done = self._db.execute(
+                "UPDATE servers SET draining = %(draining)s WHERE id = %(id)s AND (NOT %(draining)s OR EXISTS "
+                "(SELECT 1 FROM servers WHERE id != %(id)s AND takes AND NOT draining "
+                "AND expires > clock_timestamp()))",
+                {"draining": draining, "id": member},
+            )
+        self.call()
+        return done.rowcount == 1
+
+    def close(self) -> None:
+        self._over.set()
+        if self._db is not None:
+            with suppress(psycopg.Error):
+                self._db.execute(
+                    "DELETE FROM servers WHERE id = %s OR expires < clock_timestamp() - %s::interval",
+                    (self._server, OLD),
+                )
+        self.call()
+        self._forget()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _forget(self) -> None:
+        if self._db is not None:
+            with suppress(psycopg.Error):
+                self._db.close()
+        self._db = None
+
+    def _listen(self, woken: Callable[[], None]) -> None:
+        while not self._over.is_set():
+            try:
+                with connect(self._url, "listener") as connection:
+                    connection.execute(f"LISTEN {CHANNEL}")
+                    while not self._over.is_set():
+                        for _ in connection.notifies(timeout=LISTENING, stop_after=1):
+                            woken()
+            except (psycopg.Error, JournalError):
+                self._over.wait(LISTENING)
