@@ -50,6 +50,15 @@ def test_eta_of_a_job_that_is_not_there(up: Up) -> None:
     assert refused.returncode == 1 and "there is no job" in refused.stderr
 
 
+def test_a_dry_run_says_when_the_job_would_start(up: Up, waiting: tuple[str, str]) -> None:
+    job = ("--name", "later", "--cpu", "4", "--estimate", "1min", "--", "true")
+    assert re.search(r"^it starts in about .*\(90 %: between", up.run("submit", "--dry-run", *job), re.MULTILINE)
+    tried = json.loads(up.run("submit", "--dry-run", "--json", *job))
+    assert not tried["starts"] and tried["eta"]["earliest"] <= tried["eta"]["start"], tried
+    with fairlead.Client(up.url, up.token) as client:
+        assert "later" not in {job.name for job in client.jobs()}
+
+
 def test_story_of_a_job(up: Up, waiting: tuple[str, str]) -> None:
     up.run("kill", *waiting)
     up.run("wait", *waiting, code=None)

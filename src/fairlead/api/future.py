@@ -7,17 +7,22 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from litestar import Request, get, post
+from litestar.params import QueryParameter
 
-from fairlead.api.context import OPERATORS, USERS, PartitionName, Services, Shaped, caller_of, services_of
-from fairlead.api.jobs import JobId, find
+from fairlead.api.context import OPERATORS, USERS, PartitionName, Services, Shaped, caller_of, seen_by, services_of
+from fairlead.api.jobs import SEARCHING, JobId, checked, deadline, find, submission
 from fairlead.api.problems import Unserved
 from fairlead.api.service import PartitionService
+from fairlead.core.commands import Rejected
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec, Micros, pack_spec
 from fairlead.core.reader import Reader
 from fairlead.core.resources import MINUTE, SECOND, format_duration
 from fairlead.core.state import Partition
+from fairlead.views.answers import by_id
 from fairlead.views.documents import shown_state
+from fairlead.views.dryrun import try_submission
+from fairlead.views.whyanswers import dry_run_answer
 from fairlead.wire import api as wire
 from fairlead.wire import preview
 
@@ -53,6 +58,46 @@ async def foretell(
         submissions=tuple(pack_spec(spec) for spec in specs),
     )
     return await ask(services, question, preview.Etas)
+
+
+@post("/jobs/dry-run", operation_id="dryRun", guards=[USERS], summary="Try a submission", status_code=200)
+async def dry_run(
+    request: HttpRequest,
+    data: Annotated[Any, Shaped(wire.JobDocument)],
+    partition: PartitionName = "",
+    eta: Annotated[bool, QueryParameter(description="Say also when a job that would wait starts.")] = False,
+) -> wire.DryRun:
+    """Answer what the next cycle would do with a job, without submitting it: whether and where it would start, or what
+    is ahead of it, what would be enough to start it, or why it can never run. What would refuse a submission refuses
+    this too. Nothing is stored. With `eta`, the answer to a job that would wait has its start, and takes longer."""
+    services, sees = services_of(request), seen_by(request)
+    command = submission(caller_of(request), data, "", {})
+    served = services.control.find(partition)
+    checked(services, served, command)
+
+    def attempt(state: Partition) -> bytes:
+        expired = deadline(SEARCHING)
+        tried = try_submission(state, command, served.writer.reasons, served.now)
+        if isinstance(tried, Rejected):
+            return msgspec.json.encode(tried)
+        answer = dry_run_answer(tried, tried.explained(by_id(state, sees), expired))
+        return msgspec.json.encode(answer)
+
+    answer = await served.on_copy(attempt, SEARCHING)
+    if not answer:
+        raise Unserved("busy", "the dry run took too long; try it again")
+    outcome = msgspec.json.decode(answer)
+    if outcome.get("type") == "rejected":
+        raise Refused(outcome["field"], outcome["problem"], outcome["code"])
+    tried = msgspec.convert(outcome, wire.DryRun)
+    if not eta or tried.starts or tried.never:
+        return tried
+    spec = msgspec.structs.replace(command.spec, user=command.user, groups=command.groups)
+    foretold = await foretell(services, served, specs=[spec])
+    (found,) = foretold.submissions
+    if isinstance(found, str):
+        return tried  # the state has changed meanwhile, and it would be refused now
+    return msgspec.structs.replace(tried, eta=_answer("", "pending", None, found, foretold, served.now))
 
 
 @get("/jobs/{job_id:str}/eta", operation_id="eta", guards=[USERS], summary="When a job starts")
@@ -97,7 +142,7 @@ async def _etas(request: HttpRequest, names: list[str], partition: str) -> list[
     foretold = await foretell(services, served, waiting) if waiting else None
     now = served.now
     return [
-        _answer(job, state, started, foretold, now)
+        _answer(job, state, started, foretold.jobs[job], foretold, now)
         if foretold is not None and job in foretold.jobs
         else _known(job, state, started)
         for job, state, started in found
@@ -119,8 +164,9 @@ def _known(job: str, state: str, started: Micros | None) -> wire.Eta:
     )
 
 
-def _answer(job: str, state: str, started: Micros | None, etas: preview.Etas, now: Micros) -> wire.Eta:
-    found = etas.jobs[job]
+def _answer(
+    job: str, state: str, started: Micros | None, found: preview.Eta, etas: preview.Etas, now: Micros
+) -> wire.Eta:
     notes = [unknown_tasks(etas.unknown_tasks)] if etas.unknown_tasks else []
     if etas.cut:
         notes.append("there was no time to look further")
@@ -135,7 +181,7 @@ def _answer(job: str, state: str, started: Micros | None, etas: preview.Etas, no
         latest=_seconds(found.latest),
         not_before=_seconds(found.not_before),
         note="; ".join(notes),
-        text=f"job {job} {sentence(found, now)}" + (f"; {'; '.join(notes)}" if notes else ""),
+        text=f"{f'job {job}' if job else 'it'} {sentence(found, now)}" + (f"; {'; '.join(notes)}" if notes else ""),
     )
 
 
@@ -192,4 +238,4 @@ async def what_if(
     return wire.WhatIf(**{key: found[key] for key in keys}, jobs=moved, note="; ".join(notes))
 
 
-HANDLERS = [eta, etas, what_if]
+HANDLERS = [dry_run, eta, etas, what_if]

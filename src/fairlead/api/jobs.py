@@ -31,7 +31,7 @@ from fairlead.api.following import FollowedPartition
 from fairlead.api.problems import Unserved, problem_of
 from fairlead.api.service import PartitionService, accepted_in, offered
 from fairlead.api.tokens import Token
-from fairlead.core.commands import AnyCommand, Kill, Rejected, Scale, SetPriority, Submit
+from fairlead.core.commands import AnyCommand, Kill, Scale, SetPriority, Submit
 from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY, ONE_CPU, parse_job
 from fairlead.core.errors import Refused
 from fairlead.core.explain import may_never_run, never_runs
@@ -43,9 +43,8 @@ from fairlead.core.resources import SECOND, shown
 from fairlead.core.state import Partition
 from fairlead.views.answers import by_id, job_answer, task_answers
 from fairlead.views.documents import shown_state
-from fairlead.views.dryrun import try_submission
 from fairlead.views.explaining import explained, remedies_of, with_remedies
-from fairlead.views.whyanswers import dry_run_answer, explained_answer, explanation
+from fairlead.views.whyanswers import explained_answer, explanation
 from fairlead.wire import api as wire
 from fairlead.writer.inbox import Slot
 
@@ -103,35 +102,6 @@ async def submit(
     return wire.Submitted(job=accepted.job, partition=served.name, warning=warnings.get(accepted.job, ""))
 
 
-@post("/jobs/dry-run", operation_id="dryRun", guards=[USERS], summary="Try a submission", status_code=200)
-async def dry_run(
-    request: HttpRequest, data: Annotated[Any, Shaped(wire.JobDocument)], partition: PartitionName = ""
-) -> wire.DryRun:
-    """Answer what the next cycle would do with a job, without submitting it: whether and where it would start, or what
-    is ahead of it, what would be enough to start it, or why it can never run. What would refuse a submission refuses
-    this too. Nothing is stored."""
-    services, sees = services_of(request), seen_by(request)
-    command = submission(caller_of(request), data, "", {})
-    served = services.control.find(partition)
-    _checked(services, served, command)
-
-    def attempt(state: Partition) -> bytes:
-        expired = deadline(SEARCHING)
-        tried = try_submission(state, command, served.writer.reasons, served.now)
-        if isinstance(tried, Rejected):
-            return msgspec.json.encode(tried)
-        answer = dry_run_answer(tried, tried.explained(by_id(state, sees), expired))
-        return msgspec.json.encode(answer)
-
-    answer = await served.on_copy(attempt, SEARCHING)
-    if not answer:
-        raise Unserved("busy", "the dry run took too long; try it again")
-    outcome = msgspec.json.decode(answer)
-    if outcome.get("type") == "rejected":
-        raise Refused(outcome["field"], outcome["problem"], outcome["code"])
-    return msgspec.convert(outcome, wire.DryRun)
-
-
 @post("/jobs/batch", operation_id="submitMany", guards=[USERS], summary="Submit many jobs", status_code=200)
 async def submit_many(
     request: HttpRequest,
@@ -182,14 +152,14 @@ def _offer_item(
 
 def _offered(services: Services, served: PartitionService, command: Submit) -> Slot:
     """Offer a submission. Refuse it if it names secrets or jobs of other users, or exceeds a quota."""
-    size = _checked(services, served, command)
+    size = checked(services, served, command)
     slot = offered(served, command)
     if size is not None:
         services.quotas.offered(served.name, command.spec.user, size, slot)
     return slot
 
 
-def _checked(services: Services, served: PartitionService, command: Submit) -> int | None:
+def checked(services: Services, served: PartitionService, command: Submit) -> int | None:
     """Check what the core does not know: secrets, jobs of other users and quotas. Returns its size for quotas."""
     services.secrets.check(command.spec, command.user)
     if command.operator:
@@ -568,4 +538,4 @@ async def set_priority(
     )
 
 
-HANDLERS = [submit, submit_many, dry_run, jobs, job, tasks, explain, kill, scale, set_priority]
+HANDLERS = [submit, submit_many, jobs, job, tasks, explain, kill, scale, set_priority]

@@ -288,14 +288,18 @@ def _dry_run(file: Path | None, options: dict[str, Any], partition: str, as_json
 
     with open_client(partition) as client:
         document = _from_file(file, options) if file is not None else _from_options(client, options, ", or --file")
-        tried = client.send(calls.dry_run(document, client.partition))
-    if as_json:
-        print_json(tried)
-    else:
-        print_text(tried.sentence)
-        for placed in tried.placements:
-            print_text(f"{placed.stage}: {placed.tasks} {'task' if placed.tasks == 1 else 'tasks'} on {placed.node}")
-        _print_waiting(tried.waiting)
+        tried = client.send(calls.dry_run(document, client.partition, eta=as_json))
+        if as_json:
+            print_json(tried)
+        else:
+            print_text(tried.sentence)
+            for placed in tried.placements:
+                tasks = "task" if placed.tasks == 1 else "tasks"
+                print_text(f"{placed.stage}: {placed.tasks} {tasks} on {placed.node}")
+            _print_waiting(tried.waiting)
+            if not tried.starts and not tried.never:  # this takes longer
+                foretold = client.send(calls.dry_run(document, client.partition, eta=True)).eta
+                print_text(foretold.text if foretold is not None else "it would start now")
     if tried.never:
         raise typer.Exit(1)
 

@@ -269,8 +269,9 @@ def tasks(name: str, partition: str, **filters: Any) -> Call[wire.TaskPage]:
     return Call(wire.TaskPage, "GET", f"{API}/jobs/{part(name)}/tasks", partition=partition, **filters).following()
 
 
-def dry_run(document: Document, partition: str) -> Call[wire.DryRun]:
-    return Call(wire.DryRun, "POST", f"{API}/jobs/dry-run", document, partition=partition)
+def dry_run(document: Document, partition: str, eta: bool = False) -> Call[wire.DryRun]:
+    wanted = "true" if eta else None
+    return Call(wire.DryRun, "POST", f"{API}/jobs/dry-run", document, partition=partition, eta=wanted)
 
 
 def explain(name: str, partition: str, remedies: bool = True) -> Call[wire.Explanation]:

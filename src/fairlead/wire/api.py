@@ -496,21 +496,6 @@ class Placement(Answer, frozen=True, kw_only=True):
     tasks: int
 
 
-class DryRun(Answer, frozen=True, kw_only=True):
-    """What the next cycle would do with a job, if it were submitted."""
-
-    partition: str
-    queue: str
-    starts: bool
-    """True if it would start at once, with at least the tasks that have to start together."""
-    never: str = ""
-    """Why it can never run as the cluster is now; empty if it can."""
-    sentence: str
-    placements: list[Placement]
-    waiting: list[Waiting]
-    """Why tasks would wait, what is ahead of them, and what would be enough to start them."""
-
-
 class Eta(Answer, frozen=True, kw_only=True):
     """When a job starts: what several futures say, with drawn run times and arrivals."""
 
@@ -530,6 +515,23 @@ class Eta(Answer, frozen=True, kw_only=True):
     """What the answer does not know, such as running tasks without an estimate."""
     text: str
     """All of it as one line, as `fairlead eta` shows it."""
+
+
+class DryRun(Answer, frozen=True, kw_only=True):
+    """What the next cycle would do with a job, if it were submitted."""
+
+    partition: str
+    queue: str
+    starts: bool
+    """True if it would start at once, with at least the tasks that have to start together."""
+    never: str = ""
+    """Why it can never run as the cluster is now; empty if it can."""
+    sentence: str
+    placements: list[Placement]
+    waiting: list[Waiting]
+    """Why tasks would wait, what is ahead of them, and what would be enough to start them."""
+    eta: Eta | None = None
+    """When it would start, if that was asked for and it would wait."""
 
 
 class Etas(Answer, frozen=True, kw_only=True):
