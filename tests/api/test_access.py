@@ -23,7 +23,7 @@ ROLES = {
     "setSecret removeSecret metrics",
     "operator": "moveNode removeNode revokeNode moveQueue bringToFront resetLane releaseHold markReady config "
     "validateConfig shares setShares managers registerManager updateManager removeManager managerState "
-    "managerWaiting managerEvents movePool scalePool",
+    "managerWaiting managerEvents movePool scalePool servers drainServer enableServer",
     "admin": "applyConfig setPartition removePartition tokens createToken revokeToken",
     "public": "healthz readyz",
 }
