@@ -24,7 +24,7 @@ ROLES = {
     "watch whoami secrets setSecret removeSecret metrics login logout map live timeline",
     "operator": "moveNode removeNode revokeNode moveQueue bringToFront resetLane releaseHold markReady config "
     "validateConfig shares setShares managers registerManager updateManager removeManager managerState "
-    "managerWaiting managerEvents movePool scalePool whatIf trace",
+    "managerWaiting managerEvents movePool scalePool servers drainServer enableServer whatIf trace",
     "admin": "applyConfig setPartition removePartition tokens createToken revokeToken",
     "public": "healthz readyz",
 }
