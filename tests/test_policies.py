@@ -25,7 +25,7 @@ from fairlead.journal.base import PolicyMissing
 from fairlead.journal.snapshot import make_snapshot
 from fairlead.journal.verify import verify
 from fairlead.testing import World
-from fairlead.views.answers import explanation
+from fairlead.views.whyanswers import explanation
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
