@@ -131,7 +131,7 @@ def test_pages_and_filters(site: Serving) -> None:
 def test_a_parameter_that_a_request_does_not_have_is_refused(site: Serving) -> None:
     for path, name, remedy in (
         ("jobs?usr=ann", "usr", "did you mean user?"),
-        ("jobs?job_id=7", "job_id", "it has cursor, label, limit, name, partition, queue, state, user"),
+        ("jobs?job_id=7", "job_id", "it has cursor, label, limit, name, partition, queue, search, state, user"),
         ("history?stat=failed", "stat", "did you mean state?"),
         ("whoami?verbose=1", "verbose", "leave it out"),
     ):
@@ -283,3 +283,14 @@ def test_a_page_ends_by_its_own_size(site: Serving, monkeypatch: pytest.MonkeyPa
         found += [each["id"] for each in answer.json()["jobs"]]
         cursor = answer.json()["next"]
     assert found == made[::-1]
+
+
+def test_jobs_are_searched_by_a_part_of_their_name_or_user(site: Serving) -> None:
+    with site.as_user("ann") as ann, site.as_user("bob") as bob:
+        first, second = submit(ann, {**JOB, "name": "resnet-sweep"}), submit(bob, {**JOB, "name": "tokenize"})
+
+    def found(text: str) -> list[str]:
+        return [job["id"] for job in site.as_owner.get("/api/v1/jobs", params={"search": text}).json()["jobs"]]
+
+    assert found("net-s") == [first] and found("bo") == [second]
+    assert found("e") == [second, first] and found("none") == []
