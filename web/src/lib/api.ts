@@ -63,27 +63,6 @@ export async function put<T>(path: string, body: unknown): Promise<T> {
   return (await send("PUT", path, body)).json() as Promise<T>;
 }
 
-const absent = new Set<string>();
-const first = new Map<string, Promise<unknown>>();
-
-/** The answer of an operation that this server may not have; null if it has not, or has nothing to say. */
-export async function optional<T>(operation: string, path: string, signal?: AbortSignal): Promise<T | null> {
-  // One request finds out if the server has the operation; the others wait for it.
-  const before = first.get(operation);
-  if (before) await before;
-  let known = (): void => undefined;
-  if (!before) first.set(operation, new Promise<void>((done) => (known = done)));
-  if (absent.has(operation)) return null;
-  try {
-    return await get<T>(path, signal);
-  } catch (error) {
-    if (error instanceof Refused && (error.status === 404 || error.status === 405)) absent.add(operation);
-    return null;
-  } finally {
-    known();
-  }
-}
-
 export interface Caller {
   user: string;
   groups: string[];

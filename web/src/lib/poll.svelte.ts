@@ -1,9 +1,13 @@
-// A document that is read again when the cluster changes, at most every few seconds, and at least every 20.
+// A document that is read again when the cluster changes, at most every few seconds unless told otherwise, and at
+// least every 20.
 
 import { live } from "./live.svelte";
 
 const OFTEN = 2_500;
 const SELDOM = 20_000;
+
+/** Milliseconds between two looks at what costs the server more: the future, the past, and remedies. */
+export const COSTLY = 30_000;
 
 export class Poll<T> {
   value = $state.raw<T | null>(null);
@@ -14,13 +18,16 @@ export class Poll<T> {
   #timer = 0;
   #stop: AbortController | null = null;
 
-  constructor(readonly read: (signal: AbortSignal) => Promise<T>) {
+  constructor(
+    readonly read: (signal: AbortSignal) => Promise<T>,
+    readonly often = OFTEN,
+  ) {
     $effect(() => {
       void live.version;
       this.#later();
     });
     $effect(() => {
-      const seldom = setInterval(() => void this.now(), SELDOM);
+      const seldom = setInterval(() => void this.now(), Math.max(SELDOM, often));
       return () => {
         clearInterval(seldom);
         clearTimeout(this.#timer);
@@ -31,7 +38,7 @@ export class Poll<T> {
 
   #later(): void {
     if (this.#timer) return;
-    const wait = Math.max(0, this.#asked + OFTEN - Date.now());
+    const wait = Math.max(0, this.#asked + this.often - Date.now());
     this.#timer = setTimeout(() => {
       this.#timer = 0;
       void this.now();

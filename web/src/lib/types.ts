@@ -184,6 +184,17 @@ export interface Waiting {
   reason: string;
   then: string;
   text: string;
+  remedies: { text: string; operator: boolean }[];
+}
+
+/** When a job starts. Times are null where they cannot be told. */
+export interface Eta {
+  job: string;
+  state: string;
+  start: number | null;
+  earliest: number | null;
+  latest: number | null;
+  text: string;
 }
 
 export interface Bar {
