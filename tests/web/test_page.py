@@ -180,7 +180,21 @@ def test_the_waiting_view_and_a_job_say_why(browser: Any, cluster: Serving) -> N
         page.get_by_text("never fits").wait_for()
         page.get_by_text("limit of queue root.ci").first.wait_for()
         page.get_by_role("link", name="old-driver").click()
-        page.get_by_role("region", name="Why it waits").get_by_text("h100").wait_for()
+        page.get_by_role("region", name="Why it waits").get_by_text("h100").first.wait_for()
+
+
+def test_a_waiting_job_has_a_start_remedies_and_a_story(browser: Any, tmp_path: Path) -> None:
+    with serving(tmp_path) as site:
+        site.node("n1", cpu=2)
+        for name in ("first", "second"):
+            stage = {"command": ["sleep", "600"], "resources": {"cpu": 2}, "estimate": "10min"}
+            submit(site.as_owner, {"name": name, "stages": [stage]})
+        with opened(browser, site.url, site.owner, view="waiting") as page:
+            page.locator("td", has_text=re.compile("^startsin |^in ")).first.wait_for()
+            page.get_by_role("link", name="second").click()
+            page.get_by_test_id("eta").get_by_text("starts in about").wait_for()
+            page.get_by_test_id("remedies").get_by_text("end 1 task").wait_for()
+            page.get_by_text("job submitted").or_(page.get_by_text("submitted")).first.wait_for()
 
 
 def test_a_share_is_previewed_before_it_applies(browser: Any, tmp_path: Path) -> None:
