@@ -6,10 +6,12 @@ In CI, as root on Debian, Chromium is installed if it is missing.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import shutil
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -68,3 +70,7 @@ def running() -> Iterator[Any]:
             yield browser
         finally:
             browser.close()
+    # Playwright leaves a transport whose loop is closed. Its finalizer fails, which must not happen at a bad time.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()

@@ -32,6 +32,7 @@ class Previewer:
         self._command = [sys.executable, "-P", "-m", "fairlead.sim.preview.process", *places]
         self._process: Process | None = None
         self._turn = asyncio.Lock()
+        self._closed = False
 
     async def ask(self, question: AnyQuestion) -> Etas | Story | Document | Failure:
         """Return the answer to a question."""
@@ -39,14 +40,20 @@ class Previewer:
             if self._process is not None:
                 with suppress(OSError, asyncio.IncompleteReadError):  # it has just ended, because it was idle
                     return await self._answer(self._process, question)
-            self._process = await self._start()
+            if self._closed:
+                raise Unanswered("the server is closing")
+            await self._start()
+            assert self._process is not None
             try:
                 return await self._answer(self._process, question)
             except (OSError, asyncio.IncompleteReadError) as problem:
                 raise Unanswered("the process that looks into the future ended") from problem
 
     async def close(self) -> None:
+        self._closed = True
         await self._end()
+        async with self._turn:  # a process that was just being started
+            await self._end()
 
     async def _answer(self, process: Process, question: AnyQuestion) -> Etas | Story | Document | Failure:
         try:
@@ -59,16 +66,25 @@ class Previewer:
             await self._end()  # its answer would be taken for that of the next question
             raise
 
-    async def _start(self) -> Process:
-        try:
-            return await asyncio.create_subprocess_exec(
+    async def _start(self) -> None:
+        """Start the process. A caller that gives up meanwhile leaves it to the next one, or to `close`."""
+
+        async def start() -> None:
+            self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=self._environment,
             )
+
+        starting = asyncio.create_task(start())
+        try:
+            await asyncio.shield(starting)
         except OSError as problem:
             raise Unanswered(f"the process that looks into the future cannot be started: {problem}") from problem
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])
+            raise
 
     async def _exchange(self, process: Process, payload: bytes) -> bytes:
         assert process.stdin is not None and process.stdout is not None
