@@ -1,5 +1,6 @@
 """Looks into the future: drawn run times, futures, start times, what-if, and a follower of a real journal."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +22,11 @@ from fairlead.history.tables import tables_at
 from fairlead.journal.sql import SqliteJournal
 from fairlead.sim.preview import eta, whatif
 from fairlead.sim.preview.answers import answer
+from fairlead.sim.preview.asking import Previewer
 from fairlead.sim.preview.follower import Follower
 from fairlead.sim.preview.past import Past, PastJob
 from fairlead.sim.preview.runtimes import Runtimes, Table
-from fairlead.wire.preview import EtaQuestion, Etas, Story, StoryQuestion, TraceQuestion, WhatIfQuestion
+from fairlead.wire.preview import EtaQuestion, Etas, Story, StoryQuestion, TraceQuestion, Unanswered, WhatIfQuestion
 from fairlead.writer.writer import Writer
 
 START = 1_790_000_000 * SECOND
@@ -335,3 +337,18 @@ def test_a_story_is_told_in_order(cluster: Cluster) -> None:
         "tasks ended",
         "job over",
     ]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 50])
+def test_a_process_that_is_being_started_ends_with_its_server(cluster: Cluster, tmp_path: Path, steps: int) -> None:
+    async def story() -> None:
+        previewer = Previewer(tmp_path / "journal", tmp_path / "history")
+        asking = asyncio.create_task(previewer.ask(EtaQuestion(**cluster.asked(), jobs=())))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await previewer.close()
+        with pytest.raises(Unanswered):
+            await asking
+        assert previewer._process is None
+
+    asyncio.run(story())

@@ -40,10 +40,11 @@ class Previewer:
             if self._process is not None:
                 with suppress(OSError, asyncio.IncompleteReadError):  # it has just ended, because it was idle
                     return await self._answer(self._process, question)
-            if self._closed:
+            if not self._closed:
+                await self._start()
+            if self._closed or self._process is None:
+                await self._end()
                 raise Unanswered("the server is closing")
-            await self._start()
-            assert self._process is not None
             try:
                 return await self._answer(self._process, question)
             except (OSError, asyncio.IncompleteReadError) as problem:
@@ -94,13 +95,20 @@ class Previewer:
         return await process.stdout.readexactly(size)
 
     async def _end(self) -> None:
+        """End the process, and close all of its pipes before the loop is closed."""
         process, self._process = self._process, None
-        if process is not None and process.returncode is None:
-            assert process.stdin is not None and process.stdout is not None
-            process.kill()
-            process.stdin.close()
-            await process.stdout.read()  # to its end, so that all of it is closed before the loop is
-            await process.wait()
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+        process.stdin.close()
+        with suppress(OSError):
+            await process.stdin.wait_closed()
+        with suppress(OSError):
+            await process.stdout.read()
+        await process.wait()
 
 
 def _read(question: AnyQuestion, payload: bytes) -> Etas | Story | Document | Failure:
