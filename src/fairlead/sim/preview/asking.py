@@ -52,8 +52,8 @@ class Previewer:
 
     async def close(self) -> None:
         self._closed = True
-        await self._end()
-        async with self._turn:  # a process that was just being started
+        self._kill()  # ends the question that is being answered
+        async with self._turn:
             await self._end()
 
     async def _answer(self, process: Process, question: AnyQuestion) -> Etas | Story | Document | Failure:
@@ -94,15 +94,18 @@ class Previewer:
         size = int.from_bytes(await process.stdout.readexactly(HEAD))
         return await process.stdout.readexactly(size)
 
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
     async def _end(self) -> None:
         """End the process, and close all of its pipes before the loop is closed."""
+        self._kill()
         process, self._process = self._process, None
         if process is None:
             return
         assert process.stdin is not None and process.stdout is not None
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
         process.stdin.close()
         with suppress(OSError):
             await process.stdin.wait_closed()
