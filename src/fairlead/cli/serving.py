@@ -199,6 +199,13 @@ def server(
     With a command: list and drain the servers of a cluster.
     """
     if context.invoked_subcommand is not None:
+        for name in context.params:
+            source = context.get_parameter_source(name)
+            if source is None or source.name != "COMMANDLINE":
+                continue
+            option = "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
+            problem = f"it is for a server that starts; leave it out, or write it behind {context.invoked_subcommand}"
+            raise typer.BadParameter(problem, param_hint=option)
         return
     _run(
         data,
