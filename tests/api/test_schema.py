@@ -23,13 +23,13 @@ ENDLESS = "watch|events|live"
 
 def schemathesis(folder: Path, site: Serving, secret: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Send requests made from the description, except those of endless streams."""
-    described = site.as_owner.get("/api/v1/openapi.json").json()
-    for operations in described["paths"].values():
+    document = site.as_owner.get("/api/v1/openapi.json").json()
+    for operations in document["paths"].values():
         for operation in operations.values():
             kept = [each for each in operation.get("parameters", ()) if each.get("name") != "follow"]
             operation["parameters"] = kept  # a log that is followed ends with its job
     description = folder / "openapi.json"
-    description.write_text(json.dumps(described))
+    description.write_text(json.dumps(document))
     return subprocess.run(
         [
             str(Path(sys.executable).with_name("schemathesis")),
