@@ -131,7 +131,11 @@ def test_pages_and_filters(site: Serving) -> None:
 def test_a_parameter_that_a_request_does_not_have_is_refused(site: Serving) -> None:
     for path, name, remedy in (
         ("jobs?usr=ann", "usr", "did you mean user?"),
-        ("jobs?job_id=7", "job_id", "it has cursor, label, limit, name, partition, queue, search, state, user"),
+        (
+            "jobs?job_id=7",
+            "job_id",
+            "it has cursor, label, limit, min_revision, name, partition, queue, ",
+        ),
         ("history?stat=failed", "stat", "did you mean state?"),
         ("whoami?verbose=1", "verbose", "leave it out"),
     ):

@@ -158,8 +158,8 @@ def test_starting_again_leaves_no_join_tokens_and_prints_commands_that_work(tmp_
             text=True,
         )
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(4)]
-        command = shlex.split(lines[3].partition("#")[0])
+        lines = [process.stdout.readline() for _ in range(5)]
+        command = shlex.split(lines[4].partition("#")[0])
         assert command[1:] == ["run", "echo", "hello"], lines
         assert subprocess.run([command[0], "--version"], cwd=tmp_path, check=False, timeout=SECONDS).returncode == 0
         done = subprocess.run(

@@ -538,7 +538,10 @@ def test_a_job_that_never_fits_has_another_reason_than_one_without_room() -> Non
     w.cycle()
     assert w.explain(huge)[0].reason == NeverFits(1, 0, obstacles=(TooSmall("cpu", 5000, 4000, "n0"), NoPool(0)))
     assert w.explain(many)[0].reason == NeverFits(9, 8)
-    assert w.explain(now)[0].reason == NoRoom(2, 1, (("missing cpu", 1), ("not for all", 1)), "n0")
+    failed = (("missing cpu", 1), ("not for all", 1))
+    assert w.explain(now)[0].reason == NoRoom(
+        2, 1, failed, "n0", lacks="cpu", asked=4000, free=(("n1", 1),), free_nodes=1
+    )
     w.node("n2", cpu=8)
     w.cycle()
     assert len(w.placements(huge)) == 1

@@ -10,15 +10,16 @@ from tests.web import browser as browsers
 from tests.web import fleet
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Chromium, for the tests of a module: while it runs, Playwright's event loop runs in this thread."""
     if browsers.missing():
         pytest.skip(browsers.missing())
     with browsers.running() as found:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A server with 2,000 virtual nodes that have work. It asks for the browser first, without which it is not used."""
     site = fleet.start(tmp_path_factory.mktemp("cluster"))

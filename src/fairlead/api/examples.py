@@ -280,6 +280,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
             "sentence": f"submitted now, it {WAITS_FOR}",
             "placements": [],
             "waiting": [WAITING_ANSWER],
+            "eta": None,
         },
     ),
     "eta": (None, ETA),

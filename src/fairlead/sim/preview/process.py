@@ -20,7 +20,6 @@ from fairlead import policies
 from fairlead.core.errors import Refused
 from fairlead.history.tables import Tables, tables_at
 from fairlead.journal.base import JournalError
-from fairlead.journal.snapshot import DATABASE
 from fairlead.sim.preview.answers import answer
 from fairlead.sim.preview.follower import Follower
 from fairlead.wire.preview import AnyQuestion, Failure
@@ -109,7 +108,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m fairlead.sim.preview.process JOURNAL HISTORY", file=sys.stderr)
         return 2
     os.nice(LATER)
-    journal, history = (os.environ.get(DATABASE, place) if place == "-" else place for place in arguments)
+    journal, history = (os.environ.get("FAIRLEAD_DATABASE", place) if place == "-" else place for place in arguments)
     try:
         policies.load()
         Process(journal, tables_at(history)).serve(sys.stdin.fileno(), sys.stdout.fileno())
