@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         found = shutil.which(name)
         assert found is not None
         (folder / "bin" / name).symlink_to(found)
-    command = ["make", "-o", ".venv/.ready", "test-kubernetes", f"PY={sys.executable}", *arguments]
+    command = ["make", "-o", ".venv/.ready", "test-kubernetes", f"PY={shlex.quote(sys.executable)}", *arguments]
     environment = {"PATH": str(folder / "bin"), "XDG_CACHE_HOME": str(folder / "cache")}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
