@@ -26,7 +26,16 @@ from fairlead.sim.preview.asking import Previewer
 from fairlead.sim.preview.follower import Follower
 from fairlead.sim.preview.past import Past, PastJob
 from fairlead.sim.preview.runtimes import Runtimes, Table
-from fairlead.wire.preview import EtaQuestion, Etas, Story, StoryQuestion, TraceQuestion, Unanswered, WhatIfQuestion
+from fairlead.wire.preview import (
+    EtaQuestion,
+    Etas,
+    Failure,
+    Story,
+    StoryQuestion,
+    TraceQuestion,
+    Unanswered,
+    WhatIfQuestion,
+)
 from fairlead.writer.writer import Writer
 
 START = 1_790_000_000 * SECOND
@@ -352,3 +361,10 @@ def test_a_process_that_is_being_started_ends_with_its_server(cluster: Cluster, 
         assert previewer._process is None
 
     asyncio.run(story())
+
+
+def test_a_question_with_a_number_beyond_64_bits_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    previewer = Previewer(tmp_path / "journal", tmp_path / "history")
+    question = WhatIfQuestion(**cluster.asked(), changes={"shares": {"root.a": 2**80}})
+    answered = asyncio.run(previewer.ask(question))
+    assert isinstance(answered, Failure) and "more than 64 bits" in answered.problem

@@ -36,6 +36,10 @@ class Previewer:
 
     async def ask(self, question: AnyQuestion) -> Etas | Story | Document | Failure:
         """Return the answer to a question."""
+        try:
+            msgspec.msgpack.encode(question)
+        except OverflowError:
+            return Failure(problem="a number has more than 64 bits; write a smaller one")
         async with self._turn:
             if self._process is not None:
                 with suppress(OSError, asyncio.IncompleteReadError):  # it has just ended, because it was idle
