@@ -99,16 +99,16 @@ def _told(cause: Cause, job: Job, alone: bool) -> str:
     tasks = "1 task" if cause.tasks == 1 else f"{cause.tasks} tasks"
     several = len(job.stages) > 1
     whole = alone and not several and cause.tasks == job.stages[0].count
-    who = "" if whole else f"{tasks} of {cause.stage} " if several else f"{tasks} "
+    subject = "" if whole else f"{tasks} of {cause.stage} " if several else f"{tasks} "
     one = whole or cause.tasks == 1
     match cause:
         case RunsOn():
-            return f"{who}{'runs' if one else 'run'} on {cause.where}{f', {cause.why}' if alone else ''}"
+            return f"{subject}{'runs' if one else 'run'} on {cause.where}{f', {cause.why}' if alone else ''}"
         case Launching():
-            return f"{who}{'is' if one else 'are'} starting on {listed(cause.nodes, cause.of)}"
+            return f"{subject}{'is' if one else 'are'} starting on {listed(cause.nodes, cause.of)}"
         case Stopping():
             why = f"for {cause.stops_for}" if cause.stops_for else f"because of {STOPS.get(cause.cause, cause.cause)}"
-            return f"{who}{'stops' if one else 'stop'} on {listed(cause.nodes, cause.of)} {why}"
+            return f"{subject}{'stops' if one else 'stop'} on {listed(cause.nodes, cause.of)} {why}"
         case LastAttempt():
             return f"the last attempt of {tasks}: {cause.ended}"
     return str(cause)

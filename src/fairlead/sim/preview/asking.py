@@ -37,20 +37,20 @@ class Previewer:
     async def ask(self, question: AnyQuestion) -> Etas | Story | Document | Failure:
         """Return the answer to a question."""
         try:
-            msgspec.msgpack.encode(question)
+            payload = msgspec.msgpack.encode(question)
         except OverflowError:
             return Failure(problem="a number has more than 64 bits; write a smaller one")
         async with self._turn:
             if self._process is not None:
                 with suppress(OSError, asyncio.IncompleteReadError):  # it has just ended, because it was idle
-                    return await self._answer(self._process, question)
+                    return await self._answer(self._process, question, payload)
             if not self._closed:
                 await self._start()
             if self._closed or self._process is None:
                 await self._end()
                 raise Unanswered("the server is closing")
             try:
-                return await self._answer(self._process, question)
+                return await self._answer(self._process, question, payload)
             except (OSError, asyncio.IncompleteReadError) as problem:
                 raise Unanswered("the process that looks into the future ended") from problem
 
@@ -60,10 +60,12 @@ class Previewer:
         async with self._turn:
             await self._end()
 
-    async def _answer(self, process: Process, question: AnyQuestion) -> Etas | Story | Document | Failure:
+    async def _answer(
+        self, process: Process, question: AnyQuestion, payload: bytes
+    ) -> Etas | Story | Document | Failure:
         try:
             async with asyncio.timeout(PATIENCE):
-                return _read(question, await self._exchange(process, msgspec.msgpack.encode(question)))
+                return _read(question, await self._exchange(process, payload))
         except TimeoutError as problem:
             await self._end()
             raise Unanswered(f"there was no answer within {PATIENCE:g} s") from problem
