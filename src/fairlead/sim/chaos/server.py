@@ -51,6 +51,9 @@ STEPS = 60
 REHEARSED = 0.2
 """Fraction of the turns that are first run and rolled back, which must leave the state unchanged."""
 MAX_IDLE = 50
+"""Number of turns in a row that time alone may start without a change, beside those for overrun estimates."""
+DOUBLINGS = 12
+"""How often the estimate of one task is overrun and doubled at most within a trial, each with a turn of its own."""
 AWAY = "the disk is away"
 
 Reply = Callable[[Answer], None]
@@ -236,7 +239,8 @@ class Server:
     def _look(self, live: LiveWriter, had_messages: bool) -> None:
         """Check the state after a turn."""
         self._idle = 0 if had_messages or self._changed else self._idle + 1
-        need(self._idle < MAX_IDLE, f"{MAX_IDLE} turns in a row were started by time alone and changed nothing")
+        most = MAX_IDLE + DOUBLINGS * len(live.writer.partition.allocations)
+        need(self._idle < most, f"{most} turns in a row were started by time alone and changed nothing")
         self._outside.turned(live.writer, live.inbox, self._control.now, self._changed)
 
     # -- faults --------------------------------------------------------------------------------------------------
