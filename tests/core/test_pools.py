@@ -327,6 +327,18 @@ def test_the_first_by_turn_get_what_a_pool_may_bring() -> None:
     assert [len(w.placements(job)) for job in jobs] == [2, 2]
 
 
+@pytest.mark.parametrize("start", ["stage", "job"])
+def test_the_rest_of_a_gang_orders_nothing_beyond_a_spent_share(start: str) -> None:
+    """The tasks that start together may pass the end of a share; those after them may not."""
+    w = World()
+    for name in ("a", "b"):
+        w.queue(f"root.{name}", share=50)
+    w.pool("p", node={"cpu": 1}, max=8)
+    gang(w, 8, queue="root.a", preemptible=False, gang=start, stage={"min": 3})
+    w.cycle()
+    assert ordered(w) == {"p": 4}
+
+
 def test_held_nodes_are_not_counted_on_and_their_holder_orders_nothing() -> None:
     w = World({"starving_after": "10s", "held_nodes_percent": 100})
     w.pool("p", node={"cpu": 4}, max=0)

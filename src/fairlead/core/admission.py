@@ -36,6 +36,8 @@ class Admission:
         """Account → jobs that run only because of counted starts."""
         self._begun: dict[str, None] = {}
         """The jobs that have counted starts."""
+        self._given: dict[int, int] = {}
+        """Ask → tasks of counted starts."""
         self._bounded: dict[int, bool] = {}
         self._all_count: bool | None = None
         """True if a check may depend on accounts that have no limit."""
@@ -91,6 +93,7 @@ class Admission:
         tasks = sum(tasks for _, tasks in needs)
         begins = not job.allocations and job.id not in self._begun
         self._begun[job.id] = None
+        self._given[ask.seq] = self._given.get(ask.seq, 0) + tasks
         for account in job.accounts:
             key = id(account)
             add(self._used.setdefault(key, {}), asked)
@@ -132,6 +135,11 @@ class Admission:
     def runs(self, job: Job) -> bool:
         """True if the job has live tasks, or counted starts."""
         return job.allocations > 0 or job.id in self._begun
+
+    def starts_as_gang(self, ask: Ask, needs: Needs) -> bool:
+        """True if these tasks are among those that have to start at once, and not the rest of the ask."""
+        together = gang_size(ask)
+        return together > 1 and self._given.get(ask.seq, 0) + sum(tasks for _, tasks in needs) <= together
 
     def running_jobs(self, account: Account) -> int:
         """Return the number of jobs of an account that have live tasks, with counted starts."""
@@ -237,8 +245,7 @@ def share(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
     if ask.kind == REPLACE or rights is None or has_claimed(admission.partition, ask):
         return None
     stage, tasks = needs[0]
-    gang = ask.whole or gang_size(ask) > 1
-    before = 0 if gang else tasks - 1
+    before = 0 if admission.starts_as_gang(ask, needs) else tasks - 1
     for queue in stage.job.queue.line()[1:]:
         entitled = rights.of(queue)
         if entitled == rights.whole:
