@@ -403,3 +403,19 @@ def test_a_large_gang_makes_way_though_a_small_one_is_cheaper_and_would_be_all_t
     w.advance(241)
     w.advance(31)
     assert len(w.placements("gang")) == 6 and len(w.placements("pair")) == 2
+
+
+def test_what_a_gang_does_not_ask_for_is_spared() -> None:
+    """Without its GPUs the lender could lose three CPUs only; with them it loses the five that are missing."""
+    w = world(nodes=0, shares=(20, 50), unit="dominant", rebalance_after="20s", preempt_grace="1s")
+    w.node("n0", cpu=8)
+    w.node("n1", cpu=8, gpu=2)
+    array(w, "b", 12)
+    w.cycle()
+    w.advance(30)
+    gpus = array(w, "b", 3, "gpus", resources={"cpu": 1, "gpu": 0.5})
+    w.advance(30)
+    gang = array(w, "a", 6, "gang", min=6)
+    w.advance(60)
+    assert len(w.placements(gang)) == 6
+    assert len(w.placements(gpus)) == 3

@@ -229,6 +229,11 @@ class Balance:
             firsts = clearing.cheapest(FEW)
             fits = any(enough(victim.unit.priority, victim) for victim in firsts)
             fits = fits or any(enough(clearing.levels[-1], victim) for victim in firsts)
+            if not fits:
+                # A queue that loses some of its largest resource can lose less of the others: spare what is not asked.
+                clearing.only = {name for stage, _ in needs for name in stage.shape.resources}
+                fits = lowest_level(clearing.levels, enough) is not None
+                clearing.only = None
         if not fits:
             clearing.restore(saved)
         else:

@@ -73,6 +73,8 @@ class Clearing:
         self._keeps = keeps
         self.refused = False
         """True if `keeps` refused victims in addition to those that were chosen."""
+        self.only: set[str] | None = None
+        """The resources that victims may use; None for victims of all kinds."""
         self._gone: dict[int, Ranges] = {}
         """Allocation → its tasks that count as ended."""
         self._rests: dict[int, tuple[int, dict[int, list[Block]]]] = {}
@@ -247,7 +249,7 @@ class Clearing:
             return
         candidates: list[Candidate] = []
         for victim in self._on[node_id]:
-            if victim.unit.priority <= level:
+            if victim.unit.priority <= level and (self.only is None or self.only.issuperset(_resources(victim))):
                 tasks, nodes = self._rest(victim)
                 if node_id in nodes:
                     candidates.append((victim, victim.unit._replace(tasks=tasks), nodes[node_id]))
@@ -391,6 +393,10 @@ def _units(job: Job, first: Stage) -> Iterator[Victim]:
 
 def _began(allocation: Allocation) -> int:
     return allocation.since if allocation.started is None else allocation.started
+
+
+def _resources(victim: Victim) -> set[str]:
+    return {name for allocation, _ in victim.tasks for name in allocation.stage.shape.resources}
 
 
 def newest_first(victims: Iterable[Victim]) -> list[Victim]:
