@@ -214,7 +214,9 @@ def hold(plan: Plan, command: HoldJob) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "hold")
     if job.over:
-        raise Refused("job", f"job {job.id} is over ({job.state}), so there is nothing to hold back", "conflict")
+        raise Refused(
+            "job", f"job {job.id} is over ({job.state}), so there is nothing to hold back; leave it", "conflict"
+        )
     level = right_over(command, job)
     if job.held_by is not None and job.held_by.level >= level:
         return Accepted(job=job.id, note=f"it is already held by {job.held_by.user}")
@@ -259,8 +261,10 @@ def requeue_job(plan: Plan, command: Requeue) -> Accepted:
     need_owner(command, job, "requeue")
     if job.over:
         raise Refused("job", f"job {job.id} is over ({job.state}) and cannot be requeued; submit it again", "conflict")
-    tasks = requeue(plan, job, _caller(command))
-    return Accepted(job=job.id, note="" if tasks else "none of its tasks run")
+    if not requeue(plan, job, _caller(command)):
+        return Accepted(job=job.id, note="none of its tasks run")
+    plan.note("jobs requeued")
+    return Accepted(job=job.id)
 
 
 def _caller(command: Command) -> str:

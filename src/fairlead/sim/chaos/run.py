@@ -263,8 +263,12 @@ class Trial:
             return SetPriority(job=target, priority=value, operator=True)
         if event.what == "front":
             return BringToFront(job=target, stage="s0", operator=True)
-        if event.what in ("hold", "release", "requeue"):
-            return {"hold": HoldJob, "release": ReleaseJob, "requeue": Requeue}[event.what](job=target, operator=True)
+        if event.what == "hold":
+            return HoldJob(job=target, operator=True)
+        if event.what == "release":
+            return ReleaseJob(job=target, operator=True)
+        if event.what == "requeue":
+            return Requeue(job=target, operator=True)
         if event.what == "configure":
             self._limit = value
             return self._configure()
