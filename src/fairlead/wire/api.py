@@ -798,6 +798,30 @@ class NodeMap(Answer, frozen=True, kw_only=True):
     queues: list[Queue]
 
 
+class PastMap(Answer, frozen=True, kw_only=True):
+    """A map as it was. `map` is missing for a time before `since`, which the journal does not reach back to."""
+
+    since: float
+    map: NodeMap | None
+
+
+class QueuePast(Answer, frozen=True, kw_only=True):
+    """A queue at some times: its share, and entitlement, use and loan in percent of the partition."""
+
+    times: list[float]
+    share: list[int | None]
+    entitlement: list[float]
+    use: list[float]
+    loan: list[float]
+
+
+class PastQueues(Answer, frozen=True, kw_only=True):
+    """Queues as they were, by path, from `since` on: the journal does not reach back further."""
+
+    since: float
+    queues: dict[str, QueuePast]
+
+
 class MapChange(Answer, frozen=True, kw_only=True):
     """What changed in a map: rows by the position of their node, and queues."""
 

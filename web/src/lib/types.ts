@@ -229,3 +229,21 @@ export interface WhatIf {
   mean_wait_after: number | null;
   note: string;
 }
+
+export interface QueuePast {
+  times: number[];
+  share: (number | null)[];
+  entitlement: number[];
+  use: number[];
+  loan: number[];
+}
+
+export interface PastQueues {
+  since: number;
+  queues: Record<string, QueuePast>;
+}
+
+export interface PastMap {
+  since: number;
+  map: NodeMap | null;
+}
