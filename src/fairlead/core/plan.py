@@ -23,6 +23,7 @@ Note = Literal[
     "launch not acknowledged",
     "sent to the tail",
     "asked for again",
+    "jobs requeued",
     "backfilled",
     "claimed",
     "rebalanced",
