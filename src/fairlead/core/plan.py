@@ -31,7 +31,8 @@ Note = Literal[
 ]
 """Events for metrics that the changes do not show, or do not distinguish.
 
-"asked for again" counts submissions and scalings that repeat an earlier command and alter nothing.
+"asked for again" counts submissions and scalings that repeat an earlier command and alter nothing; "jobs requeued",
+requeues that stopped at least one task.
 """
 
 
