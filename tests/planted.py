@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.core import cycle
+from fairlead.core import admission, cycle
 from fairlead.core.changes import Placed
 from fairlead.core.entitlement import Uses
 from fairlead.core.match import share_tree
@@ -69,6 +69,11 @@ def chain_without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def order_without_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     _without_rules(monkeypatch, "demand")
+
+
+def start_held_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Admission lets the tasks of held jobs start."""
+    monkeypatch.setattr(admission, "held_back", lambda job: None)
 
 
 def start_on_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:

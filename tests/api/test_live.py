@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -117,3 +118,25 @@ def test_the_timeline_has_what_ran_and_hides_other_users(site: Serving) -> None:
         ]
         assert bob.get("/api/v1/timeline").json()["bars"] == []
         assert len(site.as_owner.get("/api/v1/timeline").json()["bars"]) == 2
+
+
+def test_the_map_and_the_queues_of_the_past_are_replayed_from_the_journal(site: Serving) -> None:
+    site.node("n1")
+    before = site.as_owner.get("/api/v1/map").json()["now"]
+    time.sleep(0.02)
+    job = submit(site.as_owner, {"name": "a", "stages": [{"resources": {"cpu": 2}}]})
+    site.report(job, "running")
+    site.node("n2")
+    now = site.as_owner.get("/api/v1/map").json()
+    past = site.as_owner.get("/api/v1/map/past", params={"until": before}).json()
+    assert past["since"] <= before and past["map"]["names"] == ["n1"]
+    assert [row[2] for row in past["map"]["rows"]] == [0] and [row[2] for row in now["rows"]] == [50, 0]
+    latest = site.as_owner.get("/api/v1/map/past").json()["map"]
+    assert (latest["names"], latest["rows"]) == (now["names"], now["rows"])
+    assert [queue["path"] for queue in latest["queues"]] == [queue["path"] for queue in now["queues"]]
+    early = site.as_owner.get("/api/v1/map/past", params={"until": past["since"] - 60}).json()
+    assert early["map"] is None and early["since"] == past["since"]
+    queues = site.as_owner.get("/api/v1/map/queues", params={"since": before, "points": 5}).json()
+    root = queues["queues"]["root"]
+    assert root["times"] == sorted(root["times"]) and len(root["times"]) == 5
+    assert root["use"][0] == 0 and root["use"][-1] == 25 and root["loan"][-1] == 0

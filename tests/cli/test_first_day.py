@@ -6,7 +6,8 @@ import json
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,35 @@ def test_priority(up: Up) -> None:
         with pytest.raises(fairlead.Problem):
             client.set_priority("none", 5)
     up.run("kill", job)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_hold_release_and_requeue(up: Up) -> None:
+    job, other = (up.run("submit", "--cpu", "0.1", "--label", "team=x", "sleep", "600").strip() for _ in range(2))
+    up.until("ps", said=f"{job} ")
+    assert up.run("hold", job) == f"{job}: held\n"
+    assert json.loads(up.run("show", "--json", job))["job"]["held_by"]
+    assert "already held by" in up.run("hold", job)
+    assert f"job {job} is held by" in up.run("explain", job)
+    with fairlead.Client(up.url, up.token) as client:
+        eventually(lambda: client.job(job).stages[0].running == 1)
+        client.requeue(job)
+        eventually(lambda: client.job(job).state == "pending")
+    assert "held by" in up.run("ps")
+    said = up.run("release", "--label", "team=x")
+    assert sorted(said.splitlines()) == sorted([f"{job}: released", f"{other}: it is not held"])
+    with fairlead.Client(up.url, up.token) as client:
+        eventually(lambda: next(client.tasks(job)).attempt == 2)
+    lines = up.run("story", job)
+    assert "job held" in lines and "job released" in lines and "requeued by" in lines
+    assert "name jobs, or select them" in up.ask("kill").stderr
+    up.run("kill", "--label", "team=x")
 
 
 def test_tolerations_and_estimates(up: Up) -> None:

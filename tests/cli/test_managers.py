@@ -63,7 +63,7 @@ def test_promised_nodes_are_listed(up: Up) -> None:
     up.until("ps", said="running")
     high = up.run("submit", "--cpu", "4", "--priority", "1", "--", "true").strip()
     try:
-        lines = up.until("hold", "list", said="promised").splitlines()
+        lines = up.until("node", "held", said="promised").splitlines()
     finally:
         end.touch()
     assert lines[1].split()[:5] == [high, "main", "promised", "1", "1"]

@@ -46,7 +46,7 @@ def test_no_command_prints_escape_sequences(tmp_path_factory: pytest.TempPathFac
             ("node", "show", "n1"),
             ("token", "list"),
             ("history",),
-            ("hold", "list"),
+            ("node", "held"),
             ("usage",),
             ("show", EVIL),
         ):

@@ -256,7 +256,7 @@ def test_cluster_commands_print_json(up: Up) -> None:
         ("node", "list"),
         ("queue", "list"),
         ("lane", "list"),
-        ("hold", "list"),
+        ("node", "held"),
         ("pool", "list"),
         ("partition", "list"),
         ("token", "list"),

@@ -263,6 +263,14 @@ class Machine(RuleBasedStateMachine):
     def kill(self, data: Any, user: Any) -> None:
         self._on_job(data, lambda job: self.w.kill(job, user))
 
+    @rule(
+        data=st.data(),
+        user=st.sampled_from([None, "ann", "bob"]),
+        action=st.sampled_from(["hold", "hold", "release", "requeue"]),
+    )
+    def hold_back(self, data: Any, user: Any, action: str) -> None:
+        self._on_job(data, lambda job: getattr(self.w, action)(job, user))
+
     @rule(data=st.data(), stage=stages, action=st.sampled_from(["prioritise", "cancel"]))
     def move_ask(self, data: Any, stage: str, action: str) -> None:
         self._on_job(data, lambda job: getattr(self.w, action)(job, stage))

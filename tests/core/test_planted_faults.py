@@ -38,6 +38,17 @@ def test_starts_in_a_stopped_queue(m: Machine, monkeypatch: pytest.MonkeyPatch) 
         m.cycle()
 
 
+def test_starts_of_a_held_job(m: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.start_held_jobs(monkeypatch)
+    start(m)
+    m.crowd("root.a", "root.a", 20, [(1, 0)])
+    m.advance(1)
+    m.w.hold("array", "ann")
+    m.w.finish("array", "s", 0)
+    with pytest.raises(CheckFailed, match=f"{planted.START}.*its job is held by ann"):
+        m.cycle()
+
+
 def test_starts_beyond_a_limit(m: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     planted.start_without_rules(monkeypatch)
     start(m)

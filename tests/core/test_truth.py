@@ -28,6 +28,7 @@ from fairlead.core.remedy.steps import (
     RaiseShare,
     Ready,
     ReleaseHold,
+    ReleaseJob,
     Remedy,
     Request,
     StartQueue,
@@ -210,6 +211,8 @@ class Scene:
                     world.return_node(step.node)
                 case ReleaseHold():
                     world.release_hold(step.job)
+                case ReleaseJob():
+                    world.release(step.job)
                 case StartQueue():
                     world.start_queue(step.queue)
                 case MoveToFront():

@@ -27,16 +27,19 @@ from fairlead.core.commands import (
     BringToFront,
     Configure,
     DisconnectNodes,
+    HoldJob,
     Kill,
     MarkReady,
     MoveNode,
     MovePool,
     MoveQueue,
     RegisterManager,
+    ReleaseJob,
     RemoveManager,
     RemoveNode,
     RemovePartition,
     Report,
+    Requeue,
     Scale,
     ScalePool,
     SetPriority,
@@ -243,6 +246,9 @@ def play(s: Script) -> None:
         Scale(job="lint", stage="a", count=20, operator=True),
         Scale(job="train", stage="ps", count=4, operator=True),
     )
+    s.cycle(HoldJob(job="lint", user="ann", operator=True), Requeue(job="lint", user="ann", operator=True))
+    s.keep()
+    s.cycle(*s.report("lint", "a", "stopped"), ReleaseJob(job="lint", operator=True))
     s.cycle(Scale(job="train", stage="ps", count=1, operator=True))
     s.cycle(MoveNode(name="g1", action="lose", operator=True))
     s.keep()

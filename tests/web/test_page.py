@@ -174,6 +174,60 @@ def test_jobs_are_found_scaled_and_killed(browser: Any, cluster: Serving) -> Non
             assert cluster.as_owner.get(f"/api/v1/jobs/{each}").json()["state"] == "killed"
 
 
+def test_many_jobs_are_held_released_requeued_and_scaled_at_once(browser: Any, cluster: Serving) -> None:
+    def bulk(page: Any, action: str, said: str) -> None:
+        page.get_by_role("button", name="Choose all jobs that match").click()
+        chosen = page.get_by_role("region", name="Chosen jobs")
+        chosen.get_by_text("5 jobs chosen").wait_for()
+        chosen.get_by_role("button", name=action, exact=True).click()
+        page.get_by_role("dialog", name=re.compile(f"^{action} 5 jobs")).get_by_role("button", name=action).click()
+        page.get_by_text(said).wait_for()
+
+    def found(each: str) -> dict[str, Any]:
+        answer: dict[str, Any] = cluster.as_owner.get(f"/api/v1/jobs/{each}").json()
+        return answer
+
+    jobs = [submit(cluster.as_owner, job(f"bulk-{number}", "production", array=2)) for number in range(5)]
+    with opened(browser, cluster.url, cluster.owner, view="jobs") as page:
+        page.get_by_label("Search").fill("bulk-")
+        page.get_by_role("link", name="bulk-4", exact=True).wait_for()
+        bulk(page, "Hold", "5 jobs held")
+        page.locator("tr", has_text="bulk-0").locator(".chip.held").wait_for()
+        assert all(found(each)["held_by"] for each in jobs)
+        bulk(page, "Requeue", "5 jobs requeued")
+        page.locator("tr", has_text="bulk-0").locator(".chip.pending").wait_for()
+        page.get_by_role("link", name="bulk-0", exact=True).click()
+        page.get_by_test_id("held").wait_for()
+        page.get_by_role("region", name="Why it waits").get_by_text("is held by").first.wait_for()
+        page.get_by_role("button", name="Release").click()
+        page.wait_for_selector("[data-testid=job-state].running")
+        page.go_back()
+        bulk(page, "Release", "5 jobs released")
+        page.get_by_role("button", name="Choose all jobs that match").click()
+        page.get_by_role("region", name="Chosen jobs").get_by_label("Tasks").fill("3")
+        page.get_by_role("button", name="Scale", exact=True).click()
+        page.get_by_role("dialog", name="Scale 5 jobs to 3 tasks?").get_by_role("button", name="Scale").click()
+        page.get_by_text("5 jobs scaled").wait_for()
+        assert [found(each)["stages"][0]["count"] for each in jobs] == [3] * 5
+        bulk(page, "Kill", "5 jobs killed")
+
+
+def test_the_slider_shows_the_cluster_as_it_was(browser: Any, tmp_path: Path) -> None:
+    with serving(tmp_path) as site:
+        site.node("n1")
+        begun = submit(site.as_owner, {"name": "early", "stages": [{"resources": {"cpu": 4}}]})
+        site.report(begun, "running")
+        with opened(browser, site.url, site.owner, view="time") as page:
+            page.get_by_test_id("source").get_by_text("now").wait_for()
+            page.get_by_text("100 % of the CPUs").wait_for()
+            page.wait_for_timeout(2_000)
+            site.node("n2", cpu=12)
+            page.get_by_text("25 % of the CPUs").wait_for()
+            page.get_by_label("Moment").fill("0.5")
+            page.get_by_test_id("source").get_by_text("from the journal").wait_for()
+            page.get_by_text("100 % of the CPUs").wait_for()
+
+
 def test_the_waiting_view_and_a_job_say_why(browser: Any, cluster: Serving) -> None:
     with opened(browser, cluster.url, cluster.owner, view="waiting") as page:
         page.get_by_role("link", name="old-driver").wait_for()
@@ -201,12 +255,18 @@ def test_a_share_is_previewed_before_it_applies(browser: Any, tmp_path: Path) ->
     queues = {"root": {"a": {"share": 50}, "b": {"share": 50}}}
     with serving(tmp_path, {"partitions": {"default": {"queues": queues}}}) as site:
         site.node("n1")
+        stage = {"resources": {"cpu": 4}, "estimate": "10min"}
+        for name in ("runs", "waits", "waits-too"):
+            submit(site.as_owner, {"name": name, "queue": "root.a", "stages": [stage]})
         with opened(browser, site.url, site.owner, view="queues") as page:
             page.get_by_label("Share of root.a").fill("150")
             page.get_by_text("→ 75 %").wait_for()
             assert site.as_owner.get("/api/v1/shares").json()["shares"]["root.a"] == 50
+            page.get_by_test_id("whatif").get_by_text("cannot tell").wait_for()  # a share is at most 100
             page.get_by_label("Share of root.a").fill("75")
             page.get_by_label("Share of root.b").fill("25")
+            page.get_by_test_id("whatif").get_by_text("Of 2 waiting jobs").wait_for()
+            page.get_by_role("img", name=re.compile("root.a from .*use between")).wait_for()
             page.get_by_role("button", name="Apply shares").click()
             page.get_by_text("The new shares apply").wait_for()
             assert site.as_owner.get("/api/v1/shares").json()["shares"] == {"root.a": 75, "root.b": 25}

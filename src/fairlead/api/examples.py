@@ -206,6 +206,20 @@ ETA = {
     "note": "",
     "text": "job 17 starts in about 25min (90 %: between 10min and 1h)",
 }
+MAP = {
+    "at": "1f0c9a3e-1",
+    "partition": "default",
+    "now": 1790000000.25,
+    "ready": True,
+    "states": ["up", "disconnected", "draining", "disabled", "lost"],
+    "names": ["n1"],
+    "cpus": [4.0],
+    "memory": [8589934592],
+    "pools": {"values": [], "of": [-1]},
+    "labels": {"rack": {"values": ["r1"], "of": [0]}},
+    "rows": [[0, 0, 25, 10, 1, "A0"]],
+    "queues": [QUEUE_ANSWER],
+}
 HEALTH = {"version": "0.1.0", "ready": True, "partitions": {"default": True}, "problem": ""}
 DONE = {"note": ""}
 
@@ -345,6 +359,9 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
         },
     ),
     "kill": (None, DONE),
+    "hold": (None, DONE),
+    "release": (None, DONE),
+    "requeue": (None, DONE),
     "scale": ({"stage": "worker", "count": 4}, DONE),
     "setPriority": ({"priority": -1}, DONE),
     "nodes": (None, {"nodes": [NODE_ANSWER], "next": ""}),
@@ -543,21 +560,21 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
         {"user": "ann", "groups": ["ml"], "role": "user", "key": "3q2-7w", "expires": 1790043200.0},
     ),
     "logout": (None, DONE),
-    "map": (
+    "map": (None, MAP),
+    "pastMap": (None, {"since": 1789990000.0, "map": MAP}),
+    "pastQueues": (
         None,
         {
-            "at": "1f0c9a3e-1",
-            "partition": "default",
-            "now": 1790000000.25,
-            "ready": True,
-            "states": ["up", "disconnected", "draining", "disabled", "lost"],
-            "names": ["n1"],
-            "cpus": [4.0],
-            "memory": [8589934592],
-            "pools": {"values": [], "of": [-1]},
-            "labels": {"rack": {"values": ["r1"], "of": [0]}},
-            "rows": [[0, 0, 25, 10, 1, "A0"]],
-            "queues": [QUEUE_ANSWER],
+            "since": 1789990000.0,
+            "queues": {
+                "root.ml": {
+                    "times": [1789996400.0, 1790000000.0],
+                    "share": [40, 40],
+                    "entitlement": [40.0, 40.0],
+                    "use": [35.0, 55.0],
+                    "loan": [0.0, 15.0],
+                }
+            },
         },
     ),
     "timeline": (

@@ -31,7 +31,7 @@ from fairlead.api.following import FollowedPartition
 from fairlead.api.problems import Unserved, problem_of
 from fairlead.api.service import PartitionService, accepted_in, offered
 from fairlead.api.tokens import Token
-from fairlead.core.commands import AnyCommand, Kill, Scale, SetPriority, Submit
+from fairlead.core.commands import AnyCommand, HoldJob, Kill, ReleaseJob, Requeue, Scale, SetPriority, Submit
 from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY, ONE_CPU, parse_job
 from fairlead.core.errors import Refused
 from fairlead.core.explain import may_never_run, never_runs
@@ -490,6 +490,26 @@ async def kill(request: HttpRequest, job_id: JobId, partition: PartitionName = "
     return await touch(request, partition, job_id, Kill(job=job_id, **caller_fields(request, key)))
 
 
+@post("/jobs/{job_id:str}/hold", operation_id="hold", guards=[USERS], summary="Hold a job back", status_code=200)
+async def hold(request: HttpRequest, job_id: JobId, partition: PartitionName = "", key: Key = None) -> wire.Done:
+    """Hold a job back: its running tasks go on, and none of its other tasks start until it is released. It keeps its
+    place. A hold of an operator can be released only by an operator."""
+    return await touch(request, partition, job_id, HoldJob(job=job_id, **caller_fields(request, key)))
+
+
+@post("/jobs/{job_id:str}/release", operation_id="release", guards=[USERS], summary="Release a job", status_code=200)
+async def release(request: HttpRequest, job_id: JobId, partition: PartitionName = "", key: Key = None) -> wire.Done:
+    """Release a job that is held back. Its tasks start when it is their turn, at the place they had."""
+    return await touch(request, partition, job_id, ReleaseJob(job=job_id, **caller_fields(request, key)))
+
+
+@post("/jobs/{job_id:str}/requeue", operation_id="requeue", guards=[USERS], summary="Requeue a job", status_code=200)
+async def requeue(request: HttpRequest, job_id: JobId, partition: PartitionName = "", key: Key = None) -> wire.Done:
+    """Stop the running tasks of a job, with grace. They wait again at their earlier place and start under a new
+    attempt; no try is used. A job that is over cannot be requeued."""
+    return await touch(request, partition, job_id, Requeue(job=job_id, **caller_fields(request, key)))
+
+
 @post("/jobs/{job_id:str}/scale", operation_id="scale", guards=[USERS], summary="Scale a stage", status_code=200)
 async def scale(
     request: HttpRequest,
@@ -538,4 +558,4 @@ async def set_priority(
     )
 
 
-HANDLERS = [submit, submit_many, jobs, job, tasks, explain, kill, scale, set_priority]
+HANDLERS = [submit, submit_many, jobs, job, tasks, explain, kill, hold, release, requeue, scale, set_priority]

@@ -12,11 +12,10 @@ from fairlead.cli.output import ago, ahead, amounts, calls_server, print_json, p
 from fairlead.cli.serving import rotate_key
 
 node = typer.Typer(
-    name="node", help="List and show nodes; drain, disable, enable and remove them.", no_args_is_help=True
+    name="node", help="List and show nodes; drain, disable, enable, release and remove them.", no_args_is_help=True
 )
 queue = typer.Typer(name="queue", help="List queues; stop and start them.", no_args_is_help=True)
 lane = typer.Typer(name="lane", help="List waiting work; move and cancel it.", no_args_is_help=True)
-hold = typer.Typer(name="hold", help="List held nodes; release them.", no_args_is_help=True)
 partition_app = typer.Typer(name="partition", help="List, add, change and remove partitions.", no_args_is_help=True)
 share = typer.Typer(name="share", help="List and set shares, user patterns and rebalance.", no_args_is_help=True)
 secret = typer.Typer(name="secret", help="List, set and remove secrets that jobs can use.", no_args_is_help=True)
@@ -207,7 +206,7 @@ def start(path: QueuePath, partition: Partition = "", as_json: AsJson = False) -
     _do("POST", f"queues/{_part(path)}/start", as_json, f"{path} is active", partition=partition)
 
 
-@hold.command("list")
+@node.command("held")
 @calls_server
 def list_holds(partition: Partition = "", as_json: AsJson = False) -> None:
     """List nodes held for jobs that have waited too long, and nodes promised to jobs that other tasks stop for."""
@@ -237,7 +236,7 @@ def list_holds(partition: Partition = "", as_json: AsJson = False) -> None:
     )
 
 
-@hold.command("release")
+@node.command("release")
 @calls_server
 def release_hold(
     job: JobName,
@@ -668,4 +667,4 @@ def revoke_token(
 OWNER = "owner"
 """The token of the data directory."""
 
-GROUPS = (node, queue, share, lane, hold, partition_app, secret, token)
+GROUPS = (node, queue, share, lane, partition_app, secret, token)

@@ -1,9 +1,10 @@
-"""Jobs on the command line: submit, run, ps, show, logs, kill, scale, wait, explain."""
+"""Jobs on the command line: submit, run, ps, show, logs, kill, hold, release, requeue, scale, wait, explain."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -648,33 +649,109 @@ def _print_waiting(waiting: list[wire.Waiting]) -> None:
 # -- changing ----------------------------------------------------------------------------------------------------
 
 
+ChosenJobs = Annotated[
+    list[str] | None, typer.Argument(help="Ids of jobs. By default the jobs that the options select.", metavar="JOB…")
+]
+OfUser = Annotated[str, typer.Option("--user", help="All jobs of this user that are not over.")]
+InQueue = Annotated[
+    str, typer.Option("--queue", "-q", help="All jobs in this queue and the queues below it that are not over.")
+]
+WithLabel = Annotated[str, typer.Option("--label", help="All jobs with this label, as key=value, that are not over.")]
+
+
 @calls_server
 def kill(
-    jobs: Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB…")],
+    jobs: ChosenJobs = None,
+    user: OfUser = "",
+    queue: InQueue = "",
+    label: WithLabel = "",
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
     """Kill jobs: cancel their waiting tasks and stop their running tasks. Exit code 1 if a job cannot be killed."""
+    with open_client(partition) as client:
+        _change(client, client.kill, "killed", jobs, {"user": user, "queue": queue, "label": label}, as_json)
+
+
+@calls_server
+def hold(
+    jobs: ChosenJobs = None,
+    user: OfUser = "",
+    queue: InQueue = "",
+    label: WithLabel = "",
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Hold jobs back: running tasks go on, and no other task starts before `fairlead release`. They keep their places.
+
+    A job that an operator holds can be released only by an operator.
+    """
+    with open_client(partition) as client:
+        _change(client, client.hold, "held", jobs, {"user": user, "queue": queue, "label": label}, as_json)
+
+
+@calls_server
+def release(
+    jobs: ChosenJobs = None,
+    user: OfUser = "",
+    queue: InQueue = "",
+    label: WithLabel = "",
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Release jobs that are held back."""
+    with open_client(partition) as client:
+        _change(client, client.release, "released", jobs, {"user": user, "queue": queue, "label": label}, as_json)
+
+
+@calls_server
+def requeue(
+    jobs: ChosenJobs = None,
+    user: OfUser = "",
+    queue: InQueue = "",
+    label: WithLabel = "",
+    partition: Partition = "",
+    as_json: AsJson = False,
+) -> None:
+    """Stop the running tasks of jobs, which then wait again at their earlier place. No try is used."""
+    with open_client(partition) as client:
+        _change(client, client.requeue, "requeued", jobs, {"user": user, "queue": queue, "label": label}, as_json)
+
+
+def _change(
+    client: Client,
+    act: Callable[[str], str],
+    done: str,
+    named: list[str] | None,
+    select: dict[str, str],
+    as_json: bool,
+) -> None:
+    """Do something to the named jobs, or to those that filters select, and print the answers."""
     from fairlead.client import Problem
 
+    if bool(named) == any(select.values()):
+        raise typer.BadParameter("name jobs, or select them with --user, --queue or --label")
+    states = ["pending", "running"]
+    jobs = named or [job.id for job in client.jobs(state=states, limit=1000, **select)]
     answers: dict[str, str | dict[str, Any]] = {}
     failed = False
-    with open_client(partition) as client:
-        for job in jobs:
-            try:
-                note = answers[job] = client.kill(job)
-            except Problem as problem:
-                if len(jobs) == 1 or is_unreachable(problem):
-                    raise
-                failed = True
-                answers[job] = problem_document(problem)
-                if not as_json:
-                    print_text(f"fairlead: error: {job}: {problem}", err=True)
-            else:
-                if not as_json:
-                    print_text(f"{job}: {note or 'killed'}")
+    for job in jobs:
+        try:
+            note = answers[job] = act(job)
+        except Problem as problem:
+            if named == [job] or is_unreachable(problem):
+                raise
+            failed = True
+            answers[job] = problem_document(problem)
+            if not as_json:
+                print_text(f"fairlead: error: {job}: {problem}", err=True)
+        else:
+            if not as_json:
+                print_text(f"{job}: {note or done}")
     if as_json:
         print_json(answers)
+    elif not jobs:
+        print_text("no job is selected", err=True)
     if failed:
         raise typer.Exit(1)
 

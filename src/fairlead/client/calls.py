@@ -300,8 +300,9 @@ def attempts(name: str, partition: str, **filters: Any) -> Call[wire.Attempts]:
     return Call(wire.Attempts, "GET", f"{API}/jobs/{part(name)}/attempts", partition=partition, **filters)
 
 
-def kill(name: str, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/jobs/{part(name)}/kill", partition=partition)
+def change(name: str, action: str, partition: str) -> Call[wire.Done]:
+    """Return the call of an action without a document: `kill`, `hold`, `release` or `requeue`."""
+    return Call(wire.Done, "POST", f"{API}/jobs/{part(name)}/{action}", partition=partition)
 
 
 def scale(name: str, count: int, stage: str, partition: str) -> Call[wire.Done]:

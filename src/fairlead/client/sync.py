@@ -110,7 +110,19 @@ class Client:
 
     def kill(self, job: str) -> str:
         """Kill a job. Returns a note, such as that it was over already."""
-        return self.send(calls.kill(job, self.partition)).note
+        return self.send(calls.change(job, "kill", self.partition)).note
+
+    def hold(self, job: str) -> str:
+        """Hold a job back: none of its waiting tasks start until it is released. Returns a note."""
+        return self.send(calls.change(job, "hold", self.partition)).note
+
+    def release(self, job: str) -> str:
+        """Release a job that is held back. Returns a note."""
+        return self.send(calls.change(job, "release", self.partition)).note
+
+    def requeue(self, job: str) -> str:
+        """Stop the running tasks of a job; they wait again at their earlier place. Returns a note."""
+        return self.send(calls.change(job, "requeue", self.partition)).note
 
     def scale(self, job: str, count: int, stage: str = "") -> str:
         """Give a job, or one of its stages, another number of tasks."""

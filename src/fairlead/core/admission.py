@@ -13,10 +13,19 @@ from typing import NamedTuple
 
 from fairlead.core.asks import Needs, asked_by, asked_for, gang_size, minimum_by_stage
 from fairlead.core.entitlement import Entitlements
-from fairlead.core.model import REPLACE, SCALE, Account, Ask, Job, Stage
+from fairlead.core.model import OPERATOR, REPLACE, SCALE, Account, Ask, Job, Stage
 from fairlead.core.policy.limits import allowed, may_run
 from fairlead.core.policy.registry import Registry
-from fairlead.core.reasons import AfterUnmet, NeverFits, NotActive, OverLimit, Reason, ShareSpent, StillStopping
+from fairlead.core.reasons import (
+    AfterUnmet,
+    HeldBack,
+    NeverFits,
+    NotActive,
+    OverLimit,
+    Reason,
+    ShareSpent,
+    StillStopping,
+)
 from fairlead.core.resources import Vector, add
 from fairlead.core.state import Partition
 
@@ -45,9 +54,9 @@ class Admission:
 
     def checks_for(self, job: Job) -> tuple[Check, ...]:
         """Return the checks that can refuse asks of a job, in their order."""
-        key: object = id(job.accounts)  # enough for a job that has not started, is preemptible and follows no other
-        if job.allocations or job.after or not job.preemptible:
-            key = (key, job.preemptible, job.allocations > 0, bool(job.after))
+        key: object = id(job.accounts)  # enough for a job that has not started, is preemptible, free and first
+        if job.allocations or job.after or job.held_by is not None or not job.preemptible:
+            key = (key, job.preemptible, job.allocations > 0, bool(job.after), job.held_by is not None)
         entry = self._checks.get(key)
         if entry is None:
             candidates = [check for check in CHECKS.values() if check.always]
@@ -176,7 +185,7 @@ class Check(NamedTuple):
     """False if the check cannot refuse a job now.
 
     Asked once, while the settings and the states of the queues stay the same, for all jobs with the same accounts that
-    are equally preemptible, have allocations or none, and come after other jobs or not.
+    are equally preemptible, have allocations or none, come after other jobs or not, and are held or not.
     """
     wakes: bool = False
     """True if every change of its answer wakes the lane of the ask, so that a sleeping lane need not check again."""
@@ -198,10 +207,14 @@ def members_stopping(admission: Admission, ask: Ask, needs: Needs) -> Reason | N
     if started and kind != SCALE:
         return None
     # Of a started stage, tasks beyond `min` may stop for other asks without keeping it back.
-    causes = ("gang",) if started else ("gang", "preempt")
+    causes = ("gang",) if started else ("gang", "preempt", "requeue")
     if any(allocation.cause in causes for stage in ask.stages for allocation in (stage.live or {}).values()):
         return StillStopping()
     return None
+
+
+def job_released(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
+    return held_back(ask.stage.job)
 
 
 def dependencies(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
@@ -284,6 +297,9 @@ LIMITS = Check(limits, _has_limit, always=True)
 CHECKS: Registry[Check] = Registry(
     "check",
     {
+        "job_released": Check(
+            job_released, lambda partition, job: job.held_by is not None, wakes=True, always=True, counts_use=False
+        ),
         "members_stopping": Check(
             members_stopping, lambda partition, job: job.allocations > 0, wakes=True, always=True
         ),
@@ -304,6 +320,11 @@ def checks_to_add() -> list[str]:
 
 
 # -- questions about asks ----------------------------------------------------------------------------------------
+
+
+def held_back(job: Job) -> HeldBack | None:
+    """Return the reason of a held job; None if it is not held."""
+    return None if job.held_by is None else HeldBack(job.held_by.user, job.held_by.level == OPERATOR)
 
 
 def refusal(partition: Partition, ask: Ask) -> Reason | None:

@@ -134,6 +134,24 @@ class Kill(Command, frozen=True, tag="kill"):
     job: str
 
 
+class HoldJob(Command, frozen=True, tag="hold job"):
+    """Hold a job back: its running tasks go on, and none of its other tasks start until it is released."""
+
+    job: str
+
+
+class ReleaseJob(Command, frozen=True, tag="release job"):
+    """Let the tasks of a held job start again, at the place they had."""
+
+    job: str
+
+
+class Requeue(Command, frozen=True, tag="requeue"):
+    """Stop the running tasks of a job, with grace. They wait again at their earlier place; no try is used."""
+
+    job: str
+
+
 class SetPriority(Command, frozen=True, tag="set priority"):
     job: str
     priority: int
@@ -266,6 +284,9 @@ AnyCommand = (
     | Submit
     | Scale
     | Kill
+    | HoldJob
+    | ReleaseJob
+    | Requeue
     | SetPriority
     | BringToFront
     | ReleaseHold

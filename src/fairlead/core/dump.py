@@ -20,6 +20,7 @@ from fairlead.core.model import (
     Allocation,
     AllocationState,
     Ask,
+    HeldBy,
     History,
     Hold,
     Job,
@@ -98,6 +99,7 @@ class _Job(msgspec.Struct, frozen=True, array_like=True):
     ended_at: int | None
     reason: str
     stages: tuple[_Stage, ...]
+    held_by: HeldBy | None = None
 
 
 class _Allocation(msgspec.Struct, frozen=True, array_like=True):
@@ -331,6 +333,7 @@ def _dump_job(job: Job) -> _Job:
         job.ended_at,
         job.reason,
         tuple(_dump_stage(stage) for stage in job.stages),
+        job.held_by,
     )
 
 
@@ -504,7 +507,7 @@ def _load_job(partition: Partition, record: _Job, times: dict[int, int], replaci
     submitted = times.setdefault(record.submitted, record.submitted)
     job = Job(record.id, record.number, pack_spec(spec), submitted, queue, accounts)
     job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
-    job.preempts = spec.preempts
+    job.preempts, job.held_by = spec.preempts, record.held_by
     job.state, job.priority, job.ended_at, job.reason = record.state, record.priority, record.ended_at, record.reason
     job.stages = tuple(
         _load_stage(partition, job, spec, position, stage) for position, stage in enumerate(record.stages)

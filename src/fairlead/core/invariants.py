@@ -296,8 +296,8 @@ def _check_chains(partition: Partition) -> None:
         if allocation.chain:
             chains.setdefault(allocation.chain, {})[allocation.id] = allocation
         _need(not allocation.rooms or bool(allocation.chain), f"allocation {allocation.id} waits in no chain")
-        stops = allocation.cause == "preempt" and allocation.state == "stopping"
-        _need(stops or not allocation.stopped_for, f"allocation {allocation.id} stops for a job, but not by a claim")
+        stops = allocation.cause in ("preempt", "requeue") and allocation.state == "stopping"
+        _need(stops or not allocation.stopped_for, f"allocation {allocation.id} stops for no claim or user")
         returns = allocation.cause == "return"
         _need(not returns or allocation.state == "assigned", f"allocation {allocation.id} returns and was started")
     _need(chains == partition.derived.chains, "the chains are not those of the allocations")

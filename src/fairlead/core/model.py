@@ -28,7 +28,7 @@ JobState = Literal["pending", "running", "succeeded", "failed", "killed"]
 AllocationState = Literal["assigned", "running", "stopping"]
 Outcome = Literal["succeeded", "failed", "lost", "preempted", "killed"]
 """How an attempt ends."""
-StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "return"]
+StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "return", "requeue"]
 """Why tasks are told to stop. `return` is no stop: assigned tasks are recalled if they have not started."""
 ClaimCause = Literal["priority", "guarantee", "share", "order"]
 """The right by which an ask gets promised nodes; `order` if they were ordered for it and no task stops."""
@@ -379,6 +379,19 @@ EMPTY = Ranges()
 """Stand-in for a collection of a stage that is None; never altered."""
 
 
+class HeldBy(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Who holds a job back, so that none of its tasks start, and since when."""
+
+    user: str
+    level: int
+    """The right by which it is held: of the owner, of an administrator of its queue, or of an operator."""
+    since: Micros
+
+
+OWNER, ADMINISTRATOR, OPERATOR = 0, 1, 2
+"""The rights over a job, the least first."""
+
+
 class Job(msgspec.Struct, eq=False):
     """The present state of a job. `number` counts submissions and is never reused."""
 
@@ -404,6 +417,8 @@ class Job(msgspec.Struct, eq=False):
     preempts: bool = True
     listed: bool = False
     """True if its queue counts it."""
+    held_by: HeldBy | None = None
+    """Set while the job is held back by a user: none of its tasks start. Not to be confused with held nodes."""
 
     @property
     def spec(self) -> JobSpec:
@@ -470,7 +485,8 @@ class Allocation(msgspec.Struct, eq=False):
     overdue: bool = False
     """True if its tasks were told to stop and have not stopped in time. Their capacity is no longer expected."""
     stopped_for: str = ""
-    """For preempted tasks, the job or queue that they stop for, such as `job 7` or `queue root.ml`."""
+    """For preempted tasks, the job or queue that they stop for, such as `job 7` or `queue root.ml`. For requeued
+    tasks, the user."""
     expected: Micros | None = None
     """The expected run time when it was placed, if it was learned."""
 

@@ -22,9 +22,12 @@ from fairlead.core.model import (
     StopCause,
 )
 from fairlead.core.plan import Plan
-from fairlead.core.ranges import Ranges, difference, indices
+from fairlead.core.ranges import Ranges, count, difference, indices
 from fairlead.core.resources import MINUTE, SECOND
 from fairlead.core.state import Partition
+
+WAITS_AGAIN = ("preempt", "requeue")
+"""The causes of stops after which tasks wait again at their earlier place, with a new waiting time."""
 
 FIRST_PAUSE = SECOND
 LONGEST_PAUSE = 5 * MINUTE
@@ -114,15 +117,15 @@ def ask_for_job(plan: Plan, job: Job) -> None:
 def stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], cause: StopCause, stopped_for: str = "") -> None:
     """Tell tasks to stop. They keep their capacity until the stop is confirmed.
 
-    `stopped_for` names the job or queue that preempted tasks stop for.
+    `stopped_for` names the job or queue that preempted tasks stop for, or the user that has tasks requeued.
     """
     if allocation.state == "stopping":
         return
     whole = block == allocation.indices
     into = 0 if whole else plan.partition.counters.allocation
     plan.do(Stopped(allocation.id, block, cause, into, stopped_for))
-    if cause == "preempt" and allocation.chain:
-        # The rooms are for another ask, not for the chain.
+    if cause in WAITS_AGAIN and allocation.chain:
+        # The rooms are for another ask, or tasks of the chain have to stop too.
         recall(plan, plan.partition.waiting_in(allocation.chain))
 
 
@@ -147,6 +150,20 @@ def live_of(stage: Stage) -> list[Allocation]:
     """Return the live allocations of a stage, oldest first."""
     by_id = {allocation.id: allocation for allocation in (stage.live or {}).values()}
     return [by_id[number] for number in sorted(by_id)]
+
+
+def requeue(plan: Plan, job: Job, by: str) -> int:
+    """Stop the running tasks of a job, which then wait again at their earlier place. Returns the number of them."""
+    stages = [stage for stage in job.stages if any(_runs(allocation) for allocation in live_of(stage))]
+    tasks = sum(count(allocation.indices) for stage in stages for allocation in live_of(stage) if _runs(allocation))
+    for stage in stages[:1] if job.whole else stages:
+        restart(plan, stage, "requeue", by)
+    return tasks
+
+
+def _runs(allocation: Allocation) -> bool:
+    """True if the tasks of an allocation run or are about to, and were not told to stop."""
+    return allocation.state != "stopping" and not allocation.rooms
 
 
 # -- ending ------------------------------------------------------------------------------------------------------
@@ -221,10 +238,12 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
 
 
 def claimant_of(partition: Partition, allocation: Allocation) -> str:
-    """Return the job or queue that an allocation stops for, as its user may know it; empty if there is none.
+    """Return the job or queue that an allocation stops for, as its user may know it; empty if it stops for no claim.
 
     Users do not see the jobs of others, so these are named by their queues.
     """
+    if allocation.cause != "preempt":
+        return ""
     what, _, name = allocation.stopped_for.partition(" ")
     if what != "job":
         return allocation.stopped_for
@@ -239,7 +258,8 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
     stage = allocation.stage
     cause = allocation.cause
     claimant = claimant_of(plan.partition, allocation)
-    why = reason or (f"preempted for {claimant}" if claimant else cause)
+    by = allocation.stopped_for if cause == "requeue" else ""
+    why = reason or (f"requeued by {by}" if by else f"preempted for {claimant}" if claimant else cause)
     if stage.job.over or cause == "kill":
         plan.do(Ended(allocation.id, block, "killed", reason=why))
     elif cause == "scale":
@@ -248,11 +268,11 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         fail(plan, allocation, block, "time limit")
         return
     else:
-        # Tasks of a growth step that was taken back return as kind scale. Preempted tasks return as kind new, not as
-        # replacements, so that they do not go before asks of higher priority.
+        # Tasks of a growth step that was taken back return as kind scale. Preempted and requeued tasks return as kind
+        # new, not as replacements, so that they do not go before asks of higher priority.
         kind = SCALE if stage.started and cause == "gang" else NEW
         plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
-        if cause == "preempt":
+        if cause in WAITS_AGAIN:
             add_ask(plan, stage, kind, back=True)
         else:
             add_ask(plan, stage, kind, since=_waited(stage, kind))
@@ -298,10 +318,10 @@ def return_unstarted(plan: Plan, allocation: Allocation, block: tuple[int, ...],
 def restart(plan: Plan, stage: Stage, cause: StopCause = "gang", stopped_for: str = "") -> None:
     """Take back a stage, or its whole job: stop its running tasks and ask for all tasks together, as at the start.
 
-    A preempted gang keeps its place and begins a new wait.
+    A preempted or requeued gang keeps its place and begins a new wait.
     """
     _regroup(plan, stage, cause, stopped_for)
-    if cause == "preempt":
+    if cause in WAITS_AGAIN:
         _begin_new_wait(plan, stage)
     else:
         add_ask(plan, stage, NEW, since=_waited(stage, NEW))

@@ -23,6 +23,7 @@ Note = Literal[
     "launch not acknowledged",
     "sent to the tail",
     "asked for again",
+    "jobs requeued",
     "backfilled",
     "claimed",
     "rebalanced",
@@ -30,7 +31,8 @@ Note = Literal[
 ]
 """Events for metrics that the changes do not show, or do not distinguish.
 
-"asked for again" counts submissions and scalings that repeat an earlier command and alter nothing.
+"asked for again" counts submissions and scalings that repeat an earlier command and alter nothing; "jobs requeued",
+requeues that stopped at least one task.
 """
 
 

@@ -224,6 +224,21 @@ class NeverFits(Reason, frozen=True, tag="never fits"):
         return f"never fits: {text}" + (f" ({why})" if why else "")
 
 
+class HeldBack(Reason, frozen=True, tag="held back"):
+    """The job is held back by a user. None of its tasks start until it is released."""
+
+    by: str
+    operator: bool = False
+    """True if only an operator can release it."""
+
+    def __str__(self) -> str:
+        return f"{self.short}, an operator" if self.operator else self.short
+
+    @property
+    def short(self) -> str:
+        return f"held by {self.by}"
+
+
 class AfterUnmet(Reason, frozen=True, tag="after unmet"):
     """Jobs in `after` have not succeeded yet."""
 

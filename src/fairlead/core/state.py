@@ -845,8 +845,8 @@ def is_short(stage: Stage) -> bool:
     """
     if stage.pending[REPLACE] is None and stage.short_since is None:
         return False
-    if not stage.started or stage.job.over:
-        return False
+    if not stage.started or stage.job.over or stage.job.held_by is not None:
+        return False  # no replacement can start while the job is held, and the other tasks go on
     coming = 0
     if stage.short_since is not None and stage.live:
         coming = sum(1 for task in stage.live.values() if task.kind == REPLACE and task.state == "assigned")

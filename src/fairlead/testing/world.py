@@ -27,6 +27,7 @@ from fairlead.core.commands import (
     CancelAsk,
     DisconnectNodes,
     FailOrder,
+    HoldJob,
     Kill,
     MarkReady,
     MoveNode,
@@ -35,10 +36,12 @@ from fairlead.core.commands import (
     RegisterManager,
     Rejected,
     ReleaseHold,
+    ReleaseJob,
     RemoveManager,
     RemoveNode,
     Report,
     ReportState,
+    Requeue,
     ResetLane,
     Scale,
     ScalePool,
@@ -294,6 +297,18 @@ class World:
 
     def kill(self, job: str, user: str | None = None) -> None:
         self._send(self._where(job), Kill(job=job, user=user or "", operator=user is None))
+
+    def hold(self, job: str, user: str | None = None) -> None:
+        """Hold a job back, as an operator or as a user."""
+        self._send(self._where(job), HoldJob(job=job, user=user or "", operator=user is None))
+
+    def release(self, job: str, user: str | None = None) -> None:
+        """Release a held job, as an operator or as a user."""
+        self._send(self._where(job), ReleaseJob(job=job, user=user or "", operator=user is None))
+
+    def requeue(self, job: str, user: str | None = None) -> None:
+        """Stop the running tasks of a job, which then wait again."""
+        self._send(self._where(job), Requeue(job=job, user=user or "", operator=user is None))
 
     def set_priority(self, job: str, priority: int, user: str | None = None) -> None:
         """Change the priority of a job, as an operator or as a user."""

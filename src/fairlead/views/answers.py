@@ -75,6 +75,7 @@ def job_answer(partition: Partition, job: Job, reasons: dict[tuple[str, str, int
         waits_for="" if job.over else short_reason(partition, job, reasons, by_id(partition, sees)),
         stages=[_stage_answer(stage) for stage in job.stages],
         matched=spec.matched,
+        held_by="" if job.held_by is None or job.over else job.held_by.user,
     )
 
 

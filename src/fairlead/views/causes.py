@@ -78,7 +78,7 @@ class Stopping(Cause, frozen=True):
     nodes: tuple[str, ...]
     of: int
     cause: str
-    """Why: `kill`, `scale`, `time limit`, `preempt` or `gang`."""
+    """Why: `kill`, `scale`, `time limit`, `preempt`, `gang` or `requeue`."""
     stops_for: str
     """The job or queue that preempted tasks stop for, as the owner may know it; otherwise empty."""
     since: Micros

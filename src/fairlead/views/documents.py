@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from fairlead.core.admission import held_back
 from fairlead.core.explain import never_runs, why_later, why_no_room
 from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.match.backfill import why_passed
@@ -170,6 +171,8 @@ def task_view(partition: Partition, stage: Stage, index: int) -> TaskView:
 
 
 def _note(partition: Partition, allocation: Allocation) -> str:
+    if allocation.cause == "requeue":
+        return f"requeued by {allocation.stopped_for}"
     if allocation.stopped_for:
         return f"stops for {claimant_of(partition, allocation)}"
     if allocation.cause == "return":
@@ -259,10 +262,10 @@ def explain_view(
                 continue
             ask = stage.asks[kind]
             position, jobs_ahead, tasks_ahead, at_least = (None, 0, 0, False) if ask is None else _ahead(partition, ask)
-            reason = AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind))
+            reason = held_back(job) or (AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind)))
             if reason is None and ask is not None:
                 reason = why_passed(partition, ask)
-            then = never_runs(partition, job) if unmet else None
+            then = never_runs(partition, job) if unmet or job.held_by is not None else None
             if isinstance(reason, NoRoom):
                 reason = why_no_room(partition, stage, reason, now)
             elif isinstance(reason, NeverFits):
@@ -326,6 +329,9 @@ def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, i
         for kind, wanted in enumerate(stage.pending):
             if wanted is None:
                 continue
+            held = held_back(job)
+            if held is not None:
+                return held.short
             unmet = partition.unmet(job)
             if unmet:
                 return AfterUnmet(unmet).short

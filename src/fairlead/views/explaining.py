@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from fairlead.core.admission import held_back
 from fairlead.core.model import KINDS, Job, Micros
-from fairlead.core.reasons import HIDDEN, AfterUnmet, HeldFor, NeverFits, NoRoom, Reason, Sees
+from fairlead.core.reasons import HIDDEN, AfterUnmet, HeldBack, HeldFor, NeverFits, NoRoom, Reason, Sees
 from fairlead.core.remedy.search import find_remedies
 from fairlead.core.remedy.steps import Remedy
 from fairlead.core.resources import CPU, GPU, MEMORY, format_duration, format_quantity
@@ -88,6 +89,8 @@ def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...])
         parts.append(f"is over: {over}")
     elif waiting:
         parts.append(_waits(job, waiting))
+    elif job.held_by is not None:
+        parts.append(f"is {held_back(job)}")
     for cause in causes:
         if isinstance(cause, RunsOn | Launching | Stopping | LastAttempt):
             parts.append(_told(cause, job, alone=not waiting and len(causes) == 1))
@@ -120,6 +123,7 @@ STOPS = {
     "time limit": "its time limit",
     "preempt": "a better right",
     "gang": "the loss of a gang member",
+    "requeue": "a requeue",
 }
 
 
@@ -140,6 +144,8 @@ def _waits_for(view: Waiting, job: Job) -> str:
         return f"can never run as the cluster is now: {str(reason).removeprefix('never fits: ')}"
     if isinstance(reason, AfterUnmet):
         return str(reason)
+    if isinstance(reason, HeldBack):
+        return f"is {reason}; after that: {view.then}" if view.then else f"is {reason}"
     if reason is not None:
         return f"waits: {reason}"
     text = f"waits {view.behind} in queue {job.queue.path}" if view.behind else "waits for its turn"

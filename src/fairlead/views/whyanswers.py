@@ -19,6 +19,7 @@ from fairlead.core.remedy.steps import (
     RaiseMaxJobs,
     RaiseShare,
     ReleaseHold,
+    ReleaseJob,
     Remedy,
     StageRequest,
     StartQueue,
@@ -134,7 +135,7 @@ def _jobs(step: Step) -> list[str]:
             return sorted({block.job for block in blocks if block.job})
         case JobsSucceed(jobs=jobs):
             return list(jobs)
-        case ReleaseHold(job=job):
+        case ReleaseHold(job=job) | ReleaseJob(job=job):
             return [job] if job else []
     return []
 

@@ -343,6 +343,8 @@ class Job(Answer, frozen=True, kw_only=True):
     """The requestor pattern that chose the queue, if one did."""
     forgotten: bool = False
     """True if only the history knows the job: its stages, priority and `after` are not known any more."""
+    held_by: str = ""
+    """The user who holds the job back, so that none of its tasks start; empty if it is not held."""
 
     @property
     def over(self) -> bool:
@@ -399,10 +401,10 @@ class Step(Answer, frozen=True, kw_only=True):
     """A step of a remedy. `code` says what is done; the other fields have their values where they matter."""
 
     code: str
-    """`end tasks`, `add nodes`, `enable node`, `bring node back`, `release hold`, `ready`, `raise limit`,
-    `raise max jobs`, `raise share`, `start queue`, `move to front`, `jobs succeed`; or, for another submission of the
-    job, `drop selector`, `drop where`, `drop pool`, `tolerate`, `ask less`, `fewer tasks`, `allow preemption`,
-    `drop after`."""
+    """`end tasks`, `add nodes`, `enable node`, `bring node back`, `release hold`, `release job`, `ready`,
+    `raise limit`, `raise max jobs`, `raise share`, `start queue`, `move to front`, `jobs succeed`; or,
+    for another submission of the job, `drop selector`, `drop where`, `drop pool`, `tolerate`, `ask less`,
+    `fewer tasks`, `allow preemption`, `drop after`."""
     text: str
     operator: bool
     """True if only an operator may do it."""
@@ -412,8 +414,8 @@ class Step(Answer, frozen=True, kw_only=True):
     tasks: int = 0
     """The number of tasks: those that end, those that the new nodes have room for, or those that the gang keeps."""
     jobs: list[str] = []
-    """The jobs of the tasks that end, or that have to succeed, or whose nodes are released, of those that the caller
-    may see."""
+    """The jobs of the tasks that end, or that have to succeed, or that are released or whose nodes are, of those that
+    the caller may see."""
     stage: str = ""
     resources: dict[str, int | float] = {}
     """What each new node has; the new limit; or what a task may ask for."""
@@ -794,6 +796,30 @@ class NodeMap(Answer, frozen=True, kw_only=True):
     """Labels that put nodes into groups: those with at most 200 values."""
     rows: list[NodeRow]
     queues: list[Queue]
+
+
+class PastMap(Answer, frozen=True, kw_only=True):
+    """A map as it was. `map` is missing for a time before `since`, which the journal does not reach back to."""
+
+    since: float
+    map: NodeMap | None
+
+
+class QueuePast(Answer, frozen=True, kw_only=True):
+    """A queue at some times: its share, and entitlement, use and loan in percent of the partition."""
+
+    times: list[float]
+    share: list[int | None]
+    entitlement: list[float]
+    use: list[float]
+    loan: list[float]
+
+
+class PastQueues(Answer, frozen=True, kw_only=True):
+    """Queues as they were, by path, from `since` on: the journal does not reach back further."""
+
+    since: float
+    queues: dict[str, QueuePast]
 
 
 class MapChange(Answer, frozen=True, kw_only=True):

@@ -42,7 +42,21 @@ class TraceQuestion(Question, frozen=True, kw_only=True, tag="trace"):
     since: int
 
 
-AnyQuestion = EtaQuestion | StoryQuestion | WhatIfQuestion | TraceQuestion
+class PastMapQuestion(Question, frozen=True, kw_only=True, tag="past map"):
+    """Ask for the nodes and queues as they were at a time."""
+
+    at: int
+
+
+class PastQueuesQuestion(Question, frozen=True, kw_only=True, tag="past queues"):
+    """Ask for the shares and uses of queues at a number of times."""
+
+    since: int
+    until: int
+    points: int
+
+
+AnyQuestion = EtaQuestion | StoryQuestion | WhatIfQuestion | TraceQuestion | PastMapQuestion | PastQueuesQuestion
 
 
 class Eta(msgspec.Struct, frozen=True, kw_only=True):

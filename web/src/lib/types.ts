@@ -100,6 +100,7 @@ export interface Job {
   waits_for: string;
   stages: Stage[];
   forgotten: boolean;
+  held_by: string;
 }
 
 export interface Task {
@@ -216,4 +217,33 @@ export interface Timeline {
   until: number;
   bars: Bar[];
   complete: boolean;
+}
+
+export interface WhatIf {
+  compared: number;
+  earlier: number;
+  later: number;
+  same: number;
+  jobs: { job: string; name: string; user: string; queue: string; wait_before: number | null; wait_after: number | null }[];
+  mean_wait_before: number | null;
+  mean_wait_after: number | null;
+  note: string;
+}
+
+export interface QueuePast {
+  times: number[];
+  share: (number | null)[];
+  entitlement: number[];
+  use: number[];
+  loan: number[];
+}
+
+export interface PastQueues {
+  since: number;
+  queues: Record<string, QueuePast>;
+}
+
+export interface PastMap {
+  since: number;
+  map: NodeMap | null;
 }

@@ -13,6 +13,7 @@ from fairlead.core.lifecycle import JOB
 from fairlead.core.model import (
     NEW,
     Ask,
+    HeldBy,
     Job,
     JobSpec,
     JobState,
@@ -32,9 +33,12 @@ __all__ = [
     "JobAddedUndo",
     "JobForgotten",
     "JobForgottenUndo",
+    "JobHeld",
+    "JobHeldUndo",
     "JobMoved",
     "JobMovedUndo",
     "JobPrioritised",
+    "JobReleased",
 ]
 
 
@@ -248,6 +252,82 @@ class JobPrioritised(Change[int], frozen=True, tag="job prioritised"):
 
     def lines(self, names: Names, before: int) -> Iterator[Line]:
         yield Line("info", "priority changed", {"job": self.job, "before": before, "priority": self.priority})
+
+
+class JobHeldUndo(msgspec.Struct, frozen=True, gc=False):
+    """State before a job was held or released."""
+
+    job: Job
+    state: JobState
+    held_by: HeldBy | None
+    short_since: list[Micros | None]
+    """By stage."""
+
+
+class JobHeld(Change[JobHeldUndo], frozen=True, tag="job held"):
+    """A job is held back by a user, or by one with a higher right than before: none of its tasks start."""
+
+    job: str
+    by: str
+    level: int
+
+    def apply(self, partition: Partition) -> JobHeldUndo:
+        before = partition.jobs[self.job].held_by
+        return _hold(
+            partition, self.job, HeldBy(self.by, self.level, partition.now if before is None else before.since)
+        )
+
+    def undo(self, partition: Partition, before: JobHeldUndo) -> None:
+        _hold_again(partition, before)
+
+    def news(self, partition: Partition, before: JobHeldUndo) -> Iterable[JobNews]:
+        return (JobNews("held", before.job, before.state, f"held by {self.by}"),)
+
+    def counts(self, partition: Partition, before: JobHeldUndo) -> Iterable[tuple[str, int]]:
+        return (("jobs held", 1),) if before.held_by is None else ()
+
+    def lines(self, names: Names, before: JobHeldUndo) -> Iterator[Line]:
+        yield Line("info", "job held", {"job": self.job, "by": self.by})
+
+
+class JobReleased(Change[JobHeldUndo], frozen=True, tag="job released"):
+    """A job that was held may start tasks again."""
+
+    job: str
+    by: str
+
+    def apply(self, partition: Partition) -> JobHeldUndo:
+        return _hold(partition, self.job, None)
+
+    def undo(self, partition: Partition, before: JobHeldUndo) -> None:
+        _hold_again(partition, before)
+
+    def news(self, partition: Partition, before: JobHeldUndo) -> Iterable[JobNews]:
+        return (JobNews("released", before.job, before.state, f"released by {self.by}"),)
+
+    def counts(self, partition: Partition, before: JobHeldUndo) -> Iterable[tuple[str, int]]:
+        return (("jobs released", 1),)
+
+    def lines(self, names: Names, before: JobHeldUndo) -> Iterator[Line]:
+        since = None if before.held_by is None else names.seconds_since(before.held_by.since)
+        yield Line("info", "job released", {"job": self.job, "by": self.by, "held_seconds": since})
+
+
+def _hold(partition: Partition, name: str, held_by: HeldBy | None) -> JobHeldUndo:
+    job = partition.jobs[name]
+    before = JobHeldUndo(job, job.state, job.held_by, [stage.short_since for stage in job.stages])
+    job.held_by = held_by
+    for stage in job.stages:
+        partition.update_short(stage)
+        partition.wake_lanes(stage)
+    partition.touched.jobs[name] = None
+    return before
+
+
+def _hold_again(partition: Partition, before: JobHeldUndo) -> None:
+    before.job.held_by = before.held_by
+    for stage, since in zip(before.job.stages, before.short_since, strict=True):
+        partition.mark_short(stage, since)
 
 
 class JobForgottenUndo(msgspec.Struct, frozen=True, gc=False):

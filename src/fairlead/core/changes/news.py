@@ -29,9 +29,9 @@ class TaskNews(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobNews(msgspec.Struct, frozen=True, gc=False):
-    """A job that was submitted or changed state."""
+    """A job that was submitted, changed state, was held or was released."""
 
-    what: Literal["submitted", "state"]
+    what: Literal["submitted", "state", "held", "released"]
     job: Job
     state: JobState
     reason: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
-from fairlead.core.model import Job, Queue
+from fairlead.core.model import ADMINISTRATOR, OPERATOR, OWNER, Job, Queue
 from fairlead.core.state import max_priority
 
 
@@ -49,6 +49,13 @@ def is_owner(command: Command, job: Job) -> bool:
     if command.operator or command.user == job.user:
         return True
     return any(_listed(command, level.settings.admin) for level in job.queue.line())
+
+
+def right_over(command: Command, job: Job) -> int:
+    """Return the highest right of a caller, for whom `is_owner` holds, over a job."""
+    if command.operator:
+        return OPERATOR
+    return ADMINISTRATOR if any(_listed(command, level.settings.admin) for level in job.queue.line()) else OWNER
 
 
 def need_owner(command: Command, job: Job, action: str) -> None:

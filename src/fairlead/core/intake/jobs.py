@@ -1,4 +1,4 @@
-"""Intake of commands for jobs: submit, scale, kill, change the priority, and move or cancel asks."""
+"""Intake of commands for jobs: submit, scale, kill, hold, release, requeue, prioritise, and move or cancel asks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fairlead.core.changes import Asked, JobAdded, JobPrioritised, Released, StageScaled
+from fairlead.core.changes import Asked, JobAdded, JobHeld, JobPrioritised, JobReleased, Released, StageScaled
 from fairlead.core.commands import (
     Accepted,
     BringToFront,
     CancelAsk,
     Command,
+    HoldJob,
     Kill,
     ReleaseHold,
+    ReleaseJob,
+    Requeue,
     ResetLane,
     Scale,
     SetPriority,
@@ -23,15 +26,18 @@ from fairlead.core.commands import (
 from fairlead.core.config import leaves_text
 from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY
 from fairlead.core.errors import Refused
-from fairlead.core.intake.access import need_operator, need_owner, need_priority, need_submit
+from fairlead.core.intake.access import need_operator, need_owner, need_priority, need_submit, right_over
 from fairlead.core.lanes import lane_key
-from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Job, JobSpec, Queue, Stage, StageSpec
+from fairlead.core.model import NEW, OPERATOR, REPLACE, SCALE, Ask, Job, JobSpec, Queue, Stage, StageSpec
 from fairlead.core.outcomes import (
     add_ask,
     ask_for_job,
     end_pending,
     finish,
     finish_if_done,
+    live_of,
+    recall,
+    requeue,
     stop_stage,
     to_tail,
 )
@@ -196,8 +202,73 @@ def kill(plan: Plan, command: Kill) -> Accepted:
     need_owner(command, job, "kill")
     if job.over:
         return Accepted(job=job.id, note=f"it had already {job.state}" if job.state != "killed" else "no change")
-    finish(plan, job, "killed", f"killed by {command.user or 'the operator'}")
+    finish(plan, job, "killed", f"killed by {_caller(command)}")
     return Accepted(job=job.id)
+
+
+# -- holding back, starting again --------------------------------------------------------------------------------
+
+
+def hold(plan: Plan, command: HoldJob) -> Accepted:
+    """Hold a job back. What is kept or sent ahead for its tasks is given up; `release_obsolete` releases its nodes."""
+    job = find_job(plan.partition, command.job)
+    need_owner(command, job, "hold")
+    if job.over:
+        raise Refused(
+            "job", f"job {job.id} is over ({job.state}), so there is nothing to hold back; leave it", "conflict"
+        )
+    level = right_over(command, job)
+    if job.held_by is not None and job.held_by.level >= level:
+        return Accepted(job=job.id, note=f"it is already held by {job.held_by.user}")
+    plan.do(JobHeld(job.id, _caller(command), level))
+    for stage in job.stages:
+        recall(plan, live_of(stage))
+    return Accepted(job=job.id)
+
+
+def release(plan: Plan, command: ReleaseJob) -> Accepted:
+    """Release a held job. Its asks keep their places; the time on hold does not count as waiting."""
+    job = find_job(plan.partition, command.job)
+    need_owner(command, job, "release")
+    held = job.held_by
+    if held is None or job.over:
+        return Accepted(job=job.id, note="it is not held")
+    if right_over(command, job) < held.level:
+        by = "an operator" if held.level == OPERATOR else f"an administrator of {job.queue.path}"
+        raise Refused("job", f"held by {held.user}, {by}, and only {by} can release it; ask one", "forbidden")
+    plan.do(JobReleased(job.id, _caller(command)))
+    for ask in {ask.seq: ask for stage in job.stages for ask in _asks(stage)}.values():
+        waited = max(0, held.since - ask.waiting_since)
+        plan.do(
+            Asked(
+                job.id,
+                ask.stage.position,
+                ask.kind,
+                asked=ask.asked,
+                waiting_since=plan.now - waited,
+                seq=ask.seq,
+                round=ask.round,
+                front=ask.front,
+                whole=ask.whole,
+                tie=ask.tie,
+            )
+        )
+    return Accepted(job=job.id)
+
+
+def requeue_job(plan: Plan, command: Requeue) -> Accepted:
+    job = find_job(plan.partition, command.job)
+    need_owner(command, job, "requeue")
+    if job.over:
+        raise Refused("job", f"job {job.id} is over ({job.state}) and cannot be requeued; submit it again", "conflict")
+    if not requeue(plan, job, _caller(command)):
+        return Accepted(job=job.id, note="none of its tasks run")
+    plan.note("jobs requeued")
+    return Accepted(job=job.id)
+
+
+def _caller(command: Command) -> str:
+    return command.user or "the operator"
 
 
 def set_priority(plan: Plan, command: SetPriority) -> Accepted:

@@ -13,6 +13,7 @@ from fairlead.core.model import Micros, Queue, Stage
 from fairlead.core.ranges import count
 from fairlead.core.reasons import (
     AfterUnmet,
+    HeldBack,
     NeverFits,
     NoRoom,
     NotActive,
@@ -46,6 +47,8 @@ from fairlead.core.remedy.steps import (
     RaiseShare,
     Ready,
     ReleaseHold,
+    ReleaseJob,
+    ReleaseJobAsOperator,
     Remedy,
     Request,
     StartQueue,
@@ -156,6 +159,8 @@ class Search:
                     return RaiseMaxJobs(queue, user=user, group=group, max_jobs=now + more, now=now)
             case NotActive():
                 return StartQueue(reason.queue)
+            case HeldBack():
+                return ReleaseJobAsOperator(self.job.id) if reason.operator else ReleaseJob(self.job.id)
             case AfterUnmet():
                 return self._after(reason.jobs)
             case ShareSpent():

@@ -20,6 +20,7 @@ from fairlead.core.commands import (
     ReportState,
 )
 from fairlead.core.commands import ReleaseHold as ReleaseHoldCommand
+from fairlead.core.commands import ReleaseJob as ReleaseJobCommand
 from fairlead.core.model import Amounts, JobSpec, Limits, Pairs, QueueSettings, StageSpec
 from fairlead.core.ranges import count, difference, split
 from fairlead.core.reasons import HIDDEN, Sees, in_words
@@ -227,6 +228,26 @@ class ReleaseHold(Step, frozen=True):
 
     def shown_to(self, sees: Sees) -> ReleaseHold:
         return self if sees(self.job) else ReleaseHold("")
+
+
+class ReleaseJob(Step, frozen=True):
+    """The job, which is held back, is released."""
+
+    operator = False
+
+    job: str
+
+    def __str__(self) -> str:
+        return f"release job {self.job}"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [ReleaseJobCommand(job=self.job, operator=True)]
+
+
+class ReleaseJobAsOperator(ReleaseJob, frozen=True, tag="release job"):
+    """The job, which is held back by an operator, is released."""
+
+    operator = True
 
 
 class Ready(Step, frozen=True):

@@ -11,6 +11,7 @@ from copy import copy
 import msgspec
 
 from fairlead.core import cycle
+from fairlead.core.admission import held_back
 from fairlead.core.asks import minimum_by_stage
 from fairlead.core.changes import Stopped
 from fairlead.core.commands import AnyCommand, Kill, Rejected, Submit
@@ -113,6 +114,8 @@ class Trials:
         ]
 
     def _reason(self, job: Job, turn: Cycle) -> Reason | None:
+        if job.held_by is not None:
+            return held_back(job)
         unmet = self.partition.unmet(job)
         if unmet:
             return AfterUnmet(unmet)

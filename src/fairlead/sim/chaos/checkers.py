@@ -280,6 +280,8 @@ class KeepingChecker:
             need(earmark.seq in waiting, f"nodes are kept for {earmark.job}, which does not wait")
         if not partition.reign.ready:
             return
+        for earmark in (*partition.holds.values(), *partition.promises.values()):
+            need(partition.jobs[earmark.job].held_by is None, f"nodes are kept for {earmark.job}, which is held back")
         held: set[int] = set()
         for hold in partition.holds.values():
             since = max(hold.since, partition.reign.ready_at)

@@ -6,7 +6,7 @@ All of them are in one list of events, so that a failing scenario can be reduced
 from __future__ import annotations
 
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -49,7 +49,7 @@ MACHINE_FAULTS: tuple[MachineFaultKind, ...] = (
     *AGENT_FAULTS,
 )
 
-JobRequest = Literal["kill", "scale", "priority", "front"]
+JobRequest = Literal["kill", "scale", "priority", "front", "hold", "release", "requeue"]
 NodeRequest = Literal["drain", "disable", "enable", "configure", "remove"]
 PoolRequest = Literal["pause pool", "resume pool", "scale pool", "resize pool"]
 RequestKind = JobRequest | NodeRequest | PoolRequest
@@ -276,9 +276,12 @@ def _submission(rng: Random, job: str, before: list[str], span: Micros) -> Submi
 
 def _asking(rng: Random, jobs: list[str], nodes: list[str], span: Micros) -> Request:
     what: RequestKind = rng.choice(
-        ("kill", "scale", "scale", "drain", "disable", "enable", "priority", "front", "configure", "remove")
-    )
-    of_job = what in ("kill", "scale", "priority", "front")
+        (
+            "kill", "scale", "scale", "priority", "front", "hold", "hold", "release", "requeue",
+            "drain", "disable", "enable", "configure", "remove",
+        )
+    )  # fmt: skip
+    of_job = what in get_args(JobRequest)
     return Request(rng.randint(0, span), what, rng.choice(jobs if of_job else nodes), rng.randint(1, 6))
 
 

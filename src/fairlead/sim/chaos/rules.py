@@ -168,6 +168,8 @@ def _not_active(partition: Partition, job: Job) -> str:
             return f"queue {queue.path} is stopped"
     if job.over:
         return "its job is over"
+    if job.held_by is not None:
+        return f"its job is held by {job.held_by.user}"
     unmet = [name for name in job.after if name in partition.jobs and partition.jobs[name].state != "succeeded"]
     return f"it comes after {unmet}" if unmet else ""
 
@@ -177,7 +179,7 @@ def _stopping_members(ask: Ask) -> str:
     started = ask.stage.started
     if started and ask.kind != SCALE:
         return ""
-    causes = ("gang",) if started else ("gang", "preempt")
+    causes = ("gang",) if started else ("gang", "preempt", "requeue")
     stopping = [member for stage in ask.stages for member in (stage.live or {}).values() if member.cause in causes]
     return f"{len(stopping)} old members still stop" if stopping else ""
 

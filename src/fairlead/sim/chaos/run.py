@@ -20,11 +20,14 @@ from fairlead.core.commands import (
     AnyCommand,
     BringToFront,
     Configure,
+    HoldJob,
     Kill,
     MarkReady,
     MoveNode,
     MovePool,
+    ReleaseJob,
     RemoveNode,
+    Requeue,
     Scale,
     ScalePool,
     SetPriority,
@@ -260,6 +263,12 @@ class Trial:
             return SetPriority(job=target, priority=value, operator=True)
         if event.what == "front":
             return BringToFront(job=target, stage="s0", operator=True)
+        if event.what == "hold":
+            return HoldJob(job=target, operator=True)
+        if event.what == "release":
+            return ReleaseJob(job=target, operator=True)
+        if event.what == "requeue":
+            return Requeue(job=target, operator=True)
         if event.what == "configure":
             self._limit = value
             return self._configure()
@@ -396,11 +405,13 @@ class Trial:
             self.at(self.now + LOOKING, self._look_for_end)
 
     def _put_right(self) -> None:
-        """Enable all nodes, resume all pools and remove limits, so that every job can end."""
+        """Enable all nodes, resume all pools, release all jobs and remove limits, so that every job can end."""
         for node in self.machines:
             self._happen(Request(self.now, "enable", node))
         for pool in self.cloud.pools:
             self._happen(Request(self.now, "resume pool", pool))
+        for job in self._jobs:
+            self._happen(Request(self.now, "release", job))
         self._most.clear()
         self._happen(Request(self.now, "configure", "", 0))
 

@@ -11,6 +11,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import unpack_spec
 from fairlead.sim.preview import eta, whatif
 from fairlead.sim.preview.follower import Follower
+from fairlead.sim.preview.moments import past_map, past_queues
 from fairlead.sim.preview.trace import trace_document
 from fairlead.wire.preview import (
     AnyQuestion,
@@ -18,6 +19,8 @@ from fairlead.wire.preview import (
     Eta,
     EtaQuestion,
     Etas,
+    PastMapQuestion,
+    PastQueuesQuestion,
     Story,
     StoryQuestion,
     TraceQuestion,
@@ -34,6 +37,10 @@ def answer(follower: Follower, question: AnyQuestion) -> msgspec.Struct:
         return Story(since=follower.began, lines=follower.story(question.job, question.number))
     if isinstance(question, TraceQuestion):
         return Document(document=trace_document(follower, question.since, question.now))
+    if isinstance(question, PastMapQuestion):
+        return Document(document=past_map(follower, question))
+    if isinstance(question, PastQueuesQuestion):
+        return Document(document=past_queues(follower, question))
     return Document(document=whatif.compare(follower, question))
 
 

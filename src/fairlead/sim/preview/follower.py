@@ -32,7 +32,7 @@ MOST_LINES = 200_000
 class Follower:
     def __init__(self, journal: str | os.PathLike[str], history: Tables, partition: str) -> None:
         self.name = partition
-        self._journal = journal
+        self.journal = journal
         self._history = history
         self._seq = 0
         self._ended: list[RanJob] = []
@@ -53,7 +53,7 @@ class Follower:
             self._read_on()
 
     def _read_on(self) -> None:
-        with open_journal(self._journal, read_only=True) as journal:
+        with open_journal(self.journal, read_only=True) as journal:
             for record in journal.read(stream_of(self.name), self._seq):
                 done = replay(self.state, record.payload, f"record {record.seq} of {stream_of(self.name)}")
                 self._seq = record.seq
@@ -97,7 +97,7 @@ class Follower:
 
     def _restore(self) -> None:
         """Start again from the newest snapshot."""
-        with open_journal(self._journal, read_only=True) as journal:
+        with open_journal(self.journal, read_only=True) as journal:
             snapshot = journal.snapshot(stream_of(self.name))
         self.state, self._seq = Partition(self.name), 0
         if snapshot is not None:

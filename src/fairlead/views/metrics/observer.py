@@ -80,6 +80,12 @@ class Metrics:
             "fairlead_asks_to_tail_total",
             "Asks moved to the tail of their lane.",
         )
+        self._set_aside = define(
+            Counter,
+            "fairlead_jobs_set_aside_total",
+            "Jobs that users and operators held, released or requeued.",
+            action="held released requeued",
+        )
         self._ended = define(
             Counter,
             "fairlead_asks_ended_total",
@@ -207,6 +213,7 @@ class Metrics:
             "completed": (self._ended, "completed"),
             "cancelled": (self._ended, "cancelled"),
             "sent to the tail": (self._to_tail, ""),
+            **{f"jobs {action}": (self._set_aside, action) for action in ("held", "released", "requeued")},
             "placed": (self._placed, ""),
             "acknowledged": (self._launches, "acknowledged"),
             "launch refused": (self._launches, "refused"),
