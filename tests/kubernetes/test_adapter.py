@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from fairlead.kubernetes import adapter as module
@@ -335,6 +336,113 @@ def test_a_job_that_was_refused_is_sent_again(play: Play, monkeypatch: pytest.Mo
     assert [list(play.world.placements(job).values()) for job in play.world.partition().jobs] == [["n1"]]
 
 
+# -- pods that run and are not booked --------------------------------------------------------------------------------
+
+LATE = {"fairlead.dev/queue": "root.late"}
+
+
+def test_running_pods_of_a_job_that_is_refused_keep_their_room(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    play.adapter.put_pod(pod("new", cpu=2))  # listed first
+    play.adapter.put_pod(pod("old", cpu=3, on="n1", **LATE))
+    play.connect()
+    assert not play.calls and members(play)["old"].unit.why[0] == "Refused"
+    play.later(monkeypatch)  # it is refused again
+    assert not play.calls
+    play.adapter.put_pod(pod("small", cpu=1))
+    play.settle()
+    assert play.carry_out() == [("bind", "small", "n1")]
+    play.world.queue("root.late")
+    play.world.cycle()
+    play.later(monkeypatch)
+    assert not play.calls and "uid-old" not in play.adapter.others
+    play.adapter.drop_pod("uid-old")
+    play.settle()
+    assert play.carry_out() == [("bind", "new", "n1")]
+
+
+def test_running_pods_of_a_refused_job_may_use_all_of_a_resource(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise no node would offer the resource, and the job could never be accepted."""
+    status = {"allocatable": {"cpu": 4, "pods": 110, "example.com/fpga": 2}}
+    play.adapter.put_node(read_node(metadata={"name": "n1", "uid": "uid-n1"}, status=status))
+    old = pod("old", on="n1", **LATE)
+    old.spec.containers[0].resources.requests["example.com/fpga"] = "2"
+    play.adapter.put_pod(old)
+    play.connect()
+    play.world.queue("root.late")
+    play.world.cycle()
+    play.later(monkeypatch)
+    assert [list(play.world.placements(job).values()) for job in play.world.partition().jobs] == [["n1"]]
+    play.adapter.drop_pod("uid-old")
+    new = pod("new")
+    new.spec.containers[0].resources.requests["example.com/fpga"] = "2"
+    play.adapter.put_pod(new)
+    play.settle()
+    assert play.carry_out() == [("bind", "new", "n1")]
+
+
+def test_running_pods_count_before_tasks_that_wait_in_the_journal_are_placed(play: Play) -> None:
+    play.adapter.put_pod(pod("full", cpu=4, on="n1"))
+    play.adapter.put_pod(pod("waits", cpu=4))
+    play.connect()
+    assert not play.calls
+    play.restart()
+    play.adapter.put_node(node("n1"))
+    play.adapter.put_pod(pod("waits", cpu=4))
+    play.adapter.put_pod(pod("other", cpu=4, on="n1"))  # bound while no adapter ran; `full` has ended
+    play.rm.events()
+    play.adapter.adopt(manager_state(play.world.partition(), "kubernetes", 0))
+    items = play.adapter.update()
+    assert items is not None and items["nodes"][0]["resources"] == {"pods": 109}
+    assert [item["name"] for item in items["jobs"] if "name" in item] == ["other"]
+    play.rm.update(**items)
+    play.world.cycle()
+    play.take(items)
+    play.settle()
+    assert not play.calls and members(play)["other"].placed == "n1"
+
+
+def test_a_running_pod_with_a_field_that_is_not_honoured_keeps_its_room(play: Play) -> None:
+    astray = pod("astray", cpu=3, on="n1")
+    astray.spec.volumes = [{"persistentVolumeClaim": msgspec.Raw(b"{}")}]
+    play.adapter.put_pod(astray)
+    play.adapter.put_pod(pod("new", cpu=2))
+    play.connect()
+    assert not play.calls
+    play.adapter.drop_pod("uid-astray")
+    play.settle()
+    assert play.carry_out() == [("bind", "new", "n1")]
+
+
+def test_a_running_pod_on_a_node_that_is_not_there_yet_is_booked_later(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play.adapter.put_pod(pod("a", cpu=2, on="n2"))
+    play.connect()
+    assert any("n2" in problem for problem in play.problems)
+    play.adapter.put_node(node("n2"))
+    play.adapter.put_pod(pod("new", cpu=3))
+    play.adapter.drop_node("uid-n1")
+    play.settle()
+    assert not play.calls  # its room on n2 is taken
+    play.later(monkeypatch)
+    assert members(play)["a"].placed == "n2" and "uid-a" not in play.adapter.others
+
+
+def test_the_start_ends_with_an_update_without_more(play: Play) -> None:
+    """The partition becomes ready with it, so it comes after the answers about pods that run."""
+    play.adapter.put_pod(pod("old", cpu=3, on="n1", **LATE))
+    play.rm.events()
+    play.adapter.adopt(manager_state(play.world.partition(), "kubernetes", 0))
+    sent = []
+    while (items := play.adapter.update()) is not None:
+        sent.append(items)
+        play.rm.update(**items)
+        play.world.cycle()
+        play.take(items)
+    assert [bool(items.get("more")) for items in sent] == [*[True] * (len(sent) - 1), False]
+    assert sent[-1]["nodes"][0]["resources"]["cpu"] == 1 and "jobs" not in sent[-1]
+
+
 # -- losses ----------------------------------------------------------------------------------------------------------
 
 DISRUPTED: Json = {"conditions": [{"type": "DisruptionTarget", "status": "True", "message": "the node failed"}]}
@@ -352,6 +460,45 @@ def test_a_manifest_says_what_follows_a_loss(play: Play, on_loss: str, stopped: 
     play.adapter.drop_pod("uid-g-0")
     play.settle()
     assert [(target.verb, target.name) for target in play.calls] == [(verb, "g-1") for verb in stopped]
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, "low on memory"),
+        ({"phase": "Failed", "reason": "NodeShutdown"}, "NodeShutdown"),
+        ({"phase": "Failed", **DISRUPTED}, "the node failed"),
+        (
+            {"phase": "Failed", "containerStatuses": [{"name": "c", "state": {"terminated": {"reason": "OOMKilled"}}}]},
+            "container c was killed: out of memory",
+        ),
+        ({"phase": "Failed", "containerStatuses": [{"name": "c", "state": {"terminated": {"reason": "Error"}}}]}, ""),
+        ({"phase": "Failed", "reason": "DeadlineExceeded"}, ""),
+        ({"phase": "Running", "reason": "Evicted"}, ""),
+    ],
+)
+def test_a_failed_pod_is_lost_if_its_kubelet_ended_it(play: Play, status: Json, why: str) -> None:
+    for name in ("g-0", "g-1"):
+        play.adapter.put_pod(pod(name, **{ON_LOSS: "restart"}))
+    play.connect()
+    play.carry_out()
+    ended = pod("g-0", on="n1", status=status, **{ON_LOSS: "restart"})
+    assert ended.disrupted == why
+    play.adapter.put_pod(ended)
+    play.settle()
+    assert [(target.verb, target.name) for target in play.calls] == ([("evict", "g-1")] if why else [])
+    assert ("g-0" in members(play)) == (status["phase"] == "Running")
+
+
+def test_a_loss_that_the_partition_has_not_heard_of_is_told_again(play: Play) -> None:
+    for name in ("g-0", "g-1"):
+        play.adapter.put_pod(pod(name, **{ON_LOSS: "restart"}))
+    play.connect()
+    play.carry_out()
+    play.adapter.put_pod(pod("g-0", on="n1", status={"phase": "Failed", "reason": "Evicted"}, **{ON_LOSS: "restart"}))
+    assert play.adapter.update() is not None  # and the link breaks before it arrives
+    play.connect()
+    assert [(target.verb, target.name) for target in play.calls] == [("evict", "g-1")]
 
 
 def test_a_pod_that_ends_by_itself_is_no_loss(play: Play) -> None:

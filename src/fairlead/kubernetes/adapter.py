@@ -8,7 +8,7 @@ Layout: what the watches tell, what the partition decides, what actions bring ab
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any
 
@@ -23,7 +23,7 @@ from fairlead.kubernetes.objects import Node, Pod
 from fairlead.kubernetes.others import Others
 from fairlead.kubernetes.pods import Needs, needs_of
 from fairlead.kubernetes.refusals import Refusals
-from fairlead.kubernetes.rooms import Rooms
+from fairlead.kubernetes.rooms import Rooms, amounts_of
 from fairlead.kubernetes.rules import Rules
 from fairlead.kubernetes.units import Member, Unit, expand, pair
 from fairlead.wire import api as wire
@@ -40,6 +40,8 @@ OURS = "kubernetes: "
 """The start of the reason of a node that the adapter drained or disabled. What operators drain stays drained."""
 
 Document = dict[str, Any]
+Task = tuple[str, str, int]
+"""Job, ask and index."""
 ONE_BY_ONE: Document = {"scaling": "partial"}
 """Pods that come after the first of a group start as there is room, not all together."""
 
@@ -88,14 +90,19 @@ class Adapter:
         """Host ports that pods of ours ask for."""
         self._dirty_nodes: dict[str, None] = {}
         self._dirty_units: dict[str, None] = {}
+        self._unbooked: dict[str, None] = {}
+        """Units with bound pods that are neither booked nor counted: no other unit is sent before they are answered."""
+        self._starting = False
+        """True from `adopt` to the first update without `more`."""
         self._removed: list[Document] = []
         self._jobs: list[Document] = []
         self._recover: list[Document] = []
         self._asks: list[Document] = []
         self._releases: list[Document] = []
-        self._ending: dict[tuple[str, str, int], None] = {}
-        """Tasks whose release or withdrawal is not answered yet; no pod may take them."""
-        self._answering: list[tuple[str, str, int]] = []
+        self._ending: dict[Task, str] = {}
+        """Tasks whose release or withdrawal is not answered yet, with the reason if they were lost; no pod may take
+        them."""
+        self._answering: list[Task] = []
         self._unstarted: list[Member] = []
         """Pods of tasks that the partition placed, and that are neither bound nor pinned."""
         self._refusals = Refusals()
@@ -133,8 +140,10 @@ class Adapter:
         if self._is_ours(pod):
             self._put_own(pod)
             return
-        if uid in self.members:
-            self._gone(self.members[uid])
+        member = self.members.get(uid)
+        if member is not None:
+            self._note_loss(member, pod)
+            self._gone(member)
         self._touch_nodes(self.others.put(pod))
 
     def drop_pod(self, uid: str) -> None:
@@ -175,8 +184,7 @@ class Adapter:
                 member.pod = None
             else:  # bound by another scheduler, or before the partition decided
                 self._astray(member)
-        if member.bound and not member.stopping:
-            member.lost = pod.disrupted
+        self._note_loss(member, pod)
 
     def _add(self, pod: Pod, bound: str) -> None:
         belongs = membership(pod)
@@ -192,6 +200,8 @@ class Adapter:
             self._note_pin(member, pod)
         self.members[member.uid] = unit.members[member.uid] = member
         self._touch_units((unit.key,))
+        if bound:
+            self._unbooked[unit.key] = None
 
     def _note_pin(self, member: Member, pod: Pod) -> None:
         """Take note that a pod has lost its gate, so that its node cannot be changed."""
@@ -199,6 +209,11 @@ class Adapter:
         if node and not pod.spec.scheduling_gates and not member.pinned:
             member.pinned, member.pinned_at = node, monotonic()
             self.pinned[member.uid] = member
+
+    def _note_loss(self, member: Member, pod: Pod) -> None:
+        """Take note that the cluster removes or has ended a bound pod. A pod that was told to stop is no loss."""
+        if member.bound and not member.stopping:
+            member.lost = pod.disrupted
 
     def _gone(self, member: Member) -> None:
         """Forget a pod that has ended or was deleted, and release its task."""
@@ -215,7 +230,7 @@ class Adapter:
                 self._releases.append({**task, "lost": True, "reason": member.lost[:MAX_REASON]})
             else:
                 (self._releases if member.live else self._asks).append({**task, "withdraw": True})
-            self._ending[unit.job, member.ask, member.index] = None
+            self._ending[unit.job, member.ask, member.index] = member.lost if follows else ""
         unit.take(member)
         self._touch_units((unit.key,))
 
@@ -238,7 +253,7 @@ class Adapter:
             task = {"job": unit.job, "ask": member.ask, "index": member.index}
             if member.placed:
                 self._releases.append({**task, "withdraw": True})
-                self._ending[unit.job, member.ask, member.index] = None
+                self._ending[unit.job, member.ask, member.index] = ""
                 unit.take(member)
             else:
                 self._recover.append({**task, "node": member.bound})
@@ -246,6 +261,14 @@ class Adapter:
                 return
         member.placed = ""
         self._touch_units((unit.key,))
+        self._unbooked[unit.key] = None
+
+    def _count_unbooked(self, unit: Unit) -> None:
+        """Count bound pods without a task as use by others, until the partition books them."""
+        for member in unit.members.values():
+            if member.bound and member.index < 0 and member.uid not in self.others:
+                node = self._node_names.get(member.bound, member.bound)
+                self._touch_nodes(self.others.count(member.uid, node, amounts_of(member, self.objects)))
 
     def _touch_units(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -286,11 +309,16 @@ class Adapter:
             if member.fixed == node:
                 member.placed = node
                 if member.bound:
-                    member.pod = None
+                    self._booked(member)
         elif not (member.placed == node and member.action is not None):
             member.placed = node
             member.stopping = False
             self._begin(member, "pin" if member.gated else "bind")
+
+    def _booked(self, member: Member) -> None:
+        """Take note that the partition books a bound pod where it is. Its object is not needed any more."""
+        member.pod = None
+        self._touch_nodes(self.others.drop(member.uid))
 
     def _stop(self, unit: Unit | None, job: str, ask: str, index: int, cause: str) -> None:
         """Stop a task: evict its pod, or take back a binding that was not sent."""
@@ -319,10 +347,11 @@ class Adapter:
             if not member.live and member.action is None:
                 self._begin(member, "delete")
 
-    def _release(self, job: str, ask: str, index: int) -> None:
-        """Release a task for which there is no pod."""
-        self._releases.append({"job": job, "ask": ask, "index": index, "withdraw": True})
-        self._ending[job, ask, index] = None
+    def _release(self, job: str, ask: str, index: int, lost: str = "") -> None:
+        """Release a task for which there is no pod. `lost` says why it follows `on_loss`; empty if it does not."""
+        how = {"lost": True, "reason": lost[:MAX_REASON]} if lost else {"withdraw": True}
+        self._releases.append({"job": job, "ask": ask, "index": index, **how})
+        self._ending[job, ask, index] = lost
         self.changed.set()
 
     def _begin(self, member: Member, verb: Verb) -> None:
@@ -387,9 +416,16 @@ class Adapter:
         """Compare the state of the partition with the cluster, and queue what differs. Call it when all lists are
         complete, and again after each new connection to the partition."""
         self._removed, self._jobs, self._recover, self._asks, self._releases = [], [], [], [], []
+        # The partition may not have heard of losses. Tasks of an ask are equal, so any of them without a pod is lost.
+        losses: dict[tuple[str, str], list[str]] = {}
+        for (job_name, ask, _), reason in self._ending.items():
+            if reason:
+                losses.setdefault((job_name, ask), []).append(reason)
         self._ending.clear()
         self._answering.clear()
         self._dirty_units = dict.fromkeys(self.units)
+        self._unbooked = {}
+        self._starting = True
         names = {known.name for known in self.nodes.values()}
         states = {node.name: node for node in state.nodes}
         self._removed += [{"name": name, "action": "remove"} for name in states if name not in names]
@@ -405,7 +441,14 @@ class Adapter:
             if known_unit is None or not known_unit.members:
                 self._drop_job(job)
             else:
-                self._adopt_job(known_unit, job)
+                self._adopt_job(known_unit, job, losses)
+        # Tasks that wait there can be placed at any moment.
+        waits = any(ask.waiting for job in state.jobs for ask in job.asks)
+        for unit in self.units.values():
+            if any(member.bound and not member.placed for member in unit.members.values()):
+                self._unbooked[unit.key] = None
+                if waits:
+                    self._count_unbooked(unit)
         self._start_again()
         self.adopted = True
         self.changed.set()
@@ -416,7 +459,7 @@ class Adapter:
         else:
             self._jobs.append({"job": job.job, "remove": True})
 
-    def _adopt_job(self, unit: Unit, job: wire.ManagerJob) -> None:
+    def _adopt_job(self, unit: Unit, job: wire.ManagerJob, losses: Mapping[tuple[str, str], list[str]]) -> None:
         self._shape(unit)
         unit.sent = True
         unit.ended = job.over
@@ -430,7 +473,7 @@ class Adapter:
                 unit.give(member, index)
                 member.placed = node
                 if member.bound:
-                    member.pod = None
+                    self._booked(member)
                 elif not member.pinned and member.action is None:
                     self._unstarted.append(member)
             for member, index, node in pairing.stopping:
@@ -445,10 +488,11 @@ class Adapter:
                 unit.give(member, index)
                 member.placed = ""
             for index in pairing.free:
-                self._release(unit.job, ask.ask, index)
+                lost = losses.get((unit.job, ask.ask))
+                self._release(unit.job, ask.ask, index, lost.pop() if lost else "")
             for index in pairing.surplus:
                 self._asks.append({"job": unit.job, "ask": ask.ask, "index": index, "withdraw": True})
-                self._ending[unit.job, ask.ask, index] = None
+                self._ending[unit.job, ask.ask, index] = ""
 
     def _start_again(self) -> None:
         """Bind or pin pods that the partition placed before. The cluster may have changed since, so their nodes are
@@ -475,30 +519,35 @@ class Adapter:
                 break
             del self._dirty_nodes[uid]
             items["nodes"] += self._node_items(uid)
+        now = monotonic()
+        first = bool(self._unbooked)
         if not self._dirty_nodes:  # no job before all nodes are there
-            now = monotonic()
-            for key in list(self._dirty_units):
+            for key in list(self._unbooked or self._dirty_units):
                 if len(items["jobs"]) + len(self._asks) + len(self._recover) >= MOST_ITEMS or self._dirty_nodes:
                     break
                 unit = self.units.get(key)
+                self._unbooked.pop(key, None)
                 if unit is not None and unit.retry_at > now:
+                    self._count_unbooked(unit)
                     continue
-                del self._dirty_units[key]
+                self._dirty_units.pop(key, None)
                 if unit is not None:
                     items["jobs"] += self._job_items(unit)
         items["recover"], items["asks"], items["releases"] = self._recover, self._asks, self._releases
         self._recover, self._asks, self._releases = [], [], []
         self._answering = list(self._ending)
-        # Units that are tried again later do not hold up readiness.
-        now = monotonic()
-        more = bool(self._dirty_nodes) or any(
-            key in self.units and self.units[key].retry_at <= now for key in self._dirty_units
+        # Units that are tried again later do not hold up readiness; bound pods that may be refused do.
+        more = (
+            first
+            or bool(self._dirty_nodes)
+            or any(key in self.units and self.units[key].retry_at <= now for key in self._dirty_units)
         )
         if more:
             items["more"] = True
             self.changed.set()
-        if not more and not any(items.values()):
+        if not more and not any(items.values()) and not self._starting:
             return None
+        self._starting = self._starting and more
         return {key: value for key, value in items.items() if value}
 
     def _node_items(self, uid: str) -> list[Document]:
@@ -532,6 +581,7 @@ class Adapter:
         self._shape(unit)
         if self._dirty_nodes:  # a port that no node has yet: the nodes come first
             self._dirty_units[unit.key] = None
+            self._count_unbooked(unit)
             return removed
         if unit.sent and unit.why[1] and not unit.live():
             unit.forget_tasks()  # part of a gang is of no use: it waits for the other pods
@@ -539,8 +589,10 @@ class Adapter:
             return [{"job": unit.job, "remove": True}]
         if unit.sent:
             self._grow(unit)
+            self._count_unbooked(unit)
             return []
         if unit.why[1] or unit.group is None or not any(member.can_be_asked_for for member in unit.members.values()):
+            self._count_unbooked(unit)
             return removed
         return [*removed, self._new_job(unit, unit.group)]
 
@@ -624,14 +676,27 @@ class Adapter:
                 self._touch_units((unit.key,))
         self._answering = []
         problems: list[str] = []
+        recoveries = iter(items.get("recover", ()))
         for answer in answers:
+            recovery = next(recoveries, None) if answer.what == "recover" else None
             if answer.accepted:
                 continue
+            if recovery is not None:
+                self._not_recovered(recovery)
             problems.append(f"{answer.what} {answer.name}: {answer.reason}")
             unit = self.jobs.get(answer.name.partition("/")[0]) if answer.what != "node" else None
             if unit is not None and answer.what in ("job", "recover", "ask"):
                 self._refused_job(unit, answer)
         return problems
+
+    def _not_recovered(self, recovery: Document) -> None:
+        """Take the task back from a bound pod that the partition does not book. It gets one when it is sent again."""
+        unit = self.jobs.get(recovery["job"])
+        member = unit.at(recovery["ask"], recovery["index"]) if unit is not None and unit.sent else None
+        if unit is not None and member is not None:
+            self._asks.append({key: recovery[key] for key in ("job", "ask", "index")} | {"withdraw": True})
+            self._ending[unit.job, member.ask, member.index] = ""
+            unit.take(member)
 
     def _refused_job(self, unit: Unit, answer: wire.UpdateItem) -> None:
         if answer.what == "job" and unit.sent:
@@ -640,6 +705,7 @@ class Adapter:
         unit.why = ("Unschedulable" if "no node or pool offers" in answer.reason else "Refused", answer.reason)
         unit.retry_at = monotonic() + RETRY_REFUSED
         self._dirty_units[unit.key] = None
+        self._count_unbooked(unit)
 
     def retry(self) -> None:
         """Look again at units that were refused a while ago, and at pinned pods. Called from time to time."""
@@ -676,7 +742,7 @@ class Adapter:
                 if member.unit.sent and member.index >= 0:
                     task = {"job": member.unit.job, "ask": member.ask, "index": member.index}
                     self._asks.append({**task, "withdraw": True})
-                    self._ending[member.unit.job, member.ask, member.index] = None
+                    self._ending[member.unit.job, member.ask, member.index] = ""
                 member.unit.take(member)
                 member.ask = ""
                 self._touch_units((member.unit.key,))
