@@ -20,6 +20,7 @@ def begin(state: State, member: Member, verb: Verb) -> None:
             lose(state, member, f"node {member.placed} is gone")
             return
         target.node = cluster_name
+        target.gang = member.unit.job
     if verb == "pin":
         assert member.pod is not None
         target.body = pin_patch(member.pod, state.gate, target.node, state.hostname(target.node), member.placed)
