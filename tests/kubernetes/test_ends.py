@@ -58,8 +58,7 @@ def test_the_job_of_a_pod_that_its_kubelet_ended_can_fail(scene: Scene) -> None:
     running_gang(scene, "fail")
     end(scene, "app-1", EVICTED)
     scene.wait(lambda: set(scene.pods(NAMESPACE)) == {"app-1"}, "the other pods are deleted")
-    (job,) = scene.jobs()
-    assert job["state"] == "failed", job
+    scene.wait(lambda: [job["state"] for job in scene.jobs()] == ["failed"], "the job has failed")
 
 
 def test_a_pod_that_its_kubelet_ended_can_be_replaced(scene: Scene) -> None:
