@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from fairlead.kubernetes import adapter as module
+from fairlead.kubernetes import upkeep
 from fairlead.kubernetes.actions import Target
 from fairlead.kubernetes.adapter import Adapter
 from fairlead.kubernetes.names import GATE, ON_LOSS, PINNED
@@ -80,10 +81,10 @@ class Play:
         self.settle()
         return [(target.verb, target.name, target.node) for target in done if not target.cancelled]
 
-    def later(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 60.0) -> None:
+    def later(self, seconds: float = 60.0) -> None:
         """Look again after some time."""
-        now = module.monotonic()
-        monkeypatch.setattr(module, "monotonic", lambda: now + seconds)
+        now = self.adapter.clock() + seconds
+        self.adapter.clock = lambda: now
         self.adapter.retry()
         self.settle()
 
@@ -153,9 +154,7 @@ def members(play: Play) -> dict[str, Member]:
 # -- pinned pods -----------------------------------------------------------------------------------------------------
 
 
-def test_a_pinned_pod_that_is_refused_is_taken_back_and_placed_elsewhere(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pinned_pod_that_is_refused_is_taken_back_and_placed_elsewhere(play: Play) -> None:
     play.adapter.put_pod(pod("a", gated=True, owner=True))
     play.connect()
     assert play.carry_out() == [("pin", "a", "n1")]
@@ -164,7 +163,7 @@ def test_a_pinned_pod_that_is_refused_is_taken_back_and_placed_elsewhere(
     assert not play.calls  # its scheduler may still find room
     play.adapter.put_node(node("n2"))
     play.settle()
-    play.later(monkeypatch)
+    play.later()
     play.adapter.retry()
     assert play.carry_out() == [("evict", "a", "")]
     assert "0/2 nodes are available" in members(play)["a"].lost
@@ -177,24 +176,22 @@ def test_a_pinned_pod_that_is_refused_is_taken_back_and_placed_elsewhere(
     assert play.carry_out() == [("bind", "other", "n1")]  # it is refused for the one controller only
 
 
-def test_a_refused_node_is_tried_again_after_a_while(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_node_is_tried_again_after_a_while(play: Play) -> None:
     play.adapter.put_pod(pod("a", gated=True, owner=True))
     play.connect()
     play.carry_out()
     play.adapter.put_pod(pod("a", pinned="n1", owner=True, status=REFUSED))
-    play.later(monkeypatch)
+    play.later()
     play.carry_out()
     play.adapter.drop_pod("uid-a")
     play.adapter.put_pod(pod("b", gated=True, owner=True))
     play.settle()
     assert not play.calls and not members(play)["b"].live
-    play.later(monkeypatch, 3600.0)
+    play.later(3600.0)
     assert play.carry_out() == [("pin", "b", "n1")]
 
 
-def test_the_task_of_a_gang_whose_pod_was_taken_back_is_placed_elsewhere(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_task_of_a_gang_whose_pod_was_taken_back_is_placed_elsewhere(play: Play) -> None:
     for name in ("g-0", "g-1"):
         play.adapter.put_pod(pod(name, gated=True, owner=True))
     play.connect()
@@ -203,7 +200,7 @@ def test_the_task_of_a_gang_whose_pod_was_taken_back_is_placed_elsewhere(
     play.adapter.put_pod(pod("g-1", pinned="n1", owner=True, status=REFUSED))
     play.adapter.put_node(node("n2"))
     play.settle()
-    play.later(monkeypatch)
+    play.later()
     assert play.carry_out() == [("evict", "g-1", "")]
     play.adapter.drop_pod("uid-g-1")
     play.settle()
@@ -212,35 +209,35 @@ def test_the_task_of_a_gang_whose_pod_was_taken_back_is_placed_elsewhere(
     assert play.carry_out() == [("pin", "g-2", "n2")]
 
 
-def test_a_refused_pod_without_a_controller_stays_and_is_told(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_pod_without_a_controller_stays_and_is_told(play: Play) -> None:
     play.adapter.put_pod(pod("a", gated=True))
     play.connect()
     play.carry_out()
     play.adapter.put_pod(pod("a", pinned="n1", status=REFUSED))
-    play.later(monkeypatch)
+    play.later()
     assert not play.calls
     assert members(play)["a"].lost == "default-scheduler does not bind it to n1: 0/2 nodes are available"
     play.adapter.put_pod(pod("a", pinned="n1", on="n1"))
     assert not members(play)["a"].lost and not play.adapter.pinned
 
 
-def test_a_pinned_pod_whose_scheduler_makes_room_is_left(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pinned_pod_whose_scheduler_makes_room_is_left(play: Play) -> None:
     play.adapter.put_pod(pod("a", gated=True, owner=True))
     play.connect()
     play.carry_out()
     play.adapter.put_pod(pod("a", pinned="n1", owner=True, status={**REFUSED, "nominatedNodeName": "n1"}))
-    play.later(monkeypatch)
+    play.later()
     assert not play.calls
 
 
-def test_a_pinned_pod_whose_node_is_gone_is_taken_back(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pinned_pod_whose_node_is_gone_is_taken_back(play: Play) -> None:
     play.adapter.put_pod(pod("a", gated=True, owner=True))
     play.connect()
     play.carry_out()
     play.adapter.put_pod(pod("a", pinned="n1", owner=True))
     play.adapter.drop_node("uid-n1")
     play.settle()
-    play.later(monkeypatch)
+    play.later()
     assert play.carry_out() == [("evict", "a", "")]
 
 
@@ -324,15 +321,120 @@ def test_pods_of_ours_count_when_room_is_looked_at_again(play: Play) -> None:
 
 
 @pytest.mark.parametrize("on", ["", "n1"])
-def test_a_job_that_was_refused_is_sent_again(play: Play, monkeypatch: pytest.MonkeyPatch, on: str) -> None:
+def test_a_job_that_was_refused_is_sent_again(play: Play, on: str) -> None:
     """Also if its pods run already, so that they are booked as soon as that is possible."""
     play.adapter.put_pod(pod("a", on=on, **{"fairlead.dev/queue": "root.late"}))
     play.connect()
     assert members(play)["a"].unit.why[0] == "Refused"
     play.world.queue("root.late")
     play.world.cycle()
-    play.later(monkeypatch)
+    play.later()
     assert [list(play.world.placements(job).values()) for job in play.world.partition().jobs] == [["n1"]]
+
+
+# -- pods that run and are not booked --------------------------------------------------------------------------------
+
+LATE = {"fairlead.dev/queue": "root.late"}
+
+
+def test_running_pods_of_a_job_that_is_refused_keep_their_room(play: Play) -> None:
+    play.adapter.put_pod(pod("new", cpu=2))  # listed first
+    play.adapter.put_pod(pod("old", cpu=3, on="n1", **LATE))
+    play.connect()
+    assert not play.calls and members(play)["old"].unit.why[0] == "Refused"
+    play.later()  # it is refused again
+    assert not play.calls
+    play.adapter.put_pod(pod("small", cpu=1))
+    play.settle()
+    assert play.carry_out() == [("bind", "small", "n1")]
+    play.world.queue("root.late")
+    play.world.cycle()
+    play.later()
+    assert not play.calls and "uid-old" not in play.adapter.others
+    play.adapter.drop_pod("uid-old")
+    play.settle()
+    assert play.carry_out() == [("bind", "new", "n1")]
+
+
+def test_running_pods_of_a_refused_job_may_use_all_of_a_resource(play: Play) -> None:
+    """Otherwise no node would offer the resource, and the job could never be accepted."""
+    status = {"allocatable": {"cpu": 4, "pods": 110, "example.com/fpga": 2}}
+    play.adapter.put_node(read_node(metadata={"name": "n1", "uid": "uid-n1"}, status=status))
+    old = pod("old", on="n1", **LATE)
+    old.spec.containers[0].resources.requests["example.com/fpga"] = "2"
+    play.adapter.put_pod(old)
+    play.connect()
+    play.world.queue("root.late")
+    play.world.cycle()
+    play.later()
+    assert [list(play.world.placements(job).values()) for job in play.world.partition().jobs] == [["n1"]]
+    play.adapter.drop_pod("uid-old")
+    new = pod("new")
+    new.spec.containers[0].resources.requests["example.com/fpga"] = "2"
+    play.adapter.put_pod(new)
+    play.settle()
+    assert play.carry_out() == [("bind", "new", "n1")]
+
+
+def test_running_pods_count_before_tasks_that_wait_in_the_journal_are_placed(play: Play) -> None:
+    play.adapter.put_pod(pod("full", cpu=4, on="n1"))
+    play.adapter.put_pod(pod("waits", cpu=4))
+    play.connect()
+    assert not play.calls
+    play.restart()
+    play.adapter.put_node(node("n1"))
+    play.adapter.put_pod(pod("waits", cpu=4))
+    play.adapter.put_pod(pod("other", cpu=4, on="n1"))  # bound while no adapter ran; `full` has ended
+    play.rm.events()
+    play.adapter.adopt(manager_state(play.world.partition(), "kubernetes", 0))
+    items = play.adapter.update()
+    assert items is not None and items["nodes"][0]["resources"] == {"pods": 109}
+    assert [item["name"] for item in items["jobs"] if "name" in item] == ["other"]
+    play.rm.update(**items)
+    play.world.cycle()
+    play.take(items)
+    play.settle()
+    assert not play.calls and members(play)["other"].placed == "n1"
+
+
+def test_a_running_pod_with_a_field_that_is_not_honoured_keeps_its_room(play: Play) -> None:
+    astray = pod("astray", cpu=3, on="n1")
+    astray.spec.volumes = [{"persistentVolumeClaim": msgspec.Raw(b"{}")}]
+    play.adapter.put_pod(astray)
+    play.adapter.put_pod(pod("new", cpu=2))
+    play.connect()
+    assert not play.calls
+    play.adapter.drop_pod("uid-astray")
+    play.settle()
+    assert play.carry_out() == [("bind", "new", "n1")]
+
+
+def test_a_running_pod_on_a_node_that_is_not_there_yet_is_booked_later(play: Play) -> None:
+    play.adapter.put_pod(pod("a", cpu=2, on="n2"))
+    play.connect()
+    assert any("n2" in problem for problem in play.problems)
+    play.adapter.put_node(node("n2"))
+    play.adapter.put_pod(pod("new", cpu=3))
+    play.adapter.drop_node("uid-n1")
+    play.settle()
+    assert not play.calls  # its room on n2 is taken
+    play.later()
+    assert members(play)["a"].placed == "n2" and "uid-a" not in play.adapter.others
+
+
+def test_the_start_ends_with_an_update_without_more(play: Play) -> None:
+    """The partition becomes ready with it, so it comes after the answers about pods that run."""
+    play.adapter.put_pod(pod("old", cpu=3, on="n1", **LATE))
+    play.rm.events()
+    play.adapter.adopt(manager_state(play.world.partition(), "kubernetes", 0))
+    sent = []
+    while (items := play.adapter.update()) is not None:
+        sent.append(items)
+        play.rm.update(**items)
+        play.world.cycle()
+        play.take(items)
+    assert [bool(items.get("more")) for items in sent] == [*[True] * (len(sent) - 1), False]
+    assert sent[-1]["nodes"][0]["resources"]["cpu"] == 1 and "jobs" not in sent[-1]
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------
@@ -352,6 +454,45 @@ def test_a_manifest_says_what_follows_a_loss(play: Play, on_loss: str, stopped: 
     play.adapter.drop_pod("uid-g-0")
     play.settle()
     assert [(target.verb, target.name) for target in play.calls] == [(verb, "g-1") for verb in stopped]
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, "low on memory"),
+        ({"phase": "Failed", "reason": "NodeShutdown"}, "NodeShutdown"),
+        ({"phase": "Failed", **DISRUPTED}, "the node failed"),
+        (
+            {"phase": "Failed", "containerStatuses": [{"name": "c", "state": {"terminated": {"reason": "OOMKilled"}}}]},
+            "container c was killed: out of memory",
+        ),
+        ({"phase": "Failed", "containerStatuses": [{"name": "c", "state": {"terminated": {"reason": "Error"}}}]}, ""),
+        ({"phase": "Failed", "reason": "DeadlineExceeded"}, ""),
+        ({"phase": "Running", "reason": "Evicted"}, ""),
+    ],
+)
+def test_a_failed_pod_is_lost_if_its_kubelet_ended_it(play: Play, status: Json, why: str) -> None:
+    for name in ("g-0", "g-1"):
+        play.adapter.put_pod(pod(name, **{ON_LOSS: "restart"}))
+    play.connect()
+    play.carry_out()
+    ended = pod("g-0", on="n1", status=status, **{ON_LOSS: "restart"})
+    assert ended.disrupted == why
+    play.adapter.put_pod(ended)
+    play.settle()
+    assert [(target.verb, target.name) for target in play.calls] == ([("evict", "g-1")] if why else [])
+    assert ("g-0" in members(play)) == (status["phase"] == "Running")
+
+
+def test_a_loss_that_the_partition_has_not_heard_of_is_told_again(play: Play) -> None:
+    for name in ("g-0", "g-1"):
+        play.adapter.put_pod(pod(name, **{ON_LOSS: "restart"}))
+    play.connect()
+    play.carry_out()
+    play.adapter.put_pod(pod("g-0", on="n1", status={"phase": "Failed", "reason": "Evicted"}, **{ON_LOSS: "restart"}))
+    assert play.adapter.update() is not None  # and the link breaks before it arrives
+    play.connect()
+    assert [(target.verb, target.name) for target in play.calls] == [("evict", "g-1")]
 
 
 def test_a_pod_that_ends_by_itself_is_no_loss(play: Play) -> None:
@@ -375,8 +516,8 @@ def test_a_loss_that_is_not_known_is_refused_and_told(play: Play) -> None:
 
 
 def test_asks_and_ports_of_pods_that_are_gone_are_forgotten(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_ASKS", 3)
-    play.adapter._most_asks = 3
+    monkeypatch.setattr(upkeep, "MOST_ASKS", 3)
+    play.adapter.most_asks = 3
     play.connect()
     for at in range(8):
         play.adapter.put_pod(pod(f"p{at}", cpu=1, port=8000 + at))
@@ -386,6 +527,6 @@ def test_asks_and_ports_of_pods_that_are_gone_are_forgotten(play: Play, monkeypa
             play.settle()
         play.adapter.retry()
         play.settle()
-        assert len(play.adapter.objects.asks) <= 3 and len(play.adapter._ports) <= 3
+        assert len(play.adapter.objects.asks) <= 3 and len(play.adapter.ports) <= 3
     (target,) = [target for target in play.calls if target.name == "p7"]
     assert target.node == "n1" and not play.problems

@@ -84,6 +84,25 @@ def test_the_journal_is_lost(scene: Scene, tmp_path: Path) -> None:
 
 
 @pytest.mark.brief
+def test_running_pods_of_a_refused_job_keep_their_room(scene: Scene) -> None:
+    """The job is refused because its queue does not exist. Its pods are booked when it does."""
+    scene.node("n1")
+    waiting = scene.pod("a-waiting", cpu="2")  # listed before the pods that run
+    running = [scene.pod(f"b-{at}", nodeName="n1", annotations={"fairlead.dev/queue": "root.late"}) for at in range(3)]
+    scene.start_adapter()
+    scene.wait_reason(waiting, "Unschedulable")
+    scene.wait_bound(scene.pod("small"))  # in the room that is left
+    assert waiting not in scene.nodes_of() and not scene.overbooked()
+    config = {"partitions": {"default": {"queues": {"root": {"default": {}, "late": {}}}}}}
+    assert scene.fairlead.put("/config", json=config).is_success
+    scene.wait(lambda: scene.fairlead.get("/nodes/n1").json()["used"].get("cpu") == 4, "all pods are booked")
+    for name in running[:2]:
+        scene.delete(name)
+    scene.wait_bound(waiting)
+    assert not scene.overbooked()
+
+
+@pytest.mark.brief
 def test_the_server_restarts_under_the_adapter(scene: Scene) -> None:
     scene.node("n1", cpu=16)
     scene.start_adapter()

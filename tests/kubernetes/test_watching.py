@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 
 from fairlead.kubernetes import watching
 from fairlead.kubernetes.actions import Performer, Target
-from fairlead.kubernetes.http import Address, Http
+from fairlead.kubernetes.http import Address, Http, Reply
 from fairlead.kubernetes.objects import Pod
 from fairlead.kubernetes.watching import Follower
 from tests.kubernetes.recorded import Answer, Recorded, listed, pod, refused, watched, with_answers
@@ -195,6 +196,50 @@ def test_connections_are_opened_ahead() -> None:
         await unreachable.open(3)  # the calls say what is wrong
 
     asyncio.run(with_answers([listed(1)] * 3, act))
+
+
+class HeldHttp(Http):
+    """A client whose calls are answered when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(Address("127.0.0.1", 1))
+        self.held: dict[str, asyncio.Future[Reply]] = {}
+
+    async def call(self, method: str, path: str, *arguments: Any, **more: Any) -> Reply:
+        name = path.split("/")[-2]
+        self.held[name] = asyncio.get_running_loop().create_future()
+        return await self.held[name]
+
+    async def answer(self, *names: str) -> list[str]:
+        """Answer calls, and return those that wait for an answer then."""
+        for name in names:
+            self.held.pop(name).set_result(Reply(201, b"{}"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return list(self.held)
+
+
+def test_the_bindings_of_a_gang_begin_together() -> None:
+    async def act() -> None:
+        http = HeldHttp()
+        performer = Performer(http, lambda target: None, lambda target, problem: None, at_once=4)
+        for name in ("a0", "a1", "a2", "b0", "b1", "b2", "c", "d0", "d1", "d2", "d3", "d4", "e"):
+            target = bind(name)
+            target.gang = name[0] if name[1:] else ""
+            performer.add(target)
+        running = asyncio.create_task(performer.run())
+        assert await http.answer() == ["a0", "a1", "a2"]  # one more may begin, but not three
+        assert await http.answer("a1") == ["a0", "a2"]
+        assert await http.answer("a0") == ["a2", "b0", "b1", "b2"]
+        assert await http.answer("b0") == ["a2", "b1", "b2", "c"]
+        assert await http.answer("a2", "b1", "b2") == ["c"]  # the next gang has more than may be under way
+        assert await http.answer("c") == ["d0", "d1", "d2", "d3"]
+        assert await http.answer("d0") == ["d1", "d2", "d3", "d4"]
+        assert await http.answer("d1") == ["d2", "d3", "d4", "e"]
+        assert performer.waiting() == 0
+        running.cancel()
+
+    asyncio.run(act())
 
 
 def test_a_binding_names_node_and_uid() -> None:

@@ -1,6 +1,7 @@
 """Calls that carry out decisions: bind a pod, pin and ungate it, evict it, delete it.
 
-Actions are done in the order in which they were given, many at a time, so that a gang is bound within milliseconds.
+Actions are done in the order in which they were given, many at a time. Those of one gang begin at the same moment,
+before any of the next gang, so that a gang is bound within milliseconds.
 An action that may succeed later is tried again with growing pauses. Its end is told to `done` or `refused`; an
 eviction ends with the pod, which the watch sees.
 """
@@ -39,6 +40,8 @@ class Target(msgspec.Struct, eq=False):
     owner: object
     """Passed back with the result."""
     node: str = ""
+    gang: str = ""
+    """The job whose actions begin together with this one; empty for none."""
     body: bytes = b""
     begun: bool = False
     cancelled: bool = False
@@ -68,15 +71,17 @@ class Performer:
         self._refused = refused
         self._note = note
         self._at_once = at_once
+        self._under_way = 0
         self._waiting: deque[Target] = deque()
-        self._ready: asyncio.Semaphore = asyncio.Semaphore(0)
+        self._news = asyncio.Event()
+        """Set when an action was given, or when a call has ended."""
         self.counts: dict[tuple[str, str], int] = {}
         """Verb and result → number of calls."""
 
     def add(self, target: Target) -> None:
         target.since = target.since or monotonic()
         self._waiting.append(target)
-        self._ready.release()
+        self._news.set()
 
     def waiting(self) -> int:
         """Return the number of actions that no call was made for yet, or that wait for another try."""
@@ -85,21 +90,43 @@ class Performer:
     async def run(self) -> None:
         """Carry out actions until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._at_once):
-                group.create_task(self._work())
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                while targets := self._next():
+                    self._under_way += len(targets)
+                    for target in targets:
+                        target.begun = True
+                        group.create_task(self._work(target))
 
-    async def _work(self) -> None:
-        while True:
-            await self._ready.acquire()
-            target = self._waiting.popleft()
-            if target.cancelled:
-                continue
-            target.begun = True
-            try:
-                await self._carry_out(target)
-            except Lost as lost:
-                # The API server is away and may have carried out the call: repeat it until there is an answer.
-                self._again(target, str(lost), gives_up=False)
+    def _next(self) -> list[Target]:
+        """Return the actions that begin now: those of the next gang, or one; none if too many calls are under way.
+
+        A gang with more actions than may be under way waits for all others, and then begins as far as it can.
+        """
+        waiting, free = self._waiting, self._at_once - self._under_way
+        found: list[Target] = []
+        while waiting and len(found) < self._at_once:
+            if waiting[0].cancelled:
+                waiting.popleft()
+            elif not found or (waiting[0].gang and waiting[0].gang == found[0].gang):
+                found.append(waiting.popleft())
+            else:
+                break
+        if len(found) > free:
+            waiting.extendleft(reversed(found))
+            return []
+        return found
+
+    async def _work(self, target: Target) -> None:
+        try:
+            await self._carry_out(target)
+        except Lost as lost:
+            # The API server is away and may have carried out the call: repeat it until there is an answer.
+            self._again(target, str(lost), gives_up=False)
+        finally:
+            self._under_way -= 1
+            self._news.set()
 
     async def _carry_out(self, target: Target) -> None:
         method, path, body, kind = _request(target)

@@ -178,14 +178,15 @@ class Runner:
             Follower(
                 self._http, "/api/v1/nodes", decoder(objects.Node), adapter.put_node, adapter.drop_node, note=note
             ),
-            # Pods that have ended use nothing: they leave the selection and are dropped.
+            # Pods that have succeeded use nothing: they leave the selection and are dropped. Pods that have failed use
+            # nothing either, but only the object tells if its kubelet ended it, which is a loss.
             Follower(
                 self._http,
                 "/api/v1/pods",
                 decoder(objects.Pod),
                 adapter.put_pod,
                 adapter.drop_pod,
-                {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"},
+                {"fieldSelector": "status.phase!=Succeeded"},
                 note,
             ),
         ]

@@ -7,6 +7,7 @@ accept is replaced by a readable start and a digest, which is the same in every 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
 
@@ -90,6 +91,7 @@ def short_name(text: str, distinct: str = "") -> str:
     return f"{start}-{blake2b((distinct or text).encode(), digest_size=_DIGEST // 2).hexdigest()}"
 
 
+@lru_cache(maxsize=100_000)
 def node_name(name: str) -> str:
     """Return the name of a node in the core."""
     return short_name(name)
@@ -113,6 +115,7 @@ def job_id(member: Grouped) -> str:
     return short_name(f"{member.namespace}.{member.name}", distinct=member.key)
 
 
+@lru_cache(maxsize=10_000)
 def resource_name(name: str) -> str:
     """Return the name of a resource in the core: the same where possible, so `nvidia.com/gpu` keeps its name."""
     lower = name.lower()

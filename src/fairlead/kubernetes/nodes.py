@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fairlead.kubernetes.names import node_name
 from fairlead.kubernetes.objects import Node
 from fairlead.kubernetes.pods import NODE_NAME, taint_text
-from fairlead.kubernetes.quantities import capacities, documented
+from fairlead.kubernetes.quantities import CPU, MEMORY, capacities, documented
 
 MAX_LABELS = 999
 MAX_REASON = 200
@@ -39,14 +39,15 @@ def node_items(
 
 
 def node_item(node: Node, used: Mapping[str, int], ports: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the item that adds or updates a node: what it has without what pods of other schedulers use.
+    """Return the item that adds or updates a node: what it has without what pods use that are not booked.
 
     `ports` are the host ports of all known pods (`Needs.ports`): each node has one of each. A port may be left out when
     no pod with it is left; before that the node would be over its capacity.
     """
     free = capacities(node.status.allocatable)
     free |= dict.fromkeys(ports, 1000)
-    free = {name: max(0, amount - used.get(name, 0)) for name, amount in free.items()}
+    # A resource that is in use altogether stays known, with less than any pod asks for: jobs that need it wait for it.
+    free = {name: max(name not in (CPU, MEMORY), amount - used.get(name, 0)) for name, amount in free.items()}
     labels = {key: value for key, value in (node.metadata.labels or {}).items() if _LABEL.fullmatch(key)}
     item: dict[str, Any] = {
         "name": node_name(node.metadata.name),

@@ -217,12 +217,37 @@ class Condition(Object):
     observed_generation: int | None = None
 
 
+class Terminated(Object):
+    reason: str = ""
+
+
+class ContainerState(Object):
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(Object):
+    name: str = ""
+    state: ContainerState | None = None
+
+    @property
+    def out_of_memory(self) -> bool:
+        """True if it was killed because it used more memory than its limit, or than its node had."""
+        ended = self.state.terminated if self.state is not None else None
+        return ended is not None and ended.reason == "OOMKilled"
+
+
 class PodStatus(Object):
     phase: str = ""
     reason: str = ""
+    """Why the kubelet refused or ended the pod; empty if its containers ended by themselves."""
     message: str = ""
     conditions: list[Condition] | None = None
+    container_statuses: list[ContainerStatus] | None = None
     nominated_node_name: str = ""
+
+
+PAST_DEADLINE = "DeadlineExceeded"
+"""Reason of a pod that has run for its `activeDeadlineSeconds`: its own limit, so it ended by itself."""
 
 
 class Pod(Object):
@@ -245,9 +270,19 @@ class Pod(Object):
 
     @property
     def disrupted(self) -> str:
-        """Why the cluster removes this pod: its node failed or is tainted, or it was evicted. Empty if it does not."""
+        """Why the cluster removes or has ended this pod: its node failed, shut down or is tainted, the pod was evicted
+        or refused by its kubelet, or lacked memory. Empty if it does not, or if the pod ended by itself.
+        """
         found = self._condition("DisruptionTarget", "True")
-        return found.message or found.reason or found.type if found is not None else ""
+        if found is not None:
+            return found.message or found.reason or found.type
+        status = self.status
+        if status.phase != "Failed":
+            return ""
+        if status.reason and status.reason != PAST_DEADLINE:
+            return status.message or status.reason
+        killed = next((each for each in status.container_statuses or () if each.out_of_memory), None)
+        return f"container {killed.name} was killed: out of memory" if killed is not None else ""
 
     def _condition(self, kind: str, status: str) -> Condition | None:
         found = (each for each in self.status.conditions or () if each.type == kind and each.status == status)

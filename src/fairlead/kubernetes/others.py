@@ -1,4 +1,7 @@
-"""What pods of other schedulers use of the nodes: their requests are subtracted from what the nodes offer."""
+"""What pods use of the nodes without being booked by the partition: it is subtracted from what the nodes offer.
+
+These are pods of other schedulers, and pods of ours that run already while the partition does not have their job.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class _Use(NamedTuple):
 
 
 class Others:
-    """Bound pods that are not ours, and their sums by node."""
+    """Bound pods that the partition does not book, and their sums by node."""
 
     def __init__(self) -> None:
         self.node_of: dict[str, str] = {}
@@ -25,11 +28,15 @@ class Others:
         self._sums: dict[str, Amounts] = {}
 
     def put(self, pod: Pod) -> list[str]:
-        """Add or change a pod. Return the uids of the nodes whose use changed."""
+        """Add or change a pod of another scheduler. Return the uids of the nodes whose use changed."""
         uid = pod.metadata.uid
         if pod.ended or not pod.spec.node_name:
             return self.drop(uid)
-        use = _Use(pod.spec.node_name, used_by(pod))
+        return self.count(uid, pod.spec.node_name, used_by(pod))
+
+    def count(self, uid: str, node: str, amounts: Amounts) -> list[str]:
+        """Add or change what a pod uses of a node. Return the uids of the nodes whose use changed."""
+        use = _Use(node, amounts)
         before = self._pods.get(uid)
         if before == use:
             return []
@@ -45,6 +52,9 @@ class Others:
             return []
         self._add(use, -1)
         return self._uids(use.node)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._pods
 
     def used(self, node: str) -> Amounts:
         """Return what the pods on a node use together."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from fairlead.kubernetes.adapter import Adapter
 from fairlead.kubernetes.http import Http, Lost
 from fairlead.kubernetes.names import PREFIX
+from fairlead.kubernetes.state import State
 from fairlead.kubernetes.units import Member, Unit
 
 GROUP = "autoscaling.x-k8s.io"
@@ -48,8 +48,8 @@ class _Requests(msgspec.Struct):
 class Provisioning:
     """The requests of one adapter."""
 
-    def __init__(self, adapter: Adapter, http: Http, note: Callable[[str, str], None]) -> None:
-        self._adapter = adapter
+    def __init__(self, state: State, http: Http, note: Callable[[str, str], None]) -> None:
+        self._state = state
         self._http = http
         self._note = note
         self._made: dict[str, tuple[str, str]] = {}
@@ -90,10 +90,10 @@ class Provisioning:
         """Delete requests that are no longer needed, until cancelled."""
         while True:
             await asyncio.sleep(EACH)
-            if not self._made or not self._adapter.adopted:
+            if not self._made or not self._state.adopted:
                 continue
             for job in list(self._made):
-                unit = self._adapter.jobs.get(job)
+                unit = self._state.jobs.get(job)
                 if unit is None or unit.live() or not unit.missing:
                     try:
                         await self._delete(job)

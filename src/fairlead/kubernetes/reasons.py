@@ -13,9 +13,9 @@ from time import monotonic
 
 import msgspec
 
-from fairlead.kubernetes.adapter import Adapter
 from fairlead.kubernetes.http import Http, Lost, Reply
 from fairlead.kubernetes.link import Link
+from fairlead.kubernetes.state import State
 from fairlead.kubernetes.units import Member, Unit
 
 UNSCHEDULABLE = "Unschedulable"
@@ -38,7 +38,7 @@ class Reasons:
 
     def __init__(
         self,
-        adapter: Adapter,
+        state: State,
         link: Link,
         http: Http,
         reporter: str,
@@ -46,7 +46,7 @@ class Reasons:
         note: Callable[[str, str], None] = lambda pod, problem: None,
         provision: Callable[[Unit], Awaitable[bool]] | None = None,
     ) -> None:
-        self._adapter = adapter
+        self._state = state
         self._link = link
         self._http = http
         self._reporter = reporter
@@ -62,7 +62,7 @@ class Reasons:
         """Write reasons until cancelled."""
         while True:
             await asyncio.sleep(EACH)
-            if self._adapter.adopted:
+            if self._state.adopted:
                 try:
                     await self.look()
                 except Lost as lost:
@@ -71,7 +71,7 @@ class Reasons:
     async def look(self) -> None:
         """Ask about the units that were not asked about for the longest time, and write what is new."""
         now = monotonic()
-        units = [unit for unit in self._adapter.units.values() if _is_due(unit, now)]
+        units = [unit for unit in self._state.units.values() if _is_due(unit, now)]
         units.sort(key=lambda unit: unit.explained)
         chosen = units[:MOST_UNITS]
         asked = [unit.job for unit in chosen if unit.sent and not unit.why[1]]
@@ -97,7 +97,7 @@ class Reasons:
                     writing.append((member, reason, text))
         writing += [
             (member, "NotBound", member.lost)
-            for member in self._adapter.pinned.values()
+            for member in self._state.pinned.values()
             if member.lost and member.told != ("NotBound", member.lost)
         ][:most]
         if writing:
@@ -105,7 +105,7 @@ class Reasons:
 
     async def _write(self, member: Member, reason: str, text: str) -> None:
         async with self._slots:
-            if (member.live and not member.lost) or member.uid not in self._adapter.members:
+            if (member.live and not member.lost) or member.uid not in self._state.members:
                 return
             before, member.told = member.told[0], (reason, text)
             try:

@@ -26,8 +26,8 @@ class Rooms:
         if nodes:
             for member in members:
                 node = member.fixed or (member.placed if member.action is not None else "")
-                if node in nodes:
-                    add(self._used.setdefault(node, {}), self._amounts(member))
+                if node in nodes and member.uid not in others:
+                    add(self._used.setdefault(node, {}), amounts_of(member, objects))
 
     def take(self, member: Member, node: Node) -> str:
         """Take the room of a pod on its node. Return why that is not possible; empty if it is."""
@@ -37,7 +37,7 @@ class Rooms:
         offered = capacities(node.status.allocatable)
         used = self._used.setdefault(node_name(node.metadata.name), {})
         other = self._others.used(node.metadata.name)
-        wanted = self._amounts(member)
+        wanted = amounts_of(member, self._objects)
         for name, amount in wanted.items():
             has = 1000 if name.startswith(PORT) else offered.get(name, 0)
             if used.get(name, 0) + other.get(name, 0) + amount > has:
@@ -45,7 +45,9 @@ class Rooms:
         add(used, wanted)
         return ""
 
-    def _amounts(self, member: Member) -> Amounts:
-        if member.ask in self._objects.asks:
-            return dict(self._objects.asks[member.ask][1].resources)
-        return used_by(member.pod) if member.pod is not None else {}
+
+def amounts_of(member: Member, objects: GroupObjects) -> Amounts:
+    """Return what a pod of ours uses of its node."""
+    if member.ask in objects.asks:
+        return dict(objects.asks[member.ask][1].resources)
+    return used_by(member.pod) if member.pod is not None else {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -24,7 +24,22 @@ WATCH_SECONDS = 300
 QUIET_MARGIN = 30.0
 GONE = 410
 
-Kept = TypeVar("Kept")
+
+class Named(Protocol):
+    """The part of an object's metadata that a list needs."""
+
+    @property
+    def uid(self) -> str: ...
+
+
+class Followed(Protocol):
+    """An object that can be followed."""
+
+    @property
+    def metadata(self) -> Named: ...
+
+
+Kept = TypeVar("Kept", bound=Followed)
 
 
 class Meta(msgspec.Struct):
@@ -200,8 +215,9 @@ class Follower(Generic[Kept]):
         return True
 
     def _take(self, raw: msgspec.Raw) -> str:
-        self._put(self._decode(raw))
-        return _identity(raw).metadata.uid
+        found = self._decode(raw)
+        self._put(found)
+        return found.metadata.uid
 
     async def _pause(self, problem: str, reply: Reply | None = None) -> None:
         self._failures += 1

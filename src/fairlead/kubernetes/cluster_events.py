@@ -1,0 +1,174 @@
+"""What the watches tell: nodes and pods that are there, changed, or gone."""
+
+from __future__ import annotations
+
+from fairlead.kubernetes.actions import Target
+from fairlead.kubernetes.groups import membership
+from fairlead.kubernetes.names import PINNED, job_id, node_name
+from fairlead.kubernetes.nodes import MAX_REASON
+from fairlead.kubernetes.objects import Node, Pod
+from fairlead.kubernetes.state import KnownNode, State
+from fairlead.kubernetes.units import Member, Unit
+
+
+def put_node(state: State, node: Node) -> None:
+    known = state.nodes.get(node.metadata.uid)
+    if known is None:
+        known = state.nodes[node.metadata.uid] = KnownNode(node_name(node.metadata.name), node)
+        state.node_names[known.name] = node.metadata.name
+        state.others.node_of[node.metadata.name] = node.metadata.uid
+    known.node = node
+    state.dirty_nodes[node.metadata.uid] = None
+    state.changed.set()
+
+
+def drop_node(state: State, uid: str) -> None:
+    known = state.nodes.pop(uid, None)
+    state.dirty_nodes.pop(uid, None)
+    if known is None:
+        return
+    if state.others.node_of.get(known.node.metadata.name) == uid:
+        del state.others.node_of[known.node.metadata.name]
+        del state.node_names[known.name]
+    if known.sent is not None:
+        state.out.nodes.append({"name": known.name, "action": "remove"})
+        for member in state.members.values():  # their tasks are lost with the node
+            if known.name in (member.fixed, member.placed):
+                _lost_with_node(state, member)
+        state.changed.set()
+
+
+def put_pod(state: State, pod: Pod) -> None:
+    uid = pod.metadata.uid
+    if _is_ours(state, pod):
+        _put_own(state, pod)
+        return
+    member = state.members.get(uid)
+    if member is not None:
+        _note_loss(state, member, pod)
+        _gone(state, member)
+    state.touch_nodes(state.others.put(pod))
+
+
+def drop_pod(state: State, uid: str) -> None:
+    member = state.members.get(uid)
+    if member is not None:
+        _gone(state, member)
+    state.touch_nodes(state.others.drop(uid))
+
+
+def _is_ours(state: State, pod: Pod) -> bool:
+    if pod.ended:
+        return False
+    # A pod with a gate of another controller is not to be scheduled yet.
+    gates = {gate.name for gate in pod.spec.scheduling_gates or ()}
+    if gates - {state.gate}:
+        return False
+    return bool(gates) or pod.spec.scheduler_name == state.scheduler or bool(pod.metadata.annotation(PINNED))
+
+
+def _put_own(state: State, pod: Pod) -> None:
+    uid = pod.metadata.uid
+    bound = node_name(pod.spec.node_name) if pod.spec.node_name else ""
+    member = state.members.get(uid)
+    if member is None:
+        if pod.metadata.deletion_timestamp and not bound:
+            return
+        _add(state, pod, bound)
+        return
+    if pod.metadata.deletion_timestamp and not bound and not member.bound and member.action is None:
+        _gone(state, member)
+        return
+    if not bound:
+        member.pod = pod
+        _note_pin(state, member, pod)
+    elif member.bound != bound:
+        member.bound = bound
+        member.lost = ""
+        state.pinned.pop(member.uid, None)
+        if member.placed == bound:
+            member.pod = None
+        else:  # bound by another scheduler, or before the partition decided
+            _astray(state, member)
+    _note_loss(state, member, pod)
+
+
+def _add(state: State, pod: Pod, bound: str) -> None:
+    belongs = membership(pod)
+    unit = state.units.get(belongs.key)
+    if unit is None:
+        unit = state.units[belongs.key] = Unit(belongs.key, job_id(belongs), {}, slots={})
+        state.jobs[unit.job] = unit
+    gated = pod.spec.scheduler_name != state.scheduler
+    member = Member(pod.metadata.uid, pod.metadata.namespace, pod.metadata.name, unit, belongs, gated, pod, bound=bound)
+    if not bound:
+        _note_pin(state, member, pod)
+    state.members[member.uid] = unit.members[member.uid] = member
+    state.touch_units((unit.key,))
+    if bound:
+        state.unbooked[unit.key] = None
+
+
+def _note_pin(state: State, member: Member, pod: Pod) -> None:
+    """Take note that a pod has lost its gate, so that its node cannot be changed."""
+    node = pod.metadata.annotation(PINNED)
+    if node and not pod.spec.scheduling_gates and not member.pinned:
+        member.pinned, member.pinned_at = node, state.clock()
+        state.pinned[member.uid] = member
+
+
+def _note_loss(state: State, member: Member, pod: Pod) -> None:
+    """Take note that the cluster removes or has ended a bound pod. A pod that was told to stop is no loss."""
+    if member.bound and not member.stopping:
+        member.lost = pod.disrupted
+
+
+def _gone(state: State, member: Member) -> None:
+    """Forget a pod that has ended or was deleted, and release its task."""
+    unit = member.unit
+    del state.members[member.uid]
+    state.pinned.pop(member.uid, None)
+    del unit.members[member.uid]
+    if isinstance(member.action, Target):
+        member.action.cancelled = True
+    follows = unit.group is not None and unit.group.follows_loss and bool(member.lost and member.placed)
+    if unit.sent and member.index >= 0 and (unit.members or follows):
+        task = {"job": unit.job, "ask": member.ask, "index": member.index}
+        if follows:
+            state.out.releases.append({**task, "lost": True, "reason": member.lost[:MAX_REASON]})
+        else:
+            (state.out.releases if member.live else state.out.asks).append({**task, "withdraw": True})
+        state.ending[unit.job, member.ask, member.index] = member.lost if follows else ""
+    unit.take(member)
+    state.touch_units((unit.key,))
+
+
+def _lost_with_node(state: State, member: Member) -> None:
+    """The partition loses the task with its node. The pod is deleted by the cluster, or asked for again."""
+    unit = member.unit
+    member.placed = ""
+    if member.index >= 0:
+        unit.take(member)
+    if not member.fixed:
+        state.touch_units((unit.key,))
+
+
+def _astray(state: State, member: Member) -> None:
+    """Book a pod where it is bound, whatever the partition decided."""
+    unit = member.unit
+    if isinstance(member.action, Target):
+        member.action.cancelled = True
+        member.action = None
+    if unit.sent and member.index >= 0:
+        task = {"job": unit.job, "ask": member.ask, "index": member.index}
+        if member.placed:
+            state.out.releases.append({**task, "withdraw": True})
+            state.ending[unit.job, member.ask, member.index] = ""
+            unit.take(member)
+        else:
+            state.out.recover.append({**task, "node": member.bound})
+            state.changed.set()
+            return
+    member.placed = ""
+    state.touch_units((unit.key,))
+    state.unbooked[unit.key] = None
