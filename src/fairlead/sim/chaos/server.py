@@ -85,8 +85,8 @@ class Outside(Protocol):
 class Server:
     name = "server"
     _hub_name = "hub"
-    _expected: tuple[type[Exception], ...] = ()
-    """Exceptions of the journal with which work may end, besides those of injected faults."""
+    _expected: tuple[type[Exception], ...] = (Stopped, Refused, OSError)
+    """Exceptions with which work may end."""
     _expected_notes: tuple[str, ...] = ("a fault was injected", AWAY, "works again")
 
     def __init__(self, outside: Outside, config: PartitionConfig, observer: Observer, providers: MakeProvider) -> None:
@@ -209,6 +209,10 @@ class Server:
             assert isinstance(answer, Accepted | Rejected)
             self._loop.world_at(self._loop.time() + self._outside.rng.random() * TURN, reply, answer)
 
+    def check_readers(self, done: Callable[[], None]) -> None:
+        """Call `done`: no other server answers reads."""
+        done()
+
     def _stood_still_since(self, when: float) -> bool:
         """True if the process was stopped for some time since then."""
         return False
@@ -240,7 +244,7 @@ class Server:
             self.journal.break_next("failed" if point == "failed" else "unknown", written=point == "unknown, written")
         try:
             settle = partial(future.set_result, work())
-        except (Stopped, Refused, OSError, *self._expected) as problem:
+        except self._expected as problem:
             settle = partial(future.set_exception, problem)
             if isinstance(problem, Stopped):
                 self._stop(problem, fault, live, before)
