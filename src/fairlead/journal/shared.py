@@ -248,6 +248,8 @@ class SharedJournal:
         """Give the leases back, so that another server can lead at once."""
         if self._stop_renewing is not None:
             self._stop_renewing()
+        for stream in self._epochs:
+            self._leases.forget(stream)
         with suppress(JournalError):
             self._link.check()
             given = [stream for stream, epoch in self._epochs.items() if self._set(stream, epoch, ENDED)]
