@@ -23,6 +23,7 @@ from fairlead.sim.chaos.faults import (
     PROFILES,
     AgentFault,
     CloudFault,
+    LeaderFault,
     MachineFault,
     ServerFault,
     Submission,
@@ -41,6 +42,7 @@ FIXED = [
     ("agents", (*range(10), 300170, 410613, 800169, 801468, 820186)),
     ("server", (*range(10), 600518, 700219, 701222, 101438, 101920, 700199, 800587, 201479, 719)),
     ("all", (*range(16), 300032, 600174, 600434, 816)),
+    ("servers", tuple(range(8))),
     (
         "storm",
         (
@@ -82,7 +84,7 @@ DIGEST = """
 import hashlib
 from fairlead.sim.chaos.faults import PROFILES, draw_scenario
 from fairlead.sim.chaos.run import Trial
-for profile, seed in (("storm", 4), ("all", 11)):
+for profile, seed in (("storm", 4), ("all", 11), ("servers", 7)):
     trial = Trial(draw_scenario(seed, PROFILES[profile]))
     trial.run()
     print(len(trial.lines), hashlib.sha256("\\n".join(trial.lines).encode()).hexdigest())
@@ -100,7 +102,14 @@ def test_a_trial_is_the_same_again_to_the_byte_whatever_hashes_are() -> None:
         ).stdout
         for seed in ("1", "2")
     ]
-    assert logs[0] == logs[1] and logs[0].count("\n") == 2
+    assert logs[0] == logs[1] and logs[0].count("\n") == 3
+
+
+def test_servers_get_the_same_scenarios_and_more() -> None:
+    scenario = draw_scenario(3, PROFILES["servers"])
+    alone = draw_scenario(3, msgspec.structs.replace(PROFILES["servers"], leader_faults=0))
+    assert scenario.servers > alone.servers == 1 and (scenario.config, scenario.nodes) == (alone.config, alone.nodes)
+    assert [event for event in scenario.events if not isinstance(event, LeaderFault)] == list(alone.events)
 
 
 def test_some_scenarios_have_pools() -> None:
@@ -223,6 +232,8 @@ def test_planted_bugs_are_found(
         (planted_parts.keep_what_runs_to_itself, "", "agents", range(5)),
         (planted_parts.keep_disconnections_to_itself, "on a node without an agent", "agents", range(12)),
         (planted.start_on_disconnected, planted.DISCONNECTED, "agents", range(12)),
+        (planted_parts.append_without_epoch, "writes to partition/default under epoch", "servers", range(3)),
+        (planted_parts.take_leases_early, "and the lease of", "servers", range(3)),
     ],
 )
 def test_planted_faults_of_shipped_parts_are_found(
