@@ -18,6 +18,7 @@ from fairlead.core.holds import release
 from fairlead.core.intake import reports
 from fairlead.core.pools import capacity, demand
 from fairlead.core.ranges import Ranges
+from fairlead.core.resources import SECOND
 from fairlead.sim.chaos.checkers import AnswerChecker, AttemptChecker, CheckFailed, RoomChecker
 from fairlead.sim.chaos.faults import (
     PROFILES,
@@ -25,11 +26,13 @@ from fairlead.sim.chaos.faults import (
     CloudFault,
     LeaderFault,
     MachineFault,
+    Scenario,
     ServerFault,
     Submission,
     draw_scenario,
 )
-from fairlead.sim.chaos.run import Failure, try_out
+from fairlead.sim.chaos.leaderchecker import LeaderChecker
+from fairlead.sim.chaos.run import Failure, Trial, try_out
 from fairlead.sim.chaos.soak import describe, main, shrink
 from fairlead.sim.chaos.tasks import Live, Task, flat, indices
 from tests import planted
@@ -234,6 +237,7 @@ def test_planted_bugs_are_found(
         (planted.start_on_disconnected, planted.DISCONNECTED, "agents", range(12)),
         (planted_parts.append_without_epoch, "writes to partition/default under epoch", "servers", range(3)),
         (planted_parts.take_leases_early, "and the lease of", "servers", range(3)),
+        (planted_parts.serve_beyond_the_lease, "serves under epoch", "servers", range(8)),
     ],
 )
 def test_planted_faults_of_shipped_parts_are_found(
@@ -243,6 +247,40 @@ def test_planted_faults_of_shipped_parts_are_found(
     failures = (try_out(draw_scenario(seed, PROFILES[profile])) for seed in seeds)
     found = next(failure for failure in failures if failure is not None)
     assert text in found.problem
+
+
+def two_leaders(seed: int) -> Scenario:
+    """Agents hear of another leader while the first is cut off, and then reach only the first."""
+    drawn = draw_scenario(seed, PROFILES["servers"])
+    events = (
+        LeaderFault(20 * SECOND, "cut off", 0, 60 * SECOND),
+        LeaderFault(20 * SECOND, "cut off agents", 0, 20 * SECOND),
+        LeaderFault(42 * SECOND, "cut off agents", 0, 20 * SECOND),
+    )
+    config = {key: value for key, value in drawn.config.items() if key != "pools"}
+    return Scenario(seed, config, {"n0": {"cpu": 2}}, events, servers=2)
+
+
+@pytest.mark.parametrize("obeys", [False, True])
+def test_an_agent_that_obeys_two_leaders_is_found(monkeypatch: pytest.MonkeyPatch, obeys: bool) -> None:
+    """Servers that look at no clock lead at the same time. Agents refuse the earlier one, unless that is broken too."""
+    planted_parts.serve_beyond_the_lease(monkeypatch)
+    monkeypatch.setattr(LeaderChecker, "serves", lambda self, server, epoch: None)
+    if obeys:
+        planted_parts.obey_any_leader(monkeypatch)
+    trials = [Trial(two_leaders(seed)) for seed in range(4)]
+    problems = [_problem(trial) for trial in trials]
+    assert any("obeys server" in problem for problem in problems) == obeys, problems
+    refused = [line for trial in trials for line in trial.lines if "is over, since" in line]
+    assert bool(refused) == (not obeys)
+
+
+def _problem(trial: Trial) -> str:
+    try:
+        trial.run()
+    except CheckFailed as problem:
+        return str(problem)
+    return ""
 
 
 @pytest.mark.parametrize(

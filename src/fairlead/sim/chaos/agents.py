@@ -236,6 +236,7 @@ class Machine:
             raise ConnectionRefusedError("the server does not listen")
         if wire.server.owner.frozen:
             await asyncio.sleep(OPENING)
+            wire.agent.hang_up()
             raise TimeoutError("the server does not answer")
         self._open_wires().append(wire)
         return wire

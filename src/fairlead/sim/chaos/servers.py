@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal
 
 from fairlead.api.problems import Unserved
-from fairlead.core.commands import AnyCommand, RemoveNode
+from fairlead.core.commands import AnyCommand, Configure, RemoveNode
 from fairlead.core.dump import dump
 from fairlead.core.resources import SECOND
 from fairlead.core.settings import PartitionConfig
@@ -215,6 +215,11 @@ class SharedServer(Server):
     async def _request(self, command: AnyCommand, reply: Reply, unserved: Callable[[], None], sent: float) -> None:
         if isinstance(command, RemoveNode) and self.loop.time() > sent + STALE:
             return
+        if not isinstance(command, Configure):
+            try:
+                self._need_newest()
+            except Unserved:
+                return unserved()
         await self._execute(command, reply, unserved)
 
     async def read_state(self, seq: int, answered: Callable[[bytes], None]) -> None:
