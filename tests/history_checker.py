@@ -1,7 +1,8 @@
 """Judges the recorded history of a cluster under faults. It knows nothing of the code: only what was asked and seen.
 
 `check` returns what is wrong: an answered request that was lost, a request that took effect twice, a task that ran
-twice at a time, a gang that was not whole, an agent that followed an earlier leader after a later one.
+twice at a time, a gang that was not whole or did not start together, an agent that followed an earlier leader after a
+later one.
 """
 
 from collections import Counter, defaultdict
@@ -43,11 +44,13 @@ class History(NamedTuple):
     found: list[Found]
     runs: list[Run]
     epochs: dict[str, list[int]]
-    """Agent → the epochs that it followed, in order."""
+    """Agent → the epochs that it stored, in order."""
+    followed: dict[str, list[int]]
+    """Agent → the epochs of the leaders that it followed, one for each of its connections, in their order."""
 
 
 def check(history: History) -> list[str]:
-    return [*_requests(history), *_runs(history), *_wholes(history), *_leaders(history)]
+    return [*_requests(history), *_runs(history), *_wholes(history), *_gangs(history), *_leaders(history)]
 
 
 def _requests(history: History) -> list[str]:
@@ -103,10 +106,27 @@ def _wholes(history: History) -> list[str]:
     return wrong
 
 
+def _gangs(history: History) -> list[str]:
+    """Check that a task of a gang went on only if the other one had started, under the same attempt."""
+    gangs = {found.job for found in history.found if history.asked.get(found.name, Asked("single")).kind == "gang"}
+    attempts: dict[tuple[str, int], list[Run]] = defaultdict(list)
+    for run in history.runs:
+        if run.job in gangs:
+            attempts[run.job, run.attempt].append(run)
+    wrong: list[str] = []
+    for (job, attempt), runs in attempts.items():
+        ends = [run.end for run in runs if run.end > run.start]
+        whole = {run.index for run in runs} == {0, 1}
+        if ends and not (whole and max(run.start for run in runs) < min(ends)):
+            wrong.append(f"attempt {attempt} of gang {job} did not start together: {runs}")
+    return wrong
+
+
 def _leaders(history: History) -> list[str]:
     return [
-        f"agent {agent} followed epoch {second} after {first}"
-        for agent, epochs in history.epochs.items()
+        f"agent {agent} {what} epoch {second} after {first}"
+        for what, of_agent in (("stored", history.epochs), ("followed", history.followed))
+        for agent, epochs in of_agent.items()
         for first, second in pairwise(epochs)
         if second < first
     ]

@@ -1,8 +1,13 @@
-"""A TCP proxy on 127.0.0.1, which can be cut."""
+"""TCP proxies on 127.0.0.1, which can be cut. One of them notes which leaders agents follow."""
 
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+
+from fairlead.wire.agent import Hello, Welcome, decode_from_agent, decode_from_server
+
+Watch = Callable[[bytes], None]
 
 
 class TcpProxy:
@@ -40,13 +45,97 @@ class TcpProxy:
                     client.close()
                     continue
                 self._ends += [client, server]
-                for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=_forward, args=(source, sink), daemon=True).start()
+                watches = self.watches()
+                for source, sink, watch in ((client, server, watches[0]), (server, client, watches[1])):
+                    threading.Thread(target=_forward, args=(source, sink, watch), daemon=True).start()
+
+    def watches(self) -> tuple[Watch, Watch]:
+        """Return what is called with the bytes of a new connection: those of the client, and those of the server."""
+        return (_ignore, _ignore)
 
 
-def _forward(source: socket.socket, sink: socket.socket) -> None:
+def _ignore(data: bytes) -> None:
+    pass
+
+
+class AgentDoor(TcpProxy):
+    """A port in front of a server, which notes the leaders that agents follow.
+
+    An agent sends nothing after its greeting until it has accepted the welcome of the server, with its epoch.
+    """
+
+    def __init__(self, behind: int, numbers: Iterator[int], followed: dict[str, dict[int, int]]) -> None:
+        """`numbers` counts connections. `followed` is filled with agent → connection → epoch."""
+        self._numbers = numbers
+        self._followed = followed
+        super().__init__(behind)
+
+    def watches(self) -> tuple[Watch, Watch]:
+        number, node, epoch = next(self._numbers), "", 0
+
+        def from_agent(message: bytes) -> None:
+            nonlocal node
+            said = decode_from_agent(message)
+            if isinstance(said, Hello):
+                node = said.node
+            elif node:
+                self._followed.setdefault(node, {})[number] = epoch
+
+        def from_server(message: bytes) -> None:
+            nonlocal epoch
+            said = decode_from_server(message)
+            if isinstance(said, Welcome):
+                epoch = said.epoch
+
+        return Frames(from_agent), Frames(from_server)
+
+
+class Frames:
+    """Takes the bytes of one side of a WebSocket, and passes its binary messages on."""
+
+    def __init__(self, message: Callable[[bytes], None]) -> None:
+        self._message = message
+        self._left = b""
+        self._greeted = False
+        self._parts = b""
+
+    def __call__(self, data: bytes) -> None:
+        self._left += data
+        if not self._greeted:
+            head, end, rest = self._left.partition(b"\r\n\r\n")
+            if not end:
+                return
+            self._greeted, self._left = True, rest
+            if b"upgrade: websocket" not in head.lower():
+                self._left, self._message = b"", _ignore  # an ordinary request
+        while self._take():
+            pass
+
+    def _take(self) -> bool:
+        left = self._left
+        if len(left) < 2:
+            return False
+        at, size = 2, left[1] & 127
+        if size > 125:
+            wide = 2 if size == 126 else 8
+            size, at = int.from_bytes(left[2 : 2 + wide], "big"), 2 + wide
+        mask = left[at : at + 4] if left[1] & 128 else bytes(4)
+        at += 4 if left[1] & 128 else 0
+        if len(left) < at + size:
+            return False
+        body, self._left = left[at : at + size], left[at + size :]
+        if left[0] & 15 <= 2:  # a message or a part of one, not a ping or an end
+            self._parts += bytes(byte ^ mask[number % 4] for number, byte in enumerate(body))
+            if left[0] & 128:
+                message, self._parts = self._parts, b""
+                self._message(message)
+        return True
+
+
+def _forward(source: socket.socket, sink: socket.socket, watch: Watch) -> None:
     with suppress(OSError):
         while data := source.recv(1 << 16):
+            watch(data)
             sink.sendall(data)
     _end(source)
     _end(sink)

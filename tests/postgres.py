@@ -98,6 +98,26 @@ class Postgres:
             self.process.wait(60)
             self.process = None
 
+    def pause(self) -> None:
+        """Stop the server and all its children for a while, as a machine that stands still."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)  # first, so that it starts no more children
+        for child in self._children():
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self.process is not None
+        for child in self._children():
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGCONT)
+        self.process.send_signal(signal.SIGCONT)
+
+    def _children(self) -> list[int]:
+        assert self.process is not None
+        number = self.process.pid
+        return [int(child) for child in Path(f"/proc/{number}/task/{number}/children").read_text().split()]
+
     def run(self, program: str, *arguments: str) -> None:
         subprocess.run(
             [str(self._programs / program), *arguments],

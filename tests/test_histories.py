@@ -2,8 +2,9 @@
 
 Three servers share a database, each through a proxy of its own; agents reach each server through another one. Clients
 submit single tasks, gangs, tasks that they scale and tasks that they kill; every task writes its start and its end to a
-file. Meanwhile leaders are killed, paused beyond their lease, cut off from the database or from agents, their clocks
-are stepped, answers to commits are dropped, and PostgreSQL is killed, or replaced by its synchronous standby.
+file, and the tasks of a gang wait for each other. The proxies of agents note which leader each agent follows. Meanwhile
+leaders are killed, paused beyond their lease, cut off from the database or from agents, their clocks are stepped,
+answers to commits are dropped, and PostgreSQL is killed, paused, or replaced by its synchronous standby.
 `history_checker` judges the record.
 """
 
@@ -20,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -30,7 +32,7 @@ from fairlead.journal.base import LINE
 from fairlead.journal.opening import open_journal
 from fairlead.journal.verify import verify
 from tests.history_checker import Asked, Found, History, Run, check
-from tests.network import TcpProxy
+from tests.network import AgentDoor
 from tests.postgres import Postgres, Proxy
 from tests.servers import Agent, Server, wait_until
 
@@ -46,6 +48,17 @@ def tell(what):
         line = f"{{what}} {{os.environ['FAIRLEAD_JOB']}} {{os.environ['FAIRLEAD_INDEX']}} "
         file.write((line + f"{{os.environ['FAIRLEAD_ATTEMPT']}} {{time.monotonic_ns()}}\\n").encode())
 tell("start")
+# The members of a gang have one attempt, and go on when all have started. A gang that is not whole fails.
+job, attempt, deadline = os.environ["FAIRLEAD_JOB"], os.environ["FAIRLEAD_ATTEMPT"], time.monotonic() + 600
+while {members} > 1 and time.monotonic() < deadline:
+    with open({file!r}) as file:
+        lines = [line.split() for line in file]
+    started = {{line[2] for line in lines if line[:2] == ["start", job] and line[3:4] == [attempt]}}
+    if len(started) == {members}:
+        break
+    time.sleep(0.2)
+else:
+    assert {members} == 1
 time.sleep({seconds})
 tell("end")
 """
@@ -112,7 +125,12 @@ class Fleet:
             self.servers.append(Server(folder, name, proxy.url(self.database), *options).start())
         self.token = self.servers[0].token
         self.urls = ",".join(server.url for server in self.servers)
-        self.doors = [TcpProxy(int(server.url.rpartition(":")[2])) for server in self.servers]
+        self.followed: dict[str, dict[int, int]] = {}
+        """Agent → number of a connection on which it followed a leader → epoch of the leader."""
+        connections = count(1)
+        self.doors = [
+            AgentDoor(int(server.url.rpartition(":")[2]), connections, self.followed) for server in self.servers
+        ]
         doors = ",".join(door.url for door in self.doors)
         self.agents = [Agent(folder, f"n{at}", self.urls, self.token, doors=doors) for at in range(agents)]
         self.asked: dict[str, Asked] = {}
@@ -143,9 +161,8 @@ class Fleet:
 
     def submit(self, client: fairlead.Client, name: str, kind: str) -> None:
         self.asked[name] = Asked(kind)
-        command = [sys.executable, "-c", SCRIPT.format(file=str(self.file), seconds=SECONDS[kind])]
-        stage: dict[str, object] = {"name": "main", "command": command, "resources": {"cpu": "100m"}}
-        stage |= {"count": 2} if kind == "gang" else {"count": 1, "min": 1}
+        stage: dict[str, object] = {"name": "main", "command": self.command(kind), "resources": {"cpu": "100m"}}
+        stage |= {"count": 2, "on_loss": "restart"} if kind == "gang" else {"count": 1, "min": 1}
         try:
             job = client.submit(document={"name": name, "user": getpass.getuser(), "stages": [stage]})
             self.asked[name] = Asked(kind, job)
@@ -157,8 +174,13 @@ class Fleet:
         except fairlead.Problem:
             pass  # not answered: it may have been done or not
 
+    def command(self, kind: str, seconds: float | None = None) -> list[str]:
+        wanted = SECONDS[kind] if seconds is None else seconds
+        members = 2 if kind == "gang" else 1
+        return [sys.executable, "-c", SCRIPT.format(file=str(self.file), seconds=wanted, members=members)]
+
     def watch(self) -> None:
-        """Record the epochs that agents follow."""
+        """Record the epochs that agents store."""
         while not self.done.wait(0.1):
             for agent in self.agents:
                 with suppress(OSError, ValueError):
@@ -218,6 +240,13 @@ class Fleet:
         time.sleep(self.random.uniform(0, 2 * LEASE))
         self.postgres.primary.start()
 
+    def pause_database(self) -> None:
+        self.postgres.primary.pause()
+        try:
+            time.sleep(self.random.uniform(0.2, 3) * LEASE)
+        finally:
+            self.postgres.primary.go_on()
+
     def promote(self) -> None:
         self.postgres.promote(self.proxies)
         for proxy in self.proxies:
@@ -235,7 +264,7 @@ class Fleet:
         """Cause faults of all kinds in a random order, and stop when the time is over."""
         kinds: list[Callable[[], None]] = [
             *(self.kill, self.pause, self.cut_off, self.cut_off_agents),
-            *(self.drop_answer, self.kill_database, self.promote, self.step_clock),
+            *(self.drop_answer, self.kill_database, self.pause_database, self.promote, self.step_clock),
         ]
         order = [kinds[at % len(kinds)] for at in range(faults)]
         self.random.shuffle(order)
@@ -264,7 +293,10 @@ class Fleet:
 
             wait_until(over, 240)
             jobs = [Found(job.name, job.id, job.state) for job in client.jobs()]
-        return History(self.asked, jobs, self.runs(), self.epochs)
+        followed = {
+            agent: [epoch for _, epoch in sorted(connections.items())] for agent, connections in self.followed.items()
+        }
+        return History(self.asked, jobs, self.runs(), self.epochs, followed)
 
     def runs(self) -> list[Run]:
         """Return the runs of tasks. An attempt without an end was stopped."""
@@ -317,8 +349,9 @@ def history(folder: Path, seed: int, faults: int, agents: int, seconds: float = 
 
 
 def test_a_short_history(tmp_path: Path, postgres: Postgres) -> None:
-    fleet = history(tmp_path, seed=2, faults=8, agents=2)
-    assert len(fleet.faults) == 8 and len(fleet.asked) > 10
+    fleet = history(tmp_path, seed=2, faults=9, agents=2)
+    assert len(fleet.faults) == 9 and len(fleet.asked) > 10
+    assert len(fleet.followed) == 2 and all(len(set(epochs.values())) > 2 for epochs in fleet.followed.values())
 
 
 @pytest.mark.long
@@ -343,7 +376,7 @@ def test_an_asynchronous_promotion_is_noticed_and_stops_nothing(tmp_path: Path, 
                 fleet.submit(client, "kept", "single")
                 wait_until(lambda: len(fleet.runs()) == 1)
                 databases.standby.stop()
-                command = [sys.executable, "-c", SCRIPT.format(file=str(fleet.file), seconds=20)]
+                command = fleet.command("single", seconds=20)
                 lost = [client.submit(command, name=f"lost{at}", resources={"cpu": "100m"}) for at in range(4)]
                 wait_until(lambda: len(fleet.runs()) == 5)
                 databases.primary.stop(signal.SIGQUIT)

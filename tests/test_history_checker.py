@@ -22,6 +22,7 @@ SOUND = History(
         *(Run("3", index, 1, 0, 5) for index in range(3)),
     ],
     {"n0": [1, 1, 2], "n1": []},
+    {"n0": [1, 2, 2]},
 )
 
 
@@ -42,7 +43,10 @@ def test_a_sound_history() -> None:
         ("runs", [*SOUND.runs, Run("1", 0, 1, 30, 40)], "went back to an earlier attempt"),
         ("runs", [run for run in SOUND.runs if run[:2] != ("2", 1)], "has not run whole"),
         ("runs", [run for run in SOUND.runs if run[:2] != ("3", 2)], "has not run whole"),
-        ("epochs", {"n0": [2, 1]}, "followed epoch 1 after 2"),
+        ("runs", [*SOUND.runs[:3], Run("2", 1, 1, 6, 9), *SOUND.runs[4:]], "did not start together"),
+        ("runs", [*SOUND.runs[:3], Run("2", 1, 2, 0, 5), *SOUND.runs[4:]], "did not start together"),
+        ("epochs", {"n0": [2, 1]}, "stored epoch 1 after 2"),
+        ("followed", {"n0": [2, 1, 2]}, "followed epoch 1 after 2"),
     ],
 )
 def test_faults_are_found(part: str, value: object, said: str) -> None:

@@ -46,6 +46,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "sim": (
         "writer",
         "journal.memory",
+        "journal.roster",
+        "journal.shared",
         "engines",
         "pools",
         "api.control",

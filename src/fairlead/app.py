@@ -469,7 +469,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     try:
         spare_the_collector()
         warning = ""
-        if settings.config_file and control.led() and control.configured[1] != first:
+        if settings.config_file and control.led() and control.last_configured != first:
             file = settings.config_file
             warning = (
                 f"{file} was not applied: the {'database' if settings.database else 'data directory'} has a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,6 +95,26 @@ class Told(Alone):
 
     def look(self, version: int, takes: bool) -> Standing:
         return Standing("me", (Member("me", "http://me", version), Member("x", "http://x", 9)), dict(self.leases))
+
+
+def test_a_server_that_its_database_does_not_answer_still_knows_its_configuration() -> None:
+    """A server that starts on a slow database compares its file with the configuration after the lease has ended."""
+
+    async def story() -> None:
+        journal, roster, ahead = MemoryJournal(), Told(), 0.0
+        roster.lasts = 60.0
+        control = Control(
+            lambda: journal, Listener(), first={"a": config()}, roster=roster, steady=lambda: time.monotonic() + ahead
+        )
+        await control.start()
+        assert control.configured[1] == control.last_configured == {"a": config()}
+        ahead = 1_000_000.0
+        with pytest.raises(Unserved, match="does not answer"):
+            _ = control.configured
+        assert control.last_configured == {"a": config()}
+        await control.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_a_server_with_an_old_configuration_removes_no_partition_that_was_just_added() -> None:

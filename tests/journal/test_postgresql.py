@@ -129,6 +129,25 @@ def test_a_leader_without_its_database_stops_early(database: str, proxy: Proxy) 
             assert one.leads_until() < time.monotonic()
 
 
+def test_a_lease_counts_from_before_a_slow_commit(database: str) -> None:
+    """Else this server would count on its lease for longer than the database does."""
+    with PostgresJournal(database, lease=60) as journal:
+        journal.reign("a")
+        sql(
+            database,
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN PERFORM pg_sleep(1.5); RETURN NULL; END'",
+        )
+        sql(
+            database,
+            "CREATE CONSTRAINT TRIGGER slow AFTER UPDATE ON reigns DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW WHEN (OLD.epoch < NEW.epoch) EXECUTE FUNCTION slow()",
+        )
+        journal.reign("a")
+        [(left,)] = sql(database, "SELECT extract(epoch FROM expires - clock_timestamp())::float FROM reigns")
+        assert journal.leads_until() - time.monotonic() < left - 60 * 0.1 + 0.1
+
+
 def _took(journal: PostgresJournal) -> bool:
     try:
         return journal.reign("a") > 0

@@ -1,6 +1,6 @@
 """Faults that are planted in the shipped parts around the core on purpose, to see that the fault simulation finds them.
 
-From the top: the live loop, the pools, the agents' tables of tasks, the hub.
+From the top: the live loop, the pools, the agents' tables of tasks, the hub, leadership.
 """
 
 from __future__ import annotations
@@ -11,12 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from fairlead.agent.joining import Epoch
 from fairlead.agent.launching import each_of
 from fairlead.agent.reporting import Reporting
 from fairlead.agent.task_table import TaskTable
+from fairlead.api.control import Control
 from fairlead.core.commands import Accepted
 from fairlead.engines.agents import Agents
 from fairlead.engines.launches import Orders
+from fairlead.journal.base import Record
+from fairlead.journal.leases import Leases
+from fairlead.journal.shared import SharedJournal
 from fairlead.pools import reconciler
 from fairlead.pools.reconciler import PoolReconciler
 from fairlead.wire import agent as wire
@@ -196,3 +201,38 @@ def keep_what_runs_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         await join(self, reign, attached, msgspec.structs.replace(hello, running=()))
 
     monkeypatch.setattr(Agents, "_join", planted)
+
+
+# -- leadership --------------------------------------------------------------------------------------------------
+
+
+def append_without_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database takes records of any leader, also of one that another server has followed."""
+
+    def planted(self: SharedJournal, stream: str, epoch: int, seq: int, payload: bytes) -> None:
+        entry = self._store.records._streams[stream]
+        entry.records.append(Record(entry.last + 1, epoch, payload))
+        assert self._store.watch is not None
+        self._store.watch.appended(stream, epoch, self._server)
+
+    monkeypatch.setattr(SharedJournal, "_write", planted)
+
+
+def take_leases_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that wants to lead does so, although the lease of another one lasts."""
+    monkeypatch.setattr(SharedJournal, "_claim", lambda self, stream: self._link.check())
+
+
+def serve_beyond_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server does not look at its clock, and serves until a write fails."""
+    monkeypatch.setattr(Leases, "leads_until", lambda self: float("inf"))
+    monkeypatch.setattr(Control, "_unserved", lambda self: self._problem)
+
+
+def obey_any_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents follow orders of any epoch."""
+
+    def planted(self: Epoch, epoch: int) -> None:
+        self.seen = max(self.seen, epoch)
+
+    monkeypatch.setattr(Epoch, "check", planted)

@@ -18,17 +18,21 @@ from fairlead.core.holds import release
 from fairlead.core.intake import reports
 from fairlead.core.pools import capacity, demand
 from fairlead.core.ranges import Ranges
+from fairlead.core.resources import SECOND
 from fairlead.sim.chaos.checkers import AnswerChecker, AttemptChecker, CheckFailed, RoomChecker
 from fairlead.sim.chaos.faults import (
     PROFILES,
     AgentFault,
     CloudFault,
+    LeaderFault,
     MachineFault,
+    Scenario,
     ServerFault,
     Submission,
     draw_scenario,
 )
-from fairlead.sim.chaos.run import Failure, try_out
+from fairlead.sim.chaos.leaderchecker import LeaderChecker
+from fairlead.sim.chaos.run import Failure, Trial, try_out
 from fairlead.sim.chaos.soak import describe, main, shrink
 from fairlead.sim.chaos.tasks import Live, Task, flat, indices
 from tests import planted
@@ -41,6 +45,7 @@ FIXED = [
     ("agents", (*range(10), 300170, 410613, 800169, 801468, 820186)),
     ("server", (*range(10), 600518, 700219, 701222, 101438, 101920, 700199, 800587, 201479, 719)),
     ("all", (*range(16), 300032, 600174, 600434, 816)),
+    ("servers", tuple(range(8))),
     (
         "storm",
         (
@@ -82,7 +87,7 @@ DIGEST = """
 import hashlib
 from fairlead.sim.chaos.faults import PROFILES, draw_scenario
 from fairlead.sim.chaos.run import Trial
-for profile, seed in (("storm", 4), ("all", 11)):
+for profile, seed in (("storm", 4), ("all", 11), ("servers", 7)):
     trial = Trial(draw_scenario(seed, PROFILES[profile]))
     trial.run()
     print(len(trial.lines), hashlib.sha256("\\n".join(trial.lines).encode()).hexdigest())
@@ -100,7 +105,14 @@ def test_a_trial_is_the_same_again_to_the_byte_whatever_hashes_are() -> None:
         ).stdout
         for seed in ("1", "2")
     ]
-    assert logs[0] == logs[1] and logs[0].count("\n") == 2
+    assert logs[0] == logs[1] and logs[0].count("\n") == 3
+
+
+def test_servers_get_the_same_scenarios_and_more() -> None:
+    scenario = draw_scenario(3, PROFILES["servers"])
+    alone = draw_scenario(3, msgspec.structs.replace(PROFILES["servers"], leader_faults=0))
+    assert scenario.servers > alone.servers == 1 and (scenario.config, scenario.nodes) == (alone.config, alone.nodes)
+    assert [event for event in scenario.events if not isinstance(event, LeaderFault)] == list(alone.events)
 
 
 def test_some_scenarios_have_pools() -> None:
@@ -223,6 +235,9 @@ def test_planted_bugs_are_found(
         (planted_parts.keep_what_runs_to_itself, "", "agents", range(5)),
         (planted_parts.keep_disconnections_to_itself, "on a node without an agent", "agents", range(12)),
         (planted.start_on_disconnected, planted.DISCONNECTED, "agents", range(12)),
+        (planted_parts.append_without_epoch, "writes to partition/default under epoch", "servers", range(3)),
+        (planted_parts.take_leases_early, "and the lease of", "servers", range(3)),
+        (planted_parts.serve_beyond_the_lease, "serves under epoch", "servers", range(8)),
     ],
 )
 def test_planted_faults_of_shipped_parts_are_found(
@@ -232,6 +247,40 @@ def test_planted_faults_of_shipped_parts_are_found(
     failures = (try_out(draw_scenario(seed, PROFILES[profile])) for seed in seeds)
     found = next(failure for failure in failures if failure is not None)
     assert text in found.problem
+
+
+def two_leaders(seed: int) -> Scenario:
+    """An agent follows another leader while the first is cut off, and reaches the first when the other restarts."""
+    drawn = draw_scenario(seed, PROFILES["servers"])
+    events = (
+        LeaderFault(20 * SECOND, "cut off", 0, 60 * SECOND),
+        LeaderFault(20 * SECOND, "cut off agents", 0, 20 * SECOND),
+        LeaderFault(42 * SECOND, "restart", 0, SECOND),
+    )
+    config = {key: value for key, value in drawn.config.items() if key != "pools"}
+    return Scenario(seed, config, {"n0": {"cpu": 2}}, events, servers=2)
+
+
+@pytest.mark.parametrize("obeys", [False, True])
+def test_an_agent_that_obeys_two_leaders_is_found(monkeypatch: pytest.MonkeyPatch, obeys: bool) -> None:
+    """Servers that look at no clock lead at the same time. Agents refuse the earlier one, unless that is broken too."""
+    planted_parts.serve_beyond_the_lease(monkeypatch)
+    monkeypatch.setattr(LeaderChecker, "serves", lambda self, server, epoch: None)
+    if obeys:
+        planted_parts.obey_any_leader(monkeypatch)
+    trials = [Trial(two_leaders(seed)) for seed in (1, 2)]
+    problems = [_problem(trial) for trial in trials]
+    assert any("obeys server" in problem for problem in problems) == obeys, problems
+    refused = [line for trial in trials for line in trial.lines if "is over, since" in line]
+    assert bool(refused) == (not obeys)
+
+
+def _problem(trial: Trial) -> str:
+    try:
+        trial.run()
+    except CheckFailed as problem:
+        return str(problem)
+    return ""
 
 
 @pytest.mark.parametrize(

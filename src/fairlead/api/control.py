@@ -313,6 +313,11 @@ class Control:
         self._need_serving()
         return self._configured.version, dict(self._configured.partitions)
 
+    @property
+    def last_configured(self) -> dict[str, PartitionConfig]:
+        """The configuration that was read last, even if this server cannot serve now."""
+        return dict(self._configured.partitions)
+
     async def configure(self, configs: dict[str, PartitionConfig], user: str = "") -> None:
         """Apply a configuration of a user, all of it or nothing.
 

@@ -6,20 +6,13 @@ A long cycle or a slow append must not end a lease.
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import suppress
 
 import psycopg
 
 from fairlead.journal.base import JournalError
+from fairlead.journal.leases import RENEWALS, Leases
 from fairlead.journal.pgconnection import Connection, connect
-
-LEASE = 3.0
-"""Seconds that a lease lasts after its last renewal."""
-RENEWALS = 4
-"""Renewals in the time of a lease."""
-EARLY = 0.1
-"""The part of a lease by which it ends earlier here than in the database: clocks run at different speeds."""
 
 
 class Keeper:
@@ -29,29 +22,23 @@ class Keeper:
         self._url = url
         self._server = server
         self._lease = lease
-        self._lock = threading.Lock()
-        self._streams: dict[str, tuple[int, float]] = {}
-        """Stream → epoch, and when the last successful renewal was sent, by the clock of this machine."""
+        self._leases = Leases(lease)
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def keep(self, stream: str, epoch: int) -> None:
-        """Keep the lease of a stream whose reign has just begun."""
-        with self._lock:
-            self._streams[stream] = (epoch, time.monotonic())
+    def keep(self, stream: str, epoch: int, sent: float) -> None:
+        """Keep the lease of a stream whose reign was asked for at a time of `time.monotonic`, and has begun."""
+        self._leases.keep(stream, epoch, sent)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="leases", daemon=True)
             self._thread.start()
 
     def forget(self, stream: str) -> None:
-        with self._lock:
-            self._streams.pop(stream, None)
+        self._leases.forget(stream)
 
     def leads_until(self) -> float:
         """Return the time of `time.monotonic` until which all kept leases certainly last."""
-        with self._lock:
-            oldest = min((sent for _, sent in self._streams.values()), default=None)
-        return float("inf") if oldest is None else oldest + self._lease * (1 - EARLY)
+        return self._leases.leads_until()
 
     def close(self) -> None:
         self._over.set()
@@ -76,15 +63,12 @@ class Keeper:
                 connection.close()
 
     def _renew(self, connection: Connection) -> None:
-        with self._lock:
-            kept = {stream: epoch for stream, (epoch, _) in self._streams.items()}
-        for stream, epoch in kept.items():  # one by one: a row that is locked delays no other
-            sent = time.monotonic()
+        def extend(stream: str, epoch: int) -> bool:
             done = connection.execute(
                 f"UPDATE reigns SET expires = clock_timestamp() + interval '{self._lease:f} seconds' "
                 "WHERE stream = %s AND epoch = %s AND holder = %s",
                 (stream, epoch, self._server),
             )
-            with self._lock:
-                if done.rowcount and self._streams.get(stream, (0, 0.0))[0] == epoch:
-                    self._streams[stream] = (epoch, sent)
+            return done.rowcount == 1
+
+        self._leases.renew(extend)

@@ -12,7 +12,7 @@ from contextlib import suppress
 import psycopg
 
 from fairlead.journal.base import JournalError
-from fairlead.journal.leasing import LEASE
+from fairlead.journal.leases import LEASE
 from fairlead.journal.pgconnection import CHANNEL, Connection, connect, explained, shown_url, writing
 from fairlead.journal.pgschema import prepare
 from fairlead.journal.roster import Lease, Member, Standing

@@ -33,7 +33,8 @@ from fairlead.journal.chained import (
     Reign,
     record_digest,
 )
-from fairlead.journal.leasing import LEASE, Keeper
+from fairlead.journal.leases import LEASE
+from fairlead.journal.leasing import Keeper
 from fairlead.journal.pgconnection import (
     CHANNEL,
     SCHEMA,
@@ -123,10 +124,11 @@ class PostgresJournal(ChainedJournal):
             origin = self._origin()
             [(before,)] = self._db.execute("SELECT origin FROM reigns WHERE stream = %s", (stream,)).fetchall()
             row = row._replace(epoch=self._skip(stream, row, tail, moved=before not in ("", origin)))
+            sent = time.monotonic()  # the lease counts from before the commit, which may be slow
             self._put(stream, row, tail)
             self._db.execute("UPDATE reigns SET origin = %s WHERE stream = %s", (origin, stream))
         self._tails[stream] = tail._replace(epoch=row.epoch)
-        self._keeper.keep(stream, row.epoch)
+        self._keeper.keep(stream, row.epoch, sent)
         return row.epoch
 
     def _origin(self) -> str:

@@ -3,10 +3,10 @@
 `soak.py` is the command, and `run.py` runs one scenario, which `faults.py` draws from a seed.
 
 The surroundings are virtual: `loop.py` is the event loop with its processes, `network.py` the connections, `server.py`
-the server's process and disk, `agents.py` the nodes, `spawner.py` their spawners and `cloud.py` the machines of pools.
-`tasks.py` has the types of running tasks.
+the server's process and disk, `servers.py` several servers that share a journal, `agents.py` the nodes, `spawner.py`
+their spawners and `cloud.py` the machines of pools. `tasks.py` has the types of running tasks.
 
 The checkers judge without the core's rules: `checkers.py` (attempts, capacity, answers, gangs, holds), `doorchecker.py`
-(starts), `loanchecker.py` (loans) and `poolchecker.py` (pools). `rules.py` has their rules of starting, and
-`feasible.py` decides which jobs could run.
+(starts), `loanchecker.py` (loans), `poolchecker.py` (pools) and `leaderchecker.py` (leases and epochs). `rules.py` has
+their rules of starting, and `feasible.py` decides which jobs could run.
 """

@@ -6,6 +6,8 @@ and its machine can lose power or vanish.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import Any, Protocol
@@ -18,11 +20,24 @@ from fairlead.sim.chaos.loop import Process, VirtualLoop
 from fairlead.sim.chaos.network import Line, Wire
 from fairlead.sim.chaos.spawner import Spawner, SpawnerLink, Wires
 from fairlead.sim.chaos.tasks import Live, Task
-from fairlead.wire.agent import VERSION, Challenge, Hello, Knock, NewKey, Proof, Refusal, decode_from_server, encode
+from fairlead.wire.agent import (
+    VERSION,
+    Challenge,
+    Hello,
+    Knock,
+    NewKey,
+    Proof,
+    Refusal,
+    Work,
+    decode_from_server,
+    encode,
+)
 from fairlead.wire.identity import NONCE_BYTES
 
 RESTART = 0.5
 """Seconds until a killed agent is started again."""
+OPENING = 10.0
+"""Seconds for which an agent waits for a server that stands still."""
 NO_SPAWNER = 20.0
 """The most seconds without a spawner."""
 
@@ -33,8 +48,13 @@ class Around(Wires, Protocol):
     loop: VirtualLoop
     rng: Random
 
-    def connect(self, line: Line, agent: Process) -> Wire | None:
-        """Return a connection to the server; None if it does not listen."""
+    servers: str
+    """The addresses of the servers, separated by commas."""
+
+    def connect(self, line: Line, agent: Process, turn: int) -> Wire | None:
+        """Return a connection to the server whose turn it is; None if it does not listen."""
+
+    def obeyed(self, node: str, epoch: int, server: str) -> None: ...
 
     def new_process(self, name: str) -> Process: ...
     def log(self, text: str) -> None: ...
@@ -48,7 +68,7 @@ class Machine:
         """Fault → when it ends."""
         self.gone = False
         self._wires: list[Wire] = []
-        self.server = ""
+        self.server = world.servers
         self.book: TaskTable
         self.process: Process
         self._world = world
@@ -65,6 +85,8 @@ class Machine:
         ]
         self._links: list[SpawnerLink] = []
         self._joining: Joining
+        self._turn = 0
+        """Number of connections that were tried: servers take turns."""
         self._boot()
 
     def has(self, fault: str) -> bool:
@@ -121,10 +143,22 @@ class Machine:
         self.gone = True
         self._lose_power()
 
-    def hung_up(self) -> None:
-        """Close the server's ends of all connections, as its death does."""
+    def hung_up(self, server: Process) -> None:
+        """Close the ends of all connections that a server has, as its death does."""
         for wire in self._open_wires():
-            wire.server.hang_up()
+            if wire.server.owner is server:
+                wire.server.hang_up()
+
+    def cut_from(self, server: Process, silently: bool) -> None:
+        """Break the connections to a server, with or without notice."""
+        for wire in self._open_wires():
+            if wire.server.owner is server:
+                (wire.cut if silently else wire.reset)()
+
+    @property
+    def connected_to(self) -> Process | None:
+        """The process of the server at the other end of the last connection; None if it has ended."""
+        return self._wires[-1].server.owner if self._wires and not self._wires[-1].is_over else None
 
     def _break(self, over: float) -> None:
         """Reset the connections, or hold up all messages until the fault ends."""
@@ -177,7 +211,8 @@ class Machine:
         self.process = world.new_process(f"agent {self.name}")
         if self.has("hang"):
             self.process.freeze()
-        self.book = TaskTable(Surroundings(self.name, "/", {}), len(self._spawners), self._loop.time)
+        self.book = WatchedTable(Surroundings(self.name, "/", {}), len(self._spawners), self._loop.time)
+        self.book.obeyed = self._obeyed
         self._links = []
         key = Identity(self.name, f"{self.name} {self._boots}")
         epoch = Epoch(self._epoch, self._store_epoch, "its file", self._log)
@@ -195,9 +230,14 @@ class Machine:
     async def open(self) -> Wire:
         if self.has("break"):
             raise OSError("the network is unreachable")
-        wire = self._world.connect(self._line, self.process)
+        self._turn += 1
+        wire = self._world.connect(self._line, self.process, self._turn)
         if wire is None:
             raise ConnectionRefusedError("the server does not listen")
+        if wire.server.owner.frozen:
+            await asyncio.sleep(OPENING)
+            wire.agent.hang_up()
+            raise TimeoutError("the server does not answer")
         self._open_wires().append(wire)
         return wire
 
@@ -222,11 +262,24 @@ class Machine:
     def users_with_logs(self) -> list[str]:
         return []
 
+    def _obeyed(self, epoch: int) -> None:
+        self._world.obeyed(self.name, epoch, self._wires[-1].server.owner.name)
+
     def _store_epoch(self, epoch: int) -> None:
         self._epoch = epoch
 
     def _log(self, event: str, fields: dict[str, Any]) -> None:
         self._world.log(f"{self.name}: {event} {fields.get('problem', '')}".rstrip())
+
+
+class WatchedTable(TaskTable):
+    """A task table that tells which epochs it follows."""
+
+    obeyed: Callable[[int], None]
+
+    def handle(self, work: Work) -> None:
+        self.obeyed(work.epoch)
+        super().handle(work)
 
 
 class Connecting:

@@ -35,6 +35,11 @@ AGENT_FAULTS: tuple[AgentFaultKind, ...] = (
     "break", "hang", "crash", "refuse", "slow", "resend", "overtake", "restart", "spawner",
 )  # fmt: skip
 
+LeaderFaultKind = Literal[
+    "pause", "pause in a turn", "suspend", "cut off", "cut off agents", "lose an answer", "drain", "restart", "database"
+]
+LEADER_FAULTS: tuple[LeaderFaultKind, ...] = get_args(LeaderFaultKind)
+
 CloudFaultKind = Literal["late", "stuck", "fail", "unknown", "unlisted", "twice"]
 CLOUD_FAULTS: tuple[CloudFaultKind, ...] = ("late", "late", "stuck", "fail", "fail", "unknown", "unlisted", "twice")
 
@@ -97,6 +102,24 @@ class ServerFault(msgspec.Struct, frozen=True, tag="server"):
     step: Micros
 
 
+class LeaderFault(msgspec.Struct, frozen=True, tag="leader"):
+    """A fault of one of several servers that share a journal, or of that journal.
+
+    - `pause`, `pause in a turn`: the process stands still, at once or before its next write
+    - `suspend`: its machine stands still, and its steady clock with it
+    - `cut off`, `cut off agents`: the database, or agents, and the server do not reach each other
+    - `lose an answer`: the connection to the database is lost before or after the next write
+    - `drain`, `restart`: an operator drains the server, or restarts it
+    - `database`: no server reaches the database
+    """
+
+    at: Micros
+    what: LeaderFaultKind
+    who: int
+    """0 for the server that leads then, 1 for the one after it, and so on."""
+    lasts: Micros
+
+
 class CloudFault(msgspec.Struct, frozen=True, tag="cloud"):
     """A fault of the cloud that lasts for a while.
 
@@ -121,7 +144,7 @@ class MachineFault(msgspec.Struct, frozen=True, tag="machine"):
     lasts: Micros
 
 
-Event = Submission | Request | AgentFault | ServerFault | CloudFault | MachineFault
+Event = Submission | Request | AgentFault | ServerFault | LeaderFault | CloudFault | MachineFault
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -129,6 +152,7 @@ class Scenario(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     nodes: dict[str, dict[str, int]]
     events: tuple[Event, ...]
+    servers: int = 1
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -138,6 +162,8 @@ class Profile(msgspec.Struct, frozen=True):
     asks: int = 8
     agent_faults: int = 8
     server_faults: int = 3
+    leader_faults: int = 0
+    """With any, several servers share the journal."""
     span: Micros = 900 * SECOND
 
 
@@ -146,6 +172,7 @@ PROFILES = {
     "agents": Profile(agent_faults=14, server_faults=0),
     "server": Profile(agent_faults=0, server_faults=8),
     "all": Profile(),
+    "servers": Profile(agent_faults=6, server_faults=4, leader_faults=14),
     "storm": Profile(jobs=20, asks=16, agent_faults=25, server_faults=10),
 }
 
@@ -200,7 +227,10 @@ def draw_scenario(seed: int, profile: Profile) -> Scenario:
         config = {**config, "backfill": apart.choice(("shortest", "conservative"))}
     if apart.random() < LEARNED:
         config = {**config, "estimates": "learned"}
-    return Scenario(seed, config, nodes, tuple(sorted(events, key=lambda event: event.at)))
+    apart = Random(f"{seed} servers")
+    servers = apart.choice((2, 3, 3)) if profile.leader_faults else 1
+    events += [_leader_fault(apart, profile.span) for _ in range(profile.leader_faults)]
+    return Scenario(seed, config, nodes, tuple(sorted(events, key=lambda event: event.at)), servers)
 
 
 def _node(rng: Random) -> dict[str, int]:
@@ -293,6 +323,11 @@ def _agent_fault(rng: Random, nodes: list[str], span: Micros) -> AgentFault:
 def _server_fault(rng: Random, span: Micros) -> ServerFault:
     step = rng.choice((0, 0, -3600, -5, 5, 3600)) * SECOND
     return ServerFault(rng.randint(0, span), rng.choice(POINTS), rng.choice((0, 1, 10, 60)) * SECOND, step)
+
+
+def _leader_fault(rng: Random, span: Micros) -> LeaderFault:
+    lasts = rng.choice((1, 4, 12, 30, 60)) * SECOND + rng.randint(0, SECOND)
+    return LeaderFault(rng.randint(0, span), rng.choice(LEADER_FAULTS), rng.choice((0, 0, 0, 1, 2)), lasts)
 
 
 # -- pools -------------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ from fairlead.sim.chaos.agents import Machine
 from fairlead.sim.chaos.checkers import (
     AnswerChecker,
     AttemptChecker,
+    CheckFailed,
     ConnectionChecker,
     GangChecker,
     KeepingChecker,
@@ -62,6 +63,7 @@ from fairlead.sim.chaos.faults import (
     AgentFault,
     CloudFault,
     Event,
+    LeaderFault,
     MachineFault,
     Request,
     Scenario,
@@ -69,11 +71,13 @@ from fairlead.sim.chaos.faults import (
     Submission,
 )
 from fairlead.sim.chaos.feasible import Need, could_run
+from fairlead.sim.chaos.leaderchecker import LeaderChecker
 from fairlead.sim.chaos.loanchecker import LoanChecker
 from fairlead.sim.chaos.loop import Process, VirtualLoop
 from fairlead.sim.chaos.network import QUICK, Line, Wire
 from fairlead.sim.chaos.poolchecker import PoolChecker
-from fairlead.sim.chaos.server import Server
+from fairlead.sim.chaos.server import PARTITION, Server
+from fairlead.sim.chaos.servers import Servers
 from fairlead.sim.chaos.tasks import Live, Task
 from fairlead.wire.agent import Hello
 from fairlead.writer.inbox import Inbox
@@ -123,8 +127,16 @@ class Trial:
         self.door = DoorChecker()
         self.loans = LoanChecker()
         self.cloud = Cloud(self, scenario.seed, scenario.config.get("pools", {}))
-        self.server = Server(self, config, self, self.cloud.provider)
+        self.leaders = LeaderChecker(PARTITION, self.loop.time)
         self.machines: dict[str, Machine] = {}
+        self.server: Server | Servers
+        if scenario.servers == 1:
+            self.server = Server(self, config, self, self.cloud.provider)
+        else:
+            self.server = Servers(
+                self, config, self, self.cloud.provider, scenario.servers, self.leaders, self.machines.values
+            )
+        self.servers = ",".join(f"server {at}" for at in range(scenario.servers))
         self._booted = 0
 
     @property
@@ -167,17 +179,24 @@ class Trial:
         self._processes.append(process)
         return process
 
-    def connect(self, line: Line, agent: Process) -> Wire | None:
-        server = self.server.listen()
+    def connect(self, line: Line, agent: Process, turn: int) -> Wire | None:
+        server = self.server.listen(turn)
         if server is None:
             return None
         wire = Wire(self.loop, self.rng, line, agent, server, ConnectionError, Closed)
         self.server.serve(wire.server)
         return wire
 
-    def hung_up(self) -> None:
+    def obeyed(self, node: str, epoch: int, server: str) -> None:
+        try:
+            self.leaders.obeyed(node, epoch, server)
+        except CheckFailed as problem:
+            self.loop.fail(problem)
+            raise
+
+    def hung_up(self, server: Process) -> None:
         for machine in self.machines.values():
-            machine.hung_up()
+            machine.hung_up(server)
 
     def boot(self, name: str, pool: str) -> Machine:
         """Start a machine of a pool."""
@@ -222,6 +241,9 @@ class Trial:
         elif isinstance(event, ServerFault):
             if self.server.is_up and self.server.fault is None:
                 self.server.fault = event
+        elif isinstance(event, LeaderFault):
+            assert isinstance(self.server, Servers)
+            self.server.inject(event)
         elif isinstance(event, CloudFault):
             self.log(f"the cloud: {event.what} for {event.lasts / SECOND:.1f} s")
             self.cloud.inject(event.what, event.lasts / SECOND)
@@ -358,7 +380,7 @@ class Trial:
         need(self.now < LONGEST, f"it does not end: {self._unended()} {self._unsettled()}")
         self.at(self.now + LOOKING, self._compare)
         if self.loop.is_idle and self.server.is_settled:
-            quiet = [machine for machine in self.machines.values() if machine.is_quiet]
+            quiet = [machine for machine in self.machines.values() if machine.is_quiet and self.server.serves(machine)]
             for machine in quiet:
                 check_agreement(self.server.partition, machine)
             self.stops.look(self.server.partition, [machine.name for machine in quiet])
@@ -370,7 +392,9 @@ class Trial:
         """Check gangs. Called whenever tasks start or end."""
         if self.server.is_up:
             partition = self.server.partition
-            in_touch = partition.reign.ready and all(machine.in_touch for machine in self.machines.values())
+            in_touch = partition.reign.ready and all(
+                machine.in_touch and self.server.serves(machine) for machine in self.machines.values()
+            )
             self.gangs.check(partition, self.attempts.live, self.now, in_touch)
 
     def started(self, node: str, live: Live) -> None:
@@ -393,16 +417,22 @@ class Trial:
         return self.pools.unsettled(self.server.partition) if self.server.is_up else ""
 
     def _is_over(self) -> bool:
-        busy = any(machine.running or not machine.is_quiet for machine in self.machines.values())
+        busy = any(
+            machine.running or not machine.is_quiet or not self.server.serves(machine)
+            for machine in self.machines.values()
+        )
         if busy or self._unended() or not self.server.is_settled:
             return False
         return not self.pools.unsettled(self.server.partition)
 
     def _look_for_end(self) -> None:
         if self._is_over():
-            self._done = True
+            self.server.check_readers(self._end)
         else:
             self.at(self.now + LOOKING, self._look_for_end)
+
+    def _end(self) -> None:
+        self._done = True
 
     def _put_right(self) -> None:
         """Enable all nodes, resume all pools, release all jobs and remove limits, so that every job can end."""
@@ -438,7 +468,7 @@ class Trial:
 
 
 def _over(event: Event) -> Micros:
-    if isinstance(event, AgentFault | CloudFault | MachineFault):
+    if isinstance(event, AgentFault | LeaderFault | CloudFault | MachineFault):
         return event.at + event.lasts
     return event.at + (event.down if isinstance(event, ServerFault) else 0)
 

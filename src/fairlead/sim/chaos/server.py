@@ -1,7 +1,7 @@
-"""The server of a trial: the shipped control plane, hub and pools, in a process that can be killed at any step.
+"""A server of a trial: the shipped control plane, hub and pools, in a process that can be killed at any step.
 
 Their surroundings are virtual: the journal's disk, the network, the cloud, the clocks and the writer's thread. A turn
-is computed at once, and its result arrives a little later.
+is computed at once, and its result arrives a little later. `servers.py` has several servers that share a journal.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
 from fairlead.engines.agents import Agents
 from fairlead.engines.base import Peer
+from fairlead.journal.base import Journal
 from fairlead.journal.memory import MemoryJournal
+from fairlead.journal.roster import Roster
 from fairlead.pools.base import Join, MakeProvider
 from fairlead.pools.figures import Figures
 from fairlead.pools.service import PoolService
+from fairlead.sim.chaos.agents import Machine
 from fairlead.sim.chaos.checkers import CheckFailed, need
 from fairlead.sim.chaos.faults import ServerFault
 from fairlead.sim.chaos.loop import Process, VirtualLoop
@@ -59,6 +62,16 @@ AWAY = "the disk is away"
 Reply = Callable[[Answer], None]
 
 
+class Truth:
+    """The state in the journal, as the last writer has it."""
+
+    def __init__(self) -> None:
+        self.partition: Partition | None = None
+        """The state of the current or last writer."""
+        self.before: bytes | None = None
+        """The state in the journal, if it differs from the one in memory."""
+
+
 class Outside(Protocol):
     """The trial, as the server sees it: connections, log and checkers."""
 
@@ -66,15 +79,22 @@ class Outside(Protocol):
     rng: Random
 
     def new_process(self, name: str) -> Process: ...
-    def hung_up(self) -> None: ...
+    def hung_up(self, server: Process) -> None: ...
     def turned(self, writer: Writer, inbox: Inbox, now: Micros, changed: bool) -> None: ...
     def failed(self, names: Sequence[str]) -> None: ...
     def log(self, text: str) -> None: ...
 
 
 class Server:
+    name = "server"
+    _hub_name = "hub"
+    _expected: tuple[type[Exception], ...] = (Stopped, Refused, OSError)
+    """Exceptions with which work may end."""
+    _expected_notes: tuple[str, ...] = ("a fault was injected", AWAY, "works again")
+
     def __init__(self, outside: Outside, config: PartitionConfig, observer: Observer, providers: MakeProvider) -> None:
         self.journal = MemoryJournal()
+        self.truth = Truth()
         self.fault: ServerFault | None = None
         """The fault of the next turn: a kill, or a failing disk."""
         self._outside = outside
@@ -87,10 +107,6 @@ class Server:
         self._process: Process | None = None
         self._control: Control
         self._hub: Agents
-        self._partition: Partition | None = None
-        """The state of the current or last writer."""
-        self._before: bytes | None = None
-        """The state in the journal, if it differs from the one in memory."""
         self._offset: Micros = 0
         """Error of the wall clock."""
         self._closed_until = 0.0
@@ -106,9 +122,9 @@ class Server:
     def start(self) -> None:
         """Start the process. It must recover the state of the last process, to the byte."""
         loop = self._loop
-        self._process = self._outside.new_process("server")
+        self._process = self._outside.new_process(self.name)
         self._dying, self._at_work = False, 0
-        self._hub = Agents(self._credentials, self._hear_hub, gang_seed=b"gangs", steady=loop.time)
+        self._hub = Agents(self._credentials, self._hear_hub, gang_seed=b"gangs", steady=self.steady)
         join = Join(lambda: "", lambda partition, pool, names: {}, self._credentials.forget)
         self._control = Control(
             self._open_journal,
@@ -116,17 +132,28 @@ class Server:
             [self],
             {PARTITION: self._config},
             note=self._note,
-            pools=PoolService(self._providers, join, self._figures, self._hear_pools, loop.time),
+            pools=PoolService(self._providers, join, self._figures, self._hear_pools, self.steady),
             wall=lambda: round(loop.time() * 1e9) + self._offset * 1000,
-            steady=loop.time,
+            steady=self.steady,
             thread=lambda: WriterThread(self._give),
+            roster=self._new_roster(),
         )
-        self._process.start(self._control.start())
+        self._process.start(self._run())
+
+    def steady(self) -> float:
+        """Return the time of the machine's steady clock."""
+        return self._loop.time()
+
+    def _new_roster(self) -> Roster | None:
+        return None
+
+    async def _run(self) -> None:
+        await self._control.start()
 
     @property
     def partition(self) -> Partition:
-        assert self._partition is not None
-        return self._partition
+        assert self.truth.partition is not None
+        return self.truth.partition
 
     @property
     def connected(self) -> Collection[str]:
@@ -145,8 +172,12 @@ class Server:
         """True if the server is up, no message waits and no turn is under way."""
         return self.is_up and not self._at_work and not self._control.find(PARTITION).live.inbox.waiting
 
-    def listen(self) -> Process | None:
-        """Return the process that agents connect to; None if the server is down."""
+    def serves(self, machine: Machine) -> bool:
+        """True if a machine that has joined is connected to the server that leads."""
+        return True
+
+    def listen(self, turn: int) -> Process | None:
+        """Return the process that an agent connects to in its turn; None if it does not listen."""
         return self._process
 
     def serve(self, end: End) -> None:
@@ -157,10 +188,10 @@ class Server:
     def execute(self, command: AnyCommand, reply: Reply) -> None:
         """Send a command to the server. It is lost if the server is down."""
         if self._process is not None:
-            self._process.start(self._execute(command, reply))
+            self._process.start(self._execute(command, reply, lambda: None))
 
-    async def _execute(self, command: AnyCommand, reply: Reply) -> None:
-        control = self._control
+    async def _execute(self, command: AnyCommand, reply: Reply, unserved: Callable[[], None]) -> None:
+        control, began = self._control, self._loop.time()
         answer: object
         try:
             if isinstance(command, Configure):
@@ -172,12 +203,22 @@ class Server:
         except Refused as refusal:
             answer = Rejected(refusal.field, refusal.problem)
         except Unserved:
-            return
+            return unserved()
         except TimeoutError:
+            if self._stood_still_since(began):
+                return
             raise CheckFailed(f"{type(command).__name__} has no answer after {UNANSWERED} seconds") from None
         if not isinstance(answer, Unavailable):
             assert isinstance(answer, Accepted | Rejected)
             self._loop.world_at(self._loop.time() + self._outside.rng.random() * TURN, reply, answer)
+
+    def check_readers(self, done: Callable[[], None]) -> None:
+        """Call `done`: no other server answers reads."""
+        done()
+
+    def _stood_still_since(self, when: float) -> bool:
+        """True if the process was stopped for some time since then."""
+        return False
 
     def end(self) -> None:
         """End the waits for turns that never got a result."""
@@ -199,17 +240,17 @@ class Server:
             self._die()
             return
         live, batch = _turn_of(work)
-        before = dump(self.partition) if point is not None else b""
+        before = dump(self.partition) if point is not None or self._may_lose_answers() else b""
         if live is not None and self._outside.rng.random() < REHEARSED:
             self._judge(lambda: self._rehearse(live.writer.partition, [message.command for message in batch]))
         if point in ("failed", "unknown, written", "unknown, not written"):
             self.journal.break_next("failed" if point == "failed" else "unknown", written=point == "unknown, written")
         try:
             settle = partial(future.set_result, work())
-        except (Stopped, Refused, OSError) as problem:
+        except self._expected as problem:
             settle = partial(future.set_exception, problem)
-            if isinstance(problem, Stopped) and fault is not None:
-                self._fail(fault, before if live is not None else None)
+            if isinstance(problem, Stopped):
+                self._stop(problem, fault, live, before)
         except Exception as fault:
             self._loop.fail(fault)
             raise
@@ -224,7 +265,15 @@ class Server:
                 self._process.kill_after(self._outside.rng.randrange(STEPS), self._die)
         self.journal.mend()
         self._at_work += 1
-        self._loop.call_later(self._outside.rng.random() * TURN, self._deliver, future, settle)
+        self._loop.call_later(self._outside.rng.random() * self._longest(), self._deliver, future, settle)
+
+    def _may_lose_answers(self) -> bool:
+        """True if the outcome of an append may be unknown without an injected fault of the journal."""
+        return False
+
+    def _longest(self) -> float:
+        """Return the most seconds until the result of work arrives."""
+        return TURN
 
     def _deliver(self, future: asyncio.Future[Any], settle: Callable[[], None]) -> None:
         self._at_work -= 1
@@ -241,7 +290,12 @@ class Server:
         self._idle = 0 if had_messages or self._changed else self._idle + 1
         most = MAX_IDLE + DOUBLINGS * len(live.writer.partition.allocations)
         need(self._idle < most, f"{most} turns in a row were started by time alone and changed nothing")
-        self._outside.turned(live.writer, live.inbox, self._control.now, self._changed)
+        if self._is_true(live.writer.partition):
+            self._outside.turned(live.writer, live.inbox, self._control.now, self._changed)
+
+    def _is_true(self, partition: Partition) -> bool:
+        """True if this is the state of the last writer that took over. An earlier one may not know that yet."""
+        return partition is self.truth.partition
 
     # -- faults --------------------------------------------------------------------------------------------------
 
@@ -249,12 +303,17 @@ class Server:
         """Kill the process, and start another one after a while."""
         fault, process = self.fault, self._process
         assert fault is not None and process is not None
-        self._outside.log(f"the server is killed: {fault.point}")
+        self._outside.log(f"the {self.name} is killed: {fault.point}")
         process.kill()
         self.fault = self._process = None
         self._offset += fault.step
-        self._outside.hung_up()
+        self._outside.hung_up(process)
         self._loop.world_at(self._loop.time() + fault.down / SECOND, self.start)
+
+    def _stop(self, problem: Stopped, fault: ServerFault | None, live: LiveWriter | None, before: bytes) -> None:
+        """Note that a writer has stopped in a turn, or in other work if `live` is None."""
+        if fault is not None:
+            self._fail(fault, before if live is not None else None)
 
     def _fail(self, fault: ServerFault, before: bytes | None) -> None:
         """Close the journal for a while after a failed write. The process stays up.
@@ -262,43 +321,44 @@ class Server:
         `before` is the state before the turn; None if the failed work was not a turn.
         """
         self._outside.log(f"the journal fails: {fault.point}")
-        self._before = before if fault.point == "unknown, not written" else None
+        self.truth.before = before if fault.point == "unknown, not written" else None
         self.fault = None
         self._offset += fault.step
         self._closed_until = self._loop.time() + fault.down / SECOND
 
-    def _open_journal(self) -> MemoryJournal:
+    def _open_journal(self) -> Journal:
         if self._loop.time() < self._closed_until:
             raise OSError(AWAY)
         return self.journal
 
     def _note(self, text: str) -> None:
-        self._outside.log(f"server: {text}")
-        expected = "a fault was injected" in text or AWAY in text or "works again" in text
-        if not expected:
+        self._outside.log(f"{self.name}: {text}")
+        if not any(part in text for part in self._expected_notes):
             self._loop.fail(CheckFailed(text))
 
     # -- watching ------------------------------------------------------------------------------------------------
 
     def began(self, partition: Partition) -> None:
-        if self._partition is not None:
-            expected = self._before if self._before is not None else dump(self._partition)
+        truth = self.truth
+        if truth.partition is not None:
+            expected = truth.before if truth.before is not None else dump(truth.partition)
             same = dump(partition) == expected
             self._judge(lambda: need(same, "the state recovered from the journal differs from the last state"))
-        self._partition, self._before = partition, None
-        self._outside.log("the server is up")
+        truth.partition, truth.before = partition, None
+        self._outside.log(f"the {self.name} is up")
         self._judge(lambda: self._observer.began(partition))
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         self._changed = bool(decided.changes)
-        self._judge(lambda: self._observer.cycle(decided, seconds))
+        if self._is_true(decided.plan.partition):
+            self._judge(lambda: self._observer.cycle(decided, seconds))
 
     def stopped(self, partition: Partition, why: str) -> None:
         """Nothing to do: `began` checks the recovered state."""
 
     def _hear_hub(self, event: str, fields: dict[str, Any]) -> None:
         problem = fields.get("problem", "")
-        self._outside.log(f"hub: {event} {fields.get('node', '')} {problem}".rstrip())
+        self._outside.log(f"{self._hub_name}: {event} {fields.get('node', '')} {problem}".rstrip())
         if event == "tasks missing":  # spawners keep a ledger, and their disks do not fail
             self._loop.fail(CheckFailed(f"{fields['node']} does not know what it was told to run: {fields['job']}"))
         if event == "report refused" and "newer than the journal's" in problem:
