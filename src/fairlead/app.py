@@ -469,13 +469,14 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     try:
         spare_the_collector()
         warning = ""
-        if settings.config_file and control.led() and control.configured[1] != first:
-            file = settings.config_file
-            warning = (
-                f"{file} was not applied: the {'database' if settings.database else 'data directory'} has a "
-                f"configuration; run `fairlead config apply {file}`"
-            )
-            log.warning("configuration not applied", file=file)
+        with suppress(Unserved):  # the database was slow during the start: the server serves as soon as it answers
+            if settings.config_file and control.led() and control.configured[1] != first:
+                file = settings.config_file
+                warning = (
+                    f"{file} was not applied: the {'database' if settings.database else 'data directory'} has a "
+                    f"configuration; run `fairlead config apply {file}`"
+                )
+                log.warning("configuration not applied", file=file)
         unsafe = await asyncio.to_thread(_database_warnings, settings.database) if settings.database else []
         for text in unsafe:
             log.warning("database not safe", problem=text)
