@@ -389,13 +389,15 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
 
         roster = PostgresRoster(settings.database, server_id, settings.url, lease)
 
+    turn = threading.Lock()
+
     def opened() -> Journal:
         if settings.database:
             from fairlead.journal.postgresql import PostgresJournal
 
             return PostgresJournal(settings.database, server_id, settings.url, lease)
         need_room(directory)
-        return SqliteJournal(directory / "journal")
+        return SqliteJournal(directory / "journal", turn=turn)
 
     loop = asyncio.get_running_loop()
     shared = (tokens, identities, secrets)

@@ -1,6 +1,6 @@
 """The beginning and the end of leading a partition.
 
-If a writer stops, its seat is marked as broken. The next look ends all that is led through it, and begins again.
+If a writer stops, its seat is marked as broken. The next look ends what is led through it, and begins again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Leading:
         self._obeying = asyncio.Lock()
 
     def seat_for(self, stream: str) -> Seat:
+        """Return the seat of a stream that is led here, or will be. Each has its own: no cycle waits for another's."""
         if stream not in self._plane.seats:
-            shared = None if self._plane.apart else next(iter(self._plane.seats.values()), None)
-            self._plane.seats[stream] = shared or Seat(self._plane.new_thread())
+            self._plane.seats[stream] = Seat(self._plane.new_thread())
         return self._plane.seats[stream]
 
     def reading_seat(self) -> Seat:
@@ -106,7 +106,7 @@ class Leading:
             if not self._plane.started:
                 raise
         else:
-            seat.led.add(stream)
+            seat.led = stream
             self.succeeded(stream)
             if led is not None:
                 self._serve(*led, seat.thread)
@@ -160,7 +160,7 @@ class Leading:
         """Handle that a stream could not be led. The next attempt follows after a pause."""
         if self._plane.apart and isinstance(problem, UNABLE):
             self._plane.able = False  # the other servers lead what this one cannot
-        seat.led.add(stream)
+        seat.led = stream
         self.break_seat(seat, str(problem) or repr(problem), isinstance(problem, NoRoom))
 
     def succeeded(self, stream: str) -> None:
@@ -169,15 +169,15 @@ class Leading:
             self._plane.note("the control plane works again")
 
     def break_seat(self, seat: Seat, cause: str, no_room: bool = False) -> None:
-        """Mark a seat whose journal or writer has failed. The next look ends all that is led through it."""
+        """Mark a seat whose journal or writer has failed. The next look ends what is led through it."""
         if not seat.cause:
             self._plane.note(f"the writer stopped: {cause}")
         seat.cause = seat.cause or cause
-        for stream in seat.led:
-            _, before = self.retry.get(stream, (0.0, FIRST_PAUSE / 2))
+        if seat.led:
+            _, before = self.retry.get(seat.led, (0.0, FIRST_PAUSE / 2))
             pause = min(2 * before, LONGEST_PAUSE)
-            self.retry[stream] = (self._plane.steady() + pause, pause)
-            self._plane.problems[stream] = NO_ROOM if no_room else STOPPED
+            self.retry[seat.led] = (self._plane.steady() + pause, pause)
+            self._plane.problems[seat.led] = NO_ROOM if no_room else STOPPED
         self._plane.woken.set()
 
     async def resign(self, name: str) -> None:
@@ -212,21 +212,19 @@ class Leading:
     async def _leave(self, stream: str) -> None:
         """Forget a stream that was dropped."""
         seat = self._plane.seats.pop(stream)
-        seat.led.discard(stream)
         self._plane.found = [other for other in self._plane.found if other != stream]
-        if not seat.led:
-            await self.end(seat)
+        await self.end(seat)
 
     async def end(self, seat: Seat) -> None:
-        """End all that is led through a seat, and give its leases back."""
+        """End what is led through a seat, and give its lease back."""
         if seat.ended:
             return
         seat.ended = True
         for stream in [stream for stream, other in self._plane.seats.items() if other is seat]:
             del self._plane.seats[stream]
-        for name in [name for name in self._plane.served if stream_of(name) in seat.led]:
+        for name in [name for name in self._plane.served if stream_of(name) == seat.led]:
             await self._close_service(name)
-        if CLUSTER_STREAM in seat.led:
+        if seat.led == CLUSTER_STREAM:
             self._plane.configuration = None
         await self.close_seat(seat)
 

@@ -96,7 +96,7 @@ class Looking:
             await self._end_broken()
 
     async def _end_broken(self) -> None:
-        seats = {id(seat): seat for seat in self._plane.seats.values()}.values()
+        seats = list(self._plane.seats.values())
         for seat in seats:
             lapsed = seat.journal is not None and seat.journal.leads_until() < self._plane.steady()
             if lapsed and not seat.cause:
@@ -169,7 +169,7 @@ class Looking:
             if not self._plane.started:
                 raise
         else:
-            seat.led.add(CLUSTER_STREAM)
+            seat.led = CLUSTER_STREAM
             self._plane.configured, self._known = self._plane.configuration.current, self._plane.configuration.seq
             self._leading.succeeded(CLUSTER_STREAM)
 
@@ -224,7 +224,7 @@ class Looking:
         if self._plane.roster_seat is not None:
             await self._plane.roster_seat.thread.alone(self._plane.roster.close)
         await asyncio.gather(*self._plane.at_work.values(), return_exceptions=True)
-        for seat in {id(seat): seat for seat in self._plane.seats.values()}.values():
+        for seat in list(self._plane.seats.values()):
             await self._leading.end(seat)
         await self._leading.close_seat(self._plane.reader)
         await self._leading.close_seat(self._plane.roster_seat)

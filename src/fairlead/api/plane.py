@@ -39,13 +39,13 @@ LOOK_AGAIN = 0.02
 
 
 class Seat:
-    """A journal object, the thread that uses it, and what is led through it. If it breaks, all of that ends."""
+    """A journal object, the thread that uses it, and the stream that is led through it, or those that are read."""
 
     def __init__(self, thread: WriterThread) -> None:
         self.thread = thread
         self.journal: Journal | None = None
-        self.led: set[str] = set()
-        """Streams."""
+        self.led = ""
+        """The stream that is led through it."""
         self.cause = ""
         """Why it broke."""
         self.ended = False
