@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -78,6 +79,9 @@ RESUMES = 600
 LED_PAUSE = 0.5
 """Seconds between two looks whether a partition is led here."""
 SHORTEST_LEASE, LONGEST_LEASE = 1.0, 300.0
+SWITCH = 0.001
+"""Seconds after which a thread in a long cycle lets another thread run. Python's default of 5 ms delays every step of a
+request while any partition is in a long cycle."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -245,6 +249,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.writer.memory import spare_the_collector
 
     load_policies()
+    sys.setswitchinterval(SWITCH)
     directory = settings.directory
     with refusals_as_failed():
         log_size = parse_quantity(MEMORY, settings.log_size, "--log-size")
@@ -389,13 +394,15 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
 
         roster = PostgresRoster(settings.database, server_id, settings.url, lease)
 
+    turn = threading.Lock()
+
     def opened() -> Journal:
         if settings.database:
             from fairlead.journal.postgresql import PostgresJournal
 
             return PostgresJournal(settings.database, server_id, settings.url, lease)
         need_room(directory)
-        return SqliteJournal(directory / "journal")
+        return SqliteJournal(directory / "journal", turn=turn)
 
     loop = asyncio.get_running_loop()
     shared = (tokens, identities, secrets)
@@ -469,13 +476,14 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     try:
         spare_the_collector()
         warning = ""
-        if settings.config_file and control.led() and control.last_configured != first:
-            file = settings.config_file
-            warning = (
-                f"{file} was not applied: the {'database' if settings.database else 'data directory'} has a "
-                f"configuration; run `fairlead config apply {file}`"
-            )
-            log.warning("configuration not applied", file=file)
+        with suppress(Unserved):  # the database was slow during the start: the server serves as soon as it answers
+            if settings.config_file and control.led() and control.configured[1] != first:
+                file = settings.config_file
+                warning = (
+                    f"{file} was not applied: the {'database' if settings.database else 'data directory'} has a "
+                    f"configuration; run `fairlead config apply {file}`"
+                )
+                log.warning("configuration not applied", file=file)
         unsafe = await asyncio.to_thread(_database_warnings, settings.database) if settings.database else []
         for text in unsafe:
             log.warning("database not safe", problem=text)

@@ -385,7 +385,7 @@ def test_one_call_at_a_time_also_over_reigns(story: Story) -> None:
         burst(site, 2)
         until(lambda: story.asked("create"))
         before = len(story.provider.asked)
-        site.control._break(site.control._seats["cluster"], "for a test")
+        site.control._leading.break_seat(site.control._plane.seats["cluster"], "for a test")
         until(lambda: site.notes)
         until(lambda: site.as_owner.get("/api/v1/pools/w").status_code == 200)
         time.sleep(0.1)

@@ -51,7 +51,9 @@ class SqliteJournal(ChainedJournal):
         synchronous: Synchronous = "full",
         read_only: bool = False,
         busy_timeout: float = 10.0,
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
+        """`turn` is held during writes, so that objects of one process wait for each other without asking SQLite."""
         self.path = os.path.abspath(path)
         self.snapshots_path = self.path + "-snapshots"
         self._busy_ms = int(busy_timeout * 1000)
@@ -76,7 +78,7 @@ class SqliteJournal(ChainedJournal):
                 pass  # opening for writing either repairs any other problem or gives a better message
         marks = self._head.marks()
         pragmas = {"journal_mode": "WAL", "synchronous": synchronous}
-        self._file = File(self.path, _RECORDS_ID, _RECORDS_SCHEMA, pragmas, self._busy_ms, read_only, fresh=not marks)
+        self._file = File(self.path, _RECORDS_ID, _RECORDS_SCHEMA, pragmas, self._busy_ms, read_only, not marks, turn)
         try:
             with self._file.reading("opening"):
                 names = [name for (name,) in self._file.run("SELECT stream FROM reigns")]

@@ -3,6 +3,7 @@
 import contextlib
 import sqlite3
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from urllib.parse import quote
 
 from fairlead.journal.base import Damaged, JournalError, Locked, NotWritten, TooNew, UnknownOutcome
@@ -22,8 +23,11 @@ class File:
         busy_ms: int,
         read_only: bool = False,
         fresh: bool = True,
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
+        """`turn` is held during writes."""
         self.path = path
+        self._turn = turn or contextlib.nullcontext()
         self._in_doubt = False
         mode = "ro" if read_only else "rwc"
         try:
@@ -98,6 +102,10 @@ class File:
             raise UnknownOutcome(
                 f"{self.path}: {doing}: refused after a write of unknown outcome; open the journal again"
             )
+        with self._turn:
+            yield from self._written(doing)
+
+    def _written(self, doing: str) -> Iterator[None]:
         try:
             self.run("BEGIN IMMEDIATE")
             yield
