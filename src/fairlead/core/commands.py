@@ -286,3 +286,17 @@ AnyCommand = (
     | RemoveManager
     | UpdateManager
 )
+
+
+# -- for observers -----------------------------------------------------------------------------------------------
+
+ActorKind = Literal["user", "operator", "agent", "server"]
+
+
+class Actor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """By whose command changes were made: those from the end of the one before it up to the position `until`."""
+
+    until: int
+    kind: ActorKind
+    user: str = ""
+    """The name of a user or an operator."""
