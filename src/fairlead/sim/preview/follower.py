@@ -104,7 +104,7 @@ class Follower:
         for name, line in self._lines:
             if name == job and line.fields.get("number", number) == number:
                 told.append(line)
-                submitted, over = False, line.event == OVER
+                submitted, over = False, over or line.event == OVER
             elif name == EVERY_JOB and not submitted and not over:
                 told.append(line)
         return told
@@ -124,11 +124,10 @@ class Follower:
     def _tell(self, done: list[tuple[Change[Any], Any]], actors: list[Actor] | None) -> None:
         removed = {change.node_id: before.node.name for change, before in done if isinstance(change, NodeRemoved)}
         names = Names(self.state, self.state.now, removed)
-        changed = {
-            CONFIGURATION[type(change)]: at for at, (change, _) in enumerate(done) if type(change) in CONFIGURATION
-        }
-        if changed:
-            fields = {"changed": sorted(changed.keys() - {""}), **_by(actors, min(changed.values()))}
+        configured = [at for at, (change, _) in enumerate(done) if type(change) in CONFIGURATION]
+        if configured:
+            changed = sorted({CONFIGURATION[type(done[at][0])] for at in configured} - {""})
+            fields = {"changed": changed, **_by(actors, configured[0])}
             self._lines.append((EVERY_JOB, StoryLine(self.state.now, "configuration applied", fields)))
         for at, (change, before) in enumerate(done):
             by = _by(actors, at)
