@@ -15,7 +15,16 @@ from fairlead.core.dump import dump, load
 from fairlead.core.invariants import check_all
 from fairlead.core.state import Partition
 from fairlead.journal import MemoryJournal, TooNew
-from fairlead.journal.codec import CLUSTER_STREAM, FORMAT, decode, encode, encode_cluster, replay, restore_cluster
+from fairlead.journal.codec import (
+    CLUSTER_STREAM,
+    FORMAT,
+    actors_of,
+    decode,
+    encode,
+    encode_cluster,
+    replay,
+    restore_cluster,
+)
 from tests.golden.make import PARTITION, Script, goldens, play, read_records
 
 NEWEST = goldens()[-1]
@@ -57,7 +66,7 @@ def test_todays_dumps_are_the_same_bytes() -> None:
 
 def test_todays_records_are_the_same_bytes() -> None:
     for seq, payload in enumerate(read_records(NEWEST / "partition.records"), 1):
-        assert encode(*decode(payload, "golden")) == payload, f"record {seq}: {ADVICE}"
+        assert encode(*decode(payload, "golden"), actors_of(payload, "golden")) == payload, f"record {seq}: {ADVICE}"
 
 
 @pytest.mark.parametrize("golden", goldens(), ids=lambda golden: golden.name)

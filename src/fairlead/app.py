@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from fairlead.journal.roster import Roster
     from fairlead.kubernetes.main import Runner
     from fairlead.pools.base import Log, PoolKind, Provider
+    from fairlead.views.spansender import SpanSender
     from fairlead.wire.agent import Tasks
 
 REFRESH = 2.0
@@ -208,6 +209,8 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     """The address of the object store, by default that of AWS."""
     outputs_size: str
     outputs_age: str
+    traces: str = ""
+    """The address of an OpenTelemetry collector for spans of jobs; by default there are none."""
     kubernetes: tuple[str, Path | None, str] = ("", None, "")
     """The kubeconfig file of a cluster whose pods this server schedules, the file of rules, and the lease."""
 
@@ -246,6 +249,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     from fairlead.sim.preview.asking import Previewer
     from fairlead.views.logs import Logs
     from fairlead.views.metrics.observer import Metrics
+    from fairlead.views.spans import Spans
     from fairlead.writer.memory import spare_the_collector
 
     load_policies()
@@ -265,6 +269,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     log = logger_to(log_file, "json", settings.log_level)
     metrics = Metrics()
     quotas = Quotas()
+    spans = _span_sender(settings.traces, settings.version, metrics.registry) if settings.traces else None
     try:
         documents = documents_of(directory, settings.database, settings.secrets_key)
         history = History(
@@ -432,7 +437,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     control = Control(
         opened,
         hub,
-        [metrics, Logs(log), HistoryRecorder(history), quotas],
+        [metrics, Logs(log), HistoryRecorder(history), quotas, *([Spans(spans.send, spans.left_out)] if spans else ())],
         first,
         after_cycle,
         lambda text: log.error("control plane", problem=text),
@@ -476,14 +481,13 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     try:
         spare_the_collector()
         warning = ""
-        with suppress(Unserved):  # the database was slow during the start: the server serves as soon as it answers
-            if settings.config_file and control.led() and control.configured[1] != first:
-                file = settings.config_file
-                warning = (
-                    f"{file} was not applied: the {'database' if settings.database else 'data directory'} has a "
-                    f"configuration; run `fairlead config apply {file}`"
-                )
-                log.warning("configuration not applied", file=file)
+        if settings.config_file and control.led() and control.last_configured != first:
+            file = settings.config_file
+            warning = (
+                f"{file} was not applied: the {'database' if settings.database else 'data directory'} has a "
+                f"configuration; run `fairlead config apply {file}`"
+            )
+            log.warning("configuration not applied", file=file)
         unsafe = await asyncio.to_thread(_database_warnings, settings.database) if settings.database else []
         for text in unsafe:
             log.warning("database not safe", problem=text)
@@ -496,6 +500,8 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         await serving
         await preview.close()
         await control.close()
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
         sweeping.cancel()
         for task in (*resuming, *([refreshing] if refreshing else ())):
             task.cancel()
@@ -505,6 +511,22 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
             snapshot.close()
         history.close()
         log_file.close()
+
+
+def _span_sender(endpoint: str, version: str, registry: CollectorRegistry) -> SpanSender:
+    """Return what sends spans to a collector. Raise `Failed` if that is not possible."""
+    from urllib.parse import urlsplit
+
+    from fairlead.views.spansender import SpanSender
+
+    with suppress(ValueError):
+        parts = urlsplit(endpoint)
+        if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port):
+            try:
+                return SpanSender(endpoint, version, registry)
+            except ImportError as problem:
+                raise Failed(f"{problem}; install the extra: pip install 'fairlead[otel]'", "--traces") from problem
+    raise Failed(f"{endpoint} is not an address such as http://127.0.0.1:4318/v1/traces", "--traces")
 
 
 def _store_of(settings: Serve) -> Store:

@@ -199,3 +199,8 @@ class Control:
         """The version of the configuration, and the configuration."""
         self._plane.need_serving()
         return self._plane.configured.version, dict(self._plane.configured.partitions)
+
+    @property
+    def last_configured(self) -> dict[str, PartitionConfig]:
+        """The configuration that was read last, even if this server cannot serve now."""
+        return dict(self._plane.configured.partitions)

@@ -31,7 +31,7 @@ from fairlead.api.following import FollowedPartition
 from fairlead.api.problems import Unserved, problem_of
 from fairlead.api.service import PartitionService, accepted_in, offered
 from fairlead.api.tokens import Token
-from fairlead.core.commands import AnyCommand, HoldJob, Kill, ReleaseJob, Requeue, Scale, SetPriority, Submit
+from fairlead.core.commands import AnyCommand, HoldJob, Kill, Origin, ReleaseJob, Requeue, Scale, SetPriority, Submit
 from fairlead.core.documents import MAX_PRIORITY, MIN_PRIORITY, ONE_CPU, parse_job
 from fairlead.core.errors import Refused
 from fairlead.core.explain import may_never_run, never_runs
@@ -74,7 +74,14 @@ SpecCache = dict[bytes, JobSpec]
 """Parsed documents of one request, by their bytes: equal documents are parsed once."""
 
 
-def submission(caller: Token, document: object, key: str, cache: SpecCache, field: str = "") -> Submit:
+def submission(
+    caller: Token,
+    document: object,
+    key: str,
+    cache: SpecCache,
+    field: str = "",
+    origin: Origin | msgspec.UnsetType = msgspec.UNSET,
+) -> Submit:
     """Return the command that submits a document. Its user is the caller, unless an operator names another user."""
     values: dict[str, Any] = dict(Reader(document, field, "a job").doc)
     chosen = values.pop("id", None)
@@ -85,7 +92,19 @@ def submission(caller: Token, document: object, key: str, cache: SpecCache, fiel
     spec = cache.get(content)
     if spec is None:
         spec = cache[content] = parse_job(values, field, ONE_CPU)
-    return Submit(spec=spec, id=chosen or "", user=caller.user, groups=caller.groups, operator=caller.operator, key=key)
+    return Submit(
+        spec=spec,
+        id=chosen or "",
+        user=caller.user,
+        groups=caller.groups,
+        operator=caller.operator,
+        key=key,
+        origin=origin,
+    )
+
+
+def _origin(request: HttpRequest, served: PartitionService) -> Origin:
+    return Origin(served.now, request.headers.get("traceparent", ""))
 
 
 @post("/jobs", operation_id="submit", guards=[USERS], summary="Submit a job")
@@ -95,8 +114,8 @@ async def submit(
     """Submit a job. When the answer arrives, the job is durable. The answer has its id, and a warning if the job can
     never run as the cluster is now."""
     services = services_of(request)
-    command = submission(caller_of(request), data, key or "", {})
     served = services.control.find(partition)
+    command = submission(caller_of(request), data, key or "", {}, origin=_origin(request, served))
     accepted = await accepted_in(_offered(services, served, command))
     warnings = await _warnings(served, [accepted.job])
     return wire.Submitted(job=accepted.job, partition=served.name, warning=warnings.get(accepted.job, ""))
@@ -123,12 +142,14 @@ async def submit_many(
         if not isinstance(document, dict):
             Reader(document, f"jobs[{at}]", "a job")
     served = services.control.find(partition)
+    origin = _origin(request, served)
     cache: SpecCache = {}
     items: list[wire.BatchItem] = []
     for start in range(0, len(documents), AT_ONCE):
         pending: list[Slot | wire.BatchItem] = []
         for at, document in enumerate(documents[start : start + AT_ONCE], start):
-            pending.append(_offer_item(services, served, caller, document, f"{key}#{at}" if key else "", at, cache))
+            item_key = f"{key}#{at}" if key else ""
+            pending.append(_offer_item(services, served, caller, document, item_key, at, cache, origin))
             if at % READ_AT_ONCE == READ_AT_ONCE - 1:
                 await asyncio.sleep(0)
         for entry in pending:
@@ -140,11 +161,18 @@ async def submit_many(
 
 
 def _offer_item(
-    services: Services, served: PartitionService, caller: Token, document: object, key: str, at: int, cache: SpecCache
+    services: Services,
+    served: PartitionService,
+    caller: Token,
+    document: object,
+    key: str,
+    at: int,
+    cache: SpecCache,
+    origin: Origin,
 ) -> Slot | wire.BatchItem:
     """Offer a job of a batch. Return the slot of its answer, or the answer if it is refused at once."""
     try:
-        command = submission(caller, document, key, cache, f"jobs[{at}]")
+        command = submission(caller, document, key, cache, f"jobs[{at}]", origin)
         return _offered(services, served, command)
     except (Refused, Unserved) as refusal:
         return wire.BatchItem(problem=problem_of(refusal))

@@ -89,6 +89,14 @@ OutputsEndpoint = Annotated[
 ]
 OutputsSize = Annotated[str, typer.Option(help="Largest size of this output; the oldest is dropped.")]
 OutputsAge = Annotated[str, typer.Option(help="Age at which this output is dropped.")]
+Traces = Annotated[
+    str,
+    typer.Option(
+        help="OpenTelemetry collector that gets spans of jobs by OTLP over HTTP, such as "
+        "http://127.0.0.1:4318/v1/traces. By default none are sent. Needs fairlead[otel].",
+        metavar="URL",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -111,6 +119,7 @@ def up(
     outputs_endpoint: OutputsEndpoint = "",
     outputs_size: OutputsSize = "16Gi",
     outputs_age: OutputsAge = "30d",
+    traces: Traces = "",
     as_json: AsJson = False,
 ) -> None:
     """Run everything on this machine: control plane, API and an agent. Ctrl-C stops it; tasks keep running.
@@ -141,6 +150,7 @@ def up(
         log_size,
         (history_size, history_age, journal_age),
         (outputs, outputs_endpoint, outputs_size, outputs_age),
+        traces,
         log_level,
     )
 
@@ -182,6 +192,7 @@ def server(
     outputs_endpoint: OutputsEndpoint = "",
     outputs_size: OutputsSize = "16Gi",
     outputs_age: OutputsAge = "30d",
+    traces: Traces = "",
     kubernetes: Annotated[
         str,
         typer.Option(
@@ -220,6 +231,7 @@ def server(
         log_size,
         (history_size, history_age, journal_age),
         (outputs, outputs_endpoint, outputs_size, outputs_age),
+        traces,
         log_level,
         database,
         lease,
@@ -350,6 +362,7 @@ def _run(
     log_size: str,
     history: tuple[str, str, str],
     outputs: tuple[str, str, str, str],
+    traces: str,
     log_level: LogLevel,
     database: str = "",
     lease: str = "3s",
@@ -431,6 +444,7 @@ def _run(
         outputs_endpoint=outputs[1],
         outputs_size=outputs[2],
         outputs_age=outputs[3],
+        traces=traces,
         database=database,
         lease=lease,
         kubernetes=kubernetes,

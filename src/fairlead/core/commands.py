@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from fairlead.core.changes import NodeSpec
-from fairlead.core.model import JobSpec
+from fairlead.core.model import JobSpec, Micros
 from fairlead.core.settings import PartitionConfig
 
 ReportState = Literal["running", "refused", "succeeded", "failed", "stopped", "lost"]
@@ -117,11 +117,21 @@ class ScalePool(Command, frozen=True, tag="scale pool"):
 # -- jobs --------------------------------------------------------------------------------------------------------
 
 
+class Origin(msgspec.Struct, frozen=True, gc=False):
+    """The request of a submission, for observers. No decision depends on it."""
+
+    received: Micros
+    traceparent: str = ""
+    """The span of the caller, as in the header of this name; empty for none."""
+
+
 class Submit(Command, frozen=True, tag="submit"):
     """Submit a job. Without an `id`, the scheduler chooses one."""
 
     spec: JobSpec
     id: str = ""
+    origin: Origin | msgspec.UnsetType = msgspec.UNSET
+    """It is no part of what a key stands for: a repeated request has another origin."""
 
 
 class Scale(Command, frozen=True, tag="scale"):
@@ -297,3 +307,17 @@ AnyCommand = (
     | RemoveManager
     | UpdateManager
 )
+
+
+# -- for observers -----------------------------------------------------------------------------------------------
+
+ActorKind = Literal["user", "operator", "agent", "server"]
+
+
+class Actor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """By whose command changes were made: those from the end of the one before it up to the position `until`."""
+
+    until: int
+    kind: ActorKind
+    user: str = ""
+    """The name of a user or an operator."""

@@ -9,7 +9,7 @@ import msgspec
 
 from fairlead.core import invariants
 from fairlead.core.changes import Change
-from fairlead.core.commands import Answer, AnyCommand
+from fairlead.core.commands import Actor, ActorKind, Answer, AnyCommand, Report
 from fairlead.core.effects import Effect, effects_of
 from fairlead.core.expiry import due, expiry
 from fairlead.core.holds.holds import hold_nodes
@@ -47,6 +47,22 @@ class Cycle(msgspec.Struct):
     notes: dict[Note, int]
     more: bool
     """True if the next cycle should follow at once: this one reached a bound, or changed what earlier phases saw."""
+
+    def actors(self) -> list[Actor]:
+        """Return by whose commands the first changes were made. The phases of the scheduler made those behind."""
+        actors: list[Actor] = []
+        first = 0
+        for command, last in zip(self.commands, self.marks, strict=True):
+            if last == first:
+                continue
+            first = last
+            kind: ActorKind = "operator" if command.operator else "user"
+            if not command.user:
+                kind = "agent" if isinstance(command, Report) else "server"
+            if actors and (actors[-1].kind, actors[-1].user) == (kind, command.user):
+                actors.pop()
+            actors.append(Actor(last, kind, command.user))
+        return actors
 
 
 def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch: Watch = lambda phase: None) -> Cycle:

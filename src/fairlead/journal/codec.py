@@ -14,6 +14,7 @@ import msgspec
 
 from fairlead.core.changes import DEFINED, Change, News
 from fairlead.core.cluster import NOTHING, ClusterConfigured
+from fairlead.core.commands import Actor
 from fairlead.core.dump import NotADump, load
 from fairlead.core.model import Micros
 from fairlead.core.state import Partition, Touched
@@ -32,6 +33,14 @@ class _Stamp(msgspec.Struct, frozen=True, array_like=True):
     now: Micros
 
 
+class _Acted(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    now: Micros
+    changes: msgspec.Raw
+    actors: list[Actor] | None = None
+    """None in records of earlier versions."""
+
+
 class _ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
     format: int
     configured: ClusterConfigured
@@ -40,6 +49,7 @@ class _ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
 _decode_stamp = msgspec.msgpack.Decoder(_Stamp).decode
+_decode_acted = msgspec.msgpack.Decoder(_Acted).decode
 _decode_cluster = msgspec.msgpack.Decoder(_ClusterRecord).decode
 
 
@@ -55,8 +65,9 @@ def stream_of(partition: str) -> str:
     return f"partition/{partition}"
 
 
-def encode(now: Micros, changes: Sequence[Change[Any]]) -> bytes:
-    return _encode((FORMAT, now, changes))
+def encode(now: Micros, changes: Sequence[Change[Any]], actors: Sequence[Actor] | None = ()) -> bytes:
+    """Return a record. `actors` tell by whose commands the changes were made; None if that is not known."""
+    return _encode((FORMAT, now, changes) if actors is None else (FORMAT, now, changes, actors))
 
 
 def decode(payload: bytes, where: str) -> tuple[Micros, list[Change[Any]]]:
@@ -72,6 +83,14 @@ def time_of(payload: bytes, where: str) -> Micros:
     """Return the time of a record, without reading its changes."""
     try:
         return _decode_stamp(payload).now
+    except msgspec.MsgspecError as problem:
+        raise Damaged(where, f"it is not a record of format {FORMAT} ({problem})") from None
+
+
+def actors_of(payload: bytes, where: str) -> list[Actor] | None:
+    """Return by whose commands the changes of a record were made; None if it is of a version that did not note it."""
+    try:
+        return _decode_acted(payload).actors
     except msgspec.MsgspecError as problem:
         raise Damaged(where, f"it is not a record of format {FORMAT} ({problem})") from None
 

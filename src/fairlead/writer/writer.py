@@ -134,7 +134,7 @@ class Writer:
 
     def _commit(self, decided: Cycle, now: Micros, watch: Stopwatch) -> None:
         try:
-            payload = encode(now, decided.changes)
+            payload = encode(now, decided.changes, decided.actors())
         except BaseException:
             decided.plan.abandon()
             raise

@@ -153,9 +153,13 @@ def _take_once(plan: Plan, command: AnyCommand) -> Answer:
     return answer
 
 
+UNCOMPARED: dict[type[AnyCommand], dict[str, Any]] = {Submit: {"origin": msgspec.UNSET}}
+"""Fields that differ between a request and its repetition."""
+
+
 def _digest(command: AnyCommand) -> bytes:
     try:
-        body = _encode(msgspec.structs.replace(command, key=""))
+        body = _encode(msgspec.structs.replace(command, key="", **UNCOMPARED.get(type(command), {})))
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:
         why = printable(str(problem), 100)
         raise Refused("key", f"the request cannot be compared with others ({why}); correct it") from None

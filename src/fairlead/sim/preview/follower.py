@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from fairlead.core.changes import Change, Names, NodeRemoved, TaskNews
+from fairlead.core.commands import Actor
 from fairlead.core.dump import load
 from fairlead.core.model import JobSpec, Micros
 from fairlead.core.ranges import count
@@ -17,12 +18,17 @@ from fairlead.core.state import Partition, Touched
 from fairlead.history.past import RanJob, ran_jobs
 from fairlead.history.tables import Tables
 from fairlead.journal.base import Pruned
-from fairlead.journal.codec import replay, stream_of
+from fairlead.journal.codec import actors_of, replay, stream_of
 from fairlead.journal.opening import open_journal
 from fairlead.sim.preview.past import DAYS, Past, PastJob
 from fairlead.sim.preview.runtimes import Runtimes
+from fairlead.views.logs import CONFIGURATION
 from fairlead.wire.preview import StoryLine
 
+WORDS = {"agent": "the agent of its node", "server": "the server"}
+SUBMITTED, OVER = "job submitted", "job over"
+EVERY_JOB = ""
+"""Stands for all jobs of its time."""
 MOST_JOBS = 20_000
 """Finished jobs of the past that are looked at."""
 MOST_LINES = 200_000
@@ -55,9 +61,10 @@ class Follower:
     def _read_on(self) -> None:
         with open_journal(self.journal, read_only=True) as journal:
             for record in journal.read(stream_of(self.name), self._seq):
-                done = replay(self.state, record.payload, f"record {record.seq} of {stream_of(self.name)}")
+                where = f"record {record.seq} of {stream_of(self.name)}"
+                done = replay(self.state, record.payload, where)
                 self._seq = record.seq
-                self._tell(done)
+                self._tell(done, actors_of(record.payload, where))
         self.state.touched = Touched()
 
     def past(self, now: Micros) -> tuple[Past, Runtimes]:
@@ -90,8 +97,17 @@ class Follower:
         return past, runtimes
 
     def story(self, job: str, number: int) -> list[StoryLine]:
-        """Return what happened to a job since the journal is followed."""
-        return [line for name, line in self._lines if name == job and line.fields.get("number", number) == number]
+        """Return what happened to a job since the journal is followed, and to the configuration in its time."""
+        told: list[StoryLine] = []
+        over = False
+        submitted = any(name == job and line.event == SUBMITTED for name, line in self._lines)
+        for name, line in self._lines:
+            if name == job and line.fields.get("number", number) == number:
+                told.append(line)
+                submitted, over = False, over or line.event == OVER
+            elif name == EVERY_JOB and not submitted and not over:
+                told.append(line)
+        return told
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -105,10 +121,16 @@ class Follower:
         self.began = self.state.now
         self._lines.clear()
 
-    def _tell(self, done: list[tuple[Change[Any], Any]]) -> None:
+    def _tell(self, done: list[tuple[Change[Any], Any]], actors: list[Actor] | None) -> None:
         removed = {change.node_id: before.node.name for change, before in done if isinstance(change, NodeRemoved)}
         names = Names(self.state, self.state.now, removed)
-        for change, before in done:
+        configured = [at for at, (change, _) in enumerate(done) if type(change) in CONFIGURATION]
+        if configured:
+            changed = sorted({CONFIGURATION[type(done[at][0])] for at in configured} - {""})
+            fields = {"changed": changed, **_by(actors, configured[0])}
+            self._lines.append((EVERY_JOB, StoryLine(self.state.now, "configuration applied", fields)))
+        for at, (change, before) in enumerate(done):
+            by = _by(actors, at)
             lines: list[tuple[str, StoryLine]] = []
             last: list[tuple[str, StoryLine]] = []
             told: dict[str, None] = {}
@@ -117,10 +139,13 @@ class Follower:
                 if isinstance(job, str):
                     if event.startswith("tasks"):
                         told[job] = None
-                    (last if event == "job over" else lines).append((job, StoryLine(self.state.now, event, fields)))
+                    line = StoryLine(self.state.now, event, {**fields, **by})
+                    (last if event == OVER else lines).append((job, line))
             for news in change.news(self.state, before):
                 if isinstance(news, TaskNews) and news.stage.job.id not in told:
-                    lines.append((news.stage.job.id, self._line_of(names, news)))
+                    line = self._line_of(names, news)
+                    line.fields.update(by)
+                    lines.append((news.stage.job.id, line))
             self._lines += [*lines, *last]
 
     def _line_of(self, names: Names, news: TaskNews) -> StoryLine:
@@ -135,6 +160,16 @@ class Follower:
         if news.exit_code is not None:
             fields["exit_code"] = news.exit_code
         return StoryLine(self.state.now, f"tasks {news.what}", fields)
+
+
+def _by(actors: list[Actor] | None, position: int) -> dict[str, str]:
+    """Return by whose decision the change at a position of a record was made; nothing if that is not known."""
+    if actors is None:
+        return {}
+    for actor in actors:
+        if position < actor.until:
+            return {"by": f"{actor.kind} {actor.user}" if actor.user else WORDS[actor.kind]}
+    return {"by": "the scheduler"}
 
 
 def _alone(spec: JobSpec) -> JobSpec:

@@ -1,0 +1,244 @@
+"""Spans of jobs from submit to running, as OpenTelemetry defines them, from sealed plans.
+
+`Spans` is an observer of writers. A job is a trace of its own, unless its submission names another one:
+
+    job            from the request to the first task that runs
+      submit       from the request to the durable record
+      waiting      from the ask to the placement of its last task, with the last reason
+      launch       from the placement to the report that tasks run, one for each stage and cycle
+
+The ids follow from the job, so a server that takes over continues the trace. Sending is the work of `SpanSender`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from fairlead.core.changes import Acknowledged, Ended, JobNews, SinglesEnded
+from fairlead.core.commands import Origin, Submit
+from fairlead.core.cycle import Cycle
+from fairlead.core.lifecycle import JOB
+from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros
+from fairlead.core.ranges import count
+from fairlead.core.reasons import Reason
+from fairlead.core.resources import SECOND
+from fairlead.core.state import Partition
+
+TRACED = 100_000
+"""Unfinished jobs of a partition that have spans. Jobs that are submitted while as many have them get none."""
+CHILDREN = 100
+"""Spans that a job has at most besides its own."""
+NAMED = 8
+"""Nodes that a span names."""
+PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+"""The header `traceparent`: version, trace, span, flags."""
+
+
+class Span(msgspec.Struct, frozen=True, gc=False):
+    """A span that has ended. Times are in microseconds since 1970."""
+
+    name: str
+    trace: int
+    id: int
+    parent: int
+    """The id of the parent; 0 for none."""
+    remote: bool
+    """True if the parent is a span of the caller."""
+    start: Micros
+    end: Micros
+    fields: dict[str, Any]
+    problem: str = ""
+    """Why it did not succeed; empty if it did."""
+
+
+class Traced(msgspec.Struct):
+    """A job that is not over."""
+
+    trace: int
+    id: int
+    parent: int
+    since: Micros
+    ran: bool = False
+    """True if its own span was sent."""
+    children: int = 0
+    reasons: dict[tuple[str, int], Reason] = {}
+    """Stage and kind of ask → why it waited, as of the last cycle that tried it."""
+
+
+class Spans:
+    """Gives the spans of jobs to `send`, which must be quick; an observer of writers."""
+
+    def __init__(self, send: Callable[[Span], None], left_out: Callable[[], None] = lambda: None) -> None:
+        """`left_out` is called for each job without spans, because too many jobs have them."""
+        self._send = send
+        self._left_out = left_out
+        self._jobs: dict[str, dict[str, Traced | None]] = {}
+        """Partition → job → its trace; None for a job whose caller wants none."""
+
+    # -- as an observer ------------------------------------------------------------------------------------------
+
+    def began(self, partition: Partition) -> None:
+        known = self._jobs[partition.name] = {}
+        ran = {part.stage.job.id for part in partition.allocations.values() if part.started is not None}
+        for job in partition.jobs.values():
+            if not job.over and len(known) < TRACED:
+                known[job.id] = trace = _traced(partition, job)
+                trace.ran = job.id in ran or any(stage.ended for stage in job.stages)
+
+    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        partition = decided.plan.partition
+        if partition.removed:
+            self._jobs.pop(partition.name, None)
+            return
+        known = self._jobs[partition.name]
+        now = decided.plan.now
+        jobs = [news for news in decided.plan.news() if isinstance(news, JobNews)]
+        if any(news.what == "submitted" for news in jobs):
+            self._submitted(decided, known, now + round(sum(seconds.values()) * SECOND))
+        for change, before in decided.plan.done:
+            for ask in change.completed(before):
+                self._waited(known, ask, now)
+        self._launched(decided, known)
+        for news in jobs:
+            if JOB.terminal(news.state):
+                trace = known.pop(news.job.id, None)
+                if trace is not None and not trace.ran:
+                    self._send(_own(partition, news.job, trace, now, news.reason or news.state))
+        for (job, stage, kind), reason in decided.reasons.items():
+            trace = known.get(job)
+            if trace is not None:
+                trace.reasons[stage, kind] = reason
+
+    def stopped(self, partition: Partition, why: str) -> None:
+        self._jobs.pop(partition.name, None)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _submitted(self, decided: Cycle, known: dict[str, Traced | None], durable: Micros) -> None:
+        partition = decided.plan.partition
+        origins = {
+            getattr(answer, "job", ""): command.origin
+            for command, answer in zip(decided.commands, decided.answers, strict=True)
+            if isinstance(command, Submit) and isinstance(command.origin, Origin)
+        }
+        for news in decided.plan.news():
+            if not isinstance(news, JobNews) or news.what != "submitted":
+                continue
+            job = news.job
+            if len(known) >= TRACED:
+                self._left_out()
+                continue
+            origin = origins.get(job.id)
+            trace = known[job.id] = _continued(_traced(partition, job), origin)
+            if trace is not None and origin is not None:
+                self._child("submit", job, trace, origin.received, durable, {"fairlead.user": job.user})
+
+    def _waited(self, known: dict[str, Traced | None], ask: Ask, now: Micros) -> None:
+        trace = known.get(ask.stage.job.id)
+        if trace is None:
+            return
+        fields = {"fairlead.stage": ask.stage.name, "fairlead.kind": KINDS[ask.kind]}
+        reason = trace.reasons.pop((ask.stage.name, ask.kind), None)
+        if reason is not None:
+            fields["fairlead.reason"] = str(reason)
+        self._child("waiting", ask.stage.job, trace, ask.waiting_since, now, fields)
+
+    def _launched(self, decided: Cycle, known: dict[str, Traced | None]) -> None:
+        """Send the spans of launches that were acknowledged, or that ended without, and those of their jobs."""
+        partition, now = decided.plan.partition, decided.plan.now
+        launches: dict[tuple[str, str, int, str], list[tuple[Allocation, int]]] = {}
+        for allocation, tasks, problem in _first_reports(decided):
+            stage = allocation.stage
+            key = (stage.job.id, stage.name, allocation.attempt, problem)
+            launches.setdefault(key, []).append((allocation, tasks))
+        for (name, stage_name, attempt, problem), parts in launches.items():
+            trace = known.get(name)
+            if trace is None:
+                continue
+            job = parts[0][0].stage.job
+            rows = partition.nodes.rows
+            nodes = list(dict.fromkeys(allocation.node for allocation, _ in parts))
+            fields = {
+                "fairlead.stage": stage_name,
+                "fairlead.attempt": attempt,
+                "fairlead.tasks": sum(tasks for _, tasks in parts),
+                "fairlead.nodes": [partition.nodes.name[rows[node]] for node in nodes[:NAMED] if node in rows],
+                "fairlead.node_count": len(nodes),
+            }
+            self._child("launch", job, trace, min(part.since for part, _ in parts), now, fields, problem)
+            if not trace.ran and not problem:
+                trace.ran = True
+                self._send(_own(partition, job, trace, now, ""))
+
+    def _child(
+        self,
+        name: str,
+        job: Job,
+        trace: Traced,
+        start: Micros,
+        end: Micros,
+        fields: dict[str, Any],
+        problem: str = "",
+    ) -> None:
+        if trace.children >= CHILDREN:
+            return
+        trace.children += 1
+        span = _hashed(8, trace.id, name, start, end, trace.children)
+        fields = {"fairlead.job": job.id, **fields}
+        self._send(Span(name, trace.trace, span, trace.id, False, start, max(start, end), fields, problem))
+
+
+def _first_reports(decided: Cycle) -> Iterator[tuple[Allocation, int, str]]:
+    """Yield allocations that got their first report, the number of these tasks, and why they do not run."""
+    for change, before in decided.plan.done:
+        if isinstance(change, Acknowledged):
+            yield before.allocation, count(change.indices), ""
+        elif isinstance(change, SinglesEnded):
+            yield from [(allocation, 1, "") for allocation in before if allocation.state == "assigned"]
+        elif isinstance(change, Ended) and before.allocation.state == "assigned":
+            # A short task may end before it is reported to run.
+            ran = change.outcome == "succeeded" or change.exit_code is not None
+            yield before.allocation, count(change.indices), "" if ran else change.reason or change.outcome
+
+
+def _own(partition: Partition, job: Job, trace: Traced, end: Micros, problem: str) -> Span:
+    spec = job.spec
+    fields = {
+        "fairlead.job": job.id,
+        "fairlead.job_number": job.number,
+        "fairlead.job_name": spec.name,
+        "fairlead.user": spec.user,
+        "fairlead.queue": job.queue.path,
+        "fairlead.partition": partition.name,
+        "fairlead.tasks": sum(stage.count for stage in job.stages),
+    }
+    return Span("job", trace.trace, trace.id, trace.parent, trace.parent > 0, trace.since, end, fields, problem)
+
+
+def _traced(partition: Partition, job: Job) -> Traced:
+    """Return a trace of the job's own."""
+    parts = (partition.name, job.number, job.submitted)
+    return Traced(_hashed(16, *parts), _hashed(8, *parts), 0, job.submitted)
+
+
+def _continued(trace: Traced, origin: Origin | None) -> Traced | None:
+    """Return the trace of a job that was submitted from there; None if the caller records no spans."""
+    if origin is None:
+        return trace
+    trace.since = min(trace.since, origin.received)
+    found = PARENT.fullmatch(origin.traceparent)
+    if found is not None:
+        if not int(found[3], 16) & 1:
+            return None
+        trace.trace, trace.parent = int(found[1], 16), int(found[2], 16)
+    return trace
+
+
+def _hashed(size: int, *parts: object) -> int:
+    """Return a number above 0 with this size in bytes."""
+    return int.from_bytes(blake2b(repr(parts).encode(), digest_size=size).digest(), "big") or 1
