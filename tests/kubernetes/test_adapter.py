@@ -364,6 +364,8 @@ def test_running_pods_of_a_refused_job_may_use_all_of_a_resource(play: Play) -> 
     old.spec.containers[0].resources.requests["example.com/fpga"] = "2"
     play.adapter.put_pod(old)
     play.connect()
+    assert all("root.late" in problem or "recover" in problem for problem in play.problems), play.problems
+    assert play.adapter.nodes["uid-n1"].sent[0]["resources"]["example.com/fpga"] == "1m"
     play.world.queue("root.late")
     play.world.cycle()
     play.later()

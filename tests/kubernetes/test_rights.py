@@ -109,6 +109,10 @@ def test_an_adapter_with_these_rights_does_all_its_work(scene: Scene) -> None:
     scene.wait_bound(*low)
     urgent = {"metadata": {"name": "urgent"}, "value": 100}
     scene.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", urgent)
+    probe = {"priorityClassName": "urgent", "containers": [{"name": "main", "image": "none"}]}
+    dry = {"metadata": {"name": "probe"}, "spec": probe}
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All"
+    scene.wait(lambda: scene.api.post(path, json=dry).is_success, "the API server knows the priority class")
     scene.pod("high", priorityClassName="urgent")
     scene.wait_bound("high")
     # The gang was evicted whole, so there is room for the gated pod.

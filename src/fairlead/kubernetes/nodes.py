@@ -47,7 +47,7 @@ def node_item(node: Node, used: Mapping[str, int], ports: Iterable[str] = ()) ->
     free = capacities(node.status.allocatable)
     free |= dict.fromkeys(ports, 1000)
     # A resource that is in use altogether stays known, with less than any pod asks for: jobs that need it wait for it.
-    free = {name: max(name not in (CPU, MEMORY), amount - used.get(name, 0)) for name, amount in free.items()}
+    free = {name: max(int(name not in (CPU, MEMORY)), amount - used.get(name, 0)) for name, amount in free.items()}
     labels = {key: value for key, value in (node.metadata.labels or {}).items() if _LABEL.fullmatch(key)}
     item: dict[str, Any] = {
         "name": node_name(node.metadata.name),
