@@ -21,6 +21,7 @@ from fairlead.views.spans import Span, Spans
 from fairlead.views.spansender import SpanSender
 from tests.collector import Collector, fields_of
 from tests.live import PROGRAM, Up
+from tests.views.test_metrics import rows_of_the_page
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = PARENT[:-2] + "00"
@@ -197,6 +198,16 @@ def test_spans_beyond_the_queue_and_of_a_dead_collector_are_dropped_and_counted(
     sender.close()
     assert value(registry, "fairlead_spans_dropped_total", why="failed") == 5
     assert value(registry, "fairlead_spans_sent_total") == 0
+
+
+def test_the_page_has_its_metrics(collector: Collector) -> None:
+    registry = CollectorRegistry()
+    SpanSender(collector.url, "0", registry).close()
+    defined = [
+        [f"{family.name}_total", family.type, "why" if "dropped" in family.name else "", family.documentation]
+        for family in registry.collect()
+    ]
+    assert [row for row in rows_of_the_page() if row[0].startswith("fairlead_spans_")] == defined
 
 
 def test_problems_are_errors_in_the_collector(collector: Collector) -> None:

@@ -37,7 +37,11 @@ class SpanSender:
         self._exporter = OTLPSpanExporter(endpoint, timeout=SECONDS)
         self._resource = Resource.create({"service.name": "fairlead", "service.version": version})
         self._scope = InstrumentationScope("fairlead", version)
-        self._sent = Counter("fairlead_spans_sent_total", "Spans that the collector has taken.", registry=registry)
+        self._sent = Counter(
+            "fairlead_spans_sent_total",
+            "Spans that the collector has taken. It and the next one are there only with --traces.",
+            registry=registry,
+        )
         self._dropped = Counter(
             "fairlead_spans_dropped_total",
             "Spans that were not sent: too many waited (full), or the collector did not take them (failed). Jobs "
