@@ -786,11 +786,13 @@ class Control:
         service = self._served.pop(name, None)
         if service is None:
             return
+        running = self._tasks.pop(name)
         await service.live.close()
-        await asyncio.gather(self._tasks.pop(name), return_exceptions=True)
+        await asyncio.gather(running, return_exceptions=True)
         service.close()
-        self._engine.end(name)
-        self.pools.end(name)
+        if name not in self._served:  # else it is led here again, which has ended the work for the service before
+            self._engine.end(name)
+            self.pools.end(name)
 
     async def _close_seat(self, seat: Seat | None) -> None:
         if seat is None:
