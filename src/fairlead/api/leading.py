@@ -232,11 +232,13 @@ class Leading:
         service = self._plane.served.pop(name, None)
         if service is None:
             return
+        running = self._tasks.pop(name)
         await service.live.close()
-        await asyncio.gather(self._tasks.pop(name), return_exceptions=True)
+        await asyncio.gather(running, return_exceptions=True)
         service.close()
-        self._plane.engine.end(name)
-        self._plane.pools.end(name)
+        if name not in self._plane.served:  # else it is led here again, which has ended the work for the service before
+            self._plane.engine.end(name)
+            self._plane.pools.end(name)
 
     async def close_seat(self, seat: Seat | None) -> None:
         if seat is None:

@@ -38,6 +38,8 @@ RESTART = 0.5
 """Seconds until a killed agent is started again."""
 OPENING = 10.0
 """Seconds for which an agent waits for a server that stands still."""
+KEEPALIVE = 40.0
+"""Seconds after which the operating system or a ping notices that a connection is dead."""
 NO_SPAWNER = 20.0
 """The most seconds without a spawner."""
 
@@ -152,8 +154,11 @@ class Machine:
     def cut_from(self, server: Process, silently: bool) -> None:
         """Break the connections to a server, with or without notice."""
         for wire in self._open_wires():
-            if wire.server.owner is server:
-                (wire.cut if silently else wire.reset)()
+            if wire.server.owner is server and silently:
+                wire.cut()
+                self._loop.world_at(self._loop.time() + KEEPALIVE, wire.agent.arrive, None)
+            elif wire.server.owner is server:
+                wire.reset()
 
     @property
     def connected_to(self) -> Process | None:
