@@ -49,6 +49,7 @@ JOB_ANSWER = {
     "waits_for": "",
     "matched": None,
     "forgotten": False,
+    "held_by": "",
     "stages": [STAGE_ANSWER],
 }
 TASK_ANSWER = {

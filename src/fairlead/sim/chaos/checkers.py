@@ -321,7 +321,9 @@ def check_conserving(partition: Partition) -> None:
 
 
 def _allowed(job: Job) -> bool:
-    """True if no limit applies to the job and it can be preempted. Other checkers judge limits and spent shares."""
+    """True if no limit applies to the job, it can be preempted, and it is not held. Other checkers judge these."""
+    if job.held_by is not None:
+        return False
     return job.spec.preemptible and all(account.limit is None and account.max_jobs is None for account in job.accounts)
 
 
