@@ -403,11 +403,11 @@ def done(place: Place, journals: dict[str, Journal], epochs: dict[str, int], ope
     return None
 
 
-ROSTERS: dict[tuple[int, str], Roster] = {}
+ROSTERS: dict[tuple[Place, str], Roster] = {}
 
 
 def roster_of(place: Place, server: str) -> Roster:
-    return ROSTERS.setdefault((id(place), server), place.roster(server))
+    return ROSTERS.setdefault((place, server), place.roster(server))
 
 
 @settings(max_examples=25, deadline=None)

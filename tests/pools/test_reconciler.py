@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from fairlead.core.commands import MoveNode
 from fairlead.journal import Journal, SqliteJournal, UnknownOutcome
+from fairlead.journal.codec import stream_of
 from fairlead.pools import reconciler, service
 from fairlead.pools.base import Join, PoolKind, Provider, ProviderError
 from fairlead.pools.figures import Figures
@@ -385,7 +386,7 @@ def test_one_call_at_a_time_also_over_reigns(story: Story) -> None:
         burst(site, 2)
         until(lambda: story.asked("create"))
         before = len(story.provider.asked)
-        site.control._leading.break_seat(site.control._plane.seats["cluster"], "for a test")
+        site.control._leading.break_seat(site.control._plane.seats[stream_of("default")], "for a test")
         until(lambda: site.notes)
         until(lambda: site.as_owner.get("/api/v1/pools/w").status_code == 200)
         time.sleep(0.1)
@@ -406,7 +407,8 @@ def test_nothing_is_brought_that_the_journal_may_not_have(story: Story) -> None:
 
     with story.up(open_journal=open_journal) as site:
         passes(story)
-        journals[0].meanwhile = lambda: passes(story, 1)  # a pass has read the list, and waits for the state
+        for journal in journals:
+            journal.meanwhile = lambda: passes(story, 1)  # a pass has read the list, and waits for the state
         before = len(journals)
         answer = site.as_owner.post("/api/v1/pools/w/scale", json={"nodes": 2})
         assert answer.status_code == 503

@@ -15,7 +15,7 @@ from fairlead.agent.joining import Epoch
 from fairlead.agent.launching import each_of
 from fairlead.agent.reporting import Reporting
 from fairlead.agent.task_table import TaskTable
-from fairlead.api.control import Control
+from fairlead.api.plane import Plane
 from fairlead.core.commands import Accepted
 from fairlead.engines.agents import Agents
 from fairlead.engines.launches import Orders
@@ -226,7 +226,7 @@ def take_leases_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve_beyond_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server does not look at its clock, and serves until a write fails."""
     monkeypatch.setattr(Leases, "leads_until", lambda self: float("inf"))
-    monkeypatch.setattr(Control, "_unserved", lambda self: self._problem)
+    monkeypatch.setattr(Plane, "unserved", lambda self: self.problem)
 
 
 def obey_any_leader(monkeypatch: pytest.MonkeyPatch) -> None:

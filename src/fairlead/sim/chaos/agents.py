@@ -116,7 +116,7 @@ class Machine:
         spawners = all(spawner.is_quiet for spawner in self._spawners) and not any(
             link.under_way for link in self._links
         )
-        return spawners and self._wires[-1].is_quiet
+        return spawners and bool(self._wires) and self._wires[-1].is_quiet
 
     # -- faults --------------------------------------------------------------------------------------------------
 
