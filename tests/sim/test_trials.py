@@ -233,7 +233,7 @@ def test_planted_bugs_are_found(
         (planted_parts.confirm_at_once, "does not know what it was told to run", "server", range(5)),
         (planted_parts.never_call_a_node_lost, "has been silent", "storm", range(2, 8)),
         (planted_parts.keep_what_runs_to_itself, "", "agents", range(5)),
-        (planted_parts.keep_disconnections_to_itself, "on a node without an agent", "agents", range(12)),
+        (planted_parts.keep_disconnections_to_itself, "on a node without an agent", "agents", range(24, 40)),
         (planted.start_on_disconnected, planted.DISCONNECTED, "agents", range(12)),
         (planted_parts.append_without_epoch, "writes to partition/default under epoch", "servers", range(3)),
         (planted_parts.take_leases_early, "and the lease of", "servers", range(3)),
