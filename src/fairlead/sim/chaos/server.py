@@ -27,6 +27,7 @@ from fairlead.core.state import Partition
 from fairlead.engines.agents import Agents
 from fairlead.engines.base import Peer
 from fairlead.journal.base import Journal
+from fairlead.journal.codec import stream_of
 from fairlead.journal.memory import MemoryJournal
 from fairlead.journal.roster import Roster
 from fairlead.pools.base import Join, MakeProvider
@@ -70,6 +71,8 @@ class Truth:
         """The state of the current or last writer."""
         self.before: bytes | None = None
         """The state in the journal, if it differs from the one in memory."""
+        self.recovered: tuple[int, bytes] | None = None
+        """The last record and the state that the last writer found in the journal, until its first turn."""
 
 
 class Outside(Protocol):
@@ -292,6 +295,7 @@ class Server:
         most = MAX_IDLE + DOUBLINGS * len(live.writer.partition.allocations)
         need(self._idle < most, f"{most} turns in a row were started by time alone and changed nothing")
         if self._is_true(live.writer.partition):
+            self.truth.recovered = None
             self._outside.turned(live.writer, live.inbox, self._control.now, self._changed)
 
     def _is_true(self, partition: Partition) -> bool:
@@ -346,6 +350,7 @@ class Server:
             same = dump(partition) == expected
             self._judge(lambda: need(same, "the state recovered from the journal differs from the last state"))
         truth.partition, truth.before = partition, None
+        truth.recovered = self.journal.last(stream_of(PARTITION)), dump(partition)
         self._outside.log(f"the {self.name} is up")
         self._judge(lambda: self._observer.began(partition))
 

@@ -257,6 +257,9 @@ class SharedServer(Server):
         elif live is not None and true and isinstance(problem.__cause__, UnknownOutcome):
             written = self.journal.last(live.writer.stream) > live.writer.seq
             self.truth.before = None if written else before
+        elif live is None and self.truth.recovered is not None and isinstance(problem.__cause__, UnknownOutcome):
+            last, recovered = self.truth.recovered  # the configuration that a new leader writes before its first turn
+            self.truth.before = None if self.journal.last(stream_of(PARTITION)) > last else recovered
 
     @property
     def is_cut_off(self) -> bool:
