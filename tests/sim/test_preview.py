@@ -331,6 +331,15 @@ def test_what_if_a_job_had_another_priority(cluster: Cluster) -> None:
     assert waits(found) == {"second": (600.0, 1200.0), "third": (1200.0, 0.0)}
 
 
+def test_what_if_a_share_changed_while_a_task_is_being_launched(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("first", 4, run=False, estimate="10min")
+    cluster.submit("second", 4, run=False, estimate="10min")
+    found = compared(cluster, shares={"root.all": 7})
+    assert (found["earlier"], found["later"]) == (0, 0)
+    assert waits(found) in ({}, {"second": (600.0, 600.0)})
+
+
 def test_what_if_a_node_were_gone(cluster: Cluster) -> None:
     cluster.node("m", 4)
     queued(cluster)

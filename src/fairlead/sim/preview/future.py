@@ -11,12 +11,13 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from fairlead.core.commands import AnyCommand, MarkReady, MoveNode, Submit
+from fairlead.core.commands import AnyCommand, Configure, MarkReady, MoveNode, Submit
 from fairlead.core.cycle import Cycle, due
 from fairlead.core.effects import ForNode, standing_effects, standing_pools
 from fairlead.core.model import Allocation, Job, Micros, Stage
 from fairlead.core.ranges import count
 from fairlead.core.resources import MAX_DURATION
+from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
 from fairlead.sim.fleet import Fleet, Running
 from fairlead.sim.machines import Machines
@@ -54,7 +55,8 @@ class Future:
         self._arrivals = arrivals
         self._next = next(arrivals, None)
         # No message is lost here, and starts are reported with the next event, however late.
-        partition.set_settings(replace(partition.settings, launch_timeout=MAX_DURATION))
+        partition.set_settings(_patient(partition.settings))
+        first = [_with_patience(command) for command in first]
         self.writer = ScratchWriter(partition, [_Starts(self.starts), *observers])
         self._adopt()
         for command in first:
@@ -132,6 +134,16 @@ class Future:
         if self._next is not None:
             times.append(self._next.at)
         return min([when for when in times if when is not None], default=None)
+
+
+def _patient(settings: PartitionSettings) -> PartitionSettings:
+    return replace(settings, launch_timeout=MAX_DURATION)
+
+
+def _with_patience(command: AnyCommand) -> AnyCommand:
+    if not isinstance(command, Configure):
+        return command
+    return replace(command, config=replace(command.config, settings=_patient(command.config.settings)))
 
 
 class DrawingFleet(Fleet):
