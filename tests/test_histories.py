@@ -351,7 +351,7 @@ def history(folder: Path, seed: int, faults: int, agents: int, seconds: float = 
 def test_a_short_history(tmp_path: Path, postgres: Postgres) -> None:
     fleet = history(tmp_path, seed=2, faults=9, agents=2)
     assert len(fleet.faults) == 9 and len(fleet.asked) > 10
-    assert len(fleet.followed) == 2 and all(len(set(epochs.values())) > 2 for epochs in fleet.followed.values())
+    assert len(fleet.followed) == 2 and all(len(set(epochs.values())) > 1 for epochs in fleet.followed.values())
 
 
 @pytest.mark.long

@@ -71,9 +71,18 @@ class Local:
         return found
 
     def agents(self, many: int = 1) -> list[psutil.Process]:
-        """Wait for `many` agents, and return them. A process has no arguments in its first moment."""
-        until(lambda: len(self.processes("--directory=")) >= many)
-        return self.processes("--directory=")
+        """Wait for `many` agents, and return them. In its first moment a process has no arguments, or its parent's."""
+
+        def found() -> list[psutil.Process]:
+            processes = {process.pid: process for process in self.processes("--directory=")}
+            parents: dict[int, int] = {}
+            for process in processes.values():
+                with suppress(psutil.Error):
+                    parents[process.pid] = process.ppid()
+            return [processes[pid] for pid, parent in parents.items() if parent not in processes]
+
+        until(lambda: len(found()) >= many)
+        return found()
 
 
 @pytest.fixture

@@ -222,7 +222,7 @@ def test_the_slider_shows_the_cluster_as_it_was(browser: Any, tmp_path: Path) ->
         with opened(browser, site.url, site.owner, view="time") as page:
             page.get_by_test_id("source").get_by_text("now").wait_for()
             page.get_by_text("100 % of the CPUs").wait_for()
-            page.wait_for_timeout(2_000)
+            page.wait_for_timeout(12_000)  # the chart is of 10 s at least, and its middle has to be in the journal
             site.node("n2", cpu=12)
             page.get_by_text("25 % of the CPUs").wait_for()
             page.get_by_label("Moment").fill("0.5")

@@ -234,8 +234,7 @@ class SharedJournal:
     def drop(self, stream: str) -> None:
         self._claim(stream)
         self._store.records.drop(stream)
-        if stream in self._store.leases:
-            self._store.leases[stream] = LeaseRow()
+        self._store.leases[stream] = LeaseRow()
         self._epochs.pop(stream, None)
         self._leases.forget(stream)
 
