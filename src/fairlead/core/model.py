@@ -380,7 +380,7 @@ EMPTY = Ranges()
 
 
 class HeldBy(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Who holds a job back, so that none of its tasks start, and since when."""
+    """The user that holds a job back, so that none of its tasks start, and since when."""
 
     user: str
     level: int
