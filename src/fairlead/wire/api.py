@@ -344,7 +344,7 @@ class Job(Answer, frozen=True, kw_only=True):
     forgotten: bool = False
     """True if only the history knows the job: its stages, priority and `after` are not known any more."""
     held_by: str = ""
-    """The user who holds the job back, so that none of its tasks start; empty if it is not held."""
+    """The user that holds the job back, so that none of its tasks start; empty if it is not held."""
 
     @property
     def over(self) -> bool:

@@ -52,7 +52,7 @@ def is_owner(command: Command, job: Job) -> bool:
 
 
 def right_over(command: Command, job: Job) -> int:
-    """Return the highest right of a caller, for whom `is_owner` holds, over a job."""
+    """Return the highest right over a job of a caller that passes `is_owner`."""
     if command.operator:
         return OPERATOR
     return ADMINISTRATOR if any(_listed(command, level.settings.admin) for level in job.queue.line()) else OWNER

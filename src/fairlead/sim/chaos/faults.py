@@ -115,7 +115,7 @@ class LeaderFault(msgspec.Struct, frozen=True, tag="leader"):
 
     at: Micros
     what: LeaderFaultKind
-    who: int
+    which: int
     """0 for the server that leads then, 1 for the one after it, and so on."""
     lasts: Micros
 

@@ -1,4 +1,4 @@
-"""Checks of leadership in a trial: who may lead, write, serve and give orders, judged from leases and epochs alone."""
+"""Checks of leadership in a trial, by leases and epochs alone: which server may lead, write, serve and give orders."""
 
 from __future__ import annotations
 

@@ -397,14 +397,14 @@ class Servers:
             leader.fault = fault
 
     def inject(self, fault: LeaderFault) -> None:
-        """Hit the leader, the server that `who` counts from it, or the database."""
+        """Hit the leader, the server that `which` counts from it, or the database."""
         seconds = fault.lasts / SECOND
         if fault.what == "database":
             self.database_away_until = max(self.database_away_until, self._loop.time() + seconds)
             return
         leader = self.leader
         at = 0 if leader is None else leader.at
-        server = self._servers[(at + fault.who) % len(self._servers)]
+        server = self._servers[(at + fault.which) % len(self._servers)]
         self._outside.log(f"{server.name}: {fault.what} for {seconds:.1f} s")
         server.inject(fault.what, seconds)
 
