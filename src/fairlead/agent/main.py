@@ -7,7 +7,7 @@ import fcntl
 import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -16,7 +16,7 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidMessage, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidMessage, WebSocketException
 
 from fairlead.agent.identity import Identity
 from fairlead.agent.joining import Epoch, Joining, Log
@@ -275,7 +275,11 @@ class _Channel:
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
-        self.send = connection.send
+
+    async def send(self, data: bytes) -> None:
+        """Send data. If the server has closed the connection, the next `recv` returns its last words, or raises."""
+        with suppress(ConnectionClosed):
+            await self._connection.send(data)
 
     async def recv(self) -> bytes:
         data = await self._connection.recv()
