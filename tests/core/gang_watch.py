@@ -126,3 +126,13 @@ def _stages(partition: Partition, unit: Unit) -> list[Stage]:
     number, name = unit
     job = next(job for job in partition.jobs.values() if job.number == number)
     return [stage for stage in job.stages if name in ("", stage.name)]
+
+
+class Restarted(WatchedWorld):
+    """A world that starts a new writer after every cycle that wrote a record."""
+
+    def cycle(self) -> None:
+        before = self.cluster.writers["default"].seq
+        super().cycle()
+        if self.cluster.writers["default"].seq != before:
+            self.restart()

@@ -10,18 +10,7 @@ import pytest
 from fairlead.core.model import OPERATOR
 from fairlead.core.reasons import HeldBack
 from fairlead.testing import World
-from tests.core.gang_watch import WatchedWorld
-
-
-class Restarted(WatchedWorld):
-    """A world that starts a new writer after every cycle that wrote a record."""
-
-    def cycle(self) -> None:
-        before = self.cluster.writers["default"].seq
-        super().cycle()
-        if self.cluster.writers["default"].seq != before:
-            self.restart()
-
+from tests.core.gang_watch import Restarted, WatchedWorld
 
 MakeWorld = Callable[..., World]
 
