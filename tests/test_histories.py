@@ -189,6 +189,12 @@ class Fleet:
                     if not seen or seen[-1] != epoch:
                         seen.append(epoch)
 
+    def follow_one_leader(self) -> bool:
+        """True if every agent has followed the leader that is the newest of all that were followed."""
+        followed = [set(epochs.values()) for epochs in list(self.followed.values())]
+        newest = max(max(epochs) for epochs in followed)
+        return all(newest in epochs for epochs in followed)
+
     # Faults
 
     def leader(self) -> int:
@@ -333,7 +339,9 @@ def history(folder: Path, seed: int, faults: int, agents: int, seconds: float = 
             for thread in threads:
                 thread.start()
             try:
+                wait_until(lambda: len(fleet.followed) == agents)
                 fleet.trouble(faults, seconds)
+                wait_until(fleet.follow_one_leader)
             finally:
                 fleet.done.set()
                 for thread in threads:

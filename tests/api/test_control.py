@@ -92,9 +92,10 @@ class Told(Alone):
 
     def __init__(self) -> None:
         self.leases: dict[str, Lease] = {}
+        self.others: tuple[Member, ...] = (Member("x", "http://x", 9),)
 
     def look(self, version: int, takes: bool) -> Standing:
-        return Standing("me", (Member("me", "http://me", version), Member("x", "http://x", 9)), dict(self.leases))
+        return Standing("me", (Member("me", "http://me", version), *self.others), dict(self.leases))
 
 
 def test_a_server_that_its_database_does_not_answer_still_knows_its_configuration() -> None:
@@ -144,6 +145,44 @@ def test_a_server_with_an_old_configuration_removes_no_partition_that_was_just_a
             await asyncio.sleep(0.01)
         # The partition is led elsewhere and follows the next configuration: then it is followed here too.
         assert (await control.reader("a")).seq == 0
+        await control.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_look_while_a_partition_is_removed_does_not_remove_it_again(broken: bool) -> None:
+    """If the writer stops meanwhile, the next look removes the partition."""
+
+    async def story() -> None:
+        journal, roster, notes = MemoryJournal(), Told(), list[str]()
+        roster.others = ()
+        first = {"a": config(), "b": config()}
+        control = Control(lambda: journal, Listener(), first=first, roster=roster, note=notes.append)
+        await control.start()
+        roster.leases = {stream_of(name): Lease("me", "http://me", 1) for name in "ab"}
+        roster.leases[CLUSTER_STREAM] = Lease("me", "http://me", 1)
+        service = control._plane.served["b"]
+        close = service.live.close
+
+        async def look_and_close() -> None:
+            if broken:
+                control._leading.break_seat(control._plane.seats[stream_of("b")], "the test breaks it")
+            await control._looking.look()
+            while stream_of("b") in control._plane.seats and journal.last(stream_of("b")):
+                await asyncio.sleep(0.01)
+                if not broken:
+                    break
+            await close()
+
+        service.live.close = look_and_close  # type: ignore[method-assign]
+        configuring = asyncio.create_task(control.configure({"a": config()}))
+        while journal.last(stream_of("b")):
+            await asyncio.sleep(0.01)
+        del roster.leases[stream_of("b")]
+        await configuring
+        assert (control.led(), control.names()) == (["a"], ["a"])
+        assert not [note for note in notes if "Error" in note]
         await control.close()
 
     asyncio.run(asyncio.wait_for(story(), 60))

@@ -54,7 +54,7 @@ class Configuring:
                 raise Unserved("unavailable", f"{stopped}; ask again in a moment", 1) from None
             self._plane.configured = configuration.current
             self._plane.roster.call()
-            refusals = [await self._leading.obey(name, user) for name in sorted(self._plane.served)]
+            refusals = [await self._leading.obey_next(name, user) for name in sorted(self._plane.served)]
             await self._until_followed()
             for refusal in filter(None, refusals):
                 raise Refused(
@@ -93,7 +93,8 @@ class Configuring:
                 await self._looking.look()
             except (JournalError, OSError) as problem:
                 raise Unserved("unavailable", f"{problem}; ask again in a moment", 1) from None
-            await asyncio.gather(*self._plane.at_work.values(), return_exceptions=True)
+            if self._plane.at_work:
+                await asyncio.wait(self._plane.at_work.values())
             self._plane.need_serving()
             if self._is_followed() or self._plane.steady() > deadline:
                 return

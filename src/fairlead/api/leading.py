@@ -37,7 +37,6 @@ class Leading:
         """Partition → its live loop."""
         self.retry: dict[str, tuple[float, float]] = {}
         """Stream → when to try to lead it again, and the pause before that."""
-        self._obeying = asyncio.Lock()
 
     def seat_for(self, stream: str) -> Seat:
         """Return the seat of a stream that is led here, or will be. Each has its own: no cycle waits for another's."""
@@ -136,12 +135,25 @@ class Leading:
         if cause and seat is not None:
             self.break_seat(seat, cause)
 
-    async def obey(self, name: str, user: str = "") -> Rejected | None:
-        """Let a partition that is led here follow the configuration; return its refusal."""
-        async with self._obeying:
-            return await self._obeyed(name, user)
+    async def obey_next(self, name: str, user: str) -> Rejected | None:
+        """Let a partition follow the configuration after what is being done with it; return its refusal.
 
-    async def _obeyed(self, name: str, user: str) -> Rejected | None:
+        If its writer stops meanwhile, there is no refusal: the next writer follows the configuration.
+        """
+        stream, refusals = stream_of(name), list[Rejected | None]()
+
+        async def obey() -> None:
+            refusals.append(await self.obey(name, user))
+
+        while (before := self._plane.at_work.get(stream)) is not None:
+            await asyncio.wait([before])
+        self.begin(stream, obey())
+        if (begun := self._plane.at_work.get(stream)) is not None:
+            await asyncio.wait([begun])
+        return refusals[0] if refusals else None
+
+    async def obey(self, name: str, user: str = "") -> Rejected | None:
+        """Let a partition that is led here follow the configuration; return its refusal. `begin` does this."""
         service, version = self._plane.served.get(name), self._plane.configured.version
         config = dict(self._plane.configured.partitions).get(name)
         if service is None or service.partition.config_version >= version:
@@ -211,9 +223,9 @@ class Leading:
 
     async def _leave(self, stream: str) -> None:
         """Forget a stream that was dropped."""
-        seat = self._plane.seats.pop(stream)
         self._plane.found = [other for other in self._plane.found if other != stream]
-        await self.end(seat)
+        if (seat := self._plane.seats.get(stream)) is not None:  # else it has been ended meanwhile
+            await self.end(seat)
 
     async def end(self, seat: Seat) -> None:
         """End what is led through a seat, and give its lease back."""

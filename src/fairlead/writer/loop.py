@@ -65,8 +65,12 @@ class WriterThread:
         """`give` takes work items and runs them one after the other; by default a new thread does."""
         self.lock = asyncio.Lock()
         self._give = give or start_thread()
+        self._closed = False
 
     def start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
+        """Run `work` in the thread after what it was given before. Raises `Stopped` if the thread has ended."""
+        if self._closed:
+            raise Stopped("its thread has ended")
         # An executor takes three times as long for the round trip.
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._give((work, future))
@@ -88,6 +92,7 @@ class WriterThread:
 
     def close(self) -> None:
         """End the thread after the work that was started."""
+        self._closed = True
         self._give(None)
 
 
