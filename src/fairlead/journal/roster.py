@@ -74,7 +74,8 @@ class Roster(Protocol):
 class Alone:
     """The roster of a journal that no other server uses."""
 
-    lasts, every = float("inf"), 0.25
+    lasts, every = float("inf"), 5.0
+    """A look is only needed for a partition that refused the configuration; all else wakes the server."""
 
     def look(self, version: int, takes: bool) -> Standing:
         return Standing("alone", (Member("alone", "", version),), {})
