@@ -17,11 +17,13 @@ from tests.servers import PROGRAM, Agent, Server, failing_program, fairlead_prog
 pytestmark = pytest.mark.filterwarnings("ignore::fairlead.NeverRuns")
 
 Pair = tuple[Server, Server]
+LEASE = "5s"
+"""Longer than a busy machine stops a process; a standby waits for it after a kill."""
 
 
 @pytest.fixture
 def pair(tmp_path: Path, database: str) -> Iterator[Pair]:
-    one, two = (Server(tmp_path, name, database, "--lease", "2s") for name in ("one", "two"))
+    one, two = (Server(tmp_path, name, database, "--lease", LEASE) for name in ("one", "two"))
     one.start()
     two.start()
     yield one, two
@@ -172,9 +174,9 @@ def spread(tmp_path: Path, database: str) -> Iterator[Pair]:
     """Two servers that lead two of four partitions each."""
     file = tmp_path / "fairlead.yaml"
     file.write_text(json.dumps(configured(FOUR)))
-    one = Server(tmp_path, "one", database, "--lease", "2s", "--config", str(file)).start()
+    one = Server(tmp_path, "one", database, "--lease", LEASE, "--config", str(file)).start()
     assert one.led() == [*FOUR]
-    two = Server(tmp_path, "two", database, "--lease", "2s").start()
+    two = Server(tmp_path, "two", database, "--lease", LEASE).start()
     try:
         wait_until(lambda: (len(one.led()), len(two.led())) == (2, 2))
         yield one, two

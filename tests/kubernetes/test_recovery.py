@@ -181,7 +181,7 @@ def test_the_adapter_of_a_server_that_stands_by_waits(plane: ControlPlane, tmp_p
     """It must not hold the lease, or no pod would be scheduled by the server that leads."""
     scene = Scene(plane, tmp_path)
     cluster = ("--kubernetes", str(plane.kubeconfig()), "--kubernetes-lease", "default/fairlead-servers")
-    one, two = (Server(tmp_path, name, database, "--lease", "2s", *cluster) for name in ("one", "two"))
+    one, two = (Server(tmp_path, name, database, "--lease", "5s", *cluster) for name in ("one", "two"))
     try:
         scene.clean()
         scene.node("n1")

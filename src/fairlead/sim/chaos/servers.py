@@ -116,6 +116,8 @@ class SharedServer(Server):
         self._cut_off_until = 0.0
         self._unreachable_until = 0.0
         """Agents cannot reach it before this time."""
+        self._closing: Process | None = None
+        """The process that is being restarted."""
         self._losing: tuple[Literal["", "before", "after"], float] = ("", 0.0)
         """Whether the next append loses its connection, and for how many seconds the database is then away."""
         self._pause_in_turn = 0.0
@@ -296,7 +298,9 @@ class SharedServer(Server):
             away = 0.0 if rng.random() < 0.5 else seconds
             self._losing = ("before" if rng.random() < 0.5 else "after", away)
         elif what == "restart":
-            self._process.start(self._close(self._process))
+            if self._closing is not self._process:
+                self._closing = self._process
+                self._process.start(self._close(self._process))
         else:
             assert what == "drain"
             self._group.drain(self, seconds)
