@@ -22,7 +22,7 @@ echo $FAIRLEAD_NODE >>{folder}/started
 while ! [ -e {folder}/go ]; do sleep 0.05; done
 """
 OPTIONS = ("--resource=cpu=8", "--resource=memory=1Gi")
-SETTINGS = {"heartbeat": "500ms", "lease": "2s", "preempt_grace": "300ms"}
+SETTINGS = {"heartbeat": "1s", "lease": "6s", "preempt_grace": "300ms"}
 
 
 def stop(pids: list[int], number: int) -> None:

@@ -289,7 +289,7 @@ def test_silent_nodes_are_lost_after_their_lease(tmp_path: Path) -> None:
                 while True:
                     await one.receive()
 
-    tell(tmp_path, story, lease="200ms")
+    tell(tmp_path, story, lease="3s")
 
 
 @pytest.mark.parametrize("action", ["enable", "drain"])
@@ -412,7 +412,7 @@ def test_a_copy_of_an_identity_is_refused_until_the_first_is_lost(tmp_path: Path
         async with puppet(plant, instance="copy") as second:
             await second.wait_for(wire.Welcome)
 
-    tell(tmp_path, story, lease="1s")
+    tell(tmp_path, story, lease="4s")
 
 
 def test_a_copy_is_refused_too_after_a_restart_of_the_server(tmp_path: Path) -> None:
