@@ -63,13 +63,29 @@ def test_launches_of_a_configuration_are_sent_before_later_stops() -> None:
     assert asyncio.run(story()) == ["launch", "stop"]
 
 
-def test_a_configuration_that_meets_the_end_of_the_writers_starts_no_partition() -> None:
+class Told(Alone):
+    """A roster that tells what a test says: another server, and the leases."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Lease] = {}
+        self.others: tuple[Member, ...] = (Member("x", "http://x", 9),)
+
+    def look(self, version: int, takes: bool) -> Standing:
+        return Standing("me", (Member("me", "http://me", version), *self.others), dict(self.leases))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_configuration_that_meets_the_end_of_the_writers_starts_no_partition(apart: bool) -> None:
     """The next control plane follows it: it is durable."""
 
     async def story() -> list[str]:
-        journal = MemoryJournal()
-        control = Control(lambda: journal, Listener(), first={"default": config()})
+        journal, roster = MemoryJournal(), Told()
+        roster.others = ()
+        first = {"default": config()}
+        control = Control(lambda: journal, Listener(), first=first, roster=roster if apart else None)
         await control.start()
+        if apart:
+            roster.leases = {CLUSTER_STREAM: Lease("me", "http://me", 1), stream_of("default"): Lease("me", "", 1)}
         configuring = asyncio.create_task(control.configure({"default": config(), "other": config()}))
         while journal.last(CLUSTER_STREAM) < 2:
             await asyncio.sleep(0)
@@ -85,17 +101,6 @@ def test_a_configuration_that_meets_the_end_of_the_writers_starts_no_partition()
             await control.close()
 
     assert asyncio.run(story()) == ["default", "other"]
-
-
-class Told(Alone):
-    """A roster that tells what a test says: another server, and the leases."""
-
-    def __init__(self) -> None:
-        self.leases: dict[str, Lease] = {}
-        self.others: tuple[Member, ...] = (Member("x", "http://x", 9),)
-
-    def look(self, version: int, takes: bool) -> Standing:
-        return Standing("me", (Member("me", "http://me", version), *self.others), dict(self.leases))
 
 
 def test_a_server_that_its_database_does_not_answer_still_knows_its_configuration() -> None:

@@ -49,7 +49,7 @@ class Configuring:
                 raise self._plane.not_led(CLUSTER_STREAM, "the configuration")
             try:
                 await seat.thread.alone(lambda: configuration.write(configs))
-            except Stopped as stopped:
+            except (Stopped, JournalError) as stopped:
                 self._leading.break_seat(seat, str(stopped))
                 raise Unserved("unavailable", f"{stopped}; ask again in a moment", 1) from None
             self._plane.configured = configuration.current

@@ -68,9 +68,9 @@ class WriterThread:
         self._closed = False
 
     def start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Run `work` in the thread after what it was given before. Raises `Stopped` if the thread has ended."""
+        """Run `work` in the thread after what it was given before. Raises `JournalError` if the thread has ended."""
         if self._closed:
-            raise Stopped("its thread has ended")
+            raise JournalError("the journal is closed here")
         # An executor takes three times as long for the round trip.
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._give((work, future))
