@@ -21,6 +21,7 @@ from math import log1p
 from pathlib import Path
 from random import Random
 from statistics import NormalDist, mean
+from typing import Any
 
 from fairlead.core.model import Micros
 from fairlead.core.resources import SECOND
@@ -38,7 +39,7 @@ Place = tuple[Arrival, float, float]
 """A job, the part of the drawn run times that are below its own, and the score."""
 
 
-def examine(log: Path, jobs: int | None, estimates: bool) -> dict[str, object]:
+def examine(log: Path, jobs: int | None, estimates: bool) -> dict[str, Any]:
     arrivals = read_traces([log], lambda path: None, jobs=jobs).arrivals
     rng = Random(1)
     runtimes = Runtimes()
@@ -55,7 +56,7 @@ def examine(log: Path, jobs: int | None, estimates: bool) -> dict[str, object]:
             table = runtimes._table((job.spec.user, job.spec.name, "main"), given(job))
             if table is not None:
                 drawn = [table.draw(rng, now - job.at) for _ in range(DRAWS)]
-                found.append((job, *_judged(drawn, job.durations[0], now - job.at, rng)))
+                found.append((job, *_judged(drawn, max(1, job.durations[0]), now - job.at, rng)))
         return found
 
     for number, arrival in enumerate(arrivals):

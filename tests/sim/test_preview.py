@@ -242,7 +242,7 @@ def test_a_job_starts_when_the_one_before_it_ends(cluster: Cluster) -> None:
     assert found.unknown_tasks == 0 and found.futures == eta.SAMPLES and not found.cut
     at = START + 10 * MINUTE
     second = found.jobs["second"]
-    assert (second.earliest, second.median, second.latest) == (at - eta.MARGIN, at, at + eta.MARGIN)
+    assert (second.earliest, second.median, second.latest) == (at, at, at)
     assert found.jobs["third"].median == at + HOUR
 
 
