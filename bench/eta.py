@@ -1,11 +1,12 @@
 """How true start times are: jobs of a public log are promised a start time as they begin to wait.
 
-    python -m bench.eta LOG [--policy learned] [--every 40] [--workers 2] [--jobs N]
+    python -m bench.eta LOG [--policy learned] [--every 40] [--heads 8] [--workers 2] [--jobs N]
 
 The log runs through the simulator. Each time the N-th waiting job is submitted, the simulation is forked, and the copy
 looks into the future as the server does: it knows what has ended, what was submitted, and no run time that is to come.
 The same is done when a job becomes the first one without capacity, which is when published schedulers make a
-reservation. Errors are the differences to the real start in the simulation.
+reservation. Errors are the differences to the real start in the simulation. For comparison, the same figures are given
+of the reservation that the scheduler itself makes for such a job, in the same run and in one under `easy`.
 """
 
 from __future__ import annotations
@@ -33,11 +34,9 @@ from fairlead.sim.preview.eta import SAMPLES, draw_futures, sum_up
 from fairlead.sim.preview.past import Past, PastJob
 from fairlead.sim.preview.runtimes import Runtimes
 from fairlead.sim.simulation import Simulation
-from fairlead.sim.traces import read_traces
+from fairlead.sim.traces import Trace, read_traces
 
 SECONDS = 600.0
-HEADS = 5
-"""Heads are fewer than other waiting jobs, so they get this many times as many promises."""
 
 
 class Watcher:
@@ -80,6 +79,25 @@ class Promise:
         self.kind, self.job, self.now, self.place = kind, job, now, place
         self.eta: dict[str, Any] = {}
         self.baseline: Micros = 0
+        self.planned: Micros | None = None
+        """The reservation that the scheduler itself made."""
+
+
+class Heads:
+    """Notes when each job becomes the first one without capacity, and the start that the scheduler plans for it."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.planned: dict[str, Micros | None] = {}
+        self._partition = partition
+
+    def look(self) -> str:
+        """Return the job that has just become the head; empty if there is none."""
+        backfill = self._partition.memory.backfill
+        head = getattr(backfill, "head", None)
+        if head is None or head.stage.job.live or head.stage.job.id in self.planned:
+            return ""
+        self.planned[head.stage.job.id] = getattr(backfill, "when", None)
+        return str(head.stage.job.id)
 
 
 def note(promise: Promise, simulation: Simulation) -> None:
@@ -89,16 +107,17 @@ def note(promise: Promise, simulation: Simulation) -> None:
 
 
 def score(
-    log: Path, policy: str, every: int, workers: int, jobs: int | None, samples: int, skip: int
+    log: Path, policy: str, every: Mapping[str, int], workers: int, jobs: int | None, samples: int, skip: int
 ) -> dict[str, Any]:
+    """Return the figures. `every` has a number N for each kind of promise: it is made to each N-th job; 0 is never."""
     trace = read_traces([log], lambda path: None, jobs=jobs)
     watcher = Watcher()
     simulation = Simulation(trace, NAMED[policy](trace), observers=[watcher])
     partition = simulation.writer.partition
     promises: list[Promise] = []
     running: dict[int, tuple[int, Promise, list[bytes]]] = {}
-    seen = {"submitted": 0, "head": 0}
-    heads: set[str] = set()
+    seen = dict.fromkeys(every, 0)
+    heads = Heads(partition)
     began = perf_counter()
 
     def collect(most: int) -> None:
@@ -118,11 +137,12 @@ def score(
 
     def ask(kind: str, job: str) -> None:
         seen[kind] += 1
-        if seen[kind] % (every if kind == "submitted" else max(1, every // HEADS)) or len(watcher.services) < skip:
+        if not every[kind] or seen[kind] % every[kind] or len(watcher.services) < skip:
             return
         now = simulation.now
         waiting = simulation.record.arrived - simulation.record.started
         promise = Promise(kind, job, now, waiting)
+        promise.planned = heads.planned.get(job)
         recent = watcher.services[-1_000:]
         live = max(1, sum(1 for job in partition.jobs.values() if job.live))
         # The place in the queue times the mean service time, shared by the jobs that run side by side.
@@ -156,31 +176,60 @@ def score(
             job = partition.jobs.get(newest)
             if job is not None and not job.live and not job.over:
                 ask("submitted", newest)
-        head = getattr(partition.memory.backfill, "head", None)
-        if head is not None and head.stage.job.id not in heads and not head.stage.job.live:
-            heads.add(head.stage.job.id)
-            ask("head", head.stage.job.id)
+        if head := heads.look():
+            ask("head", head)
         return False
 
     watch.last = ""  # type: ignore[attr-defined]
     gc.freeze()
     simulation.run(None, watch)
     collect(0)
-    starts = {arrival.job: simulation.record.job(at).started for at, arrival in enumerate(trace.arrivals)}
+    starts = _starts(simulation)
     return {
         "log": log.name,
         "policy": policy,
         "seconds": round(perf_counter() - began, 1),
         **{kind: _figures([p for p in promises if p.kind == kind], starts) for kind in seen},
-        "promises": [(p.kind, p.job, p.now, starts[p.job], p.eta["all"], p.baseline) for p in promises],
+        "reservations": {policy: _reservations(heads, starts), "easy": reservations(trace, "easy")},
+        "promises": [(p.kind, p.job, p.now, starts[p.job], p.eta["all"], p.baseline, p.planned) for p in promises],
     }
+
+
+def reservations(trace: Trace, policy: str) -> dict[str, Any]:
+    """Return the errors of the reservations that a policy makes for all heads of a log."""
+    simulation = Simulation(trace, NAMED[policy](trace))
+    heads = Heads(simulation.writer.partition)
+
+    def watch(_: Simulation) -> bool:
+        heads.look()
+        return False
+
+    simulation.run(None, watch)
+    return _reservations(heads, _starts(simulation))
+
+
+def _starts(simulation: Simulation) -> dict[str, Micros | None]:
+    return {arrival.job: simulation.record.job(at).started for at, arrival in enumerate(simulation.trace.arrivals)}
+
+
+def _reservations(heads: Heads, starts: Mapping[str, Micros | None]) -> dict[str, Any]:
+    errors = [
+        abs(when - start) / MINUTE
+        for job, when in heads.planned.items()
+        if when is not None and (start := starts[job]) is not None
+    ]
+    return {"heads": len(errors), "unplanned": len(heads.planned) - len(errors), **_errors(errors)}
+
+
+def _errors(errors: Sequence[float]) -> dict[str, float]:
+    return {"mean": round(mean(errors), 1), "median": round(median(errors), 2)} if errors else {}
 
 
 def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros | None]) -> dict[str, Any]:
     """Return errors in minutes, and how often the interval holds the real start."""
     if not promises:
         return {"jobs": 0}
-    errors, baseline, inside, widths, waits, lower, upper, bias = [], [], 0, [], [], 0, 0, []
+    errors, baseline, planned, inside, widths, waits, lower, upper, bias = [], [], [], 0, [], [], 0, 0, []
     for promise in promises:
         real = starts[promise.job]
         eta = promise.eta
@@ -190,6 +239,8 @@ def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros | None]) -
         errors.append(abs(eta["median"] - real) / MINUTE)
         bias.append((eta["median"] - real) / MINUTE)
         baseline.append(abs(promise.baseline - real) / MINUTE)
+        if promise.planned is not None:
+            planned.append(abs(promise.planned - real) / MINUTE)
         waits.append((real - promise.now) / MINUTE)
         widths.append((eta["high"] - eta["low"]) / MINUTE)
         inside += eta["low"] <= real <= eta["high"]
@@ -198,15 +249,14 @@ def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros | None]) -
     return {
         "jobs": len(errors),
         "unknown": len(promises) - len(errors),
-        "mean_minutes": round(mean(errors), 1),
-        "median_minutes": round(median(errors), 2),
+        **_errors(errors),
         "bias": round(mean(bias), 1),
         "covered_percent": round(100 * inside / len(errors), 1),
         "earlier": lower,
         "later": upper,
         "width_minutes": round(median(widths), 1),
-        "baseline_mean": round(mean(baseline), 1),
-        "baseline_median": round(median(baseline), 2),
+        "reservation": {"jobs": len(planned), **_errors(planned)},
+        "baseline": _errors(baseline),
         "wait_mean": round(mean(waits), 1),
         "wait_median": round(median(waits), 1),
     }
@@ -216,14 +266,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.eta", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("log", type=Path)
     parser.add_argument("--policy", default="learned", choices=sorted(NAMED))
-    parser.add_argument("--every", type=int, default=40, help="promise a start to each N-th waiting job")
+    parser.add_argument("--every", type=int, default=40, help="promise a start to each N-th waiting job; 0: none")
+    parser.add_argument("--heads", type=int, default=8, help="promise a start to each N-th head; 0: none")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--skip", type=int, default=500, help="jobs that end before the first promise")
     parser.add_argument("--promises", type=Path, help="write all promises as JSON")
     given = parser.parse_args()
-    result = score(given.log, given.policy, given.every, given.workers, given.jobs, given.samples, given.skip)
+    every = {"submitted": given.every, "head": given.heads}
+    result = score(given.log, given.policy, every, given.workers, given.jobs, given.samples, given.skip)
     promises = result.pop("promises")
     if given.promises:
         given.promises.write_text(json.dumps(promises))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import eta, runtimes
 from bench.catalogue import CATALOGUE
 from bench.harness import ROOT, Row, in_child, line
 from bench.memory import recovered, submitted
@@ -55,3 +56,35 @@ def test_an_unknown_name_is_refused() -> None:
     )
     assert done.returncode == 2
     assert "there is no benchmark nothing; there are memory" in done.stderr
+
+
+def log_of(tmp_path: Path, estimate: int) -> Path:
+    """Write a log of 80 jobs on 4 processors, which run 100 to 400 s each."""
+    log = tmp_path / "small.swf"
+    rows = [
+        f"{number} {number * 60} -1 {100 + number * 37 % 300} {1 + number % 4} -1 -1 {1 + number % 4} "
+        f"{(100 + number * 37 % 300) * estimate} -1 1 {number % 3} -1 {number % 2} 1 -1 -1 -1"
+        for number in range(1, 81)
+    ]
+    log.write_text("; MaxProcs: 4\n" + "\n".join(rows) + "\n")
+    return log
+
+
+@pytest.mark.parametrize("estimate", [1, 3])
+def test_promises_are_compared_with_the_reservations_of_the_same_heads(tmp_path: Path, estimate: int) -> None:
+    found = eta.score(log_of(tmp_path, estimate), "learned", {"submitted": 0, "head": 4}, 1, None, 3, 5)
+    assert found["submitted"] == {"jobs": 0}
+    assert found["head"]["jobs"] == found["head"]["reservation"]["jobs"] > 3
+    for policy in ("easy", "learned"):
+        figures = found["reservations"][policy]
+        assert figures["heads"] > 12 and figures["unplanned"] == 0
+    exact = found["reservations"]["easy"]["mean"] == 0
+    assert exact is (estimate == 1), "with true estimates, a head starts as planned"
+
+
+def test_drawn_run_times_are_compared_with_the_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "SKIP", 10)
+    log = log_of(tmp_path, 2)
+    found = runtimes.examine(log, None, estimates=True)
+    assert found["starting"]["score"] < 0.1 < runtimes.examine(log, None, estimates=False)["starting"]["score"]
+    assert found["starting"]["jobs"] == 70 and found["running"]["jobs"] > 20

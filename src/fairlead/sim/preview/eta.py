@@ -20,7 +20,7 @@ import msgspec
 from fairlead.core.commands import AnyCommand, Rejected
 from fairlead.core.cycle import Cycle
 from fairlead.core.model import Micros
-from fairlead.core.resources import DAY, MINUTE
+from fairlead.core.resources import DAY
 from fairlead.core.state import Partition
 from fairlead.sim.preview.future import Future
 from fairlead.sim.preview.past import Past
@@ -31,8 +31,6 @@ LEAST = 5
 """Futures that are drawn at least, however long they take."""
 SPREAD = 0.004
 """How much wider the interval of fewer samples is made, for the square of the number that is missing."""
-MARGIN: Micros = MINUTE
-"""Both ends of the interval are moved by this: a start depends on more than what futures draw."""
 HORIZON: Micros = 60 * DAY
 """Futures end here."""
 
@@ -116,8 +114,6 @@ def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
         stretch = 1 + SPREAD * (SAMPLES - len(times)) ** 2
         low = max(samples[0].began, middle - round((middle - low) * stretch))
         high = None if high is None else middle + round((high - middle) * stretch)
-    if low is not None and high is not None:
-        low, high = max(samples[0].began, low - MARGIN), high + MARGIN
     return Eta(middle, low, high, min(reached, default=known[-1] or 0))
 
 

@@ -26,8 +26,8 @@ from fairlead.sim.preview.runtimes import Runtimes
 from fairlead.writer.observer import Observer
 from fairlead.writer.scratch import ScratchWriter
 
-SHARED = 0.5
-"""The probability that tasks of one user and name have run times alike, as they often do."""
+SHARED = 0.4
+"""The probability that a task shares the place in its distribution with others of its user, as they often do."""
 
 
 class Future:
@@ -154,8 +154,8 @@ class DrawingFleet(Fleet):
         self._partition = partition
         self._runtimes = runtimes
         self._rng = rng
-        self._parts: dict[tuple[str, str, str], float] = {}
-        """User, job name and stage name → the part at which run times that are alike are drawn."""
+        self._parts: dict[str, float] = {}
+        """User → the part at which run times that are alike are drawn."""
         self._gangs: dict[tuple[str, str, int], Micros | None] = {}
 
     def adopt(self, node: str, allocation: Allocation, now: Micros) -> bool:
@@ -199,13 +199,10 @@ class DrawingFleet(Fleet):
         table = self._runtimes.table(stage)
         if table is None:
             return None
-        if self._rng.random() >= SHARED:
-            return table.draw(self._rng, elapsed)
-        user, name = stage.job.owner
-        key = (user, name, stage.name)
-        if key not in self._parts:
-            self._parts[key] = self._rng.random()
-        return table.at(self._parts[key], elapsed)
+        part = None
+        if self._rng.random() < SHARED:
+            part = self._parts.setdefault(stage.job.owner[0], self._rng.random())
+        return table.draw(self._rng, elapsed, part)
 
 
 class _Starts:

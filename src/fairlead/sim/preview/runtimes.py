@@ -1,6 +1,7 @@
 """Run times to draw from: earlier runs of the same stage, of the same user, and of all users.
 
 A run counts as a fraction of its given estimate, so that it says something about tasks with another estimate too.
+The fewer runs there are of the same stage, the more those of the user count, and then those of all users.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections import deque
 from itertools import accumulate
+from math import exp
 from random import Random
 
 import msgspec
@@ -21,8 +23,10 @@ NAMED_RUNS, USER_RUNS, ALL_RUNS = 20, 40, 400
 """Runs that are kept of each stage name, of each user, and of all users."""
 FADE = 0.85
 """A run counts this much of the one after it."""
-BEYOND = 0.5
-"""The weight of all less specific runs together, where a run of the most specific kind that is fresh has 1."""
+BEYOND = 2.0
+"""The weight of all less specific runs together, where the last run of a kind has 1."""
+NEAR = 0.1
+"""A drawn run time differs from the recorded one by about this part of it."""
 
 Key = tuple[str, str, str]
 """User, job name and stage name; the last two are empty for all runs of a user, all three for all runs."""
@@ -80,23 +84,16 @@ class Runtimes:
         if given is None and (user, "", "") not in self._runs:
             return None
         values: list[tuple[Micros, float]] = []
-        weight = 1.0
-        for level in (key, (user, "", ""), EVERYONE):
+        left = 1.0
+        for level, fade in ((key, FADE), ((user, "", ""), FADE), (EVERYONE, 1.0)):
             runs = self._runs.get(level, ())
-            if given is None and level == EVERYONE:
-                break
-            fade = weight
-            total = 0.0
-            for run in reversed(runs):
-                values.append((max(1, run.scaled(given)), fade))
-                total += fade
-                fade *= FADE if level != EVERYONE else 1.0
-            if level == EVERYONE and runs:  # of all users, all runs count the same
-                values[-len(runs) :] = [(value, weight / len(runs)) for value, _ in values[-len(runs) :]]
-            if runs:
-                weight *= BEYOND / (1 + total) * 2
+            weights = [fade**age for age in range(len(runs))]
+            total = sum(weights) + BEYOND
+            for run, weight in zip(reversed(runs), weights, strict=True):
+                values.append((max(1, run.scaled(given)), left * weight / total))
+            left *= BEYOND / total
         if given is not None:
-            values.append((max(1, given), weight * 0.1))
+            values.append((max(1, given), left))
         return Table(values, given)
 
 
@@ -109,9 +106,13 @@ class Table:
         self._sums = [0.0, *accumulate(weight for _, weight in values)]
         self._given = given
 
-    def draw(self, rng: Random, elapsed: Micros = 0) -> Micros:
-        """Return a run time above `elapsed`."""
-        return self.at(rng.random(), elapsed)
+    def draw(self, rng: Random, elapsed: Micros = 0, part: float | None = None) -> Micros:
+        """Return a run time above `elapsed`: near the recorded one at a part, by default at a random one."""
+        value = self.at(rng.random() if part is None else part, elapsed)
+        near = round(value * exp(rng.gauss(0, NEAR)))
+        if self._given is not None:  # many tasks run exactly as long as they may
+            near = value if value >= self._given else min(near, self._given)
+        return near if near > elapsed else value
 
     def at(self, part: float, elapsed: Micros = 0) -> Micros:
         """Return the run time at a part, from 0 to 1, of those above `elapsed`."""
