@@ -26,7 +26,7 @@ import msgspec
 import uvloop
 
 from bench import kubernetes_peers as peers
-from fairlead.kubernetes.actions import Performer, Target
+from fairlead.kubernetes.actions import AT_ONCE, Performer, Target
 from fairlead.kubernetes.config import read_kubeconfig
 from fairlead.kubernetes.http import Http
 from fairlead.kubernetes.objects import Pod
@@ -328,7 +328,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=5_000)
     parser.add_argument("--only", default=",".join(SCHEDULERS), help="schedulers that are measured, in this order")
     parser.add_argument("--kinds", default="plain,gangs")
-    parser.add_argument("--at-once", type=int, default=32, help="calls of the adapter under way at once")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="calls of the adapter and of the floor under way at once")
     parser.add_argument("--large", action="store_true", help="measure the start on 5,000 nodes with 50,000 pods")
     parser.add_argument("--floor", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
