@@ -324,26 +324,24 @@ async def large(nodes: int, pods: int, at_once: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kubernetes")
-    parser.add_argument("--nodes", type=int, default=1_000)
-    parser.add_argument("--pods", type=int, default=5_000)
+    parser.add_argument("--nodes", type=int, help="1,000, or 5,000 with --large")
+    parser.add_argument("--pods", type=int, help="5,000, or 50,000 with --large")
     parser.add_argument("--only", default=",".join(SCHEDULERS), help="schedulers that are measured, in this order")
     parser.add_argument("--kinds", default="plain,gangs")
-    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="calls of the adapter and of the floor under way at once")
-    parser.add_argument("--large", action="store_true", help="measure the start on 5,000 nodes with 50,000 pods")
+    parser.add_argument(
+        "--at-once", type=int, default=AT_ONCE, help="calls of the adapter and of the floor under way at once"
+    )
+    parser.add_argument("--large", action="store_true", help="measure the start on a cluster with bound pods")
     parser.add_argument("--floor", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    nodes = options.nodes or (5_000 if options.large else 1_000)
+    pods = options.pods or (50_000 if options.large else 5_000)
     if options.floor:
         http = Http(read_kubeconfig(Path(options.floor))[0], options.at_once + 8)
-        uvloop.run(floor(http, options.nodes, "fairlead", options.at_once))
+        uvloop.run(floor(http, nodes, "fairlead", options.at_once))
         return
     if options.large:
-        uvloop.run(
-            large(
-                5_000 if options.nodes == 1_000 else options.nodes,
-                50_000 if options.pods == 5_000 else options.pods,
-                options.at_once,
-            )
-        )
+        uvloop.run(large(nodes, pods, options.at_once))
         return
     names = options.only.split(",")
     if unknown := set(names) - set(SCHEDULERS):
@@ -357,7 +355,7 @@ def main() -> None:
     print(HEAD, flush=True)
     for kind in options.kinds.split(","):
         for name in names:
-            print(uvloop.run(measure(name, kind, options.nodes, options.pods, options.at_once)), flush=True)
+            print(uvloop.run(measure(name, kind, nodes, pods, options.at_once)), flush=True)
 
 
 if __name__ == "__main__":
