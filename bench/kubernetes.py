@@ -155,6 +155,9 @@ class Started:
     def __init__(self, *processes: subprocess.Popen[bytes]) -> None:
         self.processes = processes
 
+    def ended(self) -> bool:
+        return any(process.poll() is not None for process in self.processes)
+
     def cpu(self) -> float:
         return sum(_cpu(process.pid) for process in self.processes)
 
@@ -177,7 +180,8 @@ def _memory(pid: int) -> int:
 
 def start_floor(plane: ControlPlane, nodes: int, at_once: int) -> Started:
     command = [sys.executable, "-m", "bench.kubernetes", "--floor", str(plane.kubeconfig()), "--nodes", str(nodes)]
-    return Started(subprocess.Popen([*command, "--at-once", str(at_once)]))
+    with (plane.folder / "floor.log").open("ab") as log:
+        return Started(subprocess.Popen([*command, "--at-once", str(at_once)], stdout=log, stderr=log))
 
 
 class Server:
@@ -245,11 +249,15 @@ async def measure(name: str, kind: str, nodes: int, pods: int, at_once: int) -> 
                 running = Started(plane.start_scheduler("--feature-gates=GenericWorkload=true"))
             else:
                 running = Started(peers.start(name, plane))
-            try:
-                async with asyncio.timeout(LIMIT):
-                    await bound.all.wait()
-            except TimeoutError:
-                pass
+            done = asyncio.create_task(bound.all.wait())
+            while not done.done() and time.monotonic() - began < LIMIT:
+                await asyncio.wait([done], timeout=0.5)
+                if running.ended():
+                    running.stop()
+                    http.close()
+                    last = (plane.log(name).strip() or "it wrote nothing").splitlines()[-1]
+                    return f"| {name} | {kind} | it ended: {last} |"
+            done.cancel()
             spent = running.cpu()
             memory = _memory(running.processes[0].pid)
             api = sum(_cpu(plane.processes[part].pid) - before[part] for part in before if part in plane.processes)
