@@ -1,8 +1,10 @@
-"""`python -m bench.kubernetes`: pods bound a second on a real control plane, beside kube-scheduler and a floor.
+"""`python -m bench.kubernetes`: pods bound a second on a real control plane, beside other schedulers and a floor.
 
 Every run has a new cluster on 127.0.0.1 with 1,000 nodes. All pods are created first; then the scheduler starts, and
 the time from its start to the last binding counts, as a watch on the API server sees it. The floor is a program that
-binds to nodes in turn without deciding. `--large` measures the start on a cluster with many bound pods.
+binds to nodes in turn without deciding. The bindings of a gang begin together there too, so that its spread in a gang
+is that of the API server. The other schedulers are kube-scheduler, Volcano and YuniKorn (`kubernetes_peers.py`).
+`--large` measures the start on a cluster with many bound pods.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,17 +25,21 @@ import httpx
 import msgspec
 import uvloop
 
-from fairlead.kubernetes.actions import Performer, Target
+from bench import kubernetes_peers as peers
+from fairlead.kubernetes.actions import AT_ONCE, Performer, Target
 from fairlead.kubernetes.config import read_kubeconfig
 from fairlead.kubernetes.http import Http
 from fairlead.kubernetes.objects import Pod
 from fairlead.kubernetes.watching import Follower
 from tests.kubernetes.cluster.control_plane import ADMIN, ControlPlane, free_port
+from tests.kubernetes.cluster.programs import NotBuilt
 
 FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
 NAMESPACE = "bench"
 GANG = 8
 LIMIT = 300.0
+SCHEDULERS = ("floor", "kube-scheduler", "volcano", "yunikorn", "fairlead")
+GROUP = "fairlead.dev/group"
 NATIVE = ["--runtime-config=scheduling.k8s.io/v1beta1=true", "--feature-gates=GenericWorkload=true"]
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Pod).decode
@@ -62,12 +68,28 @@ def pod(number: int, scheduler: str, kind: str, bound: str = "") -> Json:
     }
     if bound:
         spec["nodeName"] = bound
-    group = f"g{number // GANG:05d}"
-    if kind == "gangs" and scheduler == "default-scheduler":
+    size = GANG if kind == "gangs" else 1
+    group = f"g{number // size:05d}"
+    if scheduler in peers.MODULES:
+        peers.mark(scheduler, metadata, group, size)
+    elif kind == "gangs" and scheduler == "default-scheduler":
         spec["schedulingGroup"] = {"podGroupName": group}
     elif kind == "gangs":
-        metadata["annotations"] = {"fairlead.dev/group": group, "fairlead.dev/min": str(GANG)}
+        metadata["annotations"] = {GROUP: group, "fairlead.dev/min": str(GANG)}
     return {"metadata": metadata, "spec": spec}
+
+
+def groups(name: str, kind: str, pods: int) -> Iterator[tuple[str, Json]]:
+    """Yield the objects of the gangs of schedulers that need them, as paths and bodies."""
+    if name == "kube-scheduler" and kind == "gangs":
+        policy = {"schedulingPolicy": {"gang": {"minCount": GANG}}}
+        for at in range(pods // GANG):
+            body = {"metadata": {"name": f"g{at:05d}"}, "spec": policy}
+            yield f"/apis/scheduling.k8s.io/v1beta1/namespaces/{NAMESPACE}/podgroups", body
+    elif name == "volcano":
+        size = GANG if kind == "gangs" else 1
+        for at in range(pods // size):
+            yield f"{peers.VOLCANO}/namespaces/{NAMESPACE}/podgroups", peers.group(f"g{at:05d}", size)
 
 
 async def send(http: Http, requests: Iterator[tuple[str, Json]], at_once: int = 24) -> None:
@@ -82,7 +104,7 @@ async def send(http: Http, requests: Iterator[tuple[str, Json]], at_once: int = 
 
 
 class Bound:
-    """The times at which pods were bound, as a watch sees it."""
+    """The times at which pods were bound, as a watch sees it. Pods that a scheduler creates do not count."""
 
     def __init__(self, http: Http, wanted: int) -> None:
         self.times: dict[str, float] = {}
@@ -93,7 +115,7 @@ class Bound:
 
     def _put(self, found: Pod) -> None:
         name = found.metadata.name
-        if found.spec.node_name and name not in self.times:
+        if found.spec.node_name and name.startswith("p") and name not in self.times:
             self.times[name] = time.monotonic()
             self.nodes[name] = found.spec.node_name
             if len(self.times) >= self._wanted:
@@ -107,20 +129,23 @@ class Bound:
         running.cancel()
 
 
-async def floor(http: Http, nodes: int, scheduler: str) -> None:
+async def floor(http: Http, nodes: int, scheduler: str, at_once: int) -> None:
     """Bind pods to nodes in turn, without deciding anything."""
-    performer = Performer(http, lambda target: None, lambda target, problem: print("refused", problem), at_once=32)
+    performer = Performer(http, lambda target: None, lambda target, problem: print("refused", problem), at_once=at_once)
     number = 0
 
     def put(found: Pod) -> None:
         nonlocal number
         if not found.spec.node_name:
             meta = found.metadata
-            performer.add(Target("bind", meta.namespace, meta.name, meta.uid, None, f"n{number % nodes:04d}"))
+            target = Target("bind", meta.namespace, meta.name, meta.uid, None, f"n{number % nodes:04d}")
+            target.gang = meta.annotation(GROUP)
+            performer.add(target)
             number += 1
 
     selector = {"fieldSelector": f"spec.schedulerName={scheduler},spec.nodeName="}
     follower = Follower(http, "/api/v1/pods", _decode, put, lambda uid: None, selector)
+    await http.open(at_once)
     await asyncio.gather(performer.run(), follower.run())
 
 
@@ -129,6 +154,9 @@ class Started:
 
     def __init__(self, *processes: subprocess.Popen[bytes]) -> None:
         self.processes = processes
+
+    def ended(self) -> bool:
+        return any(process.poll() is not None for process in self.processes)
 
     def cpu(self) -> float:
         return sum(_cpu(process.pid) for process in self.processes)
@@ -150,13 +178,10 @@ def _memory(pid: int) -> int:
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def start_floor(plane: ControlPlane, nodes: int) -> Started:
+def start_floor(plane: ControlPlane, nodes: int, at_once: int) -> Started:
     command = [sys.executable, "-m", "bench.kubernetes", "--floor", str(plane.kubeconfig()), "--nodes", str(nodes)]
-    return Started(subprocess.Popen(command))
-
-
-def start_upstream(plane: ControlPlane, nodes: int) -> Started:
-    return Started(plane.start_scheduler("--feature-gates=GenericWorkload=true"))
+    with (plane.folder / "floor.log").open("ab") as log:
+        return Started(subprocess.Popen([*command, "--at-once", str(at_once)], stdout=log, stderr=log))
 
 
 class Server:
@@ -177,7 +202,7 @@ class Server:
             except httpx.TransportError:
                 time.sleep(0.1)
 
-    def start_adapter(self, plane: ControlPlane, nodes: int) -> Started:
+    def start_adapter(self, plane: ControlPlane) -> Started:
         token = (self.folder / "data" / "token").read_text().strip()
         command = [FAIRLEAD, "kubernetes", "--server", self.url, "--kubeconfig", str(plane.kubeconfig())]
         command += ["--lease", "none", "--listen", "none", "--at-once", str(self.at_once)]
@@ -187,38 +212,52 @@ class Server:
         return Started(adapter, self.process)
 
 
+async def install(http: Http, name: str) -> None:
+    """Create the objects that an installation of a scheduler has, and wait until the API server serves their kinds."""
+    objects = list(peers.definitions(name))
+    await send(http, iter(objects))
+    for _, body in objects:
+        if body.get("kind") == "CustomResourceDefinition":
+            spec = body["spec"]
+            path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+            while (await http.call("GET", path)).status != 200:
+                await asyncio.sleep(0.1)
+
+
 async def measure(name: str, kind: str, nodes: int, pods: int, at_once: int) -> str:
     """Bind pods with one scheduler on a new cluster, and return a row of the table."""
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), arguments=NATIVE) as plane:
         http = Http(read_kubeconfig(plane.kubeconfig(ADMIN))[0], 32)
-        scheduler = {"kube-scheduler": "default-scheduler"}.get(name, "fairlead")
+        scheduler = {"kube-scheduler": "default-scheduler", "floor": "fairlead"}.get(name, name)
         await send(http, iter([("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})]))
         await send(http, (("/api/v1/nodes", node(f"n{at:04d}")) for at in range(nodes)))
-        if kind == "gangs" and name == "kube-scheduler":
-            path = f"/apis/scheduling.k8s.io/v1beta1/namespaces/{NAMESPACE}/podgroups"
-            policy = {"schedulingPolicy": {"gang": {"minCount": GANG}}}
-            groups = ({"metadata": {"name": f"g{at:05d}"}, "spec": policy} for at in range(pods // GANG))
-            await send(http, ((path, group) for group in groups))
+        await install(http, name)
+        await send(http, groups(name, kind, pods))
         path = f"/api/v1/namespaces/{NAMESPACE}/pods"
         await send(http, ((path, pod(at, scheduler, kind)) for at in range(pods)))
-        starts: dict[str, Callable[[ControlPlane, int], Started]] = {
-            "floor": start_floor,
-            "kube-scheduler": start_upstream,
-        }
         server = Server(Path(folder), at_once) if name == "fairlead" else None
-        if server is not None:
-            starts[name] = server.start_adapter
         bound = Bound(http, pods)
         async with bound.watch():
             await asyncio.sleep(1)
             before = {part: _cpu(process.pid) for part, process in plane.processes.items()}
             began = time.monotonic()
-            running = starts[name](plane, nodes)
-            try:
-                async with asyncio.timeout(LIMIT):
-                    await bound.all.wait()
-            except TimeoutError:
-                pass
+            if server is not None:
+                running = server.start_adapter(plane)
+            elif name == "floor":
+                running = start_floor(plane, nodes, at_once)
+            elif name == "kube-scheduler":
+                running = Started(plane.start_scheduler("--feature-gates=GenericWorkload=true"))
+            else:
+                running = Started(peers.start(name, plane))
+            done = asyncio.create_task(bound.all.wait())
+            while not done.done() and time.monotonic() - began < LIMIT:
+                await asyncio.wait([done], timeout=0.5)
+                if running.ended():
+                    running.stop()
+                    http.close()
+                    last = (plane.log(name).strip() or "it wrote nothing").splitlines()[-1]
+                    return f"| {name} | {kind} | it ended: {last} |"
+            done.cancel()
             spent = running.cpu()
             memory = _memory(running.processes[0].pid)
             api = sum(_cpu(plane.processes[part].pid) - before[part] for part in before if part in plane.processes)
@@ -273,7 +312,7 @@ async def large(nodes: int, pods: int, at_once: int) -> None:
             name = f"p9000{len(turn) % 10}"
             await send(http, iter([(path, pod(int(name[1:]), "fairlead", "plain"))]))
             began = time.monotonic()
-            running = server.start_adapter(plane, nodes)
+            running = server.start_adapter(plane)
             while True:
                 reply = await http.call("GET", f"{path}/{name}")
                 if _decode(reply.content).spec.node_name:
@@ -293,31 +332,38 @@ async def large(nodes: int, pods: int, at_once: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kubernetes")
-    parser.add_argument("--nodes", type=int, default=1_000)
-    parser.add_argument("--pods", type=int, default=5_000)
-    parser.add_argument("--only", default="floor,kube-scheduler,fairlead")
+    parser.add_argument("--nodes", type=int, help="1,000, or 5,000 with --large")
+    parser.add_argument("--pods", type=int, help="5,000, or 50,000 with --large")
+    parser.add_argument("--only", default=",".join(SCHEDULERS), help="schedulers that are measured, in this order")
     parser.add_argument("--kinds", default="plain,gangs")
-    parser.add_argument("--at-once", type=int, default=32, help="calls of the adapter under way at once")
-    parser.add_argument("--large", action="store_true", help="measure the start on 5,000 nodes with 50,000 pods")
+    parser.add_argument(
+        "--at-once", type=int, default=AT_ONCE, help="calls of the adapter and of the floor under way at once"
+    )
+    parser.add_argument("--large", action="store_true", help="measure the start on a cluster with bound pods")
     parser.add_argument("--floor", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    nodes = options.nodes or (5_000 if options.large else 1_000)
+    pods = options.pods or (50_000 if options.large else 5_000)
     if options.floor:
-        http = Http(read_kubeconfig(Path(options.floor))[0], 40)
-        uvloop.run(floor(http, options.nodes, "fairlead"))
+        http = Http(read_kubeconfig(Path(options.floor))[0], options.at_once + 8)
+        uvloop.run(floor(http, nodes, "fairlead", options.at_once))
         return
     if options.large:
-        uvloop.run(
-            large(
-                5_000 if options.nodes == 1_000 else options.nodes,
-                50_000 if options.pods == 5_000 else options.pods,
-                options.at_once,
-            )
-        )
+        uvloop.run(large(nodes, pods, options.at_once))
         return
+    names = options.only.split(",")
+    if unknown := set(names) - set(SCHEDULERS):
+        parser.error(f"--only: {', '.join(sorted(unknown))} is not known; choose from {', '.join(SCHEDULERS)}")
+    for name in [name for name in names if name in peers.MODULES]:
+        try:
+            peers.build(name)
+        except NotBuilt as problem:
+            print(f"{name} is left out: {problem}", file=sys.stderr)
+            names.remove(name)
     print(HEAD, flush=True)
     for kind in options.kinds.split(","):
-        for name in options.only.split(","):
-            print(uvloop.run(measure(name, kind, options.nodes, options.pods, options.at_once)), flush=True)
+        for name in names:
+            print(uvloop.run(measure(name, kind, nodes, pods, options.at_once)), flush=True)
 
 
 if __name__ == "__main__":

@@ -88,3 +88,19 @@ def test_drawn_run_times_are_compared_with_the_real_ones(tmp_path: Path, monkeyp
     found = runtimes.examine(log, None, estimates=True)
     assert found["starting"]["score"] < 0.1 < runtimes.examine(log, None, estimates=False)["starting"]["score"]
     assert found["starting"]["jobs"] == 70 and found["running"]["jobs"] > 20
+
+
+def test_a_scheduler_that_cannot_be_built_is_left_out_with_one_line(tmp_path: Path) -> None:
+    """Without Go and with an empty cache."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.kubernetes", "--only", "volcano"],
+        cwd=ROOT,
+        env={"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    why = "volcano is not in the cache, and there is no Go to build it"
+    assert done.stderr.strip() == f"volcano is left out: {why}"
+    assert len(done.stdout.splitlines()) == 2  # the head of the table

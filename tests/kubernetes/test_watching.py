@@ -242,6 +242,25 @@ def test_the_bindings_of_a_gang_begin_together() -> None:
     asyncio.run(act())
 
 
+def test_few_gangs_are_under_way_at_once() -> None:
+    """With more calls under way the API server is no faster, and the bindings of a gang lie further apart."""
+
+    async def act() -> None:
+        http = HeldHttp()
+        performer = Performer(http, lambda target: None, lambda target, problem: None)
+        for gang in "abc":
+            for number in range(8):
+                target = bind(f"{gang}{number}")
+                target.gang = gang
+                performer.add(target)
+        running = asyncio.create_task(performer.run())
+        assert {name[0] for name in await http.answer()} == {"a", "b"}
+        assert {name[0] for name in await http.answer(*(f"a{number}" for number in range(8)))} == {"b", "c"}
+        running.cancel()
+
+    asyncio.run(act())
+
+
 def test_a_binding_names_node_and_uid() -> None:
     ends, recorded = perform([Answer(201, [{}])], bind("a"))
     assert ends == ["done bind a"]

@@ -36,7 +36,7 @@ def kubernetes(
     listen: Annotated[
         str, typer.Option(help="Address of /readyz, /healthz and /metrics, as HOST:PORT; `none` for none.")
     ] = "127.0.0.1:7071",
-    at_once: Annotated[int, typer.Option(min=1, max=1000, help="Calls to the API server under way at once.")] = 32,
+    at_once: Annotated[int, typer.Option(min=1, max=1000, help="Calls to the API server under way at once.")] = 16,
     log_level: LogLevelOption = "info",
 ) -> None:
     """Schedule the pods of a Kubernetes cluster, as a resource manager of a Fairlead server.

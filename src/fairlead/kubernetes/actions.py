@@ -21,6 +21,8 @@ from fairlead.kubernetes.objects import Pod, Status
 from fairlead.kubernetes.watching import pause_after
 
 Verb = Literal["bind", "pin", "evict", "delete"]
+AT_ONCE = 16
+"""Calls under way at once. The API server is busy with fewer; with more, a call waits longer, and so does a gang."""
 BIND_WITHIN = 30.0
 """Seconds for which a binding that the API server refuses for now is tried before the task is reported as lost."""
 RETRIED = (408, 429, 500, 502, 503, 504)
@@ -64,7 +66,7 @@ class Performer:
         done: Callable[[Target], None],
         refused: Callable[[Target, str], None],
         note: Callable[[Target, str], None] = lambda target, problem: None,
-        at_once: int = 32,
+        at_once: int = AT_ONCE,
     ) -> None:
         self._http = http
         self._done = done

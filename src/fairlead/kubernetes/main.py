@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from fairlead.kubernetes import objects
-from fairlead.kubernetes.actions import Performer, Target
+from fairlead.kubernetes.actions import AT_ONCE, Performer, Target
 from fairlead.kubernetes.adapter import Adapter
 from fairlead.kubernetes.health import Health
 from fairlead.kubernetes.http import Http, Lost
@@ -47,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """NAMESPACE/NAME of the lease for leader election; empty for none."""
     listen: str = ""
     """HOST:PORT of `/readyz`, `/healthz` and `/metrics`; empty for none."""
-    at_once: int = 32
+    at_once: int = AT_ONCE
     """Calls to the API server that are under way at once."""
 
 

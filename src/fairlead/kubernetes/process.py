@@ -12,6 +12,7 @@ import msgspec
 import uvloop
 import yaml
 
+from fairlead.kubernetes.actions import AT_ONCE
 from fairlead.kubernetes.config import ConfigProblem, find_address
 from fairlead.kubernetes.http import Address, Http, parse_url
 from fairlead.kubernetes.lease import LeaseLost
@@ -38,7 +39,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: str = SCHEDULER
     lease: str = ""
     listen: str = ""
-    at_once: int = 32
+    at_once: int = AT_ONCE
 
 
 def make_runner(options: Options, link: Link, log: Log) -> Runner:

@@ -1,0 +1,110 @@
+"""Volcano and YuniKorn for `bench.kubernetes`: how they are built, started and given pods.
+
+Each is built once from the Go module registry, with the versions that its own go.mod and go.sum pin, into the cache
+outside the tree that also has the control plane. Both run with their default settings, except for raised client limits,
+as kube-scheduler does. The web service of YuniKorn always listens on port 9080.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.kubernetes.cluster.control_plane import ControlPlane
+from tests.kubernetes.cluster.programs import NotBuilt, folder
+
+MODULES = {
+    "volcano": ("volcano.sh/volcano@v1.14.1", "./cmd/scheduler"),
+    "yunikorn": ("github.com/apache/yunikorn-k8shim@v1.8.0", "./pkg/cmd/shim"),
+}
+"""Scheduler → its module, and the program in it."""
+CRDS = "config/crd/volcano/bases"
+VOLCANO = "/apis/scheduling.volcano.sh/v1beta1"
+LIMIT = "5000"
+"""Calls a second that a client allows itself."""
+Json = dict[str, Any]
+
+
+def build(name: str) -> Path:
+    """Build a scheduler if it is not in the cache, and return its folder. Raise `NotBuilt` if that is not possible."""
+    module, package = MODULES[name]
+    done = folder().parent / f"{name}-{module.rpartition('@v')[2]}"
+    if (done / name).exists():
+        return done
+    go = shutil.which("go")
+    if go is None:
+        raise NotBuilt(f"{name} is not in the cache, and there is no Go to build it")
+    print(f"building {module} into {done}; this takes minutes", file=sys.stderr)
+    flags = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false -mod=readonly -p=1"}
+    environment = {**os.environ, **flags}
+    done.mkdir(parents=True, exist_ok=True)
+    try:
+        told = subprocess.run(
+            [go, "mod", "download", "-json", module], cwd=done, env=environment, check=True, stdout=subprocess.PIPE
+        )
+        source = Path(json.loads(told.stdout)["Dir"])
+        command = ["nice", "-n", "10", go, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(done / "new"), package]
+        subprocess.run(command, cwd=source, env=environment, check=True)
+    except subprocess.CalledProcessError:
+        raise NotBuilt(f"{name} cannot be built; the lines above say why") from None
+    if name == "volcano":
+        shutil.copytree(source / CRDS, done / "crds", copy_function=shutil.copyfile, dirs_exist_ok=True)
+    (done / "new").rename(done / name)
+    return done
+
+
+def start(name: str, plane: ControlPlane) -> subprocess.Popen[bytes]:
+    command = [str(build(name) / name)]
+    if name == "volcano":
+        command += [f"--kubeconfig={plane.kubeconfig()}", "--leader-elect=false", "--cache-dumper=false"]
+        command += [f"--kube-api-qps={LIMIT}", f"--kube-api-burst={LIMIT}"]
+    environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig()), "NAMESPACE": "default"}
+    with (plane.folder / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+
+
+def definitions(name: str) -> Iterator[tuple[str, Json]]:
+    """Yield the objects that an installation of the scheduler has, as paths and bodies."""
+    if name == "volcano":
+        for file in sorted((build(name) / "crds").iterdir()):
+            yield "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(file.read_text())
+    elif name == "yunikorn":
+        data = {"kubernetes.qps": LIMIT, "kubernetes.burst": LIMIT}
+        yield "/api/v1/namespaces/default/configmaps", {"metadata": {"name": "yunikorn-configs"}, "data": data}
+
+
+def group(name: str, size: int) -> Json:
+    """Return the PodGroup of Volcano for a gang. A plain pod has one too, which Volcano's controller makes for it."""
+    needs = {"cpu": str(size), "memory": f"{size}Gi"}
+    return {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "PodGroup",
+        "metadata": {"name": name},
+        "spec": {"minMember": size, "queue": "default", "minResources": needs},
+        "status": {"phase": "Pending"},
+    }
+
+
+def mark(scheduler: str, metadata: Json, gang: str, size: int) -> None:
+    """Write into the metadata of a pod what tells the scheduler its gang; `size` is 1 for a plain pod."""
+    if scheduler == "volcano":
+        metadata["annotations"] = {"scheduling.k8s.io/group-name": gang}
+    elif size == 1:
+        metadata["labels"] = {"applicationId": "bench"}
+    else:
+        needs = {"cpu": "1", "memory": "1Gi"}
+        groups = [{"name": "workers", "minMember": size, "minResource": needs}]
+        metadata["labels"] = {"applicationId": gang}
+        metadata["annotations"] = {
+            "yunikorn.apache.org/task-group-name": "workers",
+            "yunikorn.apache.org/task-groups": json.dumps(groups),
+            "yunikorn.apache.org/schedulingPolicyParameters": "gangSchedulingStyle=Hard",
+        }
