@@ -10,10 +10,11 @@ A queue is **deprived** if all of this is true:
   and its guarantee. Only simple sets are tried: one unit alone, or units from the newest on. A node
   that other asks hold too does not count: its capacity goes to the owner of the hold, not to a claim.
 
-It may be deprived for `rebalance_after`, `preempt_grace` and some slack without a break. Time while the partition is
-not ready does not count, and a new writer starts the time again. Left out as the ask that waits:
-jobs that start whole, stages with `near` or `apart`, and asks that backfill keeps back: at their last look they had
-room, and would have delayed the head. They are looked at again when capacity becomes free.
+It may be deprived for twice `rebalance_after`, `preempt_grace` and some slack without a break: the core measures the
+time again after it has stopped tasks for another ask of the queue, which may be killed before it starts. Time while the
+partition is not ready does not count, and a new writer starts the time again. Left out as the ask that waits: jobs that
+start whole, stages with `near` or `apart`, and asks that backfill keeps back: at their last look they had room, and
+would have delayed the head. They are looked at again when capacity becomes free.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class LoanChecker:
             return
         reasons = deprived(partition, now)
         self._since = {path: self._since.get(path, now) for path in reasons}
-        bound = settings.rebalance_after + settings.preempt_grace + SLACK
+        bound = 2 * settings.rebalance_after + settings.preempt_grace + SLACK
         for path, since in self._since.items() if settled else ():
             need(
                 now - since <= bound,
