@@ -75,13 +75,15 @@ Line = list[Run]
 
 
 class Lane:
-    __slots__ = ("_entries", "_lines", "_use_of", "memory", "queue", "shapes", "size", "text")
+    __slots__ = ("_entries", "_lines", "_use_of", "alike", "memory", "queue", "shapes", "size", "text")
 
     def __init__(self, queue: Queue, shapes: tuple[Shape, ...], use_of: Callable[[Account], int]) -> None:
         self.queue = queue
         self.shapes = shapes
         self.text = text_of(shapes)
         self.size = 0
+        self.alike = True
+        """False if a job that starts whole or cannot be preempted has had an ask here: it may wait for other things."""
         self.memory = LaneMemory()
         self._lines: dict[Account | None, Line] = {}
         """The line of each user; under None if users do not take turns."""
@@ -114,6 +116,7 @@ class Lane:
     def touch(self, ask: Ask) -> None:
         """Give an ask the place it has now. Under some orders it changes with the running tasks of its job."""
         self.memory.asleep_at = None
+        self.alike = self.alike and ask.stage.job.preemptible and not ask.whole
         if self._entries > 2 * self.size + _SLACK:
             self._clear_out()
         rank = self.rank(ask)

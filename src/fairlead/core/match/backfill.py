@@ -141,6 +141,7 @@ class Backfill:
         wanted, room = self._full.get(lane, (FAR, FAR))
         spare = self.spare if self._delays is not None and lane.shapes == (self._shape,) else FAR
         accounts, lendable, only_room, head = None, False, False, self.head
+        nothing_fits = self.nothing_fits(lane)
         now, when = self.plan.now, self.when if self.when is not None else 0
         held = bool(self.plan.partition.nodes.held)  # then some asks may have nodes of their own
         for ask in chain((first,), following):
@@ -157,6 +158,8 @@ class Backfill:
                         accounts, lendable, only_room = job.accounts, job.preemptible, self._only_room(ask)
                     if only_room or together >= wanted:
                         no_room = no_room or ask
+                        if nothing_fits and only_room:
+                            return None, no_room
                         continue
                 length = expected_run(self.plan.partition, stage) if together > spare else 0
                 prospect = LATE if together > spare and not ends_in_time(now, length, when) else TRY
@@ -165,6 +168,13 @@ class Backfill:
             if prospect == NO_ROOM and no_room is None:
                 no_room = ask
         return None, no_room
+
+    def nothing_fits(self, lane: Lane) -> bool:
+        """True if no task of a lane fits and all its asks are alike: if only capacity keeps one back, then all."""
+        full = self._full.get(lane)
+        if full is None or full[1] > 0 or not lane.alike:
+            return False
+        return not any([level.users or level.groups for level in lane.queue.line()])
 
     def why_passed(self, lane: Lane, ask: Ask) -> Reason | None:
         """Return the reason why an ask was not tried."""

@@ -103,19 +103,17 @@ class QueueCursor:
         """A heap of the heads of sleeping lanes that did not have their turn."""
         heapify(self._asleep)
 
-    def rest(self) -> Iterator[tuple[Lane, Ask]]:
-        """Yield the asks of the open lanes that had no turn yet, lane by lane."""
+    def rest(self) -> Iterator[tuple[Lane, Iterator[Ask]]]:
+        """Yield the asks of the open lanes that had no turn yet, line by line."""
         for _, _, lane, current in self.open:
             if lane in self.blocked:
-                yield from ((lane, ask) for ask in (current, *self._owners[lane]))
+                yield lane, iter((current, *self._owners[lane]))
                 continue
             for at, (_, ask, line) in enumerate(self._lines[lane]):
-                asks: Iterator[Ask]
                 if line.void or lane.memory.moved:
-                    asks = (ask for ask in lane.line(line.user) if id(ask) not in self._passed)
+                    yield lane, (ask for ask in lane.line(line.user) if id(ask) not in self._passed)
                 else:
-                    asks = chain((current if at == 0 else ask,), line.asks)
-                yield from ((lane, ask) for ask in asks)
+                    yield lane, chain((current if at == 0 else ask,), line.asks)
 
     def current(self) -> tuple[Lane, Ask]:
         """Return the ask that has the turn, until its lane goes on or is closed."""

@@ -6,13 +6,13 @@ without an estimate come last. Which asks of a lane the next phases look at does
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from fairlead.core.lanes import Lane, Place
 from fairlead.core.learning import run_time
 from fairlead.core.match.backfill import NO_ROOM, TRY, Backfill
 from fairlead.core.match.queue_cursor import QueueCursor
-from fairlead.core.model import FAR, Account, Ask, Micros
+from fairlead.core.model import FAR, Ask, Micros
 
 Entry = tuple[Micros, Place, str, Lane, Ask]
 
@@ -32,18 +32,27 @@ class ShortestCursor:
         cursor.by_length = True
         self._entries: list[Entry] = []
         """The asks in reverse order: the last one has the turn."""
-        noted: set[tuple[Lane, Account | None]] = set()
-        for lane, ask in cursor.rest():
-            prospect = backfill.prospect(lane, ask)
-            if prospect == NO_ROOM and (lane, lane.user(ask)) not in noted:
-                noted.add((lane, lane.user(ask)))  # the asks of one line come in order, so the first one counts
-                cursor.note_no_room(lane, ask)
-            if prospect == TRY:
-                length = run_time(backfill.plan.partition, ask)
-                place = cursor.place(lane, ask)
-                self._entries.append((FAR if length is None else length, place, lane.text, lane, ask))
+        lines = list(cursor.rest())
+        self._in_order = len(lines) == 1 and not (cursor.counts or lines[0][0].memory.moved)
+        """True if there is one line, the asks of which have their places in the order in which they come."""
+        for lane, asks in lines:
+            self._add(lane, asks, backfill)
         self._entries.sort(key=lambda entry: entry[:3], reverse=True)
         self._close_if_empty()
+
+    def _add(self, lane: Lane, asks: Iterator[Ask], backfill: Backfill) -> None:
+        """Add the asks of a line that may be able to start."""
+        partition, noted = backfill.plan.partition, False
+        for first in asks:
+            ask, no_room = backfill.skip_hopeless(lane, first, asks)
+            if no_room is not None and not noted:
+                noted = True  # the asks of one line come in order, so the first one counts
+                self._cursor.note_no_room(lane, no_room)
+            if ask is None:
+                break
+            length = run_time(partition, ask)
+            place = (len(self._entries),) if self._in_order else self._cursor.place(lane, ask)
+            self._entries.append((FAR if length is None else length, place, lane.text, lane, ask))
 
     def current(self) -> tuple[Lane, Ask]:
         """Return the ask that has the turn."""

@@ -33,6 +33,10 @@ SPREAD = 0.004
 """How much wider the interval of fewer samples is made, for the square of the number that is missing."""
 MARGIN: Micros = MINUTE
 """Both ends of the interval are moved by this: a start depends on more than what futures draw."""
+PREPARING = 0.1
+"""The part of the time in which tables of run times are made for all futures at once. A future makes the others."""
+COLLECTED_AFTER = 100_000
+"""A process of one future collects garbage after this number of new objects: it ends soon, so that memory is no matter."""
 HORIZON: Micros = 60 * DAY
 """Futures end here."""
 
@@ -83,6 +87,7 @@ def draw_futures(
     """
     last = monotonic() + seconds
     longest = seconds * workers / LEAST
+    _prepare(partition, runtimes, monotonic() + seconds * PREPARING)
 
     def one(number: int) -> Sample:
         deadline = monotonic() + longest
@@ -103,6 +108,16 @@ def draw_futures(
         return in_processes(one, range(samples), Sample, workers, last)
     finally:
         gc.unfreeze()
+
+
+def _prepare(partition: Partition, runtimes: Runtimes, deadline: float) -> None:
+    """Make the tables of run times that the futures draw from, until the clock (`monotonic`) reaches a deadline."""
+    for job in partition.jobs.values():
+        if monotonic() > deadline:
+            return
+        if not job.over:
+            for stage in job.stages:
+                runtimes.table(stage)
 
 
 def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
@@ -186,6 +201,7 @@ def in_processes(
 def _answer(work: Callable[[], bytes], pipe: int) -> None:
     """Write the result of a forked process and end it, without running anything of its parent."""
     status = 1
+    gc.set_threshold(COLLECTED_AFTER)
     try:
         data = memoryview(work())
         while data:

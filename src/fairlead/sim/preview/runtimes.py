@@ -81,20 +81,21 @@ class Runtimes:
             return None
         values: list[tuple[Micros, float]] = []
         weight = 1.0
-        for level in (key, (user, "", ""), EVERYONE):
+        for level in (key, (user, "", "")):
             runs = self._runs.get(level, ())
-            if given is None and level == EVERYONE:
-                break
             fade = weight
             total = 0.0
             for run in reversed(runs):
                 values.append((max(1, run.scaled(given)), fade))
                 total += fade
-                fade *= FADE if level != EVERYONE else 1.0
-            if level == EVERYONE and runs:  # of all users, all runs count the same
-                values[-len(runs) :] = [(value, weight / len(runs)) for value, _ in values[-len(runs) :]]
+                fade *= FADE
             if runs:
                 weight *= BEYOND / (1 + total) * 2
+        everyone = self._runs.get(EVERYONE, ()) if given is not None else ()
+        if everyone:  # of all users, all runs count the same
+            each = weight / len(everyone)
+            values += [(max(1, run.scaled(given)), each) for run in everyone]
+            weight *= BEYOND / (1 + weight * len(everyone)) * 2
         if given is not None:
             values.append((max(1, given), weight * 0.1))
         return Table(values, given)
