@@ -36,7 +36,7 @@ MARGIN: Micros = MINUTE
 PREPARING = 0.1
 """The part of the time in which tables of run times are made for all futures at once. A future makes the others."""
 COLLECTED_AFTER = 100_000
-"""A process of one future collects garbage after this number of new objects: it ends soon, so that memory is no matter."""
+"""A process of one future collects garbage after this number of new objects, since it ends soon."""
 HORIZON: Micros = 60 * DAY
 """Futures end here."""
 
