@@ -12,11 +12,13 @@ import pytest
 from fairlead.core.commands import (
     AddNode,
     AnyCommand,
+    BringToFront,
     Configure,
     Kill,
     MarkReady,
     Rejected,
     Report,
+    ResetLane,
     Scale,
     SetPriority,
     Submit,
@@ -331,6 +333,27 @@ def test_a_story_tells_by_whose_decision(cluster: Cluster) -> None:
     assert [by for event, by in told if "scaled" in event] == ["user ann"]
     assert [by for event, by in told if event == "job over"] == ["operator root"]
     assert [event for event, _ in told].count("configuration applied") == 1, "not before or after its time"
+
+
+def test_a_story_tells_which_asks_an_operator_moved(cluster: Cluster) -> None:
+    cluster.node("n", 1)
+    spec = parse_job({"user": "ann", "stages": [{"name": "w", "resources": {"cpu": 1}}]})
+    for name in ("runs", "first", "second"):
+        cluster.do(Submit(spec=spec, id=name, user="ann"))
+    cluster.do(BringToFront(job="second", stage="w", user="root", operator=True))
+    queue = cluster.writer.partition.jobs["second"].queue.path
+    cluster.do(ResetLane(queue=queue, job="second", user="root", operator=True))
+    follower = cluster.follow()
+
+    def told(job: str) -> list[tuple[str, str, str]]:
+        lines = follower.story(job, follower.state.jobs[job].number)
+        return [(line.event, line.fields["stage"], line.fields["by"]) for line in lines if "asks" in line.event]
+
+    assert told("second") == [
+        ("asks brought to front", "w", "operator root"),
+        ("asks moved to tail", "w", "operator root"),
+    ]
+    assert told("first") == [], "its ask is where it was"
 
 
 def test_a_record_of_an_earlier_version_names_no_actor() -> None:

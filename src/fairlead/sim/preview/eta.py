@@ -31,6 +31,10 @@ LEAST = 5
 """Futures that are drawn at least, however long they take."""
 SPREAD = 0.004
 """How much wider the interval of fewer samples is made, for the square of the number that is missing."""
+PREPARING = 0.1
+"""The part of the time in which tables of run times are made for all futures at once. A future makes the others."""
+COLLECTED_AFTER = 100_000
+"""A process of one future collects garbage after this number of new objects, since it ends soon."""
 HORIZON: Micros = 60 * DAY
 """Futures end here."""
 
@@ -81,6 +85,7 @@ def draw_futures(
     """
     last = monotonic() + seconds
     longest = seconds * workers / LEAST
+    _prepare(partition, runtimes, monotonic() + seconds * PREPARING)
 
     def one(number: int) -> Sample:
         deadline = monotonic() + longest
@@ -101,6 +106,16 @@ def draw_futures(
         return in_processes(one, range(samples), Sample, workers, last)
     finally:
         gc.unfreeze()
+
+
+def _prepare(partition: Partition, runtimes: Runtimes, deadline: float) -> None:
+    """Make the tables of run times that the futures draw from, until the clock (`monotonic`) reaches a deadline."""
+    for job in partition.jobs.values():
+        if monotonic() > deadline:
+            return
+        if not job.over:
+            for stage in job.stages:
+                runtimes.table(stage)
 
 
 def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
@@ -182,6 +197,7 @@ def in_processes(
 def _answer(work: Callable[[], bytes], pipe: int) -> None:
     """Write the result of a forked process and end it, without running anything of its parent."""
     status = 1
+    gc.set_threshold(COLLECTED_AFTER)
     try:
         data = memoryview(work())
         while data:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fairlead.core.changes import Change, Names, NodeRemoved, TaskNews
+from fairlead.core.changes import Asked, AskedUndo, Change, Names, NodeRemoved, TaskNews
 from fairlead.core.commands import Actor
 from fairlead.core.dump import load
 from fairlead.core.model import JobSpec, Micros
@@ -141,6 +141,9 @@ class Follower:
                         told[job] = None
                     line = StoryLine(self.state.now, event, {**fields, **by})
                     (last if event == OVER else lines).append((job, line))
+            moved = _move_of(change, before) if isinstance(change, Asked) else ""
+            if moved:
+                lines.append((change.job, StoryLine(self.state.now, moved, {"stage": before.stage.name, **by})))
             for news in change.news(self.state, before):
                 if isinstance(news, TaskNews) and news.stage.job.id not in told:
                     line = self._line_of(names, news)
@@ -160,6 +163,16 @@ class Follower:
         if news.exit_code is not None:
             fields["exit_code"] = news.exit_code
         return StoryLine(self.state.now, f"tasks {news.what}", fields)
+
+
+def _move_of(change: Asked, before: AskedUndo) -> str:
+    """Return what moved a waiting ask to another place in its lane; empty if it is new or keeps its place."""
+    replaced = before.replaced
+    if replaced is None:
+        return ""
+    if change.front > replaced.front:
+        return "asks brought to front"
+    return "asks moved to tail" if change.round > replaced.round else ""
 
 
 def _by(actors: list[Actor] | None, position: int) -> dict[str, str]:

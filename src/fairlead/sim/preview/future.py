@@ -6,6 +6,7 @@ It is the program that ships: `ScratchWriter` runs the cycles, and the virtual f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from random import Random
 from time import monotonic
 
@@ -79,9 +80,8 @@ class Future:
                 return False
             self.now = max(self.now, when)
             self.step()
-            if len(self.starts) > seen:
-                seen = len(self.starts)
-                left -= self.starts.keys()
+            left.difference_update(islice(reversed(self.starts), len(self.starts) - seen))
+            seen = len(self.starts)
         return True
 
     def step(self) -> None:
