@@ -141,8 +141,7 @@ class Follower:
                         told[job] = None
                     line = StoryLine(self.state.now, event, {**fields, **by})
                     (last if event == OVER else lines).append((job, line))
-            moved = _move_of(change, before) if isinstance(change, Asked) else ""
-            if moved:
+            if isinstance(change, Asked) and (moved := _move_of(change, before)):
                 lines.append((change.job, StoryLine(self.state.now, moved, {"stage": before.stage.name, **by})))
             for news in change.news(self.state, before):
                 if isinstance(news, TaskNews) and news.stage.job.id not in told:
