@@ -10,11 +10,11 @@ A queue is **deprived** if all of this is true:
   and its guarantee. Only simple sets are tried: one unit alone, or units from the newest on. A node
   that other asks hold too does not count: its capacity goes to the owner of the hold, not to a claim.
 
-It may be deprived for twice `rebalance_after`, `preempt_grace` and some slack without a break: the core measures the
-time again after it has stopped tasks for another ask of the queue, which may be killed before it starts. Time while the
-partition is not ready does not count, and a new writer starts the time again. Left out as the ask that waits: jobs that
-start whole, stages with `near` or `apart`, and asks that backfill keeps back: at their last look they had room, and
-would have delayed the head. They are looked at again when capacity becomes free.
+It may be deprived for `rebalance_after`, `preempt_grace` and some slack without a break. The time starts again when
+tasks stop for an ask of the queue, which may be killed before it starts, and with a new writer. Time while the
+partition is not ready does not count. Left out as the ask that waits: jobs that start whole, stages with `near` or
+`apart`, and asks that backfill keeps back: at their last look they had room, and would have delayed the head. They are
+looked at again when capacity becomes free.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from fairlead.core.changes import Stopped
 from fairlead.core.cycle import Cycle
 from fairlead.core.model import Allocation, Ask, Job, Queue, Stage
+from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import Claim, spread
 from fairlead.core.resources import MINUTE, SECOND
 from fairlead.core.state import Partition
@@ -49,10 +51,16 @@ class LoanChecker:
         self._since = {}
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+        self.decided(decided.plan)
         self.look(decided.plan.partition, decided.plan.now, settled=not decided.more)
 
     def stopped(self, partition: Partition, why: str) -> None:
         """Nothing to do: `began` resets the times."""
+
+    def decided(self, plan: Plan) -> None:
+        """Start the times of queues again for which tasks were stopped. `look` must follow."""
+        for queue in _served(plan):
+            self._since.pop(queue.path, None)
 
     def look(self, partition: Partition, now: Micros, settled: bool = True) -> None:
         """Update the times of deprived queues, and judge them if the partition is settled: no cycle follows at once."""
@@ -64,12 +72,22 @@ class LoanChecker:
             return
         reasons = deprived(partition, now)
         self._since = {path: self._since.get(path, now) for path in reasons}
-        bound = 2 * settings.rebalance_after + settings.preempt_grace + SLACK
+        bound = settings.rebalance_after + settings.preempt_grace + SLACK
         for path, since in self._since.items() if settled else ():
             need(
                 now - since <= bound,
                 f"queue {path} has been below its entitlement for {now - since} us: {reasons[path]}",
             )
+
+
+def _served(plan: Plan) -> Iterator[Queue]:
+    """Yield the queues for which tasks were stopped."""
+    partition = plan.partition
+    for change, _ in plan.done:
+        if isinstance(change, Stopped) and change.cause == "preempt":
+            kind, _, name = change.stopped_for.partition(" ")
+            leaf = partition.queues[name] if kind == "queue" else partition.jobs[name].queue
+            yield from leaf.line()
 
 
 def deprived(partition: Partition, now: Micros) -> dict[str, str]:

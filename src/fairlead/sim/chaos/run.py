@@ -354,6 +354,7 @@ class Trial:
         self.answers.seen(decided.plan.partition, decided.plan.partition.touched.jobs)
         self.pools.decided(decided.plan.partition, decided.changes)
         self.door.cycle(decided, seconds)
+        self.loans.decided(decided.plan)
         self.connections.decided(decided.plan.partition, decided.changes, self.server.connected, self.now)
         self.silence.decided(decided.plan.partition)
 
