@@ -155,6 +155,24 @@ def test_tasks_that_cannot_help_do_not_keep_a_loan() -> None:
     assert w.placements("want") and not w.placements("large")
 
 
+@pytest.mark.parametrize("backfill", ["easy", "shortest", "conservative"])
+def test_a_start_that_is_only_tried_does_not_hide_the_wait_of_another_stage(backfill: str) -> None:
+    """Under `fair`, a start moves all asks of its job. The gang must still claim what its queue is entitled to."""
+    queues = {"root": {"a": {"share": 50}, "b": {"share": 50, "order": "fair"}}}
+    w = watched(rebalance_threshold=10, rebalance_after="20s", backfill=backfill, queues=queues)
+    w.node("n1", cpu=8)
+    w.submit(name="endless", queue="root.a", stages=one(count=4, min=1))
+    w.submit(name="lent", queue="root.a", stages=one(count=2, min=1, estimate="1h"))
+    w.advance(1)
+    gang = {"name": "gang", "count": 4, "resources": {"cpu": 1}, "estimate": "60s"}
+    late = {"name": "late", "resources": {"cpu": 2}}  # it fits, and would delay the gang
+    w.submit(name="mine", queue="root.b", stages=[gang, late])
+    w.advance(1)
+    assert not w.placements("mine")
+    w.advance(60)
+    assert {stage for stage, _ in w.placements("mine")} == {"gang"}
+
+
 # -- capacity that match released is used at once ------------------------------------------------------------------
 
 

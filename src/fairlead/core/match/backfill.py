@@ -260,7 +260,7 @@ class Backfill:
     def _start_beside(
         self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int
     ) -> tuple[int, Reason | None]:
-        before, reserve = starter.before(), self._reserve
+        before, reserve = starter.before(ask.stage.job), self._reserve
         assert reserve is not None
         late = [] if self._delays is None or self._in_time(ask) else [reserve]
         same_shape = not ask.whole and ask.stage.shape is self._shape

@@ -75,7 +75,7 @@ class Conservative(Backfill):
         partition = self.plan.partition
         if partition.earmark_of(ask.seq) is not None:
             return starter.start(lane, ask, together, most)  # planned asks do not count on its nodes
-        length, before = run_time(partition, ask), starter.before()
+        length, before = run_time(partition, ask), starter.before(ask.stage.job)
         late = [self._guard] if self._guard is not None and not self._in_time_for_guard(ask) else []
         for guard in late:
             guard.look_ahead()

@@ -11,11 +11,12 @@ from fairlead.core.holds.room import choose_held, choose_lent, choose_yielded
 from fairlead.core.index.kinds import Choice
 from fairlead.core.index.pack import FitIndex
 from fairlead.core.index.scored import ScoreIndex
-from fairlead.core.lanes import Lane
+from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.learning import expected_run
 from fairlead.core.match.singles import Singles
 from fairlead.core.match.topology import gather
-from fairlead.core.model import Ask, Micros, Place, Promise, Stage
+from fairlead.core.memory import LaneMemory
+from fairlead.core.model import Ask, Job, Micros, Place, Promise, Stage
 from fairlead.core.never import never_fits, never_whole
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import split
@@ -26,8 +27,8 @@ from fairlead.core.state import Partition
 NOTHING: list[Choice] = []
 STARTED = "it has started"
 
-Before = tuple[int, int, bool]
-"""The plan's mark, the partition's `openings`, and True if kept nodes were released."""
+Before = tuple[int, int, bool, list[tuple[LaneMemory, tuple[int, int] | None]]]
+"""The plan's mark, the partition's `openings`, if kept nodes were released, and when lanes of the job fell asleep."""
 
 
 class Starter:
@@ -96,15 +97,21 @@ class Starter:
         """Book the starts that are not booked yet. True if there were any."""
         return self._singles is not None and self._singles.flush()
 
-    def before(self) -> Before:
-        """Return the present position, for `undo_tried`."""
-        return self.plan.mark(), self.plan.partition.derived.openings, self.released
+    def before(self, job: Job) -> Before:
+        """Return the present position, for `undo_tried` of starts of a job."""
+        partition = self.plan.partition
+        asks = [ask for stage in job.stages for ask in stage.asks if ask is not None]
+        memories = [partition.lanes[lane_key(ask)].memory for ask in asks]
+        asleep = [(memory, memory.asleep_at) for memory in memories]
+        return self.plan.mark(), partition.derived.openings, self.released, asleep
 
     def undo_tried(self, before: Before) -> None:
         """Undo starts that were only tried. The capacity was free before, so no lane wakes up."""
         partition = self.plan.partition
-        mark, openings, self.released = before
+        mark, openings, self.released, asleep = before
         self.plan.undo_tried(mark, openings)
+        for memory, since in asleep:
+            memory.asleep_at = since  # under some orders a start moves the other asks of the job
         partition.derived.index.refresh()
 
     def _start_whole(self, ask: Ask, together: int, own: bool) -> tuple[int, Reason | None]:
@@ -141,7 +148,7 @@ class Starter:
 
     def _place_all(self, ask: Ask, needs: Needs, own: bool) -> list[tuple[str, int, int]]:
         """Place all stages, or none. If none, return stage, tasks wanted and tasks placed for each stage tried."""
-        partition, before = self.plan.partition, self.before()
+        partition, before = self.plan.partition, self.before(ask.stage.job)
         group = partition.counters.allocation if sum([needed for _, needed in needs]) > 1 else 0
         tried: list[tuple[str, int, int]] = []
         for stage, needed in needs:
