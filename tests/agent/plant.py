@@ -241,10 +241,14 @@ class Machine:
         return found
 
     def kill_spawners(self, which: slice = slice(None), guards: bool = False) -> None:
-        """Kill spawners; with `guards`, kill their guards first, so that only the next spawner ends the tasks."""
-        for pid in (self.guards() if guards else []) + sorted(self.spawners())[which]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """Kill spawners; with `guards`, kill their guards first, so that only the next spawner ends the tasks.
+
+        The spawners are stopped before: a task that is just starting can look like a guard, and none reports its end.
+        """
+        spawners = sorted(self.spawners())[which]
+        _send(spawners, signal.SIGSTOP)
+        _send(self.guards() if guards else [], signal.SIGKILL)
+        _send(spawners, signal.SIGKILL)
 
     async def clear(self) -> None:
         """End the agent, its tasks and its spawners."""
@@ -252,6 +256,12 @@ class Machine:
 
         await self.kill()
         await asyncio.to_thread(end_all, self.directory, 0.0)
+
+
+def _send(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _has_sockets(pid: int) -> bool:
