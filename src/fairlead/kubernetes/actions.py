@@ -22,7 +22,7 @@ from fairlead.kubernetes.watching import pause_after
 
 Verb = Literal["bind", "pin", "evict", "delete"]
 AT_ONCE = 16
-"""Calls under way at once. The API server is busy with fewer; with more, a call waits longer, and so does a gang."""
+"""Calls under way at once. With more of them a call waits longer, and so does a gang."""
 BIND_WITHIN = 30.0
 """Seconds for which a binding that the API server refuses for now is tried before the task is reported as lost."""
 RETRIED = (408, 429, 500, 502, 503, 504)
