@@ -283,9 +283,13 @@ def test_what_is_expected_is_known_after_a_restart_and_when_it_is_turned_on() ->
     assert (w.job("long").state, w.job("short").state) == ("pending", "running")
 
 
-@pytest.mark.parametrize(("backfill", "estimate", "runs"), [(True, 80, True), (True, 90, False), (False, 80, False)])
-def test_held_nodes_are_lent_to_tasks_that_end_in_time(backfill: bool, estimate: int, runs: bool) -> None:
-    w = World(config={"backfill": "easy" if backfill else "off", "starving_after": "10s"})
+@pytest.mark.parametrize(
+    ("backfill", "estimate", "runs"),
+    [(mode, estimate, estimate == 80) for mode in ("easy", "shortest", "conservative") for estimate in (80, 90)]
+    + [("off", 80, False)],
+)
+def test_held_nodes_are_lent_to_tasks_that_end_in_time(backfill: str, estimate: int, runs: bool) -> None:
+    w = World(config={"backfill": backfill, "starving_after": "10s"})
     w.node("n0", cpu=4)
     w.submit(name="now", stages=[stage(3, estimate=100)])
     w.advance(0)

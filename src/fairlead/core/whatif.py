@@ -49,10 +49,14 @@ class WhatIf:
         """True if tasks of a shape may use a node, whatever its free capacity."""
         nodes = self.partition.nodes
         row = nodes.rows[node_id]
-        if node_id in nodes.held and node_id not in self._shared and node_id not in self.own:
+        if self.is_kept(node_id):
             return False
         usable = nodes.placeable(row) or (node_id in self._back and nodes.usable(row))
         return usable and may_take(nodes, row, shape)
+
+    def is_kept(self, node_id: int) -> bool:
+        """True if a node is kept for other asks."""
+        return node_id in self.partition.nodes.held and node_id not in self._shared and node_id not in self.own
 
     def slots(self, node_id: int, shape: Shape, most: int) -> int:
         """Return the number of tasks that fit on a node, whether or not they may use it."""

@@ -74,9 +74,14 @@ class Timeline:
         return None
 
     def fits(self, now: Micros, placed: Iterable[tuple[Shape, Part]], length: Micros | None) -> bool:
-        """True if tasks that were placed now leave the planned asks their capacity; if so, they are counted."""
+        """True if tasks that were placed now leave the planned asks their capacity; if so, they are counted.
+
+        Tasks on nodes that are kept for other asks, and lent, take nothing: no planned ask counts on these nodes.
+        """
         takes: list[Taken] = []
         for shape, part in placed:
+            if self._whatif.is_kept(part.node):
+                continue
             tasks = count(part.indices)
             if part.node not in self._nodes:
                 self._pieces(part.node)

@@ -12,9 +12,8 @@ A queue is **deprived** if all of this is true:
 
 It may be deprived for `rebalance_after`, `preempt_grace` and some slack without a break. The time starts again when
 tasks stop for an ask of the queue, which may be killed before it starts, and with a new writer. Time while the
-partition is not ready does not count. Left out as the ask that waits: jobs that start whole, stages with `near` or
-`apart`, and asks that backfill keeps back: at their last look they had room, and would have delayed the head. They are
-looked at again when capacity becomes free.
+partition is not ready does not count. Left out as the ask that waits: jobs that start whole, and stages with `near` or
+`apart`.
 """
 
 from __future__ import annotations
@@ -121,10 +120,9 @@ def deprived(partition: Partition, now: Micros) -> dict[str, str]:
 def _first_asks(partition: Partition) -> Iterator[Ask]:
     """Yield the first ask of each lane that may start, if it has one shape."""
     for lane in partition.lanes.values():
-        kept_back = partition.settings.backfill != "off" and lane.memory.asleep_at and lane.memory.no_room is None
         for ask in lane:
             if waits_whole(partition, ask):
-                if has_one_shape(ask) and not kept_back:
+                if has_one_shape(ask):
                     yield ask
                 break
 
