@@ -222,6 +222,12 @@ async def install(http: Http, name: str) -> None:
             path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
             while (await http.call("GET", path)).status != 200:
                 await asyncio.sleep(0.1)
+    for path, body in peers.queues(name):
+        await send(http, iter([(path, body)]))
+        state = _encode({"status": {"state": "Open"}})
+        status = f"{path}/{body['metadata']['name']}/status"
+        reply = await http.call("PATCH", status, state, "application/merge-patch+json")
+        assert reply.status == 200, reply.content[:500]
 
 
 async def measure(name: str, kind: str, nodes: int, pods: int, at_once: int) -> str:

@@ -29,6 +29,8 @@ MODULES = {
 REPLACED = {"volcano": "volcano.sh/apis=volcano.sh/apis@v1.14.0"}
 """Scheduler → a module that its go.mod takes from its own source tree, which the registry has not as a whole."""
 CRDS = "config/crd/volcano/bases"
+SETTINGS = "installer/helm/chart/volcano/config/volcano-scheduler.conf"
+"""The settings that an installation of Volcano has. Without such a file the scheduler starts, and binds nothing."""
 VOLCANO = "/apis/scheduling.volcano.sh/v1beta1"
 LIMIT = "5000"
 """Calls a second that a client allows itself."""
@@ -65,13 +67,16 @@ def build(name: str) -> Path:
         raise NotBuilt(f"{name} cannot be built; the lines above say why") from None
     if name == "volcano":
         shutil.copytree(source / CRDS, done / "crds", copy_function=shutil.copyfile, dirs_exist_ok=True)
+        shutil.copyfile(source / SETTINGS, done / "volcano.conf")
     (done / "new").rename(done / name)
     return done
 
 
 def start(name: str, plane: ControlPlane) -> subprocess.Popen[bytes]:
-    command = [str(build(name) / name)]
+    built = build(name)
+    command = [str(built / name)]
     if name == "volcano":
+        command += [f"--scheduler-conf={built / 'volcano.conf'}"]
         command += [f"--kubeconfig={plane.kubeconfig()}", "--leader-elect=false", "--cache-dumper=false"]
         command += [f"--kube-api-qps={LIMIT}", f"--kube-api-burst={LIMIT}"]
     environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig()), "NAMESPACE": "default"}
@@ -89,11 +94,19 @@ def definitions(name: str) -> Iterator[tuple[str, Json]]:
         yield "/api/v1/namespaces/default/configmaps", {"metadata": {"name": "yunikorn-configs"}, "data": data}
 
 
+def queues(name: str) -> Iterator[tuple[str, Json]]:
+    """Yield the queues that have to be open before the scheduler takes their pods; Volcano's controller opens them."""
+    if name == "volcano":
+        for each, above in (("root", {}), ("default", {"parent": "root"})):
+            kind = {"apiVersion": VOLCANO.removeprefix("/apis/"), "kind": "Queue"}
+            yield f"{VOLCANO}/queues", {**kind, "metadata": {"name": each}, "spec": {"weight": 1, **above}}
+
+
 def group(name: str, size: int) -> Json:
     """Return the PodGroup of Volcano for a gang. A plain pod has one too, which Volcano's controller makes for it."""
     needs = {"cpu": str(size), "memory": f"{size}Gi"}
     return {
-        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "apiVersion": VOLCANO.removeprefix("/apis/"),
         "kind": "PodGroup",
         "metadata": {"name": name},
         "spec": {"minMember": size, "queue": "default", "minResources": needs},
