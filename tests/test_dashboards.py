@@ -3,12 +3,18 @@
 import json
 import re
 import shutil
+import socket
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
+
+from tests.live import SECONDS, Up
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 METRICS = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -78,6 +84,61 @@ def test_prometheus_takes_all_expressions(tmp_path: Path) -> None:
     for rule_file in (file, DEPLOY / "prometheus" / "alerts.yaml"):
         checked = subprocess.run(["promtool", "check", "rules", rule_file], capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stderr
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[httpx.Client]:
+    """Yield a client of a Prometheus that has the alert rules and asks a server that runs a job."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("there is no prometheus; Debian: apt install prometheus")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{found.getsockname()[1]}"
+    up = Up(tmp_path / "data")
+    up.run("submit", "--name", "works", "--cpu", "1", "--", "sleep", "600")
+    up.run("submit", "--name", "waits", "--cpu", "4", "--", "true")
+    up.run("run", "--name", "ends", "--", "true")
+    server = {"job_name": "fairlead", "static_configs": [{"targets": [up.url.removeprefix("http://")]}]}
+    config = {
+        "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"},
+        "rule_files": [str(DEPLOY / "prometheus" / "alerts.yaml")],
+        "scrape_configs": [{**server, "authorization": {"credentials": up.token}}],
+    }
+    (tmp_path / "prometheus.yaml").write_text(json.dumps(config))
+    options = {"config.file": "prometheus.yaml", "storage.tsdb.path": "series", "web.listen-address": address}
+    process = subprocess.Popen(
+        ["prometheus", *[f"--{name}={value}" for name, value in options.items()]],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with httpx.Client(base_url=f"http://{address}/api/v1", transport=httpx.HTTPTransport(retries=8)) as client:
+            yield client
+    finally:
+        process.kill()
+        process.wait()
+        up.close()
+
+
+def test_prometheus_evaluates_the_dashboard_and_the_alerts(prometheus: httpx.Client) -> None:
+    deadline = time.monotonic() + SECONDS
+
+    def until(path: str, done: str, **query: str) -> Any:
+        while True:
+            answer = prometheus.get(path, params=query)
+            if answer.is_success and re.search(done, answer.text):
+                return answer.json()["data"]
+            assert time.monotonic() < deadline, answer.text
+            time.sleep(0.05)
+
+    groups = until("/rules", '"lastEvaluation":"2', type="alert")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) == len(alerts()) and {rule["health"] for rule in rules} == {"ok"}
+    for expression in dashboard()[1:]:
+        missing = ("fairlead_pool_", "fairlead_queue_use_", "fairlead_queue_loan_")  # there are no pools and no shares
+        found = '"result"' if any(name in expression for name in missing) else '"value"'
+        until("/query", found, query=expression.replace("$partition", ".*"))
 
 
 @pytest.mark.parametrize(
