@@ -419,3 +419,21 @@ def test_what_a_gang_does_not_ask_for_is_spared() -> None:
     w.advance(60)
     assert len(w.placements(gang)) == 6
     assert len(w.placements(gpus)) == 3
+
+
+@pytest.mark.parametrize("backfill", ["off", "easy", "shortest", "conservative"])
+def test_an_ask_over_a_limit_does_not_hide_one_that_lacks_capacity(backfill: str) -> None:
+    """Four CPUs are on loan to `a`. In `b` wait a head that loans cannot help, an ask over a limit, and a short one."""
+    w = world(nodes=4, shares=(20, 80), backfill=backfill, preempt="off", unit="dominant")
+    w.queue("root.b", share=80, limit={"cpu": 4})
+    w.node("large", cpu=2)
+    w.submit(name="own", queue="root.b", stages=[{"name": "s", "resources": {"cpu": 2}}])
+    array(w, "a", 4)
+    w.advance(1)
+    w.submit(name="head", queue="root.b", priority=2, stages=[{"name": "s", "resources": {"cpu": 2}}])
+    array(w, "b", 3, "limited", min=3)
+    array(w, "b", 2, "short", min=2, estimate=30)
+    w.cycle()
+    assert "limit" in str(w.explain("limited")[0].reason) and "limit" not in str(w.explain("short")[0].reason)
+    w.advance(300)
+    assert (w.job("limited").state, w.job("short").state) == ("pending", "running")

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Literal
 
-from fairlead.core.admission import is_bounded
+from fairlead.core.admission import is_bounded, refusal
 from fairlead.core.asks import gang_size
 from fairlead.core.changes import StartPlanned
 from fairlead.core.lanes import Lane, lane_key
@@ -170,7 +170,7 @@ class Backfill:
         """Return the reason why an ask was not tried."""
         prospect = self.prospect(lane, ask)
         if prospect == NO_ROOM:
-            return NoRoom(gang_size(ask), max(self._full[lane][1], 0))
+            return refusal(self.plan.partition, ask) or NoRoom(gang_size(ask), max(self._full[lane][1], 0))
         return self._delays if prospect == LATE else None
 
     def _only_room(self, ask: Ask) -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
 
-from fairlead.core.admission import is_bounded
+from fairlead.core.admission import is_bounded, refusal
 from fairlead.core.asks import gang_size, use_of
 from fairlead.core.lanes import Lane, Place, lane_key
 from fairlead.core.match.backfill import NO_ROOM, TRY, Backfill
 from fairlead.core.match.user_turns import Ladder, Level, UserTurn, count_out, count_out_asks
 from fairlead.core.model import Account, Ask, Queue
+from fairlead.core.reasons import OverLimit
 from fairlead.core.state import Partition
 
 
@@ -369,6 +370,15 @@ class QueueCursor:
         """Note that an ask found no capacity. The first one of a lane counts."""
         self._note_first(self._no_room, lane, ask)
         self._saw.setdefault(lane, self.versions())
+
+    def note_untried(self, lane: Lane, ask: Ask) -> bool:
+        """Note an ask that was not tried, because there is no capacity for it. False if admission refuses it."""
+        reason = refusal(self.partition, ask)
+        if reason is None:
+            self.note_no_room(lane, ask)
+        elif isinstance(reason, OverLimit):
+            self.note_limited_ask(lane, ask)
+        return reason is None
 
     def note_limited(self) -> None:
         """Note that the current ask was refused for a limit."""

@@ -35,9 +35,8 @@ class ShortestCursor:
         noted: set[tuple[Lane, Account | None]] = set()
         for lane, ask in cursor.rest():
             prospect = backfill.prospect(lane, ask)
-            if prospect == NO_ROOM and (lane, lane.user(ask)) not in noted:
+            if prospect == NO_ROOM and (lane, lane.user(ask)) not in noted and cursor.note_untried(lane, ask):
                 noted.add((lane, lane.user(ask)))  # the asks of one line come in order, so the first one counts
-                cursor.note_no_room(lane, ask)
             if prospect == TRY:
                 length = run_time(backfill.plan.partition, ask)
                 place = cursor.place(lane, ask)
@@ -95,7 +94,7 @@ class ShortestCursor:
             return False
         prospect = backfill.prospect(lane, ask)
         if prospect == NO_ROOM:
-            self._cursor.note_no_room(lane, ask)
+            self._cursor.note_untried(lane, ask)
         return prospect == TRY
 
     def _close_if_empty(self) -> None:
