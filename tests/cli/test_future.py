@@ -59,6 +59,15 @@ def test_a_dry_run_says_when_the_job_would_start(up: Up, waiting: tuple[str, str
         assert "later" not in {job.name for job in client.jobs()}
 
 
+@pytest.mark.parametrize("command", [("submit", "--dry-run"), ("submit",), ("run",)])
+def test_a_refused_job_is_one_line_or_a_document(up: Up, command: tuple[str, ...]) -> None:
+    said = 'stages[0].resources.cpu: "-1" is negative; write 0 or more'
+    refused = up.ask(*command, "--cpu=-1", "--", "true")
+    assert (refused.returncode, refused.stdout, refused.stderr) == (1, "", f"fairlead: error: {said}\n")
+    document = json.loads(up.run(*command, "--json", "--cpu=-1", "--", "true", code=1))
+    assert document["field"] == "stages[0].resources.cpu" and said.endswith(document["problem"])
+
+
 def test_story_of_a_job(up: Up, waiting: tuple[str, str]) -> None:
     up.run("kill", *waiting)
     up.run("wait", *waiting, code=None)

@@ -122,6 +122,7 @@ File = Annotated[
 ]
 
 
+@calls_server
 def submit(
     command: Command = None,
     file: File = None,
@@ -189,6 +190,7 @@ def submit(
     _submit(file, options, partition, wait, follow, as_json)
 
 
+@calls_server
 def run(
     command: Command = None,
     name: Name = None,
@@ -241,7 +243,6 @@ DOCUMENT_OPTIONS = frozenset(
 )
 
 
-@calls_server
 def _submit(
     file: Path | None,
     options: dict[str, Any],
