@@ -4,7 +4,7 @@ Every run has a new cluster on 127.0.0.1 with 1,000 nodes. All pods are created 
 the time from its start to the last binding counts, as a watch on the API server sees it. The floor is a program that
 binds to nodes in turn without deciding. The bindings of a gang begin together there too, so that its spread in a gang
 is that of the API server. The other schedulers are kube-scheduler, Volcano and YuniKorn (`kubernetes_peers.py`).
-`--large` measures the start on a cluster with many bound pods.
+`--large` measures the start on a cluster with many bound pods, `--reasons` the time to a reason on a pod.
 """
 
 from __future__ import annotations
@@ -302,6 +302,31 @@ HEAD = (
 )
 
 
+async def reasons(nodes: int, at_once: int) -> None:
+    """Create pods that fit on no node, one after the other: the time until each has a condition that says why."""
+    with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), arguments=NATIVE) as plane:
+        http = Http(read_kubeconfig(plane.kubeconfig(ADMIN))[0], 32)
+        await send(http, iter([("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})]))
+        await send(http, (("/api/v1/nodes", node(f"n{at:04d}")) for at in range(nodes)))
+        server = Server(Path(folder), at_once)
+        running = server.start_adapter(plane)
+        times: list[float] = []
+        for at in range(21):
+            body = pod(at, "fairlead", "plain")
+            if at:  # the first one is bound, which shows that the adapter works
+                body["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "64"
+            path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+            began = time.monotonic()
+            await send(http, iter([(path, body)]))
+            while b'"PodScheduled"' not in (await http.call("GET", f"{path}/{body['metadata']['name']}")).content:
+                await asyncio.sleep(0.01)
+            times.append(time.monotonic() - began)
+        times = sorted(times[1:])
+        print(f"a reason on a pod that cannot run: median {times[10]:.2f} s, longest {times[-1]:.2f} s of {len(times)}")
+        running.stop()
+        http.close()
+
+
 async def large(nodes: int, pods: int, at_once: int) -> None:
     """Start on a cluster with many bound pods: the time to the first binding of a waiting one, and the memory."""
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), arguments=NATIVE) as plane:
@@ -346,6 +371,7 @@ def main() -> None:
         "--at-once", type=int, default=AT_ONCE, help="calls of the adapter and of the floor under way at once"
     )
     parser.add_argument("--large", action="store_true", help="measure the start on a cluster with bound pods")
+    parser.add_argument("--reasons", action="store_true", help="measure the time to a reason on a pod that cannot run")
     parser.add_argument("--floor", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     nodes = options.nodes or (5_000 if options.large else 1_000)
@@ -353,6 +379,9 @@ def main() -> None:
     if options.floor:
         http = Http(read_kubeconfig(Path(options.floor))[0], options.at_once + 8)
         uvloop.run(floor(http, nodes, "fairlead", options.at_once))
+        return
+    if options.reasons:
+        uvloop.run(reasons(nodes, options.at_once))
         return
     if options.large:
         uvloop.run(large(nodes, pods, options.at_once))
