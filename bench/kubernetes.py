@@ -31,8 +31,8 @@ from fairlead.kubernetes.config import read_kubeconfig
 from fairlead.kubernetes.http import Http
 from fairlead.kubernetes.objects import Pod
 from fairlead.kubernetes.watching import Follower
+from tests.go_programs import NotBuilt
 from tests.kubernetes.cluster.control_plane import ADMIN, ControlPlane, free_port
-from tests.kubernetes.cluster.programs import NotBuilt
 
 FAIRLEAD = str(Path(sys.executable).with_name("fairlead"))
 NAMESPACE = "bench"

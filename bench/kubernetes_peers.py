@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
+from tests.go_programs import NotBuilt, cache
 from tests.kubernetes.cluster.control_plane import ControlPlane
-from tests.kubernetes.cluster.programs import NotBuilt, folder
 
 MODULES = {
     "volcano": ("volcano.sh/volcano@v1.14.1", "./cmd/scheduler"),
@@ -40,7 +40,7 @@ Json = dict[str, Any]
 def build(name: str) -> Path:
     """Build a scheduler if it is not in the cache, and return its folder. Raise `NotBuilt` if that is not possible."""
     module, package = MODULES[name]
-    done = folder().parent / f"{name}-{module.rpartition('@v')[2]}"
+    done = cache() / f"{name}-{module.rpartition('@v')[2]}"
     if (done / name).exists():
         return done
     go = shutil.which("go")

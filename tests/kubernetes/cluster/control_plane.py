@@ -25,8 +25,8 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.kubernetes.cluster import programs
 from tests.kubernetes.cluster.certificates import Authority
+from tests.kubernetes.cluster.programs import KUBERNETES
 
 READY_WITHIN = 120.0
 ADMIN, ADAPTER, SCHEDULER = "admin", "system:serviceaccount:fairlead:fairlead", "system:kube-scheduler"
@@ -253,7 +253,7 @@ class ControlPlane:
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [str(programs.build([name]) / name), *arguments],
+                [str(KUBERNETES.build([name]) / name), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
