@@ -13,7 +13,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup page up test test-kubernetes test-long test-crash soak format bench docs lock audit clean
+.PHONY: help setup page up test test-kubernetes test-prometheus test-long test-crash soak format bench docs lock audit clean
 
 # Ends with an error unless PYTHON is there and new enough.
 define check_python
@@ -57,6 +57,7 @@ test: $(READY) ## format check, lint, types and tests
 	$(PY) -m mypy
 	$(PY) -m pytest -n 2 --dist worksteal
 	@echo "tests with a Kubernetes cluster left out: make test-kubernetes runs them"
+	@echo "tests with a Prometheus left out: make test-prometheus runs them"
 
 # With BRIEF, tests that cannot be run because nothing can be built are left out, and that is no error.
 test-kubernetes: $(READY) ## tests with a real Kubernetes cluster; builds it once into a cache, with Go; BRIEF=1 for those of CI, KUBERNETES="-m kubernetes" for the long ones too
@@ -64,9 +65,14 @@ test-kubernetes: $(READY) ## tests with a real Kubernetes cluster; builds it onc
 		$(PY) -m pytest tests/kubernetes $(or $(KUBERNETES),-m "$(if $(BRIEF),brief,kubernetes and not long)"); \
 	else test -n "$(BRIEF)"; fi
 
-test-long: $(READY) ## every test without Kubernetes, the long ones too
+test-prometheus: $(READY) ## the dashboard and the alert rules in a real Prometheus; builds it once into a cache, with Go; BRIEF=1 for CI
+	@if $(PY) -m tests.prometheus.programs $(if $(BRIEF),--brief); then \
+		$(PY) -m pytest tests/prometheus -m prometheus; \
+	else test -n "$(BRIEF)"; fi
+
+test-long: $(READY) ## every test without Kubernetes and Prometheus, the long ones too
 	$(try_page)
-	$(PY) -m pytest -n 2 --dist worksteal -m "not kubernetes"
+	$(PY) -m pytest -n 2 --dist worksteal -m "not kubernetes and not prometheus"
 
 test-crash: $(READY) ## 60 kills among 3,000 tasks, ten seeds: agents, spawners, guards and servers
 	$(PY) -m pytest -n 2 -m long tests/agent/test_kill.py -rP

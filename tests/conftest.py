@@ -1,7 +1,6 @@
 """Settings of the whole suite: Hypothesis draws the same examples every time in CI; PostgreSQL is started if needed."""
 
 import os
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -25,10 +24,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(MISSING)
     if no_browser():
         terminalreporter.write_line(no_browser())
-    if shutil.which("prometheus") is None:
-        terminalreporter.write_line(
-            "Prometheus is not installed (Debian: apt install prometheus), so its tests are left out"
-        )
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from tests.kubernetes.cluster.programs import KUBERNETES
 ROOT = Path(__file__).parents[1]
 TARGETS = [
     ("test-kubernetes", "tests with a Kubernetes cluster", "the programs of Kubernetes"),
+    ("test-prometheus", "tests with a Prometheus", "the programs of Prometheus"),
 ]
 
 
