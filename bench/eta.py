@@ -7,6 +7,9 @@ looks into the future as the server does: it knows what has ended, what was subm
 The same is done when a job becomes the first one without capacity, which is when published schedulers make a
 reservation. Errors are the differences to the real start in the simulation. For comparison, the same figures are given
 of the reservation that the scheduler itself makes for such a job, in the same run and in one under `easy`.
+
+Published errors are those of all jobs that wait and are not backfilled. Some of these start at the moment at which they
+come first: their reservation is their start, without an error. `with_in_turn` counts them too.
 """
 
 from __future__ import annotations
@@ -185,12 +188,15 @@ def score(
     simulation.run(None, watch)
     collect(0)
     starts = _starts(simulation)
+    since = min((promise.now for promise in promises if promise.kind == "head"), default=0)
+    in_turn = [job for job in _in_turn(trace, starts, heads) if starts[job] >= since][:: every["head"] or 1]
     return {
         "log": log.name,
         "policy": policy,
         "seconds": round(perf_counter() - began, 1),
-        **{kind: _figures([p for p in promises if p.kind == kind], starts) for kind in seen},
-        "reservations": {policy: _reservations(heads, starts), "easy": reservations(trace, "easy")},
+        "submitted": _figures([p for p in promises if p.kind == "submitted"], starts),
+        "head": _figures([p for p in promises if p.kind == "head"], starts, len(in_turn)),
+        "reservations": {policy: _reservations(trace, heads, starts), "easy": reservations(trace, "easy")},
         "promises": [(p.kind, p.job, p.now, starts[p.job], p.eta["all"], p.baseline, p.planned) for p in promises],
     }
 
@@ -205,27 +211,45 @@ def reservations(trace: Trace, policy: str) -> dict[str, Any]:
         return False
 
     simulation.run(None, watch)
-    return _reservations(heads, _starts(simulation))
+    return _reservations(trace, heads, _starts(simulation))
 
 
-def _starts(simulation: Simulation) -> dict[str, Micros | None]:
-    return {arrival.job: simulation.record.job(at).started for at, arrival in enumerate(simulation.trace.arrivals)}
+def _starts(simulation: Simulation) -> dict[str, Micros]:
+    return {arrival.job: simulation.record.job(at).started or 0 for at, arrival in enumerate(simulation.trace.arrivals)}
 
 
-def _reservations(heads: Heads, starts: Mapping[str, Micros | None]) -> dict[str, Any]:
-    errors = [
-        abs(when - start) / MINUTE
-        for job, when in heads.planned.items()
-        if when is not None and (start := starts[job]) is not None
-    ]
-    return {"heads": len(errors), "unplanned": len(heads.planned) - len(errors), **_errors(errors)}
+def _in_turn(trace: Trace, starts: Mapping[str, Micros], heads: Heads) -> list[str]:
+    """Return the jobs that waited behind others and started as soon as they came first."""
+    found = []
+    latest = 0
+    for arrival in trace.arrivals:
+        start = starts[arrival.job]
+        if arrival.at < start >= latest and arrival.job not in heads.planned:
+            found.append(arrival.job)
+        latest = max(latest, start)
+    return found
+
+
+def _reservations(trace: Trace, heads: Heads, starts: Mapping[str, Micros]) -> dict[str, Any]:
+    errors = [abs(when - starts[job]) / MINUTE for job, when in heads.planned.items() if when is not None]
+    return {
+        "heads": len(errors),
+        "unplanned": len(heads.planned) - len(errors),
+        **_errors(errors),
+        "with_in_turn": _with_in_turn(errors, len(_in_turn(trace, starts, heads))),
+    }
 
 
 def _errors(errors: Sequence[float]) -> dict[str, float]:
     return {"mean": round(mean(errors), 1), "median": round(median(errors), 2)} if errors else {}
 
 
-def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros | None]) -> dict[str, Any]:
+def _with_in_turn(errors: Sequence[float], in_turn: int) -> dict[str, float]:
+    """Return the errors as published ones are measured: those of heads, and of jobs that start in turn without one."""
+    return {"jobs": len(errors) + in_turn, **_errors([*errors, *[0.0] * in_turn])}
+
+
+def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros], in_turn: int = 0) -> dict[str, Any]:
     """Return errors in minutes, and how often the interval holds the real start."""
     if not promises:
         return {"jobs": 0}
@@ -233,7 +257,6 @@ def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros | None]) -
     for promise in promises:
         real = starts[promise.job]
         eta = promise.eta
-        assert real is not None
         if eta["median"] is None or eta["high"] is None:
             continue
         errors.append(abs(eta["median"] - real) / MINUTE)
@@ -250,6 +273,7 @@ def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros | None]) -
         "jobs": len(errors),
         "unknown": len(promises) - len(errors),
         **_errors(errors),
+        "with_in_turn": _with_in_turn(errors, in_turn),
         "bias": round(mean(bias), 1),
         "covered_percent": round(100 * inside / len(errors), 1),
         "earlier": lower,

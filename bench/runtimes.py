@@ -53,9 +53,10 @@ def examine(log: Path, jobs: int | None, estimates: bool) -> dict[str, Any]:
     def places(compared: Sequence[Arrival], now: Micros) -> list[Place]:
         found = []
         for job in compared:
-            table = runtimes._table((job.spec.user, job.spec.name, "main"), given(job))
-            if table is not None:
-                drawn = [table.draw(rng, now - job.at) for _ in range(DRAWS)]
+            table = runtimes.table_of(job.spec.user, job.spec.name, "main", given(job))
+            draws = [] if table is None else [table.draw(rng, now - job.at) for _ in range(DRAWS)]
+            drawn = [ran for ran in draws if ran is not None]
+            if drawn:
                 found.append((job, *_judged(drawn, max(1, job.durations[0]), now - job.at, rng)))
         return found
 

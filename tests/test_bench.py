@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -11,6 +12,7 @@ from bench import eta, runtimes
 from bench.catalogue import CATALOGUE
 from bench.harness import ROOT, Row, in_child, line
 from bench.memory import recovered, submitted
+from fairlead.sim.traces import read_traces
 
 TINY = 0.001
 
@@ -80,6 +82,21 @@ def test_promises_are_compared_with_the_reservations_of_the_same_heads(tmp_path:
         assert figures["heads"] > 12 and figures["unplanned"] == 0
     exact = found["reservations"]["easy"]["mean"] == 0
     assert exact is (estimate == 1), "with true estimates, a head starts as planned"
+
+
+def test_jobs_that_start_as_they_come_first_have_no_error(tmp_path: Path) -> None:
+    """Job 3 starts with job 2, which was the head; job 7 waits and passes the head 5, so it has no reservation."""
+    log = tmp_path / "turns.swf"
+    rows = [(0, 100, 4), (1, 100, 2), (2, 100, 2), (300, 200, 3), (301, 10, 4), (302, 50, 1), (303, 10, 1)]
+    lines = [
+        f"{number} {at} -1 {ran} {size} -1 -1 {size} {2 * ran} -1 1 1 -1 1 1 -1 -1 -1"
+        for number, (at, ran, size) in enumerate(rows, 1)
+    ]
+    log.write_text("; MaxProcs: 4\n" + "\n".join(lines) + "\n")
+    found = eta.reservations(read_traces([log], lambda path: None), "easy")
+    minutes = [100 / 60, 200 / 60]  # each estimate is twice the run time of the job that is waited for
+    assert (found["heads"], found["mean"]) == (2, round(mean(minutes), 1))
+    assert found["with_in_turn"] == {"jobs": 3, "mean": round(sum(minutes) / 3, 1), "median": round(minutes[0], 2)}
 
 
 def test_drawn_run_times_are_compared_with_the_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

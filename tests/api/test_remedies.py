@@ -143,7 +143,9 @@ def test_dry_runs_on_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
                 "  enough: add a node with cpu=1",
             ],
         )
-        assert when.startswith("it does not start within") and when.endswith("1 running task has no estimate")
+        assert when.startswith("it starts at a time that cannot be told") and when.endswith(
+            "1 running task has no estimate"
+        )
         code, lines = run("--cpu", "9", "true")
         assert (code, lines[0].split(":")[0]) == (1, "submitted now, it can never run as the cluster is now")
         assert run("--wait", "true")[0] == 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fairlead.api.future import _answer as told_by_api
 from fairlead.core.commands import (
     AddNode,
     AnyCommand,
@@ -27,7 +28,7 @@ from fairlead.core.config import parse_partition
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.dump import dump
 from fairlead.core.errors import Refused
-from fairlead.core.model import pack_spec
+from fairlead.core.model import Micros, pack_spec
 from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
 from fairlead.history.recorder import HistoryRecorder
 from fairlead.history.store import History
@@ -40,7 +41,7 @@ from fairlead.sim.preview.asking import Previewer
 from fairlead.sim.preview.follower import Follower, _by
 from fairlead.sim.preview.future import DrawingFleet
 from fairlead.sim.preview.past import Past, PastJob
-from fairlead.sim.preview.runtimes import Runtimes, Table
+from fairlead.sim.preview.runtimes import ENOUGH, Runtimes, Table
 from fairlead.wire.preview import (
     EtaQuestion,
     Etas,
@@ -150,8 +151,14 @@ def etas_of(cluster: Cluster, *jobs: str) -> Etas:
     ],
 )
 def test_runs_are_drawn_by_weight_above_the_elapsed_time(part: float, elapsed: int, drawn: int) -> None:
-    table = Table([(20, 1.0), (40, 1.0), (10, 2.0)], None)
+    table = Table([(20, 1.0), (40, 1.0), (10, 2.0)], 40)
     assert table.at(part, elapsed) == drawn
+
+
+def test_without_an_estimate_a_run_longer_than_all_others_has_no_known_end() -> None:
+    table = Table([(10, 2.0), (40, 1.0)], None)
+    assert table.at(0.5, 39) == 40
+    assert table.at(0.5, 40) is None and table.draw(Random(1), 40) is None
 
 
 def test_runs_of_the_same_name_count_most(cluster: Cluster) -> None:
@@ -162,14 +169,35 @@ def test_runs_of_the_same_name_count_most(cluster: Cluster) -> None:
     known = runtimes.table(stage)
     assert known is not None and known.at(0.5) == HOUR, "without runs, the estimate is all there is"
     for _ in range(20):
-        runtimes.note("ann", "other", "main", 50 * MINUTE, HOUR)
+        runtimes.note("ann", "other", "main", 75 * MINUTE, 90 * MINUTE)
         runtimes.note("ann", "train", "main", 6 * MINUTE, 2 * HOUR)
-    table = runtimes.table(stage)
-    assert table is not None
     rng = Random(1)
-    drawn = [table.draw(rng) for _ in range(1_000)]
-    assert sum(ran < 5 * MINUTE for ran in drawn) > 800, "a twentieth of the estimate, as before"
-    assert max(drawn) == HOUR, "the estimate is a bound"
+
+    def drawn() -> list[Micros]:
+        table = runtimes.table(stage)
+        assert table is not None
+        return [table.draw(rng) or 0 for _ in range(1_000)]
+
+    before = drawn()
+    assert sum(ran < 5 * MINUTE for ran in before) > 800, "a twentieth of the estimate, as before"
+    assert max(before) == HOUR, "the estimate is a bound"
+    for _ in range(20):
+        runtimes.note("ann", "train", "main", 30 * MINUTE, HOUR)
+    assert sum(20 * MINUTE < ran < 40 * MINUTE for ran in drawn()) > 800, "those with the same estimate count more"
+
+
+def test_without_an_estimate_nothing_is_told_from_few_runs(cluster: Cluster) -> None:
+    cluster.node("n", 8)
+    cluster.submit("train")
+    stage = cluster.writer.partition.jobs["train"].stages[0]
+    runtimes = Runtimes()
+    for _ in range(50):
+        runtimes.note("bob", "train", "main", MINUTE, None)
+    for _ in range(ENOUGH - 1):
+        runtimes.note("ann", "train", "main", MINUTE, None)
+    assert runtimes.table(stage) is None
+    runtimes.note("ann", "train", "main", MINUTE, None)
+    assert runtimes.table(stage) is not None
 
 
 def test_with_few_runs_of_a_name_those_of_all_users_count_more(cluster: Cluster) -> None:
@@ -184,15 +212,15 @@ def test_with_few_runs_of_a_name_those_of_all_users_count_more(cluster: Cluster)
         runtimes.note("ann", "train", "main", 6 * MINUTE, HOUR)
         table = runtimes.table(stage)
         assert table is not None
-        shares.append(sum(table.at(part / 100) < HOUR for part in range(100)))
-    assert shares[0] == 56, "a third by the name, and a third of the rest by the user"
+        shares.append(sum((table.at(part / 100) or 0) < HOUR for part in range(100)))
+    assert shares[0] == 57, "a third by the name, and a third of the rest by the user"
     assert shares == sorted(shares) and shares[-1] > 85
 
 
 def test_a_drawn_run_is_near_a_recorded_one() -> None:
     table = Table([(100 * SECOND, 1.0)], 105 * SECOND)
     rng = Random(1)
-    drawn = [table.draw(rng, 95 * SECOND) for _ in range(500)]
+    drawn = [table.draw(rng, 95 * SECOND) or 0 for _ in range(500)]
     assert 95 * SECOND < min(drawn) < 97 * SECOND and max(drawn) == 105 * SECOND
     assert len(set(drawn)) > 100, "not only the recorded one"
     bound = Table([(100 * SECOND, 1.0)], 100 * SECOND)
@@ -254,13 +282,46 @@ def test_tasks_without_an_estimate_are_counted_and_run_on(cluster: Cluster) -> N
     cluster.submit("next", 4, run=False, estimate="1h")
     found = etas_of(cluster, "next")
     assert found.unknown_tasks == 3
-    assert found.jobs["next"].median is None and found.jobs["next"].not_before is not None
+    assert found.jobs["next"].median is None and found.jobs["next"].not_before is None
+
+
+def test_a_task_that_outlasts_all_recorded_runs_has_an_unknown_end(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    for at in range(6):
+        cluster.submit(f"short{at}", 4)
+        cluster.now += MINUTE
+        cluster.report(f"short{at}", "succeeded")
+    cluster.submit("long", 4)
+    cluster.submit("next", 4, run=False, estimate="1h")
+    cluster.now += 30 * SECOND
+    early = etas_of(cluster, "next")
+    assert early.unknown_tasks == 0 and early.jobs["next"].median is not None
+    cluster.now += 2 * MINUTE
+    late = etas_of(cluster, "next")
+    assert late.unknown_tasks == 1 and late.jobs["next"].median is None
+
+
+def test_tasks_ahead_without_an_estimate_are_counted(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("first", 4, estimate="10min")
+    cluster.submit("second", 1, run=False, array=4)
+    cluster.submit("third", 4, run=False)
+    found = etas_of(cluster, "second", "third")
+    assert found.unknown_tasks == 0
+    assert (found.jobs["second"].median, found.jobs["second"].unknown_ahead) == (START + 10 * MINUTE, 0)
+    third = found.jobs["third"]
+    assert (third.median, third.not_before, third.unknown_ahead) == (None, None, 4)
+    told = told_by_api("third", "pending", None, third, found, cluster.now).text
+    assert told.startswith(
+        "job third starts at a time that cannot be told; 4 tasks that start before it have no estimate"
+    )
 
 
 def test_a_job_that_can_never_run_has_no_start(cluster: Cluster) -> None:
     cluster.node("n", 4)
     cluster.submit("large", 8, run=False)
-    assert etas_of(cluster, "large").jobs["large"].median is None
+    found = etas_of(cluster, "large").jobs["large"]
+    assert found.median is None and found.not_before is not None
 
 
 def test_jobs_that_are_not_submitted_have_a_start_too(cluster: Cluster) -> None:

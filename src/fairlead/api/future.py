@@ -168,6 +168,9 @@ def _answer(
     job: str, state: str, started: Micros | None, found: preview.Eta, etas: preview.Etas, now: Micros
 ) -> wire.Eta:
     notes = [unknown_tasks(etas.unknown_tasks)] if etas.unknown_tasks else []
+    if found.unknown_ahead:
+        tasks = "1 task that starts" if found.unknown_ahead == 1 else f"{found.unknown_ahead} tasks that start"
+        notes.append(f"{tasks} before it {'has' if found.unknown_ahead == 1 else 'have'} no estimate")
     if etas.cut:
         notes.append("there was no time to look further")
     if not etas.recorded_jobs:
@@ -192,7 +195,9 @@ def unknown_tasks(tasks: int) -> str:
 def sentence(eta: preview.Eta, now: Micros) -> str:
     """Return in words when something starts that waits now."""
     if eta.median is None:
-        return f"does not start within {rounded((eta.not_before or now) - now)}"
+        if eta.not_before is None:
+            return "starts at a time that cannot be told"
+        return f"does not start within {rounded(eta.not_before - now)}"
     if eta.median - now < SECOND and eta.latest is not None and eta.latest - now < SECOND:
         return "starts now"
     latest = "later than can be told" if eta.latest is None else rounded(eta.latest - now)

@@ -66,7 +66,10 @@ class Eta(msgspec.Struct, frozen=True, kw_only=True):
     earliest: int | None
     latest: int | None
     not_before: int | None = None
-    """If the median is not known: the time that the futures reached without a start."""
+    """If the median is not known: the time that the futures reached without a start. None if the ends of some tasks
+    are not known."""
+    unknown_ahead: int = 0
+    """Tasks that start before the job, and that nothing tells the end of, in futures in which it does not start."""
 
 
 class Etas(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,5 +79,6 @@ def _eta(found: eta.Eta) -> Eta:
         median=found.median,
         earliest=found.earliest,
         latest=found.latest,
-        not_before=found.not_before if found.median is None else None,
+        not_before=found.not_before,
+        unknown_ahead=found.endless,
     )

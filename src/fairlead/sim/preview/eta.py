@@ -49,7 +49,9 @@ class Sample(msgspec.Struct, array_like=True):
     whole: bool
     """False if it was ended for lack of time."""
     unknown: int
-    """Running tasks without anything to tell their end from."""
+    """Running tasks with too little to tell their end from."""
+    endless: int = 0
+    """Tasks that wait now, started in the future, and have no end in it for the same reason."""
     refused: dict[str, str] = {}
     """The id of a submission, or the position of another command → why it was refused."""
     used: list[tuple[Micros, int]] = []
@@ -62,8 +64,11 @@ class Eta(msgspec.Struct):
     median: Micros | None
     earliest: Micros | None
     latest: Micros | None
-    not_before: Micros
-    """The time that the shortest of the futures without a start reached; all start times are later than now."""
+    not_before: Micros | None
+    """If the median is not known: the time that all futures reached without a start. None if tasks without a known end
+    may have kept the job from starting."""
+    endless: int
+    """Tasks that started before the job in futures without its start, and had no end there."""
 
 
 def draw_futures(
@@ -99,7 +104,8 @@ def draw_futures(
             for at, (command, answer) in enumerate(zip(first, future.answers, strict=True))
             if isinstance(answer, Rejected)
         }
-        return Sample(now, starts, future.now, whole or monotonic() < deadline, future.unknown, refused, use.series)
+        in_time = whole or monotonic() < deadline
+        return Sample(now, starts, future.now, in_time, future.unknown, future.endless(), refused, use.series)
 
     gc.freeze()
     try:
@@ -119,17 +125,20 @@ def _prepare(partition: Partition, runtimes: Runtimes, deadline: float) -> None:
 
 
 def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
-    """Return the median and the interval of a job's start times."""
+    """Return the median and the interval of a job's start times; `samples` may not be empty."""
     times = sorted([sample.starts.get(job, HORIZON * 1_000) for sample in samples])
     known = [time if time < HORIZON * 1_000 else None for time in times]
-    reached = [sample.until for sample in samples if job not in sample.starts]
+    without = [sample for sample in samples if job not in sample.starts]
     low, middle, high = known[0], known[len(known) // 2], known[-1]
     if len(times) < SAMPLES and low is not None and middle is not None:
         # The extremes of fewer samples are closer together: they are moved apart as those of a normal distribution are.
         stretch = 1 + SPREAD * (SAMPLES - len(times)) ** 2
         low = max(samples[0].began, middle - round((middle - low) * stretch))
         high = None if high is None else middle + round((high - middle) * stretch)
-    return Eta(middle, low, high, min(reached, default=known[-1] or 0))
+    not_before = None
+    if middle is None and not any(sample.unknown or sample.endless for sample in without):
+        not_before = min(sample.until for sample in without)
+    return Eta(middle, low, high, not_before, max([sample.endless for sample in without], default=0))
 
 
 class Use:

@@ -52,8 +52,9 @@ class Future:
         self.starts: dict[str, Micros] = {}
         """Job → its first start from now on."""
         self.unknown = 0
-        """Running tasks without anything to tell their end from. They run on."""
+        """Running tasks with too little to tell their end from. They run on, as those of `fleet.endless` do."""
         self._arrivals = arrivals
+        self._real = frozenset(partition.jobs)
         self._next = next(arrivals, None)
         # No message is lost here, and starts are reported with the next event, however late.
         partition.set_settings(_patient(partition.settings))
@@ -99,6 +100,10 @@ class Future:
             commands.append(Submit(spec=spec, id=arrival.id, user=spec.user, groups=spec.groups, operator=True))
             self._next = next(self._arrivals, None)
         self._cycle(commands)
+
+    def endless(self) -> int:
+        """Return the number of tasks that wait now, have started in this future, and have no end in it."""
+        return sum(tasks for (job, _), tasks in self.fleet.endless.items() if job in self._real)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -157,6 +162,8 @@ class DrawingFleet(Fleet):
         self._parts: dict[str, float] = {}
         """User → the part at which run times that are alike are drawn."""
         self._gangs: dict[tuple[str, str, int], Micros | None] = {}
+        self.endless: dict[tuple[str, str], int] = {}
+        """(Job, stage) → tasks that started in this future and have no end in it."""
 
     def adopt(self, node: str, allocation: Allocation, now: Micros) -> bool:
         """Take over tasks that run already; False if their end is unknown, so that they run on."""
@@ -184,7 +191,11 @@ class DrawingFleet(Fleet):
             return duration
         job = self._partition.jobs.get(block.job)
         stage = None if job is None else job.stage(block.stage)
-        return None if stage is None else self._drawn(stage, block.attempt, 0)
+        duration = None if stage is None else self._drawn(stage, block.attempt, 0)
+        if duration is None:
+            key = (block.job, block.stage)
+            self.endless[key] = self.endless.get(key, 0) + count(block.indices)
+        return duration
 
     def _drawn(self, stage: Stage, attempt: int, elapsed: Micros) -> Micros | None:
         """Return a run time above `elapsed`: one for all tasks of a gang, otherwise another for each block."""

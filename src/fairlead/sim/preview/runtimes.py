@@ -1,7 +1,7 @@
-"""Run times to draw from: earlier runs of the same stage, of the same user, and of all users.
+"""Run times to draw from: earlier runs of the same stage name, of the same user, and of all users.
 
-A run counts as a fraction of its given estimate, so that it says something about tasks with another estimate too.
-The fewer runs there are of the same stage, the more those of the user count, and then those of all users.
+Runs with the same given estimate come first. Others count as fractions of their estimates, so that they say something
+about tasks with another one too. The fewer runs there are of a kind, the more those of less specific kinds count.
 """
 
 from __future__ import annotations
@@ -23,14 +23,30 @@ NAMED_RUNS, USER_RUNS, ALL_RUNS = 20, 40, 400
 """Runs that are kept of each stage name, of each user, and of all users."""
 FADE = 0.85
 """A run counts this much of the one after it."""
+ENOUGH = 5
+"""Without an estimate, nothing is told from fewer runs of a user."""
 BEYOND = 2.0
 """The weight of all less specific runs together, where the last run of a kind has 1."""
 NEAR = 0.1
 """A drawn run time differs from the recorded one by about this part of it."""
 
-Key = tuple[str, str, str]
-"""User, job name and stage name; the last two are empty for all runs of a user, all three for all runs."""
-EVERYONE: Key = ("", "", "")
+ANY: Micros = -1
+"""Stands for runs with whatever estimate."""
+Kind = tuple[str, str, str, Micros | None]
+"""User, job name, stage name and given estimate of runs; names are empty for all of them."""
+
+
+def kinds(user: str, name: str, stage: str, given: Micros | None) -> list[tuple[Kind, int, float]]:
+    """Return the kinds of runs that a run belongs to, the most specific first: how many are kept, and how they fade."""
+    return [
+        kind
+        for estimate in (given, ANY)
+        for kind in (
+            ((user, name, stage, estimate), NAMED_RUNS, FADE),
+            ((user, "", "", estimate), USER_RUNS, FADE),
+            (("", "", "", estimate), ALL_RUNS, 1.0),
+        )
+    ]
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
@@ -49,44 +65,44 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 
 class Runtimes:
     def __init__(self) -> None:
-        self._runs: dict[Key, deque[Run]] = {}
-        self._tables: dict[tuple[Key, Micros | None], Table | None] = {}
+        self._runs: dict[Kind, deque[Run]] = {}
+        self._tables: dict[Kind, Table | None] = {}
 
     def note(self, user: str, name: str, stage: str, ran: Micros, given: Micros | None) -> None:
         """Add a run that has ended."""
         run = Run(ran, given)
-        for key, most in (((user, name, stage), NAMED_RUNS), ((user, "", ""), USER_RUNS), (EVERYONE, ALL_RUNS)):
-            runs = self._runs.get(key)
+        for kind, most, _ in kinds(user, name, stage, given):
+            runs = self._runs.get(kind)
             if runs is None:
-                runs = self._runs[key] = deque(maxlen=most)
+                runs = self._runs[kind] = deque(maxlen=most)
             runs.append(run)
         self._tables.clear()
 
     def note_learned(self, partition: Partition) -> None:
-        """Add the runs that the scheduler has learned, of users without other runs."""
+        """Add the runs that the scheduler has learned, of stages without other runs."""
         for (user, name, stage), runs in sorted(partition.runs.items()):
-            if name and (user, name, stage) not in self._runs:
+            if name and (user, name, stage, ANY) not in self._runs:
                 for ran in (runs.before, runs.last):
                     if ran is not None:
                         self.note(user, name, stage, ran, None)
 
     def table(self, stage: Stage) -> Table | None:
-        """Return the run times of the tasks of a stage; None if there is nothing to tell them from."""
-        user, name = stage.job.owner
-        given = guess(stage.terms)
-        key = (user, name, stage.name), given
+        """Return the run times of the tasks of a stage; None if there is too little to tell them from."""
+        return self.table_of(*stage.job.owner, stage.name, guess(stage.terms))
+
+    def table_of(self, user: str, name: str, stage: str, given: Micros | None) -> Table | None:
+        key = (user, name, stage, given)
         if key not in self._tables:
             self._tables[key] = self._table(*key)
         return self._tables[key]
 
-    def _table(self, key: Key, given: Micros | None) -> Table | None:
-        user = key[0]
-        if given is None and (user, "", "") not in self._runs:
+    def _table(self, user: str, name: str, stage: str, given: Micros | None) -> Table | None:
+        if given is None and len(self._runs.get((user, "", "", ANY), ())) < ENOUGH:
             return None
         values: list[tuple[Micros, float]] = []
         left = 1.0
-        for level, fade in ((key, FADE), ((user, "", ""), FADE), (EVERYONE, 1.0)):
-            runs = self._runs.get(level, ())
+        for kind, _, fade in kinds(user, name, stage, given):
+            runs = self._runs.get(kind, ())
             weights = [fade**age for age in range(len(runs))]
             total = sum(weights) + BEYOND
             for run, weight in zip(reversed(runs), weights, strict=True):
@@ -106,20 +122,25 @@ class Table:
         self._sums = [0.0, *accumulate(weight for _, weight in values)]
         self._given = given
 
-    def draw(self, rng: Random, elapsed: Micros = 0, part: float | None = None) -> Micros:
-        """Return a run time above `elapsed`: near the recorded one at a part, by default at a random one."""
+    def draw(self, rng: Random, elapsed: Micros = 0, part: float | None = None) -> Micros | None:
+        """Return a run time above `elapsed`: near the recorded one at a part, by default at a random one.
+
+        Without an estimate, a task that has run longer than all recorded ones has an unknown end: None.
+        """
         value = self.at(rng.random() if part is None else part, elapsed)
+        if value is None:
+            return None
         near = round(value * exp(rng.gauss(0, NEAR)))
         if self._given is not None:  # many tasks run exactly as long as they may
             near = value if value >= self._given else min(near, self._given)
         return near if near > elapsed else value
 
-    def at(self, part: float, elapsed: Micros = 0) -> Micros:
+    def at(self, part: float, elapsed: Micros = 0) -> Micros | None:
         """Return the run time at a part, from 0 to 1, of those above `elapsed`."""
         first = bisect(self._values, elapsed)
         low, high = self._sums[first], self._sums[-1]
         if high <= low:
             # Longer than all runs and the estimate: it may take as long again.
-            return elapsed + max(SECOND, round(part * elapsed))
+            return None if self._given is None else elapsed + max(SECOND, round(part * elapsed))
         at = bisect(self._sums, low + part * (high - low), first + 1, len(self._values))
         return self._values[at - 1]
