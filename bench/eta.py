@@ -159,7 +159,7 @@ def score(
             eta = sum_up(job, drawn)
             line = json.dumps(
                 {
-                    "median": eta.median,
+                    "likely": eta.likely,
                     "low": eta.earliest,
                     "high": eta.latest,
                     "whole": all(s.whole for s in drawn),
@@ -257,10 +257,10 @@ def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros], in_turn:
     for promise in promises:
         real = starts[promise.job]
         eta = promise.eta
-        if eta["median"] is None or eta["high"] is None:
+        if eta["likely"] is None or eta["high"] is None:
             continue
-        errors.append(abs(eta["median"] - real) / MINUTE)
-        bias.append((eta["median"] - real) / MINUTE)
+        errors.append(abs(eta["likely"] - real) / MINUTE)
+        bias.append((eta["likely"] - real) / MINUTE)
         baseline.append(abs(promise.baseline - real) / MINUTE)
         if promise.planned is not None:
             planned.append(abs(promise.planned - real) / MINUTE)

@@ -64,7 +64,7 @@ def previewing(scale: float) -> Iterator[Row]:
     began = perf_counter()
     workers = os.cpu_count() or 1
     samples = draw_futures(partition, simulation.now, runtimes, past, waiting, SECONDS, workers=workers)
-    known = sum(sum_up(job, samples).median is not None for job in waiting)
+    known = sum(sum_up(job, samples).likely is not None for job in waiting)
     seconds = perf_counter() - began
     yield Row(
         f"start times of {len(waiting):,} waiting jobs",

@@ -262,6 +262,28 @@ def test_arrivals_are_those_of_the_same_time_of_day() -> None:
 # -- start times -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("starts", "likely", "median"),
+    [
+        ([1, 2, 30, 31, 32, 58, 90], 32, 31),
+        ([1, 2, 3, 50, 51, 99, 99, 99, 99], 99, 51),
+        ([1, 1, 1, 50, 90, 90, 90], 90, 50),
+        ([5, 5, None, 5, None], 5, 5),
+        ([5, None, None, 5, None], None, None),
+        ([7], 7, 7),
+    ],
+)
+def test_the_likely_start_is_where_most_futures_are(
+    starts: list[int | None], likely: int | None, median: int | None
+) -> None:
+    samples = [
+        eta.Sample(0, {} if start is None else {"a": start * MINUTE}, HOUR, True, 0) for start in reversed(starts)
+    ]
+    found = eta.sum_up("a", samples)
+    assert found.likely == (None if likely is None else likely * MINUTE)
+    assert found.median == (None if median is None else median * MINUTE)
+
+
 def test_a_job_starts_when_the_one_before_it_ends(cluster: Cluster) -> None:
     cluster.node("n", 4)
     cluster.submit("first", 4, estimate="10min")

@@ -201,6 +201,7 @@ ETA = {
     "state": "pending",
     "started": None,
     "start": 1790001500.0,
+    "median": 1790001620.0,
     "earliest": 1790000600.0,
     "latest": 1790003600.0,
     "not_before": None,

@@ -102,7 +102,7 @@ async def dry_run(
 
 @get("/jobs/{job_id:str}/eta", operation_id="eta", guards=[USERS], summary="When a job starts")
 async def eta(request: HttpRequest, job_id: JobId, partition: PartitionName = "") -> wire.Eta:
-    """Say when a waiting job starts: the median of several futures, and an interval of 90 %."""
+    """Say when a waiting job starts: the likely start by several futures, and an interval of 90 %."""
     return (await _etas(request, [job_id], partition))[0]
 
 
@@ -156,6 +156,7 @@ def _known(job: str, state: str, started: Micros | None) -> wire.Eta:
         state=state,
         started=_seconds(started),
         start=None,
+        median=None,
         earliest=None,
         latest=None,
         not_before=None,
@@ -179,7 +180,8 @@ def _answer(
         job=job,
         state=state,
         started=_seconds(started),
-        start=_seconds(found.median),
+        start=_seconds(found.likely),
+        median=_seconds(found.median),
         earliest=_seconds(found.earliest),
         latest=_seconds(found.latest),
         not_before=_seconds(found.not_before),
@@ -194,15 +196,15 @@ def unknown_tasks(tasks: int) -> str:
 
 def sentence(eta: preview.Eta, now: Micros) -> str:
     """Return in words when something starts that waits now."""
-    if eta.median is None:
+    if eta.likely is None:
         if eta.not_before is None:
             return "starts at a time that cannot be told"
         return f"does not start within {rounded(eta.not_before - now)}"
-    if eta.median - now < SECOND and eta.latest is not None and eta.latest - now < SECOND:
+    if eta.likely - now < SECOND and eta.latest is not None and eta.latest - now < SECOND:
         return "starts now"
     latest = "later than can be told" if eta.latest is None else rounded(eta.latest - now)
     earliest = rounded((now if eta.earliest is None else eta.earliest) - now)
-    return f"starts in about {rounded(eta.median - now)} (90 %: between {earliest} and {latest})"
+    return f"starts in about {rounded(eta.likely - now)} (90 %: between {earliest} and {latest})"
 
 
 def rounded(span: Micros) -> str:

@@ -148,7 +148,7 @@ class AsyncClient:
         return await self.send(calls.explain(job, self.partition, remedies))
 
     async def eta(self, *jobs: str) -> list[wire.Eta]:
-        """Return when jobs start, up to 1,000 of them: a median and an interval of 90 %."""
+        """Return when jobs start, up to 1,000 of them: a likely start and an interval of 90 %."""
         return (await self.send(calls.etas(list(jobs), self.partition))).etas
 
     async def story(self, job: str) -> wire.Story:

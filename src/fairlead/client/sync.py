@@ -140,7 +140,7 @@ class Client:
         return self.send(calls.explain(job, self.partition, remedies))
 
     def eta(self, *jobs: str) -> list[wire.Eta]:
-        """Return when jobs start, up to 1,000 of them: a median and an interval of 90 %."""
+        """Return when jobs start, up to 1,000 of them: a likely start and an interval of 90 %."""
         return self.send(calls.etas(list(jobs), self.partition)).etas
 
     def story(self, job: str) -> wire.Story:

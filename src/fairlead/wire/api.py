@@ -507,7 +507,10 @@ class Eta(Answer, frozen=True, kw_only=True):
     started: float | None
     """When it started, if it has."""
     start: float | None
-    """The median of the start times; None if the job has started or ended, or if the start cannot be told."""
+    """The likely start: the middle of the half of the start times that are closest together. None if the job has
+    started or ended, or if the start cannot be told."""
+    median: float | None
+    """The median of the start times."""
     earliest: float | None
     latest: float | None
     """An interval that the start falls into with a probability of 90 %. `latest` is None if it cannot be told."""

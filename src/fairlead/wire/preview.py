@@ -62,6 +62,7 @@ AnyQuestion = EtaQuestion | StoryQuestion | WhatIfQuestion | TraceQuestion | Pas
 class Eta(msgspec.Struct, frozen=True, kw_only=True):
     """When a job starts, by several futures. A time is None if it is later than what the futures reached."""
 
+    likely: int | None
     median: int | None
     earliest: int | None
     latest: int | None

@@ -76,6 +76,7 @@ def _submit(packed: bytes, at: int) -> Submit:
 
 def _eta(found: eta.Eta) -> Eta:
     return Eta(
+        likely=found.likely,
         median=found.median,
         earliest=found.earliest,
         latest=found.latest,
