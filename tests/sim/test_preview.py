@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fairlead.api.future import _answer as told_by_api
 from fairlead.core.commands import (
@@ -28,13 +29,14 @@ from fairlead.core.config import parse_partition
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.dump import dump
 from fairlead.core.errors import Refused
-from fairlead.core.model import Micros, pack_spec
+from fairlead.core.model import Micros, Runs, pack_spec
 from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
 from fairlead.history.recorder import HistoryRecorder
 from fairlead.history.store import History
 from fairlead.history.tables import tables_at
 from fairlead.journal.codec import actors_of, encode
 from fairlead.journal.sql import SqliteJournal
+from fairlead.sim.fleet import Running
 from fairlead.sim.preview import answers, eta, whatif
 from fairlead.sim.preview.answers import answer
 from fairlead.sim.preview.asking import Previewer
@@ -43,6 +45,7 @@ from fairlead.sim.preview.future import DrawingFleet
 from fairlead.sim.preview.past import Past, PastJob
 from fairlead.sim.preview.runtimes import ENOUGH, Runtimes, Table
 from fairlead.wire.preview import (
+    Eta,
     EtaQuestion,
     Etas,
     Failure,
@@ -158,7 +161,8 @@ def test_runs_are_drawn_by_weight_above_the_elapsed_time(part: float, elapsed: i
 def test_without_an_estimate_a_run_longer_than_all_others_has_no_known_end() -> None:
     table = Table([(10, 2.0), (40, 1.0)], None)
     assert table.at(0.5, 39) == 40
-    assert table.at(0.5, 40) is None and table.draw(Random(1), 40) is None
+    assert table.at(0.5, 60) == 60 + SECOND, "there are few runs, and the next may be a little longer"
+    assert table.at(0.5, 80) is None and table.draw(Random(1), 80) is None
 
 
 def test_runs_of_the_same_name_count_most(cluster: Cluster) -> None:
@@ -168,21 +172,25 @@ def test_runs_of_the_same_name_count_most(cluster: Cluster) -> None:
     runtimes = Runtimes()
     known = runtimes.table(stage)
     assert known is not None and known.at(0.5) == HOUR, "without runs, the estimate is all there is"
-    for _ in range(20):
-        runtimes.note("ann", "other", "main", 75 * MINUTE, 90 * MINUTE)
-        runtimes.note("ann", "train", "main", 6 * MINUTE, 2 * HOUR)
     rng = Random(1)
+
+    def other() -> None:
+        for _ in range(20):
+            runtimes.note("ann", "other", "main", 75 * MINUTE, 90 * MINUTE)
+            runtimes.note("ann", "train", "main", 6 * MINUTE, 2 * HOUR)
 
     def drawn() -> list[Micros]:
         table = runtimes.table(stage)
         assert table is not None
         return [table.draw(rng) or 0 for _ in range(1_000)]
 
+    other()
     before = drawn()
     assert sum(ran < 5 * MINUTE for ran in before) > 800, "a twentieth of the estimate, as before"
     assert max(before) == HOUR, "the estimate is a bound"
     for _ in range(20):
         runtimes.note("ann", "train", "main", 30 * MINUTE, HOUR)
+    other()
     assert sum(20 * MINUTE < ran < 40 * MINUTE for ran in drawn()) > 800, "those with the same estimate count more"
 
 
@@ -194,10 +202,35 @@ def test_without_an_estimate_nothing_is_told_from_few_runs(cluster: Cluster) -> 
     for _ in range(50):
         runtimes.note("bob", "train", "main", MINUTE, None)
     for _ in range(ENOUGH - 1):
-        runtimes.note("ann", "train", "main", MINUTE, None)
+        runtimes.note("ann", "other", "main", MINUTE, HOUR)
     assert runtimes.table(stage) is None
     runtimes.note("ann", "train", "main", MINUTE, None)
     assert runtimes.table(stage) is not None
+
+
+def test_a_run_without_an_estimate_is_bounded_by_that_of_another_task() -> None:
+    runtimes = Runtimes()
+    for _ in range(20):
+        runtimes.note("ann", "train", "main", 3 * HOUR, None)
+    table = runtimes.table_of("ann", "train", "main", HOUR)
+    assert table is not None and {table.at(part / 10) for part in range(10)} == {HOUR}
+
+
+def test_learned_runs_count_where_none_are_recorded(cluster: Cluster) -> None:
+    partition = cluster.writer.partition
+    for name, ran in (("train", 5 * MINUTE), ("eval", 7 * MINUTE)):
+        partition.runs["ann", name, "main"] = Runs(START, ran, ran)
+    partition.runs["ann", "", ""] = Runs(START, HOUR, HOUR)
+    runtimes = Runtimes()
+    runtimes.note_learned(partition, {("ann", "eval", "main")})
+    assert runtimes.table_of("ann", "train", "main", None) is None, "two runs are not enough"
+    for _ in range(3):
+        runtimes.note("ann", "eval", "main", 9 * MINUTE, None)
+    table = runtimes.table_of("ann", "train", "main", None)
+    assert table is not None
+    drawn = [table.at(part / 100) for part in range(100)]
+    assert set(drawn) == {5 * MINUTE, 9 * MINUTE}
+    assert drawn.count(5 * MINUTE) > 50
 
 
 def test_with_few_runs_of_a_name_those_of_all_users_count_more(cluster: Cluster) -> None:
@@ -268,6 +301,7 @@ def test_arrivals_are_those_of_the_same_time_of_day() -> None:
         ([1, 2, 30, 31, 32, 58, 90], 32, 31),
         ([1, 2, 3, 50, 51, 99, 99, 99, 99], 99, 51),
         ([1, 1, 1, 50, 90, 90, 90], 90, 50),
+        ([0, 0, 1, 50, 99, 100, 100], 1, 50),
         ([5, 5, None, 5, None], 5, 5),
         ([5, None, None, 5, None], None, None),
         ([7], 7, 7),
@@ -276,9 +310,7 @@ def test_arrivals_are_those_of_the_same_time_of_day() -> None:
 def test_the_likely_start_is_where_most_futures_are(
     starts: list[int | None], likely: int | None, median: int | None
 ) -> None:
-    samples = [
-        eta.Sample(0, {} if start is None else {"a": start * MINUTE}, HOUR, True, 0) for start in reversed(starts)
-    ]
+    samples = [eta.Sample(0, {} if start is None else {"a": start * MINUTE}, HOUR, True) for start in reversed(starts)]
     found = eta.sum_up("a", samples)
     assert found.likely == (None if likely is None else likely * MINUTE)
     assert found.median == (None if median is None else median * MINUTE)
@@ -291,7 +323,7 @@ def test_a_job_starts_when_the_one_before_it_ends(cluster: Cluster) -> None:
     cluster.submit("second", 4, run=False, estimate="1h")
     cluster.submit("third", 4, run=False)
     found = etas_of(cluster, "second", "third")
-    assert found.unknown_tasks == 0 and found.futures == eta.SAMPLES and not found.cut
+    assert found.unknown_running == 0 and found.futures == eta.SAMPLES and not found.cut
     at = START + 10 * MINUTE
     second = found.jobs["second"]
     assert (second.earliest, second.median, second.latest) == (at, at, at)
@@ -303,7 +335,7 @@ def test_tasks_without_an_estimate_are_counted_and_run_on(cluster: Cluster) -> N
     cluster.submit("endless", 1, array=3)
     cluster.submit("next", 4, run=False, estimate="1h")
     found = etas_of(cluster, "next")
-    assert found.unknown_tasks == 3
+    assert found.unknown_running == 3
     assert found.jobs["next"].median is None and found.jobs["next"].not_before is None
 
 
@@ -317,10 +349,10 @@ def test_a_task_that_outlasts_all_recorded_runs_has_an_unknown_end(cluster: Clus
     cluster.submit("next", 4, run=False, estimate="1h")
     cluster.now += 30 * SECOND
     early = etas_of(cluster, "next")
-    assert early.unknown_tasks == 0 and early.jobs["next"].median is not None
+    assert early.unknown_running == 0 and early.jobs["next"].median is not None
     cluster.now += 2 * MINUTE
     late = etas_of(cluster, "next")
-    assert late.unknown_tasks == 1 and late.jobs["next"].median is None
+    assert late.unknown_running == 1 and late.jobs["next"].median is None
 
 
 def test_tasks_ahead_without_an_estimate_are_counted(cluster: Cluster) -> None:
@@ -329,7 +361,7 @@ def test_tasks_ahead_without_an_estimate_are_counted(cluster: Cluster) -> None:
     cluster.submit("second", 1, run=False, array=4)
     cluster.submit("third", 4, run=False)
     found = etas_of(cluster, "second", "third")
-    assert found.unknown_tasks == 0
+    assert found.unknown_running == 0
     assert (found.jobs["second"].median, found.jobs["second"].unknown_ahead) == (START + 10 * MINUTE, 0)
     third = found.jobs["third"]
     assert (third.median, third.not_before, third.unknown_ahead) == (None, None, 4)
@@ -344,6 +376,82 @@ def test_a_job_that_can_never_run_has_no_start(cluster: Cluster) -> None:
     cluster.submit("large", 8, run=False)
     found = etas_of(cluster, "large").jobs["large"]
     assert found.median is None and found.not_before is not None
+
+
+def test_the_tasks_of_an_array_that_have_ended_tell_about_the_others(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("array", 1, array=12)
+    cluster.submit("next", 4, run=False, estimate="1h")
+    assert etas_of(cluster, "next").unknown_running == 4
+    cluster.now += MINUTE
+    cluster.report("array", "succeeded")
+    cluster.report("array", "running")
+    assert etas_of(cluster, "next").unknown_running == 4, "four runs are too few"
+    cluster.now += MINUTE
+    cluster.report("array", "succeeded")
+    cluster.report("array", "running")
+    found = etas_of(cluster, "next")
+    start = found.jobs["next"].likely
+    assert found.unknown_running == 0 and start is not None
+    assert abs(start - cluster.now - MINUTE) < MINUTE // 2
+
+
+def test_one_array_is_enough_to_tell_run_times_from(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("array", 1, array=4)
+    cluster.now += MINUTE
+    cluster.report("array", "succeeded")
+    cluster.submit("more", 1, array=2)
+    cluster.submit("next", 4, run=False, estimate="1h")
+    assert etas_of(cluster, "next").unknown_running == 2
+    cluster.now += MINUTE
+    cluster.report("more", "succeeded")
+    cluster.submit("last", 4)
+    assert etas_of(cluster, "next").unknown_running == 0, "six tasks of two jobs have ended"
+
+
+def test_a_task_without_a_known_end_is_counted_once(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("array", 1, array=4)
+    partition = cluster.writer.partition
+    fleet = DrawingFleet(partition, Runtimes(), Random(1))
+    (allocation,) = {allocation.id: allocation for allocation in partition.allocations.values()}.values()
+    fleet.adopt("n", replace(allocation, indices=(0, 2)), cluster.now)
+    for attempt in range(3):
+        assert fleet.duration_of(Running("n", "array", "main", attempt, (1, 4))) is None
+    assert (len(fleet.running_on["array", "main"]), len(fleet.started_on["array", "main"])) == (2, 2)
+
+
+def test_expected_jobs_without_a_known_end_leave_no_bound(cluster: Cluster) -> None:
+    """Services that are ended by hand come again, take the nodes first, and may run for any time."""
+    cluster.node("n", 4)
+    for at in range(11):
+        spec = parse_job({"user": "bob", "priority": 9, "stages": [{"resources": {"cpu": 1}}]})
+        cluster.do(Submit(spec=spec, id=f"service{at}", user="bob", operator=True))
+        cluster.report(f"service{at}", "running")
+        cluster.now += 6 * MINUTE
+        cluster.do(Kill(job=f"service{at}", user="bob", operator=True))
+        cluster.report(f"service{at}", "stopped")
+    cluster.submit("first", 4, estimate="10h")
+    cluster.submit("next", 4, run=False, estimate="1h")
+    found = etas_of(cluster, "next")
+    assert (found.recorded_jobs, found.unknown_running, found.jobs["next"].unknown_ahead) == (13, 0, 0)
+    assert (found.jobs["next"].likely, found.jobs["next"].not_before) == (None, None)
+    told = told_by_api("next", "pending", None, found.jobs["next"], found, cluster.now).text
+    assert told == "job next starts at a time that cannot be told; tasks of jobs that are expected have no estimate"
+
+
+def test_the_likely_start_is_told(cluster: Cluster) -> None:
+    now = cluster.now
+    found = Eta(likely=now + HOUR, median=now + 2 * HOUR, earliest=now, latest=now + 3 * HOUR)
+    etas = Etas(jobs={}, submissions=[], futures=19, unknown_running=0, recorded_jobs=1, cut=False)
+    told = told_by_api("a", "pending", None, found, etas, now)
+    assert (told.start, told.median) == ((now + HOUR) / SECOND, (now + 2 * HOUR) / SECOND)
+    assert told.text == "job a starts in about 1h (90 %: between 0s and 3h)"
+    unknown = Eta(likely=None, median=None, earliest=None, latest=None, unknown_ahead=1)
+    assert told_by_api("a", "pending", None, unknown, etas, now).text == (
+        "job a starts at a time that cannot be told; 1 task that starts before it has no estimate"
+    )
 
 
 def test_jobs_that_are_not_submitted_have_a_start_too(cluster: Cluster) -> None:
@@ -388,7 +496,7 @@ def test_a_follower_reads_on_and_learns_from_the_history(cluster: Cluster) -> No
     table = runtimes.table(follower.state.jobs["waiting"].stages[0])
     assert table is not None and table.at(0.5) == 3 * MINUTE
     found = answer(follower, EtaQuestion(**cluster.asked(), jobs=("waiting",)))
-    assert isinstance(found, Etas) and found.unknown_tasks == 0
+    assert isinstance(found, Etas) and found.unknown_running == 0
     median = found.jobs["waiting"].median
     assert median is not None and abs(median - cluster.now - 3 * MINUTE) < MINUTE
 

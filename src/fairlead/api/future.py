@@ -10,7 +10,7 @@ from litestar import Request, get, post
 from litestar.params import QueryParameter
 
 from fairlead.api.context import OPERATORS, USERS, PartitionName, Services, Shaped, caller_of, seen_by, services_of
-from fairlead.api.jobs import SEARCHING, JobId, checked, deadline, find, submission
+from fairlead.api.jobs import SEARCHING, JobId, checked, deadline, find, submission, why_never
 from fairlead.api.problems import Unserved
 from fairlead.api.service import PartitionService
 from fairlead.core.commands import Rejected
@@ -139,18 +139,20 @@ async def _etas(request: HttpRequest, names: list[str], partition: str) -> list[
 
     found = await served.read(look)
     waiting = [job for job, state, started in found if state == "pending" and started is None]
+    never = await why_never(served, waiting)
+    waiting = [job for job in waiting if job not in never]
     foretold = await foretell(services, served, waiting) if waiting else None
     now = served.now
     return [
         _answer(job, state, started, foretold.jobs[job], foretold, now)
         if foretold is not None and job in foretold.jobs
-        else _known(job, state, started)
+        else _known(job, state, started, never.get(job, ""))
         for job, state, started in found
     ]
 
 
-def _known(job: str, state: str, started: Micros | None) -> wire.Eta:
-    """Return the answer for a job that does not wait for its start."""
+def _known(job: str, state: str, started: Micros | None, never: str) -> wire.Eta:
+    """Return the answer for a job that does not wait for its start, or never starts."""
     return wire.Eta(
         job=job,
         state=state,
@@ -160,18 +162,20 @@ def _known(job: str, state: str, started: Micros | None) -> wire.Eta:
         earliest=None,
         latest=None,
         not_before=None,
-        note="",
-        text=f"job {job} is {state}",
+        note=never,
+        text=f"job {job}: {never}" if never else f"job {job} is {state}",
     )
 
 
 def _answer(
     job: str, state: str, started: Micros | None, found: preview.Eta, etas: preview.Etas, now: Micros
 ) -> wire.Eta:
-    notes = [unknown_tasks(etas.unknown_tasks)] if etas.unknown_tasks else []
+    notes = [unknown_running(etas.unknown_running)] if etas.unknown_running else []
     if found.unknown_ahead:
         tasks = "1 task that starts" if found.unknown_ahead == 1 else f"{found.unknown_ahead} tasks that start"
         notes.append(f"{tasks} before it {'has' if found.unknown_ahead == 1 else 'have'} no estimate")
+    if not notes and found.likely is None and found.not_before is None:
+        notes.append("tasks of jobs that are expected have no estimate")
     if etas.cut:
         notes.append("there was no time to look further")
     if not etas.recorded_jobs:
@@ -190,7 +194,7 @@ def _answer(
     )
 
 
-def unknown_tasks(tasks: int) -> str:
+def unknown_running(tasks: int) -> str:
     return "1 running task has no estimate" if tasks == 1 else f"{tasks} running tasks have no estimate"
 
 
@@ -235,7 +239,7 @@ async def what_if(
         partition=served.name, seq=served.writer.seq, now=served.now, changes=changes, replay=replay
     )
     found = (await ask(services, question, preview.Document)).document
-    notes = [unknown_tasks(found["unknown_tasks"])] if found.get("unknown_tasks") else []
+    notes = [unknown_running(found["unknown_running"])] if found.get("unknown_running") else []
     if found.get("waiting", 0) > found["compared"]:
         notes.append(f"the first {found['compared']} of {found['waiting']} waiting jobs are compared")
     if not found.get("whole", True):

@@ -117,7 +117,7 @@ async def submit(
     served = services.control.find(partition)
     command = submission(caller_of(request), data, key or "", {}, origin=_origin(request, served))
     accepted = await accepted_in(_offered(services, served, command))
-    warnings = await _warnings(served, [accepted.job])
+    warnings = await why_never(served, [accepted.job])
     return wire.Submitted(job=accepted.job, partition=served.name, warning=warnings.get(accepted.job, ""))
 
 
@@ -154,7 +154,7 @@ async def submit_many(
                 await asyncio.sleep(0)
         for entry in pending:
             items.append(entry if isinstance(entry, wire.BatchItem) else await _item(entry))
-        warnings = await _warnings(served, [item.job for item in items[start:] if item.job])
+        warnings = await why_never(served, [item.job for item in items[start:] if item.job])
         for at, item in enumerate(items[start:] if warnings else (), start):
             items[at] = msgspec.structs.replace(item, warning=warnings.get(item.job, ""))
     return wire.Batch(items=items)
@@ -201,7 +201,7 @@ def checked(services: Services, served: PartitionService, command: Submit) -> in
     return services.quotas.check(served.name, served.partition.settings, command.spec)
 
 
-async def _warnings(served: PartitionService, job_ids: list[str]) -> dict[str, str]:
+async def why_never(served: PartitionService, job_ids: list[str]) -> dict[str, str]:
     """Return job ids with why their jobs can never run as the cluster is now. Jobs that may run are left out."""
     state = served.partition
     # Mostly this is known without waiting for the writer: counts of nodes are cached with the shapes of tasks.

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import msgspec
 
-from fairlead.core.model import JobSpec, Micros
+from fairlead.core.model import JobSpec, Micros, Stage
 from fairlead.history.recorder import decode_spec
 from fairlead.history.store import BEGAN
 from fairlead.history.tables import Tables
 
 AT_ONCE = 500
+LAST = 400
+"""Blocks of tasks of a stage that are looked at, if its job has not ended."""
+
+
+class RanStage(msgspec.Struct, frozen=True, gc=False):
+    """The tasks of a stage that succeeded or failed."""
+
+    mean: Micros
+    tasks: int
 
 
 class RanJob(msgspec.Struct, frozen=True, gc=False):
@@ -18,8 +29,7 @@ class RanJob(msgspec.Struct, frozen=True, gc=False):
     submitted: Micros
     ended: Micros
     spec: JobSpec
-    ran: dict[str, Micros]
-    """Stage → the mean run time of its tasks that succeeded or failed."""
+    ran: dict[str, RanStage]
 
 
 def ran_jobs(tables: Tables, partition: str, since: Micros, most: int) -> list[RanJob]:
@@ -36,18 +46,32 @@ def ran_jobs(tables: Tables, partition: str, since: Micros, most: int) -> list[R
             )
         )
         rows.reverse()
-        ran: dict[int, dict[str, Micros]] = {}
+        ran: dict[int, dict[str, RanStage]] = {}
         for at in range(0, len(rows), AT_ONCE):
             numbers = [row[0] for row in rows[at : at + AT_ONCE]]
             marks = ", ".join("?" * len(numbers))
-            for number, stage, mean in db.run(
-                f"SELECT number, stage, avg(ended - {BEGAN}) FROM attempts WHERE partition = ? "
+            for number, stage, mean, tasks in db.run(
+                f"SELECT number, stage, avg(ended - {BEGAN}), sum(tasks) FROM attempts WHERE partition = ? "
                 f"AND outcome IN ('succeeded', 'failed') AND number IN ({marks}) GROUP BY number, stage",
                 (partition, *numbers),
             ):
                 if mean is not None:
-                    ran.setdefault(number, {})[stage] = max(0, round(mean))
+                    ran.setdefault(number, {})[stage] = RanStage(max(0, round(mean)), int(tasks))
     return [
         RanJob(number, name, submitted, ended, decode_spec(spec), ran.get(number, {}))
         for number, name, submitted, ended, spec in rows
     ]
+
+
+def ran_stages(tables: Tables, partition: str, stages: Sequence[Stage]) -> Iterator[tuple[Stage, RanStage]]:
+    """Yield stages with how long their tasks ran, of those with the highest indices that ended, if any did."""
+    last = (
+        f"SELECT ended - {BEGAN} AS ran, tasks FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
+        f"AND outcome IN ('succeeded', 'failed') ORDER BY first DESC LIMIT {LAST}"
+    )
+    with tables.session() as db:
+        for stage in stages:
+            asked = (partition, stage.job.number, stage.name)
+            for mean, tasks in db.run(f"SELECT avg(ran), sum(tasks) FROM ({last}) AS last", asked):
+                if mean is not None:
+                    yield stage, RanStage(max(0, round(mean)), int(tasks))

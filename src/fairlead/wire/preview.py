@@ -67,8 +67,8 @@ class Eta(msgspec.Struct, frozen=True, kw_only=True):
     earliest: int | None
     latest: int | None
     not_before: int | None = None
-    """If the median is not known: the time that the futures reached without a start. None if the ends of some tasks
-    are not known."""
+    """If the median is not known: the time that the futures reached without a start. None if the ends of some tasks in
+    them are not known."""
     unknown_ahead: int = 0
     """Tasks that start before the job, and that nothing tells the end of, in futures in which it does not start."""
 
@@ -79,7 +79,7 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True):
     """Of each specification, when it would start, or why it is refused."""
     futures: int
     """Futures that were drawn."""
-    unknown_tasks: int
+    unknown_running: int
     """Running tasks that nothing tells the end of."""
     recorded_jobs: int
     """Jobs of the past that arrivals were drawn from."""

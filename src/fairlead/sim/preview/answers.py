@@ -55,13 +55,13 @@ def _etas(follower: Follower, question: EtaQuestion) -> Etas:
     samples = eta.draw_futures(
         follower.state, question.now, runtimes, past, wanted, SECONDS, workers=workers(), first=submits
     )
-    refused = samples[0].refused if samples else {}
+    refused = samples[0].refused
     etas = {job: _eta(eta.sum_up(job, samples)) for job in wanted}
     return Etas(
         jobs={job: etas[job] for job in question.jobs},
         submissions=[refused.get(submit.id) or etas[submit.id] for submit in submits],
         futures=len(samples),
-        unknown_tasks=max((sample.unknown for sample in samples), default=0),
+        unknown_running=max(sample.unknown_running for sample in samples),
         recorded_jobs=len(past.jobs),
         cut=not all(sample.whole for sample in samples),
     )
@@ -81,5 +81,5 @@ def _eta(found: eta.Eta) -> Eta:
         earliest=found.earliest,
         latest=found.latest,
         not_before=found.not_before,
-        unknown_ahead=found.endless,
+        unknown_ahead=found.unknown_ahead,
     )

@@ -48,10 +48,12 @@ class Sample(msgspec.Struct, array_like=True):
     """The time that it reached: jobs without a start begin later."""
     whole: bool
     """False if it was ended for lack of time."""
-    unknown: int
+    unknown_running: int = 0
     """Running tasks with too little to tell their end from."""
-    endless: int = 0
-    """Tasks that wait now, started in the future, and have no end in it for the same reason."""
+    unknown_ahead: int = 0
+    """The same of tasks that wait now, and have started in the future."""
+    known: bool = True
+    """True if the ends of all tasks are known, those of made-up arrivals too."""
     refused: dict[str, str] = {}
     """The id of a submission, or the position of another command → why it was refused."""
     used: list[tuple[Micros, int]] = []
@@ -67,10 +69,10 @@ class Eta(msgspec.Struct):
     earliest: Micros | None
     latest: Micros | None
     not_before: Micros | None
-    """If the median is not known: the time that all futures reached without a start. None if tasks without a known end
-    may have kept the job from starting."""
-    endless: int
-    """Tasks that started before the job in futures without its start, and had no end there."""
+    """If the median is not known: the time that all futures reached without a start. None if there were tasks without a
+    known end, which may have kept the job from starting."""
+    unknown_ahead: int
+    """Tasks without a known end that started before the job, in futures in which it did not start."""
 
 
 def draw_futures(
@@ -106,8 +108,17 @@ def draw_futures(
             for at, (command, answer) in enumerate(zip(first, future.answers, strict=True))
             if isinstance(answer, Rejected)
         }
-        in_time = whole or monotonic() < deadline
-        return Sample(now, starts, future.now, in_time, future.unknown, future.endless(), refused, use.series)
+        return Sample(
+            now,
+            starts,
+            future.now,
+            whole or monotonic() < deadline,
+            future.unknown_running(),
+            future.unknown_ahead(),
+            future.is_known(),
+            refused,
+            use.series,
+        )
 
     gc.freeze()
     try:
@@ -138,16 +149,16 @@ def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
         low = max(samples[0].began, middle - round((middle - low) * stretch))
         high = None if high is None else middle + round((high - middle) * stretch)
     not_before = None
-    if middle is None and not any(sample.unknown or sample.endless for sample in without):
+    if middle is None and all(sample.known for sample in without):
         not_before = min(sample.until for sample in without)
     likely = None if middle is None else _densest(times)
-    return Eta(likely, middle, low, high, not_before, max([sample.endless for sample in without], default=0))
+    return Eta(likely, middle, low, high, not_before, max([sample.unknown_ahead for sample in without], default=0))
 
 
 def _densest(times: Sequence[Micros]) -> Micros:
     """Return the middle of the half of sorted times that are closest together; of several such halves, the earliest.
 
-    Half of all errors are smallest there, as their mean is at the median.
+    This keeps the median error small, as the median of the times keeps the mean error small.
     """
     half = (len(times) + 1) // 2
     first = min(range(len(times) - half + 1), key=lambda at: times[at + half - 1] - times[at])

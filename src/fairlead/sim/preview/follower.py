@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from fairlead.core.changes import Asked, AskedUndo, Change, Names, NodeRemoved, TaskNews
 from fairlead.core.commands import Actor
 from fairlead.core.dump import load
+from fairlead.core.forecast import guess
 from fairlead.core.model import JobSpec, Micros
 from fairlead.core.ranges import count
 from fairlead.core.resources import DAY
 from fairlead.core.state import Partition, Touched
-from fairlead.history.past import RanJob, ran_jobs
+from fairlead.history.past import RanJob, ran_jobs, ran_stages
 from fairlead.history.tables import Tables
 from fairlead.journal.base import Pruned
 from fairlead.journal.codec import actors_of, replay, stream_of
@@ -31,6 +32,8 @@ EVERY_JOB = ""
 """Stands for all jobs of its time."""
 MOST_JOBS = 20_000
 """Finished jobs of the past that are looked at."""
+MOST_STAGES = 100
+"""Stages whose tasks have partly ended that are looked at."""
 MOST_LINES = 200_000
 """Lines of the journal that are remembered for stories."""
 
@@ -75,22 +78,28 @@ class Follower:
         if self._ended:
             self._read_until = self._ended[-1].ended
         runtimes = Runtimes()
+        recorded = {(job.spec.user, job.spec.name, stage) for job in self._ended for stage in job.ran}
+        runtimes.note_learned(self.state, recorded)
         entries: list[tuple[Micros, int, PastJob]] = []
         for job in self._ended:
-            durations: list[Micros | None] = [job.ran.get(stage.name) for stage in job.spec.stages]
-            for stage, ran in zip(job.spec.stages, durations, strict=True):
-                if ran is not None:
-                    given = stage.estimate if stage.estimate is not None else stage.time_limit
-                    runtimes.note(job.spec.user, job.spec.name, stage.name, ran, given)
+            durations: list[Micros | None] = [None] * len(job.spec.stages)
+            for at, spec in enumerate(job.spec.stages):
+                runs = job.ran.get(spec.name)
+                if runs is not None:
+                    durations[at] = runs.mean
+                    given = spec.estimate if spec.estimate is not None else spec.time_limit
+                    runtimes.note(job.spec.user, job.spec.name, spec.name, runs.mean, given, runs.tasks)
             if not job.spec.manager:
                 entries.append((job.submitted, job.number, PastJob(job.submitted, job.id, _alone(job.spec), durations)))
-        runtimes.note_learned(self.state)
+        begun = [stage for job in self.state.jobs.values() if not job.over for stage in job.stages if stage.ended]
+        for stage, ran in ran_stages(self._history, self.name, begun[-MOST_STAGES:]):
+            runtimes.note(*stage.job.owner, stage.name, ran.mean, guess(stage.terms), ran.tasks)
         known = {number for _, number, _ in entries}
         for live in self.state.jobs.values():
             if live.number not in known and not live.manager:
                 nothing: list[Micros | None] = [None] * len(live.spec.stages)
-                spec = replace(_alone(live.spec), queue=live.queue.path)
-                entries.append((live.submitted, live.number, PastJob(live.submitted, live.id, spec, nothing)))
+                asked = replace(_alone(live.spec), queue=live.queue.path)
+                entries.append((live.submitted, live.number, PastJob(live.submitted, live.id, asked, nothing)))
         past = Past()
         for _, _, entry in sorted(entries, key=lambda entry: entry[:2]):
             past.add(entry)

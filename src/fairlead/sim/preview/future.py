@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from fairlead.core.commands import AnyCommand, Configure, MarkReady, MoveNode, Submit
 from fairlead.core.cycle import Cycle, due
-from fairlead.core.effects import ForNode, standing_effects, standing_pools
+from fairlead.core.effects import ForManager, ForNode, standing_effects, standing_pools
 from fairlead.core.model import Allocation, Job, Micros, Stage
-from fairlead.core.ranges import count
+from fairlead.core.ranges import Ranges, difference
 from fairlead.core.resources import MAX_DURATION
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
@@ -51,10 +51,9 @@ class Future:
         self.machines = Machines()
         self.starts: dict[str, Micros] = {}
         """Job → its first start from now on."""
-        self.unknown = 0
-        """Running tasks with too little to tell their end from. They run on, as those of `fleet.endless` do."""
         self._arrivals = arrivals
-        self._real = frozenset(partition.jobs)
+        self._waiting = frozenset(partition.jobs)
+        self._managed = False
         self._next = next(arrivals, None)
         # No message is lost here, and starts are reported with the next event, however late.
         partition.set_settings(_patient(partition.settings))
@@ -101,15 +100,24 @@ class Future:
             self._next = next(self._arrivals, None)
         self._cycle(commands)
 
-    def endless(self) -> int:
-        """Return the number of tasks that wait now, have started in this future, and have no end in it."""
-        return sum(tasks for (job, _), tasks in self.fleet.endless.items() if job in self._real)
+    def unknown_running(self) -> int:
+        """Return the number of tasks that run now and whose end nothing tells. They run on."""
+        return sum(map(len, self.fleet.running_on.values()))
+
+    def unknown_ahead(self) -> int:
+        """Return the number of tasks that wait now, have started in this future, and whose end nothing tells."""
+        return sum(len(tasks) for (job, _), tasks in self.fleet.started_on.items() if job in self._waiting)
+
+    def is_known(self) -> bool:
+        """True if the ends of all tasks are known, those of made-up arrivals and of managers too."""
+        return not (self.fleet.running_on or self.fleet.started_on or self._managed)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _cycle(self, commands: list[AnyCommand]) -> Cycle:
         done = self.writer.cycle(commands, self.now)
         self.fleet.deliver(done.effects, self.now)
+        self._managed = self._managed or any(isinstance(effect, ForManager) for effect in done.effects)
         self.machines.receive(done.effects, self.now)
         return done
 
@@ -121,8 +129,7 @@ class Future:
             allocation = partition.allocations[number]
             if allocation.state == "stopping" or allocation.rooms or allocation.cause:
                 continue
-            if not self.fleet.adopt(names[allocation.node], allocation, self.now):
-                self.unknown += count(allocation.indices)
+            self.fleet.adopt(names[allocation.node], allocation, self.now)
         for effect in standing_effects(partition):
             launches = tuple(launch for launch in effect.launches if launch.rooms)
             if launches or effect.stops:
@@ -162,11 +169,13 @@ class DrawingFleet(Fleet):
         self._parts: dict[str, float] = {}
         """User → the part at which run times that are alike are drawn."""
         self._gangs: dict[tuple[str, str, int], Micros | None] = {}
-        self.endless: dict[tuple[str, str], int] = {}
-        """(Job, stage) → tasks that started in this future and have no end in it."""
+        self.running_on: dict[tuple[str, str], Ranges] = {}
+        """(Job, stage) → tasks that ran at first and have no known end."""
+        self.started_on: dict[tuple[str, str], Ranges] = {}
+        """(Job, stage) → other tasks that started later and have no known end."""
 
-    def adopt(self, node: str, allocation: Allocation, now: Micros) -> bool:
-        """Take over tasks that run already; False if their end is unknown, so that they run on."""
+    def adopt(self, node: str, allocation: Allocation, now: Micros) -> None:
+        """Take over tasks that run already."""
         stage = allocation.stage
         began = allocation.since if allocation.started is None else allocation.started
         block = Running(
@@ -181,9 +190,9 @@ class DrawingFleet(Fleet):
         duration = self._drawn(stage, allocation.attempt, max(0, now - began))
         self._running.setdefault(block.key(), []).append(block)
         if duration is None or stage.job.manager:
-            return False
+            self.running_on.setdefault((block.job, block.stage), Ranges()).add(block.indices)
+            return
         self._at(max(now, began + duration), block.report("succeeded", 0, ran=duration))
-        return True
 
     def duration_of(self, block: Running) -> Micros | None:
         duration = self.durations.get((block.job, block.stage))
@@ -193,8 +202,11 @@ class DrawingFleet(Fleet):
         stage = None if job is None else job.stage(block.stage)
         duration = None if stage is None else self._drawn(stage, block.attempt, 0)
         if duration is None:
-            key = (block.job, block.stage)
-            self.endless[key] = self.endless.get(key, 0) + count(block.indices)
+            new = block.indices
+            for noted in (self.running_on, self.started_on):
+                new = difference(new, noted.get((block.job, block.stage), Ranges()).flat())
+            if new:
+                self.started_on.setdefault((block.job, block.stage), Ranges()).add(new)
         return duration
 
     def _drawn(self, stage: Stage, attempt: int, elapsed: Micros) -> Micros | None:

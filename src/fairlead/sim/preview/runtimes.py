@@ -7,7 +7,7 @@ about tasks with another one too. The fewer runs there are of a kind, the more t
 from __future__ import annotations
 
 from bisect import bisect
-from collections import deque
+from collections.abc import Container
 from itertools import accumulate
 from math import exp
 from random import Random
@@ -24,7 +24,7 @@ NAMED_RUNS, USER_RUNS, ALL_RUNS = 20, 40, 400
 FADE = 0.85
 """A run counts this much of the one after it."""
 ENOUGH = 5
-"""Without an estimate, nothing is told from fewer runs of a user."""
+"""Without an estimate, nothing is told from fewer tasks of a user that have ended."""
 BEYOND = 2.0
 """The weight of all less specific runs together, where the last run of a kind has 1."""
 NEAR = 0.1
@@ -32,8 +32,8 @@ NEAR = 0.1
 
 ANY: Micros = -1
 """Stands for runs with whatever estimate."""
-Kind = tuple[str, str, str, Micros | None]
-"""User, job name, stage name and given estimate of runs; names are empty for all of them."""
+Kind = tuple[str | None, str | None, str | None, Micros | None]
+"""User, job name, stage name and given estimate of runs; a name is None for all of them."""
 
 
 def kinds(user: str, name: str, stage: str, given: Micros | None) -> list[tuple[Kind, int, float]]:
@@ -43,8 +43,8 @@ def kinds(user: str, name: str, stage: str, given: Micros | None) -> list[tuple[
         for estimate in (given, ANY)
         for kind in (
             ((user, name, stage, estimate), NAMED_RUNS, FADE),
-            ((user, "", "", estimate), USER_RUNS, FADE),
-            (("", "", "", estimate), ALL_RUNS, 1.0),
+            ((user, None, None, estimate), USER_RUNS, FADE),
+            ((None, None, None, estimate), ALL_RUNS, 1.0),
         )
     ]
 
@@ -65,23 +65,29 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 
 class Runtimes:
     def __init__(self) -> None:
-        self._runs: dict[Kind, deque[Run]] = {}
+        self._runs: dict[Kind, list[Run]] = {}
+        self._tasks: dict[str, int] = {}
+        """User → tasks that have ended."""
         self._tables: dict[Kind, Table | None] = {}
 
-    def note(self, user: str, name: str, stage: str, ran: Micros, given: Micros | None) -> None:
-        """Add a run that has ended."""
+    def note(self, user: str, name: str, stage: str, ran: Micros, given: Micros | None, tasks: int = 1) -> None:
+        """Add a run that has ended, or the mean of the runs of several tasks of one job."""
         run = Run(ran, given)
         for kind, most, _ in kinds(user, name, stage, given):
-            runs = self._runs.get(kind)
-            if runs is None:
-                runs = self._runs[kind] = deque(maxlen=most)
+            runs = self._runs.setdefault(kind, [])
             runs.append(run)
+            if len(runs) > most:
+                del runs[0]
+        self._tasks[user] = self._tasks.get(user, 0) + tasks
         self._tables.clear()
 
-    def note_learned(self, partition: Partition) -> None:
-        """Add the runs that the scheduler has learned, of stages without other runs."""
+    def note_learned(self, partition: Partition, recorded: Container[tuple[str, str, str]]) -> None:
+        """Add the runs that the scheduler has learned, except for (user, job name, stage name) with recorded ones.
+
+        They are older than those, so they are added first.
+        """
         for (user, name, stage), runs in sorted(partition.runs.items()):
-            if name and (user, name, stage, ANY) not in self._runs:
+            if name and (user, name, stage) not in recorded:
                 for ran in (runs.before, runs.last):
                     if ran is not None:
                         self.note(user, name, stage, ran, None)
@@ -97,7 +103,7 @@ class Runtimes:
         return self._tables[key]
 
     def _table(self, user: str, name: str, stage: str, given: Micros | None) -> Table | None:
-        if given is None and len(self._runs.get((user, "", "", ANY), ())) < ENOUGH:
+        if given is None and self._tasks.get(user, 0) < ENOUGH:
             return None
         values: list[tuple[Micros, float]] = []
         left = 1.0
@@ -125,7 +131,7 @@ class Table:
     def draw(self, rng: Random, elapsed: Micros = 0, part: float | None = None) -> Micros | None:
         """Return a run time above `elapsed`: near the recorded one at a part, by default at a random one.
 
-        Without an estimate, a task that has run longer than all recorded ones has an unknown end: None.
+        Without an estimate, a task that has run twice as long as all recorded ones has an unknown end: None.
         """
         value = self.at(rng.random() if part is None else part, elapsed)
         if value is None:
@@ -141,6 +147,8 @@ class Table:
         low, high = self._sums[first], self._sums[-1]
         if high <= low:
             # Longer than all runs and the estimate: it may take as long again.
-            return None if self._given is None else elapsed + max(SECOND, round(part * elapsed))
+            if self._given is None and elapsed >= 2 * self._values[-1]:
+                return None
+            return elapsed + max(SECOND, round(part * elapsed))
         at = bisect(self._sums, low + part * (high - low), first + 1, len(self._values))
         return self._values[at - 1]

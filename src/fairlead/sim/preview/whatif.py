@@ -212,7 +212,7 @@ def _live(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> d
         "utilisation_before": _utilisation(before, now, until, capacity),
         "utilisation_after": _utilisation(after, now, until, capacity + added - gone),
         "until": until / SECOND,
-        "unknown_tasks": max(sample.unknown for sample in before),
+        "unknown_running": max(sample.unknown_running for sample in before),
         "recorded_jobs": len(past.jobs),
     }
 
