@@ -123,6 +123,9 @@ async def _etas(request: HttpRequest, names: list[str], partition: str) -> list[
     services, caller = services_of(request), caller_of(request)
     served = services.control.find(partition)
 
+    without: dict[str, str] = {}
+    """Jobs that have no start to foretell, with the reason."""
+
     def look(state: Partition) -> list[tuple[str, str, Micros | None]]:
         """Return the jobs with their states, and when those started that have."""
         found = []
@@ -135,24 +138,26 @@ async def _etas(request: HttpRequest, names: list[str], partition: str) -> list[
                 if not allocation.rooms
             ]
             found.append((job.id, shown_state(job), min(times, default=None)))
+            if job.held_by is not None and not times:
+                without[job.id] = "it is held, and starts after it is released"
         return found
 
     found = await served.read(look)
     waiting = [job for job, state, started in found if state == "pending" and started is None]
-    never = await why_never(served, waiting)
-    waiting = [job for job in waiting if job not in never]
+    without |= await why_never(served, waiting)
+    waiting = [job for job in waiting if job not in without]
     foretold = await foretell(services, served, waiting) if waiting else None
     now = served.now
     return [
         _answer(job, state, started, foretold.jobs[job], foretold, now)
         if foretold is not None and job in foretold.jobs
-        else _known(job, state, started, never.get(job, ""))
+        else _known(job, state, started, without.get(job, ""))
         for job, state, started in found
     ]
 
 
-def _known(job: str, state: str, started: Micros | None, never: str) -> wire.Eta:
-    """Return the answer for a job that does not wait for its start, or never starts."""
+def _known(job: str, state: str, started: Micros | None, why: str) -> wire.Eta:
+    """Return the answer for a job that does not wait for its start, or has none for a reason."""
     return wire.Eta(
         job=job,
         state=state,
@@ -162,19 +167,24 @@ def _known(job: str, state: str, started: Micros | None, never: str) -> wire.Eta
         earliest=None,
         latest=None,
         not_before=None,
-        note=never,
-        text=f"job {job}: {never}" if never else f"job {job} is {state}",
+        note=why,
+        text=f"job {job}: {why}" if why else f"job {job} is {state}",
     )
 
 
 def _answer(
     job: str, state: str, started: Micros | None, found: preview.Eta, etas: preview.Etas, now: Micros
 ) -> wire.Eta:
-    notes = [unknown_running(etas.unknown_running)] if etas.unknown_running else []
+    notes = []
+    if etas.unknown_running:
+        earlier = "" if found.likely is None or found.likely <= etas.now else ", so it may start earlier"
+        notes.append(f"{unknown_running(etas.unknown_running)}{earlier}")
+    if found.stuck:
+        notes.append(f"`fairlead explain {job}` says why" if job else "the reasons above say why")
     if found.unknown_ahead:
         tasks = "1 task that starts" if found.unknown_ahead == 1 else f"{found.unknown_ahead} tasks that start"
         notes.append(f"{tasks} before it {'has' if found.unknown_ahead == 1 else 'have'} no estimate")
-    if not notes and found.likely is None and found.not_before is None:
+    if not notes and found.likely is None and found.not_before is None and not found.stuck:
         notes.append("tasks of jobs that are expected have no estimate")
     if etas.cut:
         notes.append("there was no time to look further")
@@ -190,7 +200,8 @@ def _answer(
         latest=_seconds(found.latest),
         not_before=_seconds(found.not_before),
         note="; ".join(notes),
-        text=f"{f'job {job}' if job else 'it'} {sentence(found, now)}" + (f"; {'; '.join(notes)}" if notes else ""),
+        text=f"{f'job {job}' if job else 'it'} {sentence(found, etas.now, now)}"
+        + (f"; {'; '.join(notes)}" if notes else ""),
     )
 
 
@@ -198,17 +209,19 @@ def unknown_running(tasks: int) -> str:
     return "1 running task has no estimate" if tasks == 1 else f"{tasks} running tasks have no estimate"
 
 
-def sentence(eta: preview.Eta, now: Micros) -> str:
-    """Return in words when something starts that waits now."""
+def sentence(eta: preview.Eta, began: Micros, now: Micros) -> str:
+    """Return in words when something starts that waited as the futures began."""
+    if eta.stuck:
+        return "does not start as the cluster is now"
     if eta.likely is None:
         if eta.not_before is None:
             return "starts at a time that cannot be told"
         return f"does not start within {rounded(eta.not_before - now)}"
-    if eta.likely - now < SECOND and eta.latest is not None and eta.latest - now < SECOND:
+    if eta.latest == began:
         return "starts now"
     latest = "later than can be told" if eta.latest is None else rounded(eta.latest - now)
     earliest = rounded((now if eta.earliest is None else eta.earliest) - now)
-    return f"starts in about {rounded(eta.likely - now)} (90 %: between {earliest} and {latest})"
+    return f"starts in about {rounded(max(SECOND, eta.likely - now))} (90 %: between {earliest} and {latest})"
 
 
 def rounded(span: Micros) -> str:

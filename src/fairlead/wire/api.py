@@ -515,7 +515,8 @@ class Eta(Answer, frozen=True, kw_only=True):
     latest: float | None
     """An interval that the start falls into with a probability of 90 %. `latest` is None if it cannot be told."""
     not_before: float | None
-    """If `start` cannot be told: a time by which it has not started. None if the ends of other tasks are not known."""
+    """If `start` cannot be told: a time by which it has not started. None if the ends of other tasks are not known, and
+    if it does not start as the cluster is now."""
     note: str
     """What the answer does not know, such as running tasks without an estimate."""
     text: str

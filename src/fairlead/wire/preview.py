@@ -68,7 +68,9 @@ class Eta(msgspec.Struct, frozen=True, kw_only=True):
     latest: int | None
     not_before: int | None = None
     """If the median is not known: the time that the futures reached without a start. None if the ends of some tasks in
-    them are not known."""
+    them are not known, and if the job is stuck."""
+    stuck: bool = False
+    """True if nothing that can happen starts the job."""
     unknown_ahead: int = 0
     """Tasks that start before the job, and that nothing tells the end of, in futures in which it does not start."""
 
@@ -77,6 +79,8 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True):
     jobs: dict[str, Eta]
     submissions: list[Eta | str]
     """Of each specification, when it would start, or why it is refused."""
+    now: int
+    """The time that the futures began."""
     futures: int
     """Futures that were drawn."""
     unknown_running: int

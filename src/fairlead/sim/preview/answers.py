@@ -60,6 +60,7 @@ def _etas(follower: Follower, question: EtaQuestion) -> Etas:
     return Etas(
         jobs={job: etas[job] for job in question.jobs},
         submissions=[refused.get(submit.id) or etas[submit.id] for submit in submits],
+        now=question.now,
         futures=len(samples),
         unknown_running=max(sample.unknown_running for sample in samples),
         recorded_jobs=len(past.jobs),
@@ -81,5 +82,6 @@ def _eta(found: eta.Eta) -> Eta:
         earliest=found.earliest,
         latest=found.latest,
         not_before=found.not_before,
+        stuck=found.stuck,
         unknown_ahead=found.unknown_ahead,
     )

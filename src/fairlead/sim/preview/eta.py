@@ -54,6 +54,8 @@ class Sample(msgspec.Struct, array_like=True):
     """The same of tasks that wait now, and have started in the future."""
     known: bool = True
     """True if the ends of all tasks are known, those of made-up arrivals too."""
+    stuck: bool = False
+    """True if it ended because nothing can happen in it any more."""
     refused: dict[str, str] = {}
     """The id of a submission, or the position of another command → why it was refused."""
     used: list[tuple[Micros, int]] = []
@@ -70,7 +72,9 @@ class Eta(msgspec.Struct):
     latest: Micros | None
     not_before: Micros | None
     """If the median is not known: the time that all futures reached without a start. None if there were tasks without a
-    known end, which may have kept the job from starting."""
+    known end, which may have kept the job from starting, and if it is stuck."""
+    stuck: bool
+    """True if the job does not start in any future, and nothing can happen in them any more."""
     unknown_ahead: int
     """Tasks without a known end that started before the job, in futures in which it did not start."""
 
@@ -116,6 +120,7 @@ def draw_futures(
             future.unknown_running(),
             future.unknown_ahead(),
             future.is_known(),
+            future.stuck,
             refused,
             use.series,
         )
@@ -149,10 +154,13 @@ def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
         low = max(samples[0].began, middle - round((middle - low) * stretch))
         high = None if high is None else middle + round((high - middle) * stretch)
     not_before = None
-    if middle is None and all(sample.known for sample in without):
+    stuck = all(sample.known and sample.stuck and job not in sample.starts for sample in samples)
+    if middle is None and not stuck and all(sample.known for sample in without):
         not_before = min(sample.until for sample in without)
     likely = None if middle is None else _densest(times)
-    return Eta(likely, middle, low, high, not_before, max([sample.unknown_ahead for sample in without], default=0))
+    return Eta(
+        likely, middle, low, high, not_before, stuck, max([sample.unknown_ahead for sample in without], default=0)
+    )
 
 
 def _densest(times: Sequence[Micros]) -> Micros:

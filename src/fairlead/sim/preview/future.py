@@ -27,6 +27,8 @@ from fairlead.sim.preview.runtimes import Runtimes
 from fairlead.writer.observer import Observer
 from fairlead.writer.scratch import ScratchWriter
 
+MOST_TIMERS = 200
+"""A future ends after this number of timers, if nothing else will happen in it."""
 SHARED = 0.4
 """The probability that a task shares the place in its distribution with others of its user, as they often do."""
 
@@ -51,6 +53,7 @@ class Future:
         self.machines = Machines()
         self.starts: dict[str, Micros] = {}
         """Job → its first start from now on."""
+        self.stuck = False
         self._arrivals = arrivals
         self._waiting = frozenset(partition.jobs)
         self._managed = False
@@ -67,13 +70,25 @@ class Future:
         """The answers to the first commands."""
 
     def run(self, wanted: Iterable[str], until: Micros, deadline: float) -> bool:
-        """Run until all wanted jobs have started; False if the time or the clock (`monotonic`) ended before."""
+        """Run until all wanted jobs have started; False if the time or the clock (`monotonic`) ended before.
+
+        It also ends, and is `stuck`, if nothing can happen any more.
+        """
         left = set(wanted) - self.starts.keys()
         seen = len(self.starts)
-        cycles = 0
+        cycles = timers = 0
         while left:
-            when = self._next_due()
-            if when is None or when > until:
+            when: Micros | None = self.now
+            if not self.writer.more:
+                when, timer = self._next_event(), due(self.partition, forgetting=False)
+                timers = timers + 1 if when is None else 0
+                if timer is not None and (when is None or timer < when):
+                    when = timer
+            if when is None or timers > MOST_TIMERS:
+                self.stuck = True
+                return False
+            if when > until:
+                self.now = until
                 return False
             cycles += 1
             if not cycles % 16 and monotonic() > deadline:
@@ -136,13 +151,12 @@ class Future:
                 self.fleet.deliver([ForNode(effect.node, launches, effect.stops)], self.now)
         self.machines.receive(standing_pools(partition), self.now)
 
-    def _next_due(self) -> Micros | None:
-        if self.writer.more:
-            return self.now
+    def _next_event(self) -> Micros | None:
+        """Return when something happens that is no timer of the scheduler."""
         reported = self.fleet.next_due()
         if reported is not None and reported <= self.now:
             return self.now
-        times = [reported, due(self.partition, forgetting=False), self.machines.next_due(self.now)]
+        times = [reported, self.machines.next_due(self.now)]
         if self._next is not None:
             times.append(self._next.at)
         return min([when for when in times if when is not None], default=None)
@@ -168,6 +182,8 @@ class DrawingFleet(Fleet):
         self._rng = rng
         self._parts: dict[str, float] = {}
         """User → the part at which run times that are alike are drawn."""
+        self._late: dict[tuple[str, str], float] = {}
+        """(Job, stage) → the part at which tasks end that run longer than all others."""
         self._gangs: dict[tuple[str, str, int], Micros | None] = {}
         self.running_on: dict[tuple[str, str], Ranges] = {}
         """(Job, stage) → tasks that ran at first and have no known end."""
@@ -223,7 +239,9 @@ class DrawingFleet(Fleet):
         if table is None:
             return None
         part = None
-        if self._rng.random() < SHARED:
+        if table.is_outlasted(elapsed):  # what makes a task late makes the others of its stage late
+            part = self._late.setdefault((stage.job.id, stage.name), self._rng.random())
+        elif self._rng.random() < SHARED:
             part = self._parts.setdefault(stage.job.owner[0], self._rng.random())
         return table.draw(self._rng, elapsed, part)
 

@@ -27,11 +27,16 @@ ENOUGH = 5
 """Without an estimate, nothing is told from fewer tasks of a user that have ended."""
 BEYOND = 2.0
 """The weight of all less specific runs together, where the last run of a kind has 1."""
+EXACT = 0.6
+"""How likely a task runs as long as its estimate says, as far as no run tells it. Else, it ends earlier at any time."""
+PARTS = 9
 NEAR = 0.1
 """A drawn run time differs from the recorded one by about this part of it."""
 
 ANY: Micros = -1
 """Stands for runs with whatever estimate."""
+LATEST = 0.95
+"""The part of outlasting tasks that end within 20 times the time that they have run; the others end then."""
 Kind = tuple[str | None, str | None, str | None, Micros | None]
 """User, job name, stage name and given estimate of runs; a name is None for all of them."""
 
@@ -115,7 +120,9 @@ class Runtimes:
                 values.append((max(1, run.scaled(given)), left * weight / total))
             left *= BEYOND / total
         if given is not None:
-            values.append((max(1, given), left))
+            values.append((max(1, given), left * EXACT))
+            earlier = left * (1 - EXACT) / PARTS
+            values += [(max(1, given * part // (PARTS + 1)), earlier) for part in range(1, PARTS + 1)]
         return Table(values, given)
 
 
@@ -141,14 +148,18 @@ class Table:
             near = value if value >= self._given else min(near, self._given)
         return near if near > elapsed else value
 
+    def is_outlasted(self, elapsed: Micros) -> bool:
+        """True if a task has run longer than all recorded ones and the estimate."""
+        return elapsed >= self._values[-1]
+
     def at(self, part: float, elapsed: Micros = 0) -> Micros | None:
         """Return the run time at a part, from 0 to 1, of those above `elapsed`."""
-        first = bisect(self._values, elapsed)
-        low, high = self._sums[first], self._sums[-1]
-        if high <= low:
-            # Longer than all runs and the estimate: it may take as long again.
+        if self.is_outlasted(elapsed):
             if self._given is None and elapsed >= 2 * self._values[-1]:
                 return None
-            return elapsed + max(SECOND, round(part * elapsed))
+            # The longer it has run, the longer it will: in half of the cases twice as long.
+            return max(elapsed + SECOND, round(elapsed / (1 - min(part, LATEST))))
+        first = bisect(self._values, elapsed)
+        low, high = self._sums[first], self._sums[-1]
         at = bisect(self._sums, low + part * (high - low), first + 1, len(self._values))
         return self._values[at - 1]
