@@ -8,8 +8,8 @@ The same is done when a job becomes the first one without capacity, which is whe
 reservation. Errors are the differences to the real start in the simulation. For comparison, the same figures are given
 of the reservation that the scheduler itself makes for such a job, in the same run and in one under `easy`.
 
-Published errors are those of all jobs that wait and are not backfilled. Some of these start at the moment at which they
-come first: their reservation is their start, without an error. `with_in_turn` counts them too.
+Some jobs that wait, and are not backfilled, start at the moment at which they come first. A reservation made then is
+their start, without an error. `with_in_turn` counts them too: so counted, the errors of `easy` are the published ones.
 """
 
 from __future__ import annotations
@@ -215,7 +215,12 @@ def reservations(trace: Trace, policy: str) -> dict[str, Any]:
 
 
 def _starts(simulation: Simulation) -> dict[str, Micros]:
-    return {arrival.job: simulation.record.job(at).started or 0 for at, arrival in enumerate(simulation.trace.arrivals)}
+    starts = {}
+    for at, arrival in enumerate(simulation.trace.arrivals):
+        started = simulation.record.job(at).started
+        assert started is not None, f"job {arrival.job} has not started"
+        starts[arrival.job] = started
+    return starts
 
 
 def _in_turn(trace: Trace, starts: Mapping[str, Micros], heads: Heads) -> list[str]:
@@ -273,7 +278,7 @@ def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros], in_turn:
         "jobs": len(errors),
         "unknown": len(promises) - len(errors),
         **_errors(errors),
-        "with_in_turn": _with_in_turn(errors, in_turn),
+        **({"with_in_turn": _with_in_turn(errors, in_turn)} if in_turn else {}),
         "bias": round(mean(bias), 1),
         "covered_percent": round(100 * inside / len(errors), 1),
         "earlier": lower,

@@ -73,7 +73,7 @@ def previewing(scale: float) -> Iterator[Row]:
         GOAL,
         ratio=seconds / loop_seconds(),
         against="a million steps of a loop",
-        note=f"{len(samples)} futures, {known:,} with a median, {len(past.jobs):,} recorded jobs",
+        note=f"{len(samples)} futures, {known:,} with a start, {len(past.jobs):,} recorded jobs",
     )
     yield from _beside(wanted)
 

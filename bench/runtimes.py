@@ -46,6 +46,7 @@ def examine(log: Path, jobs: int | None, estimates: bool) -> dict[str, Any]:
     running: list[Arrival] = []
     at_start: list[Place] = []
     later: list[list[Place]] = []
+    left_out = 0
 
     def given(job: Arrival) -> Micros | None:
         return job.spec.stages[0].estimate if estimates else None
@@ -56,7 +57,10 @@ def examine(log: Path, jobs: int | None, estimates: bool) -> dict[str, Any]:
             table = runtimes.table_of(job.spec.user, job.spec.name, "main", given(job))
             draws = [] if table is None else [table.draw(rng, now - job.at) for _ in range(DRAWS)]
             drawn = [ran for ran in draws if ran is not None]
-            if drawn:
+            if not drawn:
+                nonlocal left_out
+                left_out += 1  # nothing tells how long it runs
+            else:
                 found.append((job, *_judged(drawn, max(1, job.durations[0]), now - job.at, rng)))
         return found
 
@@ -73,6 +77,7 @@ def examine(log: Path, jobs: int | None, estimates: bool) -> dict[str, Any]:
         running.append(arrival)
     return {
         "log": log.name,
+        "left_out": left_out,
         "starting": _figures(at_start),
         "running": _figures([place for places in later for place in places]),
         "alike": _alike(later),

@@ -74,12 +74,11 @@ class Programs:
             new.rename(done / name)
         return done
 
-    def build_for(self, tests: str, brief: Iterable[str], within: float) -> None:
+    def build_for(self, tests: str, short: bool, brief: Iterable[str], within: float) -> None:
         """Build what a target of make needs, and end with an error if that is not possible.
 
-        The command line is `--brief` for the programs of `brief`, which are built for at most `within` seconds.
+        If it has to be `short`, only the programs of `brief` are built, for at most `within` seconds.
         """
-        short = sys.argv[1:] == ["--brief"]
         try:
             print(self.build(brief, within) if short else self.build())
         except NotBuilt as problem:

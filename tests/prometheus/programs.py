@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 from tests.go_programs import Programs
@@ -27,4 +28,4 @@ def program() -> str:
 
 
 if __name__ == "__main__" and shutil.which("prometheus") is None:
-    PROMETHEUS.build_for("tests with a Prometheus", PROMETHEUS.packages, BRIEF_WITHIN)
+    PROMETHEUS.build_for("tests with a Prometheus", sys.argv[1:] == ["--brief"], PROMETHEUS.packages, BRIEF_WITHIN)

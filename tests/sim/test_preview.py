@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from fairlead.api.future import _answer as told_by_api
+from fairlead.api.future import rounded
 from fairlead.core.commands import (
     AddNode,
     AnyCommand,
@@ -337,6 +338,32 @@ def test_a_job_starts_when_the_one_before_it_ends(cluster: Cluster) -> None:
     assert second.earliest is not None and second.earliest < at, "without earlier runs, an estimate is no promise"
     assert (second.likely, second.median, second.latest) == (at, at, at)
     assert found.jobs["third"].latest == at + HOUR
+
+
+def test_a_time_limit_is_no_estimate(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("first", 4, time_limit="20h")
+    cluster.submit("second", 4, run=False)
+    second = etas_of(cluster, "second").jobs["second"]
+    assert second.earliest is not None and second.likely is not None and second.latest is not None
+    assert second.earliest < START + 5 * HOUR < second.likely < START + 19 * HOUR < second.latest
+
+
+@pytest.mark.parametrize(
+    ("span", "told"),
+    [
+        (0, "0s"),
+        (99 * SECOND, "99s"),
+        (100 * SECOND, "2min"),
+        (59 * MINUTE, "59min"),
+        (HOUR, "1h"),
+        (146 * MINUTE, "2h25min"),
+        (DAY, "1d"),
+        (50 * HOUR + MINUTE, "2d2h"),
+    ],
+)
+def test_durations_are_rounded(span: Micros, told: str) -> None:
+    assert rounded(span) == told
 
 
 def test_tasks_without_an_estimate_are_counted_and_run_on(cluster: Cluster) -> None:

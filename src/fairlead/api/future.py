@@ -17,7 +17,7 @@ from fairlead.core.commands import Rejected
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec, Micros, pack_spec
 from fairlead.core.reader import Reader
-from fairlead.core.resources import MINUTE, SECOND, format_duration
+from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
 from fairlead.core.state import Partition
 from fairlead.views.answers import by_id
 from fairlead.views.documents import shown_state
@@ -227,10 +227,12 @@ def sentence(eta: preview.Eta, began: Micros, now: Micros) -> str:
 def rounded(span: Micros) -> str:
     """Return a duration with as many digits as an estimate deserves."""
     span = max(0, span)
-    for above, step in ((100 * 60 * MINUTE, 60 * MINUTE), (100 * MINUTE, 5 * MINUTE), (100 * SECOND, MINUTE)):
-        if span >= above:
-            return format_duration(round(span / step) * step)
-    return format_duration(round(span / SECOND) * SECOND)
+    if span < 100 * SECOND:
+        return f"{round(span / SECOND)}s"
+    step = MINUTE if span < HOUR else 5 * MINUTE if span < 2 * DAY else HOUR
+    span = round(span / step) * step
+    parts = [(span // DAY, "d"), (span % DAY // HOUR, "h"), (span % HOUR // MINUTE, "min")]
+    return "".join(f"{number}{unit}" for number, unit in parts if number)
 
 
 def _seconds(when: Micros | None) -> float | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from tests.go_programs import Programs
@@ -35,4 +36,4 @@ BRIEF_WITHIN = 420
 """Seconds for which they are built before these tests are left out."""
 
 if __name__ == "__main__":
-    KUBERNETES.build_for("tests with a Kubernetes cluster", BRIEF, BRIEF_WITHIN)
+    KUBERNETES.build_for("tests with a Kubernetes cluster", sys.argv[1:] == ["--brief"], BRIEF, BRIEF_WITHIN)

@@ -27,9 +27,10 @@ ENOUGH = 5
 """Without an estimate, nothing is told from fewer tasks of a user that have ended."""
 BEYOND = 2.0
 """The weight of all less specific runs together, where the last run of a kind has 1."""
-EXACT = 0.6
-"""How likely a task runs as long as its estimate says, as far as no run tells it. Else, it ends earlier at any time."""
+EXACT, LIMIT = 0.6, 0.1
+"""How likely a task runs as long as its estimate, or its time limit, as far as no run tells. Else it ends earlier."""
 PARTS = 9
+"""Times at which it ends then, evenly spread and equally likely."""
 NEAR = 0.1
 """A drawn run time differs from the recorded one by about this part of it."""
 
@@ -73,7 +74,7 @@ class Runtimes:
         self._runs: dict[Kind, list[Run]] = {}
         self._tasks: dict[str, int] = {}
         """User → tasks that have ended."""
-        self._tables: dict[Kind, Table | None] = {}
+        self._tables: dict[tuple[Kind, float], Table | None] = {}
 
     def note(self, user: str, name: str, stage: str, ran: Micros, given: Micros | None, tasks: int = 1) -> None:
         """Add a run that has ended, or the mean of the runs of several tasks of one job."""
@@ -99,15 +100,17 @@ class Runtimes:
 
     def table(self, stage: Stage) -> Table | None:
         """Return the run times of the tasks of a stage; None if there is too little to tell them from."""
-        return self.table_of(*stage.job.owner, stage.name, guess(stage.terms))
+        exact = LIMIT if stage.terms.estimate is None else EXACT
+        return self.table_of(*stage.job.owner, stage.name, guess(stage.terms), exact)
 
-    def table_of(self, user: str, name: str, stage: str, given: Micros | None) -> Table | None:
+    def table_of(self, user: str, name: str, stage: str, given: Micros | None, exact: float = EXACT) -> Table | None:
+        """Return the same of a stage by its names, with a probability that it runs as long as was given."""
         key = (user, name, stage, given)
-        if key not in self._tables:
-            self._tables[key] = self._table(*key)
-        return self._tables[key]
+        if (key, exact) not in self._tables:
+            self._tables[key, exact] = self._table(*key, exact)
+        return self._tables[key, exact]
 
-    def _table(self, user: str, name: str, stage: str, given: Micros | None) -> Table | None:
+    def _table(self, user: str, name: str, stage: str, given: Micros | None, exact: float) -> Table | None:
         if given is None and self._tasks.get(user, 0) < ENOUGH:
             return None
         values: list[tuple[Micros, float]] = []
@@ -120,8 +123,8 @@ class Runtimes:
                 values.append((max(1, run.scaled(given)), left * weight / total))
             left *= BEYOND / total
         if given is not None:
-            values.append((max(1, given), left * EXACT))
-            earlier = left * (1 - EXACT) / PARTS
+            values.append((max(1, given), left * exact))
+            earlier = left * (1 - exact) / PARTS
             values += [(max(1, given * part // (PARTS + 1)), earlier) for part in range(1, PARTS + 1)]
         return Table(values, given)
 
