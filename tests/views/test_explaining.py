@@ -212,3 +212,76 @@ def test_a_long_lane_is_not_walked_to_its_end(monkeypatch: pytest.MonkeyPatch) -
     (second, last) = w.explain(jobs[1])[0], w.explain(jobs[4])[0]
     assert "number 2 in its lane, behind 1 job (1 task)" in str(second)
     assert "number 3 in its lane or later, behind at least 2 jobs (3 tasks)" in str(last)
+
+
+TOO_LARGE = "the largest node (n0) has cpu=4 of the asked cpu=64; the partition has no pools"
+
+
+def test_a_job_that_can_never_run_is_told_so_first() -> None:
+    w = World()
+    w.queue("root.one", max_jobs=1)
+    w.queue("root.tight", limit={"cpu": 2}, share=1)
+    w.queue("root.free", share=0)
+    w.queue("root.deep", share=1)
+    w.nodes(1, cpu=4)
+    w.submit(name="runs", queue="root.one", stages=[stage()])
+    w.submit(name="some", queue="root.tight", stages=[stage()])
+    w.submit(name="rest", queue="root.deep", stages=[stage(2)])
+    w.cycle()
+    w.submit(name="head", queue="root.deep", stages=[stage()])
+    w.cycle()
+    never = "can never run as the cluster is now"
+    firm = "queue root.free has a share of 0, and tasks that are not preemptible get no loan"
+    cases: dict[str, tuple[dict[str, object], str]] = {
+        "jobs": (
+            {"queue": "root.one", "stages": [stage(cpu=64)]},
+            f"{never}: {TOO_LARGE}; besides, it waits: queue root.one: 1 jobs are running, no more are allowed",
+        ),
+        "limit": (
+            {"queue": "root.tight", "stages": [stage(cpu=3)]},
+            f"{never}: queue root.tight: limit cpu=2, used cpu=1, asked cpu=3",
+        ),
+        "share": ({"queue": "root.free", "preemptible": False, "stages": [stage()]}, f"{never}: {firm}"),
+        "behind": (
+            {"queue": "root.deep", "stages": [stage(5)]},
+            f"{never}: all nodes and pools together take 4 of 5; besides, it waits behind 1 job (1 task) in queue "
+            "root.deep",
+        ),
+        "after": (
+            {"queue": "root.one", "after": ["runs"], "stages": [stage(cpu=64)]},
+            f"{never}: {TOO_LARGE}; besides, it waits for runs",
+        ),
+    }
+    for name, (document, said) in cases.items():
+        tried = w.dry_run(**document)  # type: ignore[arg-type]
+        assert tried.never is not None
+        assert tried.explained().sentence == f"submitted now, it {said}"
+        job = w.submit(name=name, **document)  # type: ignore[arg-type]
+        w.cycle()
+        assert w.why(job).sentence == f"job {name} {said}"
+        w.kill(job)
+        w.cycle()
+
+
+def test_the_stage_that_can_never_run_comes_first() -> None:
+    w = World({"queues": {"root": {"one": {"max_jobs": 1}}}})
+    w.nodes(1, cpu=4)
+    w.submit(name="runs", queue="root.one", stages=[stage()])
+    w.cycle()
+    stages = [{**stage(), "name": "a"}, {**stage(cpu=64), "name": "b"}]
+    job = w.submit(name="two", queue="root.one", stages=stages)
+    w.cycle()
+    assert w.why(job).sentence == (
+        f"job two can never run as the cluster is now: {TOO_LARGE}; besides, it waits: queue root.one: 1 jobs are "
+        "running, no more are allowed (stage b; 1 more stage waits)"
+    )
+
+
+def test_a_job_that_runs_is_not_kept_back_by_settings_for_new_jobs() -> None:
+    w = World({"queues": {"root": {"one": {"max_jobs": 1}}}})
+    w.nodes(1, cpu=1)
+    job = w.submit(name="part", queue="root.one", stages=[stage(2, minimum=1)])
+    w.cycle()
+    w.configure({"queues": {"root": {"one": {"max_jobs": 0}}}})
+    w.cycle()
+    assert w.why(job).sentence.startswith("job part waits for 1 CPU")

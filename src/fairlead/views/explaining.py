@@ -8,7 +8,7 @@ import msgspec
 
 from fairlead.core.admission import held_back
 from fairlead.core.model import KINDS, Job, Micros
-from fairlead.core.reasons import HIDDEN, AfterUnmet, HeldBack, HeldFor, NeverFits, NoRoom, Reason, Sees
+from fairlead.core.reasons import HIDDEN, AfterUnmet, HeldBack, HeldFor, NoRoom, Reason, Sees
 from fairlead.core.remedy.search import find_remedies
 from fairlead.core.remedy.steps import Remedy
 from fairlead.core.resources import CPU, GPU, MEMORY, format_duration, format_quantity
@@ -128,7 +128,7 @@ STOPS = {
 
 
 def _waits(job: Job, waiting: tuple[Waiting, ...]) -> str:
-    first = waiting[0]
+    first = next((view for view in waiting if view.never), waiting[0])
     text = _waits_for(first, job)
     stages = {view.stage for view in waiting}
     if len(stages) > 1 and not job.whole:
@@ -137,19 +137,26 @@ def _waits(job: Job, waiting: tuple[Waiting, ...]) -> str:
 
 
 def _waits_for(view: Waiting, job: Job) -> str:
+    """Return why tasks can never start, if that is known, and what keeps them back now."""
+    if not view.never:
+        now = _waits_now(view, job)
+        return f"{now}; after that: {view.then}" if view.then else now
+    never = f"can never run as the cluster is now: {str(view.then or view.reason).removeprefix('never fits: ')}"
+    waits = view.then is not None and (view.reason is not None or view.behind)
+    return f"{never}; besides, it {_waits_now(view, job)}" if waits else never
+
+
+def _waits_now(view: Waiting, job: Job) -> str:
     reason = view.reason
     if isinstance(reason, NoRoom):
         return _waits_for_room(reason)
-    if isinstance(reason, NeverFits):
-        return f"can never run as the cluster is now: {str(reason).removeprefix('never fits: ')}"
     if isinstance(reason, AfterUnmet):
         return str(reason)
     if isinstance(reason, HeldBack):
-        return f"is {reason}; after that: {view.then}" if view.then else f"is {reason}"
+        return f"is {reason}"
     if reason is not None:
         return f"waits: {reason}"
-    text = f"waits {view.behind} in queue {job.queue.path}" if view.behind else "waits for its turn"
-    return f"{text}; after that: {view.then}" if view.then else text
+    return f"waits {view.behind} in queue {job.queue.path}" if view.behind else "waits for its turn"
 
 
 NOUNS = {GPU: ("GPU", "GPUs"), CPU: ("CPU", "CPUs")}
