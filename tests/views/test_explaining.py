@@ -285,3 +285,16 @@ def test_a_job_that_runs_is_not_kept_back_by_settings_for_new_jobs() -> None:
     w.configure({"queues": {"root": {"one": {"max_jobs": 0}}}})
     w.cycle()
     assert w.why(job).sentence.startswith("job part waits for 1 CPU")
+
+
+def test_every_step_of_a_remedy_is_needed() -> None:
+    w = World({"queues": {"root": {"a": {"max_jobs": 1, "users": {"*": {"max_jobs": 1}}}}}, "backfill": "easy"})
+    w.nodes(1, cpu=1)
+    w.submit(name="runs", user="ann", queue="root.a", stages=[stage()])
+    w.submit(name="first", user="bob", queue="root.a", priority=5, stages=[{**stage(cpu=3), "estimate": 10}])
+    job = w.submit(user="bob", queue="root.a", stages=[{**stage(5, cpu=0.5), "estimate": 600}])
+    w.cycle()
+    # With more capacity at first, bringing it to the front was needed; with no more than enough, it is not.
+    assert texts(w.why(job).waiting[0].remedies) == [
+        "raise max_jobs of queue root.a to 2 and add a node with cpu=2.5"
+    ]

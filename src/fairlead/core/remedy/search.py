@@ -457,15 +457,18 @@ class Search:
     # -- no more than needed ---------------------------------------------------------------------------------------
 
     def _least(self, steps: Steps) -> Steps:
-        """Leave out what is not needed: whole steps, then parts of them."""
+        """Leave out what is not needed: whole steps, then parts of them, until nothing more can be left out."""
         ordered = _in_order(steps)
         steps = ordered if self._starts(ordered) else steps
-        for step in steps:
-            fewer = tuple(other for other in steps if other != step)
-            if self._starts(fewer):
-                steps = fewer
-        for at, step in enumerate(steps):
-            steps = (*steps[:at], self._smallest(steps, at, step), *steps[at + 1 :])
+        before: Steps | None = None
+        while steps != before:
+            before = steps
+            for step in steps:
+                fewer = tuple(other for other in steps if other != step)
+                if self._starts(fewer):
+                    steps = fewer
+            for at, step in enumerate(steps):
+                steps = (*steps[:at], self._smallest(steps, at, step), *steps[at + 1 :])
         return steps
 
     def _smallest(self, steps: Steps, at: int, step: Step) -> Step:
