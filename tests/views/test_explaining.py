@@ -295,6 +295,17 @@ def test_every_step_of_a_remedy_is_needed() -> None:
     job = w.submit(user="bob", queue="root.a", stages=[{**stage(5, cpu=0.5), "estimate": 600}])
     w.cycle()
     # With more capacity at first, bringing it to the front was needed; with no more than enough, it is not.
-    assert texts(w.why(job).waiting[0].remedies) == [
-        "raise max_jobs of queue root.a to 2 and add a node with cpu=2.5"
-    ]
+    assert texts(w.why(job).waiting[0].remedies) == ["raise max_jobs of queue root.a to 2 and add a node with cpu=2.5"]
+
+
+def test_a_share_that_is_too_small_for_one_task() -> None:
+    w = World({"queues": {"root": {"big": {"share": 100}, "tiny": {"share": 1}}}})
+    w.nodes(2, cpu=2)
+    job = w.submit(name="firm", queue="root.tiny", preemptible=False, stages=[stage()])
+    w.cycle()
+    why = w.why(job)
+    assert why.sentence == (
+        "job firm waits: queue root.tiny has a share that is too small for one task, and tasks that are not "
+        "preemptible get no loan"
+    )
+    assert texts(why.waiting[0].remedies) == ["submit it as preemptible", "raise the share of queue root.tiny to 2"]

@@ -259,14 +259,17 @@ class ShareSpent(Reason, frozen=True, tag="share spent"):
     queue: str
     zero: bool = False
     """True if the share of the queue is 0."""
+    small: bool = False
+    """True if the share is above 0, and its part of the capacity is rounded to nothing."""
 
     def __str__(self) -> str:
-        spent = "has a share of 0" if self.zero else "uses its whole share"
+        spent = "has a share that is too small for one task" if self.small else "uses its whole share"
+        spent = "has a share of 0" if self.zero else spent
         return f"queue {self.queue} {spent}, and tasks that are not preemptible get no loan"
 
     @property
     def short(self) -> str:
-        return f"share of {self.queue} is 0" if self.zero else f"share of {self.queue} is used"
+        return f"share of {self.queue} is {'0' if self.zero else 'too small' if self.small else 'used'}"
 
 
 class NoShare(Reason, frozen=True, tag="no share"):

@@ -93,13 +93,19 @@ class Search:
         self.trials = trials
         self.partition, self.job, self.ask = trials.partition, trials.job, trials.ask
         self._expired = expired
+        self._borrows = False
+        """True while a spent share is cured by making the job preemptible, and not by a larger share."""
 
     def find(self) -> list[Remedy]:
         first = self.trials.run(())
         if first.started:
             return [Remedy(())]
-        ways = [steps for way in self._ways() if (steps := self._follow((), way))]
-        enough = [*ways, *[steps for steps in self._requests() if self._starts(steps)]]
+        ways: list[Steps | None] = []
+        may_borrow = not self.job.preemptible and self._may_change()
+        for borrows in (True, False) if may_borrow else (False,):
+            self._borrows = borrows
+            ways += [self._follow((), way) for way in self._ways()]
+        enough = [*filter(None, ways), *[steps for steps in self._requests() if self._starts(steps)]]
         found = dict.fromkeys(self._least(steps) for steps in enough)
         return sorted([Remedy(steps) for steps in found if steps], key=lambda remedy: len(remedy.steps))
 
@@ -192,7 +198,7 @@ class Search:
         return DropAfter()
 
     def _more_share(self, steps: Steps, path: str) -> Step | None:
-        if not self.job.preemptible and self._may_change():
+        if self._borrows:
             return AllowPreemption()
         queue: Queue = self.partition.queues[path]
         now = queue.settings.share or 0
@@ -389,8 +395,6 @@ class Search:
         reason = self.trials.run(()).reason
         if isinstance(reason, AfterUnmet):
             yield (DropAfter(),)
-        if isinstance(reason, ShareSpent) and not self.job.preemptible:
-            yield (AllowPreemption(),)
         stage, missing = self._lacking(reason) if reason is not None else (self.trials.needs[0][0], 1)
         if isinstance(reason, OverLimit | NoRoom | NeverFits) and not self.ask.whole:
             size = self.trials.needs[0][1]
