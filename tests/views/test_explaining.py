@@ -7,6 +7,7 @@ import pytest
 from fairlead.core.errors import Refused
 from fairlead.core.remedy.steps import (
     AddNodes,
+    Block,
     EndTasks,
     MoveToFront,
     RaiseLimit,
@@ -98,7 +99,7 @@ def test_jobs_that_come_first_and_requests_that_never_fit() -> None:
     later = w.submit(name="later", after=["first"], stages=[stage(1)])
     never = w.submit(name="never", stages=[{**stage(1), "selectors": {"zone": "x"}}])
     w.cycle()
-    assert w.why(later).sentence == "job later waits for first"
+    assert w.why(later).sentence == "job later waits for job first"
     assert texts(w.why(later).waiting[0].remedies) == ["wait until job first has succeeded"]
     assert w.why(never).sentence == (
         "job never can never run as the cluster is now: no node has label zone=x; the partition has no pools"
@@ -235,7 +236,7 @@ def test_a_job_that_can_never_run_is_told_so_first() -> None:
     cases: dict[str, tuple[dict[str, object], str]] = {
         "jobs": (
             {"queue": "root.one", "stages": [stage(cpu=64)]},
-            f"{never}: {TOO_LARGE}; besides, it waits: queue root.one: 1 jobs are running, no more are allowed",
+            f"{never}: {TOO_LARGE}; besides, it waits: queue root.one: 1 job is running, no more are allowed",
         ),
         "limit": (
             {"queue": "root.tight", "stages": [stage(cpu=3)]},
@@ -249,7 +250,7 @@ def test_a_job_that_can_never_run_is_told_so_first() -> None:
         ),
         "after": (
             {"queue": "root.one", "after": ["runs"], "stages": [stage(cpu=64)]},
-            f"{never}: {TOO_LARGE}; besides, it waits for runs",
+            f"{never}: {TOO_LARGE}; besides, it waits for job runs",
         ),
     }
     for name, (document, said) in cases.items():
@@ -272,7 +273,7 @@ def test_the_stage_that_can_never_run_comes_first() -> None:
     job = w.submit(name="two", queue="root.one", stages=stages)
     w.cycle()
     assert w.why(job).sentence == (
-        f"job two can never run as the cluster is now: {TOO_LARGE}; besides, it waits: queue root.one: 1 jobs are "
+        f"job two can never run as the cluster is now: {TOO_LARGE}; besides, it waits: queue root.one: 1 job is "
         "running, no more are allowed (stage b; 1 more stage waits)"
     )
 
@@ -309,3 +310,45 @@ def test_a_share_that_is_too_small_for_one_task() -> None:
         "preemptible get no loan"
     )
     assert texts(why.waiting[0].remedies) == ["submit it as preemptible", "raise the share of queue root.tiny to 2"]
+
+
+def test_sentences_agree_in_number_and_name_things_once() -> None:
+    w = World({"queues": {"root": {"one": {"max_jobs": 1}, "two": {}}}})
+    w.nodes(1, cpu=4)
+    first = w.submit(name="first", queue="root.one", stages=[stage()])
+    w.cycle()
+    second = w.submit(name="second", queue="root.one", stages=[stage()])
+    both = w.submit(name="both", queue="root.two", after=[first, second, first], stages=[stage()])
+    parts = w.submit(name="parts", queue="root.two", stages=[{**stage(), "name": "a"}, {**stage(), "name": "b"}])
+    w.advance(1)
+    assert w.why(second).sentence == "job second waits: queue root.one: 1 job is running, no more are allowed"
+    assert w.why(both).sentence == "job both waits for jobs first, second"
+    assert w.why(parts).sentence == "job parts: 1 task of a runs on n0; 1 task of b runs on n0"
+    w.finish(parts, "a", 0)
+    w.cycle()
+    assert w.why(parts).sentence.startswith("job parts: 1 task of b runs on n0, chosen by")
+    w.kill(parts)
+    w.cycle()
+    assert w.why(parts).sentence.startswith("job parts is over: killed by the operator")
+
+
+def test_one_allocation_stops_for_a_job() -> None:
+    w = World()
+    w.nodes(1, cpu=1)
+    w.submit(name="low", stages=[stage()])
+    w.advance(1)
+    w.hold_acks("n0")
+    high = w.submit(name="high", priority=5, stages=[stage()])
+    w.cycle()
+    assert w.why(high).sentence == "job high waits for 1 CPU (nodes: 1 missing cpu): 1 allocation stops for it"
+    w.release_acks("n0")
+    w.advance(1)
+    assert str(w.why("low").causes[0]) == "main: the last attempt of 1 task that waits: preempted for job high"
+
+
+def test_a_remedy_names_the_tasks_of_a_stage_on_a_node_once() -> None:
+    blocks = (Block("a", "main", (4, 6)), Block("b", "main", (0, 1)), Block("a", "main", (0, 2)))
+    step = EndTasks("n0", blocks)
+    assert str(step) == "end 4 tasks of a[main], 1 task of b[main] on n0"
+    hidden = "end 4 tasks of another user's job, 1 task of another user's job on n0"
+    assert str(step.shown_to(lambda job: False)) == hidden

@@ -63,7 +63,8 @@ class TooManyJobs(Reason, frozen=True, tag="too many jobs"):
     max_jobs: int
 
     def __str__(self) -> str:
-        return f"{self.account}: {self.max_jobs} jobs are running, no more are allowed"
+        running = "1 job is" if self.max_jobs == 1 else f"{self.max_jobs} jobs are"
+        return f"{self.account}: {running} running, no more are allowed"
 
     @property
     def short(self) -> str:
@@ -245,7 +246,7 @@ class AfterUnmet(Reason, frozen=True, tag="after unmet"):
     jobs: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "waits for " + ", ".join(self.jobs)
+        return f"waits for {'job' if len(self.jobs) == 1 else 'jobs'} {', '.join(self.jobs)}"
 
     @property
     def short(self) -> str:

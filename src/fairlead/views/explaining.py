@@ -91,17 +91,26 @@ def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...])
         parts.append(_waits(job, waiting))
     elif job.held_by is not None:
         parts.append(f"is {held_back(job)}")
+    alone = not waiting and len(causes) == 1
+    about_job = bool(parts) or (alone and _is_whole(causes[0], job))
     for cause in causes:
         if isinstance(cause, RunsOn | Launching | Stopping | LastAttempt):
-            parts.append(_told(cause, job, alone=not waiting and len(causes) == 1))
-    return f"job {job.id} {'; '.join(parts)}" if parts else f"job {job.id} is {shown_state(job)}"
+            parts.append(_told(cause, job, alone))
+    if not parts:
+        return f"job {job.id} is {shown_state(job)}"
+    return f"job {job.id}{'' if about_job else ':'} {'; '.join(parts)}"
+
+
+def _is_whole(cause: Cause, job: Job) -> bool:
+    """True if a cause concerns all tasks of a job."""
+    return len(job.stages) == 1 and cause.tasks == job.stages[0].count
 
 
 def _told(cause: Cause, job: Job, alone: bool) -> str:
     """Return a cause as part of a sentence; if it is `alone`, with all details."""
     tasks = "1 task" if cause.tasks == 1 else f"{cause.tasks} tasks"
     several = len(job.stages) > 1
-    whole = alone and not several and cause.tasks == job.stages[0].count
+    whole = alone and _is_whole(cause, job)
     subject = "" if whole else f"{tasks} of {cause.stage} " if several else f"{tasks} "
     one = whole or cause.tasks == 1
     match cause:
@@ -187,7 +196,7 @@ def _waits_for_room(reason: NoRoom) -> str:
     details += [_held(hold) for hold in reason.closed[:2]]
     details += [str(late) for late in reason.stuck[:1]]
     if reason.coming:
-        details.append(f"{reason.coming} allocations stop for it")
+        details.append(f"{reason.coming} {'allocation stops' if reason.coming == 1 else 'allocations stop'} for it")
     if reason.held:
         details.append(f"{reason.held} {'node is' if reason.held == 1 else 'nodes are'} held for it")
     if reason.ordered:
