@@ -352,3 +352,17 @@ def test_a_remedy_names_the_tasks_of_a_stage_on_a_node_once() -> None:
     assert str(step) == "end 4 tasks of a[main], 1 task of b[main] on n0"
     hidden = "end 4 tasks of another user's job, 1 task of another user's job on n0"
     assert str(step.shown_to(lambda job: False)) == hidden
+
+
+def test_a_job_can_end_for_another_that_may_not_run_beside_it() -> None:
+    w = World({"queues": {"root": {"one": {"max_jobs": 2}}}})
+    w.nodes(2, cpu=4)
+    w.submit(name="wide", queue="root.one", stages=[stage(3)])
+    w.submit(name="pair", queue="root.one", stages=[{**stage(2), "apart": True}])
+    w.cycle()
+    job = w.submit(queue="root.one", stages=[stage()])
+    w.cycle()
+    assert texts(w.why(job).waiting[0].remedies) == [
+        "raise max_jobs of queue root.one to 3",
+        "end 1 task of pair[main] on n0 and end 1 task of pair[main] on n1",
+    ]

@@ -139,6 +139,8 @@ class Search:
             return self._to_front(steps)
         if isinstance(reason, OverLimit) and way == self._end_tasks:
             return self._end_in_account(steps, reason)
+        if isinstance(reason, TooManyJobs) and way == self._end_tasks and (more := self._end_job(steps, reason)):
+            return more
         cure = self._cure(steps, reason)
         return None if cure is None else _with(steps, cure)
 
@@ -357,6 +359,28 @@ class Search:
                 left += use
         return (*steps, *more) if left <= 0 else None
 
+    def _end_job(self, steps: Steps, reason: TooManyJobs) -> Steps | None:
+        """End all tasks of a running job that an account counts: one with few tasks, and on few nodes."""
+        nodes = self.partition.nodes
+        ended = {block.job for step in steps if isinstance(step, EndTasks) for block in step.blocks}
+        ended |= {entry.stage.job.id for entry in self.partition.allocations.values() if entry.rooms}  # in chains
+        live: dict[str, dict[str, list[Block]]] = {}
+        for allocation in self.partition.allocations.values():
+            job = allocation.stage.job
+            if job is self.job or job.id in ended or all(account.name != reason.account for account in job.accounts):
+                continue
+            block = Block(job.id, allocation.stage.name, allocation.indices)
+            live.setdefault(job.id, {}).setdefault(nodes.name[nodes.rows[allocation.node]], []).append(block)
+        offers = [
+            (any(stage.waiting() for stage in self.partition.jobs[name].stages), _tasks(places), name)
+            for name, places in live.items()
+            if len(places) <= FEW
+        ]
+        if not offers or not reason.max_jobs:
+            return None
+        _, _, chosen = min(offers)
+        return (*steps, *[EndTasks(node, tuple(blocks)) for node, blocks in live[chosen].items()])
+
     def _absent_nodes(self, stage: Stage) -> Iterator[Step]:
         """Yield the nodes that would have capacity if they were enabled or came back."""
         nodes = self.partition.nodes
@@ -496,6 +520,10 @@ class Search:
             else:
                 too_little = middle
         return step.with_amount(amount)
+
+
+def _tasks(places: dict[str, list[Block]]) -> int:
+    return sum(count(block.indices) for blocks in places.values() for block in blocks)
 
 
 def _in_order(steps: Steps) -> Steps:
