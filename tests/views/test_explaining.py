@@ -366,3 +366,21 @@ def test_a_job_can_end_for_another_that_may_not_run_beside_it() -> None:
         "raise max_jobs of queue root.one to 3",
         "end 1 task of pair[main] on n0 and end 1 task of pair[main] on n1",
     ]
+
+
+def test_what_keeps_pools_from_bringing_nodes_is_in_the_first_sentence() -> None:
+    w = World({"max_orders": 1})
+    w.pool("gpus", node={"cpu": 8, "gpu": 2}, max=3)
+    job = w.submit(name="train", stages=[stage(3, gpu=2)])
+    w.cycle()
+    assert w.why(job).sentence == "job train waits for room for 3 tasks: 3 nodes are ordered for it"
+    w.fail_order("gpus", "quota exceeded")
+    w.cycle()
+    assert w.why(job).sentence == (
+        "job train waits for room for 3 tasks: orders of nodes for it failed: 1 (quota exceeded); no more are made "
+        "until a pool is resumed or added; pool gpus is paused"
+    )
+    w.resume_pool("gpus")
+    w.pause_pool("gpus")
+    w.cycle()
+    assert w.why(job).sentence == "job train waits for room for 3 tasks: pool gpus is paused"

@@ -159,14 +159,22 @@ class NoRoom(Reason, frozen=True, tag="no room"):
         held = f"; nodes held for it: {self.held}" if self.held else ""
         coming = f"; allocations that stop for it: {self.coming}" if self.coming else ""
         ordered = f"; nodes ordered for it: {self.ordered}" if self.ordered else ""
-        failed = f"; orders of nodes for it failed: {self.failed_orders}" if self.failed_orders else ""
-        failed += f" ({self.problem})" if failed and self.problem else ""
-        failed += "; no more are made until a pool is resumed or added" if self.given_up else ""
-        pools = "".join(f"; pool {name} is at its maximum size" for name in self.full)
-        pools += "".join(f"; pool {name} is paused" for name in self.paused)
+        pools = "".join(f"; {what}" for what in self.pools)
         blocked = "".join(f"; {obstacle}" for obstacle in (*self.closed, *self.stuck))
         blocked += f"; {_gets_leftovers(self.without_share)}" if self.without_share else ""
-        return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + failed + pools + blocked
+        return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + pools + blocked
+
+    @property
+    def pools(self) -> list[str]:
+        """What keeps pools from bringing nodes for it, in words."""
+        said: list[str] = []
+        if self.failed_orders:
+            problem = f" ({self.problem})" if self.problem else ""
+            said.append(f"orders of nodes for it failed: {self.failed_orders}{problem}")
+        if self.given_up:
+            said.append("no more are made until a pool is resumed or added")
+        said += [f"pool {name} is at its maximum size" for name in self.full]
+        return said + [f"pool {name} is paused" for name in self.paused]
 
     @property
     def short(self) -> str:

@@ -201,6 +201,8 @@ def _waits_for_room(reason: NoRoom) -> str:
         details.append(f"{reason.held} {'node is' if reason.held == 1 else 'nodes are'} held for it")
     if reason.ordered:
         details.append(f"{reason.ordered} {'node is' if reason.ordered == 1 else 'nodes are'} ordered for it")
+    else:
+        details += reason.pools
     return f"{text}: {'; '.join(details)}" if details else text
 
 
