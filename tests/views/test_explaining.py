@@ -384,3 +384,13 @@ def test_what_keeps_pools_from_bringing_nodes_is_in_the_first_sentence() -> None
     w.pause_pool("gpus")
     w.cycle()
     assert w.why(job).sentence == "job train waits for room for 3 tasks: pool gpus is paused"
+
+
+def test_a_new_node_has_to_take_tasks_of_the_user_where_others_do_not() -> None:
+    w = World()
+    w.node("desk", cpu=2, users=["bob"])
+    job = w.submit(name="mine", user="ann", stages=[stage()])
+    own = w.submit(name="own", user="bob", stages=[stage(cpu=3)])
+    w.cycle()
+    assert texts(w.why(job).waiting[0].remedies) == ["add a node with cpu=1 that takes tasks of user ann"]
+    assert not any("of user" in text for text in texts(w.why(own).waiting[0].remedies))

@@ -258,7 +258,18 @@ class Search:
         shape = stage.shape
         parts = WHOLE_DEVICE // shape.device_milli if shape.devices else 1
         key = shape.key
-        return (*steps, AddNodes(missing, shape.amounts, key.apart, parts, labels, key.pool, names))
+        user = self.job.user if self._is_closed_to_user(shape) else ""
+        return (*steps, AddNodes(missing, shape.amounts, key.apart, parts, labels, key.pool, names, user))
+
+    def _is_closed_to_user(self, shape: Shape) -> bool:
+        """True if a node would take such tasks, but not of this user."""
+        nodes = self.partition.nodes
+        return any(
+            nodes.users[row]
+            and shape.key.user not in nodes.users[row]
+            and shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row])
+            for row in nodes.rows.values()
+        )
 
     def _labels_for(self, shape: Shape) -> tuple[tuple[str, str], ...] | None:
         """Return labels of a node that a shape accepts; None if they are not known."""

@@ -162,6 +162,8 @@ class AddNodes(Step, frozen=True):
     pool: str = ""
     names: str = "new"
     """The nodes are named by this and a number."""
+    user: str = ""
+    """The user whose tasks the nodes have to take, if similar nodes do not; otherwise empty."""
 
     @property
     def nodes(self) -> int:
@@ -182,7 +184,8 @@ class AddNodes(Step, frozen=True):
         nodes = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
         labels = "".join(f" {key}={value}" for key, value in self.labels)
         where = f" to pool {self.pool}" if self.pool else ""
-        return f"add {nodes} with {format_vector(dict(self.resources))}{labels and ' and labels' + labels}{where}"
+        user = f" that {'takes' if self.nodes == 1 else 'take'} tasks of user {self.user}" if self.user else ""
+        return f"add {nodes} with {format_vector(dict(self.resources))}{labels and ' and labels' + labels}{where}{user}"
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         spec = NodeSpec(self.resources, self.labels, (), self.pool)
