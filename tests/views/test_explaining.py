@@ -394,3 +394,18 @@ def test_a_new_node_has_to_take_tasks_of_the_user_where_others_do_not() -> None:
     w.cycle()
     assert texts(w.why(job).waiting[0].remedies) == ["add a node with cpu=1 that takes tasks of user ann"]
     assert not any("of user" in text for text in texts(w.why(own).waiting[0].remedies))
+
+
+def test_a_job_after_one_that_can_never_run() -> None:
+    w = World()
+    w.nodes(1, cpu=2)
+    runs = w.submit(name="runs", stages=[stage()])
+    never = w.submit(name="never", stages=[stage(gpu=1)])
+    second = w.submit(name="second", after=[runs, never], stages=[stage()])
+    third = w.submit(name="third", after=[second], stages=[stage()])
+    fine = w.submit(name="fine", after=[runs], stages=[stage()])
+    w.cycle()
+    can_never = "can never run as the cluster is now"
+    assert w.why(second).sentence == f"job second waits for jobs runs, never; job never {can_never}"
+    assert w.why(third).sentence == f"job third waits for job second, which {can_never}"
+    assert w.why(fine).sentence == "job fine waits for job runs"

@@ -27,6 +27,8 @@ NAMED = 5
 """An explanation names at most this number of holds, of overdue stops, and of nodes."""
 LOOKED_AT = 1_000
 """At most this number of nodes with some capacity is compared."""
+EARLIER = 100
+"""At most this number of jobs in `after`, and of jobs before these, is looked at."""
 MISSING = "missing "
 """Nodes that lack a resource are counted under this and its name."""
 
@@ -238,6 +240,22 @@ def never_runs(partition: Partition, job: Job, of: Stage | None = None) -> Reaso
         if reason is not None:
             return reason
     return None
+
+
+def never_before(partition: Partition, job: Job) -> str:
+    """Return the first job in `after` that can never run, itself or because of jobs before it; empty for none."""
+    before = [(name, name) for name in partition.unmet(job)]
+    seen = {name for name, _ in before}
+    for at, (name, first) in enumerate(before):  # grows while it is walked
+        earlier = partition.jobs[name]
+        if at == EARLIER:
+            break
+        if not earlier.over and never_runs(partition, earlier) is not None:
+            return first
+        more = [other for other in partition.unmet(earlier) if other not in seen]
+        seen.update(more)
+        before += [(other, first) for other in more]
+    return ""
 
 
 def may_never_run(partition: Partition, job: Job) -> bool:

@@ -252,9 +252,15 @@ class AfterUnmet(Reason, frozen=True, tag="after unmet"):
     """Jobs in `after` have not succeeded yet."""
 
     jobs: tuple[str, ...]
+    never: str = ""
+    """The first of them that can never run as the cluster is now. `explain.never_before` finds it."""
 
     def __str__(self) -> str:
-        return f"waits for {'job' if len(self.jobs) == 1 else 'jobs'} {', '.join(self.jobs)}"
+        text = f"waits for {'job' if len(self.jobs) == 1 else 'jobs'} {', '.join(self.jobs)}"
+        if not self.never:
+            return text
+        which = ", which" if len(self.jobs) == 1 else f"; job {self.never}"
+        return f"{text}{which} can never run as the cluster is now"
 
     @property
     def short(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fairlead.core.admission import held_back
-from fairlead.core.explain import never_runs, why_later, why_no_room
+from fairlead.core.explain import never_before, never_runs, why_later, why_no_room
 from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.match.backfill import why_passed
 from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros, Queue, Stage
@@ -258,6 +258,7 @@ def explain_view(
 ) -> list[Waiting]:
     """Return why the tasks of a job wait at a time: jobs in `after`, or the position and reason of its asks."""
     unmet = partition.unmet(job)
+    after = AfterUnmet(unmet, never_before(partition, job)) if unmet else None
     waiting: list[Waiting] = []
     for stage in job.stages:
         for kind, wanted in enumerate(stage.pending):
@@ -265,7 +266,7 @@ def explain_view(
                 continue
             ask = stage.asks[kind]
             position, jobs_ahead, tasks_ahead, at_least = (None, 0, 0, False) if ask is None else _ahead(partition, ask)
-            reason = held_back(job) or (AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind)))
+            reason = held_back(job) or after or reasons.get((job.id, stage.name, kind))
             if reason is None and ask is not None:
                 reason = why_passed(partition, ask)
             if isinstance(reason, NoRoom):
