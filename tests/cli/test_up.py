@@ -184,7 +184,7 @@ def test_a_file_or_standard_input(up: Up, tmp_path: Path) -> None:
 def test_after_and_labels(up: Up) -> None:
     first = up.run("submit", "--cpu", "0.1", "--", "sleep", "600").strip()
     second = up.run("submit", "--cpu", "0.1", "--after", first, "--label", "a=b", "--", "true").strip()
-    assert f"waits for {first}" in up.run("explain", second)
+    assert f"waits for job {first}" in up.run("explain", second)
     assert [job["id"] for job in json.loads(up.run("ps", "--label", "a=b", "--json"))] == [second]
     assert up.ask("wait", "--timeout", "0.1", second).returncode == 124
     up.run("kill", first)

@@ -555,14 +555,14 @@ def test_only_the_one_over_its_time_limit_stops() -> None:
     w.advance(0.5)
     w.cycle()
     assert states(w, job, 10)[1] == "failed"
-    assert w.task(job, "w", 1).reason == "time limit"
+    assert w.task(job, "w", 1).reason == "time limit of 500ms"
     assert at_work(w) == [2]
     w.advance(0.02)
     assert w.task(job, "w", 2).state == "running"
     w.advance(0.48)  # its own time counts from its own start
     assert w.task(job, "w", 2).state == "running"
     w.advance(0.02)
-    assert w.task(job, "w", 2).reason == "time limit"
+    assert w.task(job, "w", 2).reason == "time limit of 500ms"
 
 
 def test_one_that_fails_is_tried_again_and_the_chain_goes_on() -> None:

@@ -251,10 +251,10 @@ def test_a_job_after_others_is_told_what_comes_after_them() -> None:
     first = submit(w, "first")
     fits, never = submit(w, "fits", after=[first]), submit(w, "never", resources={"gpu": 1}, after=[first])
     w.cycle()
-    assert str(w.explain(fits)[0]) == "main: 1 new waiting: waits for first"
+    assert str(w.explain(fits)[0]) == "main: 1 new waiting: waits for job first"
     assert str(w.explain(never)[0]) == (
-        "main: 1 new waiting: waits for first; after that: never fits: no node has gpu (asked gpu=1); the partition "
-        "has no pools"
+        "main: 1 new waiting: waits for job first; after that: never fits: no node has gpu (asked gpu=1); the "
+        "partition has no pools"
     )
 
 

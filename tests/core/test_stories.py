@@ -301,7 +301,7 @@ def test_a_time_limit_stops_the_task() -> None:
     w.advance(29)
     assert w.task(job, "w", 0).state == "running"
     w.advance(2)
-    assert (w.job(job).state, w.task(job, "w", 0).reason) == ("failed", "time limit")
+    assert (w.job(job).state, w.task(job, "w", 0).reason) == ("failed", "time limit of 30s")
 
 
 @pytest.mark.parametrize(("ran", "left"), [(0, 10), (2, 8), (1_000, 7)])  # never longer than since it was placed

@@ -7,6 +7,7 @@ import pytest
 from fairlead.core.errors import Refused
 from fairlead.core.remedy.steps import (
     AddNodes,
+    Block,
     EndTasks,
     MoveToFront,
     RaiseLimit,
@@ -98,7 +99,7 @@ def test_jobs_that_come_first_and_requests_that_never_fit() -> None:
     later = w.submit(name="later", after=["first"], stages=[stage(1)])
     never = w.submit(name="never", stages=[{**stage(1), "selectors": {"zone": "x"}}])
     w.cycle()
-    assert w.why(later).sentence == "job later waits for first"
+    assert w.why(later).sentence == "job later waits for job first"
     assert texts(w.why(later).waiting[0].remedies) == ["wait until job first has succeeded"]
     assert w.why(never).sentence == (
         "job never can never run as the cluster is now: no node has label zone=x; the partition has no pools"
@@ -212,3 +213,199 @@ def test_a_long_lane_is_not_walked_to_its_end(monkeypatch: pytest.MonkeyPatch) -
     (second, last) = w.explain(jobs[1])[0], w.explain(jobs[4])[0]
     assert "number 2 in its lane, behind 1 job (1 task)" in str(second)
     assert "number 3 in its lane or later, behind at least 2 jobs (3 tasks)" in str(last)
+
+
+TOO_LARGE = "the largest node (n0) has cpu=4 of the asked cpu=64; the partition has no pools"
+
+
+def test_a_job_that_can_never_run_is_told_so_first() -> None:
+    w = World()
+    w.queue("root.one", max_jobs=1)
+    w.queue("root.tight", limit={"cpu": 2}, share=1)
+    w.queue("root.free", share=0)
+    w.queue("root.deep", share=1)
+    w.nodes(1, cpu=4)
+    w.submit(name="runs", queue="root.one", stages=[stage()])
+    w.submit(name="some", queue="root.tight", stages=[stage()])
+    w.submit(name="rest", queue="root.deep", stages=[stage(2)])
+    w.cycle()
+    w.submit(name="head", queue="root.deep", stages=[stage()])
+    w.cycle()
+    never = "can never run as the cluster is now"
+    firm = "queue root.free has a share of 0, and tasks that are not preemptible get no loan"
+    cases: dict[str, tuple[dict[str, object], str]] = {
+        "jobs": (
+            {"queue": "root.one", "stages": [stage(cpu=64)]},
+            f"{never}: {TOO_LARGE}; besides, it waits: queue root.one: 1 job is running, no more are allowed",
+        ),
+        "limit": (
+            {"queue": "root.tight", "stages": [stage(cpu=3)]},
+            f"{never}: queue root.tight: limit cpu=2, used cpu=1, asked cpu=3",
+        ),
+        "share": ({"queue": "root.free", "preemptible": False, "stages": [stage()]}, f"{never}: {firm}"),
+        "behind": (
+            {"queue": "root.deep", "stages": [stage(5)]},
+            f"{never}: all nodes and pools together take 4 of 5; besides, it waits behind 1 job (1 task) in queue "
+            "root.deep",
+        ),
+        "after": (
+            {"queue": "root.one", "after": ["runs"], "stages": [stage(cpu=64)]},
+            f"{never}: {TOO_LARGE}; besides, it waits for job runs",
+        ),
+    }
+    for name, (document, said) in cases.items():
+        tried = w.dry_run(**document)  # type: ignore[arg-type]
+        assert tried.never is not None
+        assert tried.explained().sentence == f"submitted now, it {said}"
+        job = w.submit(name=name, **document)  # type: ignore[arg-type]
+        w.cycle()
+        assert w.why(job).sentence == f"job {name} {said}"
+        w.kill(job)
+        w.cycle()
+
+
+def test_the_stage_that_can_never_run_comes_first() -> None:
+    w = World({"queues": {"root": {"one": {"max_jobs": 1}}}})
+    w.nodes(1, cpu=4)
+    w.submit(name="runs", queue="root.one", stages=[stage()])
+    w.cycle()
+    stages = [{**stage(), "name": "a"}, {**stage(cpu=64), "name": "b"}]
+    job = w.submit(name="two", queue="root.one", stages=stages)
+    w.cycle()
+    assert w.why(job).sentence == (
+        f"job two can never run as the cluster is now: {TOO_LARGE}; besides, it waits: queue root.one: 1 job is "
+        "running, no more are allowed (stage b; 1 more stage waits)"
+    )
+
+
+def test_a_job_that_runs_is_not_kept_back_by_settings_for_new_jobs() -> None:
+    w = World({"queues": {"root": {"one": {"max_jobs": 1}}}})
+    w.nodes(1, cpu=1)
+    job = w.submit(name="part", queue="root.one", stages=[stage(2, minimum=1)])
+    w.cycle()
+    w.configure({"queues": {"root": {"one": {"max_jobs": 0}}}})
+    w.cycle()
+    assert w.why(job).sentence.startswith("job part waits for 1 CPU")
+
+
+def test_every_step_of_a_remedy_is_needed() -> None:
+    w = World({"queues": {"root": {"a": {"max_jobs": 1, "users": {"*": {"max_jobs": 1}}}}}, "backfill": "easy"})
+    w.nodes(1, cpu=1)
+    w.submit(name="runs", user="ann", queue="root.a", stages=[stage()])
+    w.submit(name="first", user="bob", queue="root.a", priority=5, stages=[{**stage(cpu=3), "estimate": 10}])
+    job = w.submit(user="bob", queue="root.a", stages=[{**stage(5, cpu=0.5), "estimate": 600}])
+    w.cycle()
+    # With more capacity at first, bringing it to the front was needed; with no more than enough, it is not.
+    assert texts(w.why(job).waiting[0].remedies) == ["raise max_jobs of queue root.a to 2 and add a node with cpu=2.5"]
+
+
+def test_a_share_that_is_too_small_for_one_task() -> None:
+    w = World({"queues": {"root": {"big": {"share": 100}, "tiny": {"share": 1}}}})
+    w.nodes(2, cpu=2)
+    job = w.submit(name="firm", queue="root.tiny", preemptible=False, stages=[stage()])
+    w.cycle()
+    why = w.why(job)
+    assert why.sentence == (
+        "job firm waits: queue root.tiny has a share that is too small for one task, and tasks that are not "
+        "preemptible get no loan"
+    )
+    assert texts(why.waiting[0].remedies) == ["submit it as preemptible", "raise the share of queue root.tiny to 2"]
+
+
+def test_sentences_agree_in_number_and_name_things_once() -> None:
+    w = World({"queues": {"root": {"one": {"max_jobs": 1}, "two": {}}}})
+    w.nodes(1, cpu=4)
+    first = w.submit(name="first", queue="root.one", stages=[stage()])
+    w.cycle()
+    second = w.submit(name="second", queue="root.one", stages=[stage()])
+    both = w.submit(name="both", queue="root.two", after=[first, second, first], stages=[stage()])
+    parts = w.submit(name="parts", queue="root.two", stages=[{**stage(), "name": "a"}, {**stage(), "name": "b"}])
+    w.advance(1)
+    assert w.why(second).sentence == "job second waits: queue root.one: 1 job is running, no more are allowed"
+    assert w.why(both).sentence == "job both waits for jobs first, second"
+    assert w.why(parts).sentence == "job parts: 1 task of a runs on n0; 1 task of b runs on n0"
+    w.finish(parts, "a", 0)
+    w.cycle()
+    assert w.why(parts).sentence.startswith("job parts: 1 task of b runs on n0, chosen by")
+    w.kill(parts)
+    w.cycle()
+    assert w.why(parts).sentence.startswith("job parts is over: killed by the operator")
+
+
+def test_one_allocation_stops_for_a_job() -> None:
+    w = World()
+    w.nodes(1, cpu=1)
+    w.submit(name="low", stages=[stage()])
+    w.advance(1)
+    w.hold_acks("n0")
+    high = w.submit(name="high", priority=5, stages=[stage()])
+    w.cycle()
+    assert w.why(high).sentence == "job high waits for 1 CPU (nodes: 1 missing cpu): 1 allocation stops for it"
+    w.release_acks("n0")
+    w.advance(1)
+    assert str(w.why("low").causes[0]) == "main: the last attempt of 1 task that waits: preempted for job high"
+
+
+def test_a_remedy_names_the_tasks_of_a_stage_on_a_node_once() -> None:
+    blocks = (Block("a", "main", (4, 6)), Block("b", "main", (0, 1)), Block("a", "main", (0, 2)))
+    step = EndTasks("n0", blocks)
+    assert str(step) == "end 4 tasks of a[main], 1 task of b[main] on n0"
+    hidden = "end 4 tasks of another user's job, 1 task of another user's job on n0"
+    assert str(step.shown_to(lambda job: False)) == hidden
+
+
+def test_a_job_can_end_for_another_that_may_not_run_beside_it() -> None:
+    w = World({"queues": {"root": {"one": {"max_jobs": 2}}}})
+    w.nodes(2, cpu=4)
+    w.submit(name="wide", queue="root.one", stages=[stage(3)])
+    w.submit(name="pair", queue="root.one", stages=[{**stage(2), "apart": True}])
+    w.cycle()
+    job = w.submit(queue="root.one", stages=[stage()])
+    w.cycle()
+    assert texts(w.why(job).waiting[0].remedies) == [
+        "raise max_jobs of queue root.one to 3",
+        "end 1 task of pair[main] on n0 and end 1 task of pair[main] on n1",
+    ]
+
+
+def test_what_keeps_pools_from_bringing_nodes_is_in_the_first_sentence() -> None:
+    w = World({"max_orders": 1})
+    w.pool("gpus", node={"cpu": 8, "gpu": 2}, max=3)
+    job = w.submit(name="train", stages=[stage(3, gpu=2)])
+    w.cycle()
+    assert w.why(job).sentence == "job train waits for room for 3 tasks: 3 nodes are ordered for it"
+    w.fail_order("gpus", "quota exceeded")
+    w.cycle()
+    assert w.why(job).sentence == (
+        "job train waits for room for 3 tasks: orders of nodes for it failed: 1 (quota exceeded); no more are made "
+        "until a pool is resumed or added; pool gpus is paused"
+    )
+    w.resume_pool("gpus")
+    w.pause_pool("gpus")
+    w.cycle()
+    assert w.why(job).sentence == "job train waits for room for 3 tasks: pool gpus is paused"
+
+
+def test_a_new_node_has_to_take_tasks_of_the_user_where_others_do_not() -> None:
+    w = World()
+    w.node("desk", cpu=2, users=["bob"])
+    job = w.submit(name="mine", user="ann", stages=[stage()])
+    own = w.submit(name="own", user="bob", stages=[stage(cpu=3)])
+    w.cycle()
+    assert texts(w.why(job).waiting[0].remedies) == ["add a node with cpu=1 that takes tasks of user ann"]
+    assert not any("of user" in text for text in texts(w.why(own).waiting[0].remedies))
+
+
+def test_a_job_after_one_that_can_never_run() -> None:
+    w = World()
+    w.nodes(1, cpu=2)
+    runs = w.submit(name="runs", stages=[stage()])
+    never = w.submit(name="never", stages=[stage(gpu=1)])
+    second = w.submit(name="second", after=[runs, never], stages=[stage()])
+    third = w.submit(name="third", after=[second], stages=[stage()])
+    fine = w.submit(name="fine", after=[runs], stages=[stage()])
+    w.cycle()
+    can_never = "can never run as the cluster is now"
+    assert w.why(second).sentence == f"job second waits for jobs runs, never; job never {can_never}"
+    assert w.why(third).sentence == f"job third waits for job second, which {can_never}"
+    assert w.why(fine).sentence == "job fine waits for job runs"

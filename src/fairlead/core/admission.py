@@ -268,7 +268,8 @@ def share(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
             used = dict(used)
             add(used, stage.shape.resources, before)
         if rights.measure(used, admission.tasks(queue.account) + before) >= entitled:
-            return ShareSpent(queue.path, zero=not rights.share(queue))
+            zero = not rights.share(queue)
+            return ShareSpent(queue.path, zero=zero, small=not entitled and not zero)
     return None
 
 

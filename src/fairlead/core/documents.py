@@ -66,7 +66,7 @@ def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NO
         groups=read.names("groups", most=1_000),
         priority=read.count("priority", 0, MIN_PRIORITY, MAX_PRIORITY),
         labels=read.pairs("labels", most=MAX_LABELS, longest=MAX_LABEL),
-        after=read.names("after", most=1_000),
+        after=tuple(dict.fromkeys(read.names("after", most=1_000))),
         gang=cast(Gang, read.choice("gang", ("stage", "job"), "stage")),
         preemptible=read.flag("preemptible", True),
         preempts=read.flag("preempts", True),

@@ -12,7 +12,7 @@ import msgspec
 from fairlead.core.admission import is_unpreemptible, refusal
 from fairlead.core.asks import Needs, asked_for, minimum_by_stage
 from fairlead.core.holds.room import ends_at, may_take, room_now
-from fairlead.core.model import Account, Ask, Job, Micros, Stage
+from fairlead.core.model import NEW, SCALE, Ask, Job, Micros, Stage
 from fairlead.core.never import is_known_to_fit, never_fits, never_whole, why_never
 from fairlead.core.policy.fit import choose_devices
 from fairlead.core.policy.limits import allowed, may_run
@@ -27,6 +27,8 @@ NAMED = 5
 """An explanation names at most this number of holds, of overdue stops, and of nodes."""
 LOOKED_AT = 1_000
 """At most this number of nodes with some capacity is compared."""
+EARLIER = 100
+"""At most this number of jobs in `after`, and of jobs before these, is looked at."""
 MISSING = "missing "
 """Nodes that lack a resource are counted under this and its name."""
 
@@ -218,21 +220,42 @@ def without_share(partition: Partition, job: Job) -> str:
     return ""
 
 
-def never_runs(partition: Partition, job: Job) -> Reason | None:
-    """Return why waiting tasks of a job can never start while nodes, pools and settings stay as they are, or None."""
-    if is_unpreemptible(partition, job) and partition.nodes.up_count:
+def never_runs(partition: Partition, job: Job, of: Stage | None = None) -> Reason | None:
+    """Return why waiting tasks of a job can never start while nodes, pools and settings stay as they are, or None.
+
+    With `of`, only tasks of that stage and those that have to start with them are judged.
+    """
+    starts = [needs for needs in _starts(job) if of is None or any(stage is of for stage, _ in needs)]
+    new = any(stage.pending[kind] is not None for needs in starts for stage, _ in needs for kind in (SCALE, NEW))
+    if new and is_unpreemptible(partition, job) and partition.nodes.up_count:
         rights = partition.entitlements()
         for queue in job.queue.line()[1:]:
             if not rights.share(queue):
                 return ShareSpent(queue.path, zero=True)
-    for needs in _starts(job):
+    for needs in starts:
         never = never_whole(partition, needs) if job.whole else never_fits(partition, *needs[0])
         if never is not None:
             return why_never(partition, needs[0][0], never)
-        reason = _over_limit(job.accounts, needs)
+        reason = _over_limit(job, needs)
         if reason is not None:
             return reason
     return None
+
+
+def never_before(partition: Partition, job: Job) -> str:
+    """Return the first job in `after` that can never run, itself or because of jobs before it; empty for none."""
+    before = [(name, name) for name in partition.unmet(job)]
+    seen = {name for name, _ in before}
+    for at, (name, first) in enumerate(before):  # grows while it is walked
+        earlier = partition.jobs[name]
+        if at == EARLIER:
+            break
+        if not earlier.over and never_runs(partition, earlier) is not None:
+            return first
+        more = [other for other in partition.unmet(earlier) if other not in seen]
+        seen.update(more)
+        before += [(other, first) for other in more]
+    return ""
 
 
 def may_never_run(partition: Partition, job: Job) -> bool:
@@ -246,17 +269,16 @@ def may_never_run(partition: Partition, job: Job) -> bool:
     if firm or job.whole or any(stage.ended for stage in job.stages):
         return True
     return any(
-        _over_limit(job.accounts, needs) is not None or not is_known_to_fit(partition, *needs[0])
-        for needs in _starts(job)
+        _over_limit(job, needs) is not None or not is_known_to_fit(partition, *needs[0]) for needs in _starts(job)
     )
 
 
-def _over_limit(accounts: tuple[Account, ...], needs: Needs) -> Reason | None:
-    """Return the limit that refuses tasks even while nothing else runs."""
-    asked = asked_for(needs)
-    return allowed([(account.name, account.limit, {}) for account in accounts], asked) or may_run(
-        [(account.name, account.max_jobs, 0) for account in accounts]
-    )
+def _over_limit(job: Job, needs: Needs) -> Reason | None:
+    """Return the limit that refuses tasks even while no other job runs."""
+    reason = allowed([(account.name, account.limit, {}) for account in job.accounts], asked_for(needs))
+    if reason is None and not job.allocations:
+        return may_run([(account.name, account.max_jobs, 0) for account in job.accounts])
+    return reason
 
 
 def _starts(job: Job) -> list[Needs]:

@@ -23,7 +23,7 @@ from fairlead.core.model import (
 )
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import Ranges, count, difference, indices
-from fairlead.core.resources import MINUTE, SECOND
+from fairlead.core.resources import MINUTE, SECOND, format_duration
 from fairlead.core.state import Partition
 
 WAITS_AGAIN = ("preempt", "requeue")
@@ -265,7 +265,8 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
     elif cause == "scale":
         _confirm_scaled(plan, allocation, block, why)
     elif cause == "time limit":
-        fail(plan, allocation, block, "time limit")
+        limit = stage.terms.time_limit
+        fail(plan, allocation, block, cause if limit is None else f"time limit of {format_duration(limit)}")
         return
     else:
         # Tasks of a growth step that was taken back return as kind scale. Preempted and requeued tasks return as kind

@@ -63,7 +63,8 @@ class TooManyJobs(Reason, frozen=True, tag="too many jobs"):
     max_jobs: int
 
     def __str__(self) -> str:
-        return f"{self.account}: {self.max_jobs} jobs are running, no more are allowed"
+        running = "1 job is" if self.max_jobs == 1 else f"{self.max_jobs} jobs are"
+        return f"{self.account}: {running} running, no more are allowed"
 
     @property
     def short(self) -> str:
@@ -158,14 +159,22 @@ class NoRoom(Reason, frozen=True, tag="no room"):
         held = f"; nodes held for it: {self.held}" if self.held else ""
         coming = f"; allocations that stop for it: {self.coming}" if self.coming else ""
         ordered = f"; nodes ordered for it: {self.ordered}" if self.ordered else ""
-        failed = f"; orders of nodes for it failed: {self.failed_orders}" if self.failed_orders else ""
-        failed += f" ({self.problem})" if failed and self.problem else ""
-        failed += "; no more are made until a pool is resumed or added" if self.given_up else ""
-        pools = "".join(f"; pool {name} is at its maximum size" for name in self.full)
-        pools += "".join(f"; pool {name} is paused" for name in self.paused)
+        pools = "".join(f"; {what}" for what in self.pools)
         blocked = "".join(f"; {obstacle}" for obstacle in (*self.closed, *self.stuck))
         blocked += f"; {_gets_leftovers(self.without_share)}" if self.without_share else ""
-        return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + failed + pools + blocked
+        return text + (f" (nodes: {why})" if why else "") + held + coming + ordered + pools + blocked
+
+    @property
+    def pools(self) -> list[str]:
+        """What keeps pools from bringing nodes for it, in words."""
+        said: list[str] = []
+        if self.failed_orders:
+            problem = f" ({self.problem})" if self.problem else ""
+            said.append(f"orders of nodes for it failed: {self.failed_orders}{problem}")
+        if self.given_up:
+            said.append("no more are made until a pool is resumed or added")
+        said += [f"pool {name} is at its maximum size" for name in self.full]
+        return said + [f"pool {name} is paused" for name in self.paused]
 
     @property
     def short(self) -> str:
@@ -243,9 +252,15 @@ class AfterUnmet(Reason, frozen=True, tag="after unmet"):
     """Jobs in `after` have not succeeded yet."""
 
     jobs: tuple[str, ...]
+    never: str = ""
+    """The first of them that can never run as the cluster is now. `explain.never_before` finds it."""
 
     def __str__(self) -> str:
-        return "waits for " + ", ".join(self.jobs)
+        text = f"waits for {'job' if len(self.jobs) == 1 else 'jobs'} {', '.join(self.jobs)}"
+        if not self.never:
+            return text
+        which = ", which" if len(self.jobs) == 1 else f"; job {self.never}"
+        return f"{text}{which} can never run as the cluster is now"
 
     @property
     def short(self) -> str:
@@ -259,14 +274,17 @@ class ShareSpent(Reason, frozen=True, tag="share spent"):
     queue: str
     zero: bool = False
     """True if the share of the queue is 0."""
+    small: bool = False
+    """True if the share is above 0, and its part of the capacity is rounded to nothing."""
 
     def __str__(self) -> str:
-        spent = "has a share of 0" if self.zero else "uses its whole share"
+        spent = "has a share that is too small for one task" if self.small else "uses its whole share"
+        spent = "has a share of 0" if self.zero else spent
         return f"queue {self.queue} {spent}, and tasks that are not preemptible get no loan"
 
     @property
     def short(self) -> str:
-        return f"share of {self.queue} is 0" if self.zero else f"share of {self.queue} is used"
+        return f"share of {self.queue} is {'0' if self.zero else 'too small' if self.small else 'used'}"
 
 
 class NoShare(Reason, frozen=True, tag="no share"):

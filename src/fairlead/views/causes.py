@@ -100,10 +100,11 @@ class LastAttempt(Cause, frozen=True):
     max_launches: int = 0
 
     def __str__(self) -> str:
+        waits = "waits" if self.tasks == 1 else "wait"
         again = f" (try {self.tries_used} of {self.tries})" if self.tries_used else ""
         if self.launches_failed:
             again += f" (launch {self.launches_failed} of {self.max_launches})"
-        return f"{self.stage}: the last attempt of {self._counted} that wait: {self.ended}{again}"
+        return f"{self.stage}: the last attempt of {self._counted} that {waits}: {self.ended}{again}"
 
 
 class Over(Cause, frozen=True):
@@ -114,6 +115,8 @@ class Over(Cause, frozen=True):
     """Why it ended; empty if all tasks succeeded."""
 
     def __str__(self) -> str:
+        if self.ended.startswith(f"{self.state} "):
+            return self.ended
         return f"{self.state}, {self.ended}" if self.ended else self.state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fairlead.core.admission import held_back
-from fairlead.core.explain import never_runs, why_later, why_no_room
+from fairlead.core.explain import never_before, never_runs, why_later, why_no_room
 from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.match.backfill import why_passed
 from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros, Queue, Stage
@@ -13,7 +13,7 @@ from fairlead.core.never import why_never
 from fairlead.core.outcomes import claimant_of
 from fairlead.core.past import past_part
 from fairlead.core.ranges import count, indices
-from fairlead.core.reasons import AfterUnmet, InChain, NeverFits, NoRoom, NotReady, Reason, Sees
+from fairlead.core.reasons import AfterUnmet, InChain, NeverFits, NoRoom, NotReady, OverLimit, Reason, Sees
 from fairlead.core.remedy.steps import Remedy
 from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
@@ -83,7 +83,10 @@ class Waiting(msgspec.Struct, frozen=True):
     tasks_ahead: int = 0
     """Other jobs, and their tasks, that go before it in its lane."""
     then: Reason | None = None
-    """What will keep it back after them, or after the jobs in `after`, if it was not tried yet."""
+    """What will keep it back after that, as far as it is known now."""
+    never: bool = False
+    """True if `then`, or `reason` if nothing comes after it, keeps it back for as long as nodes, pools and settings
+    stay as they are."""
     turns: str = ""
     """If asks of other users go before it because these use less: the uses that count."""
     at_least: bool = False
@@ -255,6 +258,7 @@ def explain_view(
 ) -> list[Waiting]:
     """Return why the tasks of a job wait at a time: jobs in `after`, or the position and reason of its asks."""
     unmet = partition.unmet(job)
+    after = AfterUnmet(unmet, never_before(partition, job)) if unmet else None
     waiting: list[Waiting] = []
     for stage in job.stages:
         for kind, wanted in enumerate(stage.pending):
@@ -262,24 +266,31 @@ def explain_view(
                 continue
             ask = stage.asks[kind]
             position, jobs_ahead, tasks_ahead, at_least = (None, 0, 0, False) if ask is None else _ahead(partition, ask)
-            reason = held_back(job) or (AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind)))
+            reason = held_back(job) or after or reasons.get((job.id, stage.name, kind))
             if reason is None and ask is not None:
                 reason = why_passed(partition, ask)
-            then = never_runs(partition, job) if unmet or job.held_by is not None else None
             if isinstance(reason, NoRoom):
                 reason = why_no_room(partition, stage, reason, now)
             elif isinstance(reason, NeverFits):
                 reason = why_never(partition, stage, reason)
             elif reason is None and not partition.reign.ready:
                 reason = NotReady()
-            elif reason is None and ask is not None and position:
+            never = reason if isinstance(reason, NeverFits) else never_runs(partition, job, stage)
+            then = None if never is None or _is_said(never, reason) else never
+            if never is None and reason is None and ask is not None and position:
                 then = why_later(partition, ask)
             turns = _user_ahead(partition, ask, now) if ask is not None and position else ""
-            ahead = (jobs_ahead, tasks_ahead, then, turns, at_least)
+            ever = never is None and not isinstance(then, NeverFits)
+            ahead = (jobs_ahead, tasks_ahead, then, not ever, turns, at_least)
             waiting.append(Waiting(stage.name, KINDS[kind], len(wanted), position, reason, *ahead))
         if partition.derived.chains:
             waiting += _in_chains(stage)
     return waiting
+
+
+def _is_said(never: Reason, reason: Reason | None) -> bool:
+    """True if the present reason is the one for ever."""
+    return never == (msgspec.structs.replace(reason, used=0) if isinstance(reason, OverLimit) else reason)
 
 
 def _ahead(partition: Partition, ask: Ask) -> tuple[int, int, int, bool]:

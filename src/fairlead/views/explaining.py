@@ -8,7 +8,7 @@ import msgspec
 
 from fairlead.core.admission import held_back
 from fairlead.core.model import KINDS, Job, Micros
-from fairlead.core.reasons import HIDDEN, AfterUnmet, HeldBack, HeldFor, NeverFits, NoRoom, Reason, Sees
+from fairlead.core.reasons import HIDDEN, AfterUnmet, HeldBack, HeldFor, NoRoom, Reason, Sees
 from fairlead.core.remedy.search import find_remedies
 from fairlead.core.remedy.steps import Remedy
 from fairlead.core.resources import CPU, GPU, MEMORY, format_duration, format_quantity
@@ -91,17 +91,26 @@ def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...])
         parts.append(_waits(job, waiting))
     elif job.held_by is not None:
         parts.append(f"is {held_back(job)}")
+    alone = not waiting and len(causes) == 1
+    about_job = bool(parts) or (alone and _is_whole(causes[0], job))
     for cause in causes:
         if isinstance(cause, RunsOn | Launching | Stopping | LastAttempt):
-            parts.append(_told(cause, job, alone=not waiting and len(causes) == 1))
-    return f"job {job.id} {'; '.join(parts)}" if parts else f"job {job.id} is {shown_state(job)}"
+            parts.append(_told(cause, job, alone))
+    if not parts:
+        return f"job {job.id} is {shown_state(job)}"
+    return f"job {job.id}{'' if about_job else ':'} {'; '.join(parts)}"
+
+
+def _is_whole(cause: Cause, job: Job) -> bool:
+    """True if a cause concerns all tasks of a job."""
+    return len(job.stages) == 1 and cause.tasks == job.stages[0].count
 
 
 def _told(cause: Cause, job: Job, alone: bool) -> str:
     """Return a cause as part of a sentence; if it is `alone`, with all details."""
     tasks = "1 task" if cause.tasks == 1 else f"{cause.tasks} tasks"
     several = len(job.stages) > 1
-    whole = alone and not several and cause.tasks == job.stages[0].count
+    whole = alone and _is_whole(cause, job)
     subject = "" if whole else f"{tasks} of {cause.stage} " if several else f"{tasks} "
     one = whole or cause.tasks == 1
     match cause:
@@ -128,7 +137,7 @@ STOPS = {
 
 
 def _waits(job: Job, waiting: tuple[Waiting, ...]) -> str:
-    first = waiting[0]
+    first = next((view for view in waiting if view.never), waiting[0])
     text = _waits_for(first, job)
     stages = {view.stage for view in waiting}
     if len(stages) > 1 and not job.whole:
@@ -137,19 +146,26 @@ def _waits(job: Job, waiting: tuple[Waiting, ...]) -> str:
 
 
 def _waits_for(view: Waiting, job: Job) -> str:
+    """Return why tasks can never start, if that is known, and what keeps them back now."""
+    if not view.never:
+        now = _waits_now(view, job)
+        return f"{now}; after that: {view.then}" if view.then else now
+    never = f"can never run as the cluster is now: {str(view.then or view.reason).removeprefix('never fits: ')}"
+    waits = view.then is not None and (view.reason is not None or view.behind)
+    return f"{never}; besides, it {_waits_now(view, job)}" if waits else never
+
+
+def _waits_now(view: Waiting, job: Job) -> str:
     reason = view.reason
     if isinstance(reason, NoRoom):
         return _waits_for_room(reason)
-    if isinstance(reason, NeverFits):
-        return f"can never run as the cluster is now: {str(reason).removeprefix('never fits: ')}"
     if isinstance(reason, AfterUnmet):
         return str(reason)
     if isinstance(reason, HeldBack):
-        return f"is {reason}; after that: {view.then}" if view.then else f"is {reason}"
+        return f"is {reason}"
     if reason is not None:
         return f"waits: {reason}"
-    text = f"waits {view.behind} in queue {job.queue.path}" if view.behind else "waits for its turn"
-    return f"{text}; after that: {view.then}" if view.then else text
+    return f"waits {view.behind} in queue {job.queue.path}" if view.behind else "waits for its turn"
 
 
 NOUNS = {GPU: ("GPU", "GPUs"), CPU: ("CPU", "CPUs")}
@@ -180,11 +196,13 @@ def _waits_for_room(reason: NoRoom) -> str:
     details += [_held(hold) for hold in reason.closed[:2]]
     details += [str(late) for late in reason.stuck[:1]]
     if reason.coming:
-        details.append(f"{reason.coming} allocations stop for it")
+        details.append(f"{reason.coming} {'allocation stops' if reason.coming == 1 else 'allocations stop'} for it")
     if reason.held:
         details.append(f"{reason.held} {'node is' if reason.held == 1 else 'nodes are'} held for it")
     if reason.ordered:
         details.append(f"{reason.ordered} {'node is' if reason.ordered == 1 else 'nodes are'} ordered for it")
+    else:
+        details += reason.pools
     return f"{text}: {'; '.join(details)}" if details else text
 
 

@@ -93,13 +93,19 @@ class Search:
         self.trials = trials
         self.partition, self.job, self.ask = trials.partition, trials.job, trials.ask
         self._expired = expired
+        self._borrows = False
+        """True while a spent share is cured by making the job preemptible, and not by a larger share."""
 
     def find(self) -> list[Remedy]:
         first = self.trials.run(())
         if first.started:
             return [Remedy(())]
-        ways = [steps for way in self._ways() if (steps := self._follow((), way))]
-        enough = [*ways, *[steps for steps in self._requests() if self._starts(steps)]]
+        ways: list[Steps | None] = []
+        may_borrow = not self.job.preemptible and self._may_change()
+        for borrows in (True, False) if may_borrow else (False,):
+            self._borrows = borrows
+            ways += [self._follow((), way) for way in self._ways()]
+        enough = [*filter(None, ways), *[steps for steps in self._requests() if self._starts(steps)]]
         found = dict.fromkeys(self._least(steps) for steps in enough)
         return sorted([Remedy(steps) for steps in found if steps], key=lambda remedy: len(remedy.steps))
 
@@ -133,6 +139,8 @@ class Search:
             return self._to_front(steps)
         if isinstance(reason, OverLimit) and way == self._end_tasks:
             return self._end_in_account(steps, reason)
+        if isinstance(reason, TooManyJobs) and way == self._end_tasks and (more := self._end_job(steps, reason)):
+            return more
         cure = self._cure(steps, reason)
         return None if cure is None else _with(steps, cure)
 
@@ -192,7 +200,7 @@ class Search:
         return DropAfter()
 
     def _more_share(self, steps: Steps, path: str) -> Step | None:
-        if not self.job.preemptible and self._may_change():
+        if self._borrows:
             return AllowPreemption()
         queue: Queue = self.partition.queues[path]
         now = queue.settings.share or 0
@@ -250,7 +258,18 @@ class Search:
         shape = stage.shape
         parts = WHOLE_DEVICE // shape.device_milli if shape.devices else 1
         key = shape.key
-        return (*steps, AddNodes(missing, shape.amounts, key.apart, parts, labels, key.pool, names))
+        user = self.job.user if self._is_closed_to_user(shape) else ""
+        return (*steps, AddNodes(missing, shape.amounts, key.apart, parts, labels, key.pool, names, user))
+
+    def _is_closed_to_user(self, shape: Shape) -> bool:
+        """True if a node would take such tasks, but not of this user."""
+        nodes = self.partition.nodes
+        return any(
+            nodes.users[row]
+            and shape.key.user not in nodes.users[row]
+            and shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row])
+            for row in nodes.rows.values()
+        )
 
     def _labels_for(self, shape: Shape) -> tuple[tuple[str, str], ...] | None:
         """Return labels of a node that a shape accepts; None if they are not known."""
@@ -351,6 +370,28 @@ class Search:
                 left += use
         return (*steps, *more) if left <= 0 else None
 
+    def _end_job(self, steps: Steps, reason: TooManyJobs) -> Steps | None:
+        """End all tasks of a running job that an account counts: one with few tasks, and on few nodes."""
+        nodes = self.partition.nodes
+        ended = {block.job for step in steps if isinstance(step, EndTasks) for block in step.blocks}
+        ended |= {entry.stage.job.id for entry in self.partition.allocations.values() if entry.rooms}  # in chains
+        live: dict[str, dict[str, list[Block]]] = {}
+        for allocation in self.partition.allocations.values():
+            job = allocation.stage.job
+            if job is self.job or job.id in ended or all(account.name != reason.account for account in job.accounts):
+                continue
+            block = Block(job.id, allocation.stage.name, allocation.indices)
+            live.setdefault(job.id, {}).setdefault(nodes.name[nodes.rows[allocation.node]], []).append(block)
+        offers = [
+            (any(stage.waiting() for stage in self.partition.jobs[name].stages), _tasks(places), name)
+            for name, places in live.items()
+            if len(places) <= FEW
+        ]
+        if not offers or not reason.max_jobs:
+            return None
+        _, _, chosen = min(offers)
+        return (*steps, *[EndTasks(node, tuple(blocks)) for node, blocks in live[chosen].items()])
+
     def _absent_nodes(self, stage: Stage) -> Iterator[Step]:
         """Yield the nodes that would have capacity if they were enabled or came back."""
         nodes = self.partition.nodes
@@ -389,8 +430,6 @@ class Search:
         reason = self.trials.run(()).reason
         if isinstance(reason, AfterUnmet):
             yield (DropAfter(),)
-        if isinstance(reason, ShareSpent) and not self.job.preemptible:
-            yield (AllowPreemption(),)
         stage, missing = self._lacking(reason) if reason is not None else (self.trials.needs[0][0], 1)
         if isinstance(reason, OverLimit | NoRoom | NeverFits) and not self.ask.whole:
             size = self.trials.needs[0][1]
@@ -457,15 +496,18 @@ class Search:
     # -- no more than needed ---------------------------------------------------------------------------------------
 
     def _least(self, steps: Steps) -> Steps:
-        """Leave out what is not needed: whole steps, then parts of them."""
+        """Leave out what is not needed: whole steps, then parts of them, until nothing more can be left out."""
         ordered = _in_order(steps)
         steps = ordered if self._starts(ordered) else steps
-        for step in steps:
-            fewer = tuple(other for other in steps if other != step)
-            if self._starts(fewer):
-                steps = fewer
-        for at, step in enumerate(steps):
-            steps = (*steps[:at], self._smallest(steps, at, step), *steps[at + 1 :])
+        before: Steps | None = None
+        while steps != before:
+            before = steps
+            for step in steps:
+                fewer = tuple(other for other in steps if other != step)
+                if self._starts(fewer):
+                    steps = fewer
+            for at, step in enumerate(steps):
+                steps = (*steps[:at], self._smallest(steps, at, step), *steps[at + 1 :])
         return steps
 
     def _smallest(self, steps: Steps, at: int, step: Step) -> Step:
@@ -489,6 +531,10 @@ class Search:
             else:
                 too_little = middle
         return step.with_amount(amount)
+
+
+def _tasks(places: dict[str, list[Block]]) -> int:
+    return sum(count(block.indices) for blocks in places.values() for block in blocks)
 
 
 def _in_order(steps: Steps) -> Steps:

@@ -22,7 +22,7 @@ from fairlead.core.commands import (
 from fairlead.core.commands import ReleaseHold as ReleaseHoldCommand
 from fairlead.core.commands import ReleaseJob as ReleaseJobCommand
 from fairlead.core.model import Amounts, JobSpec, Limits, Pairs, QueueSettings, StageSpec
-from fairlead.core.ranges import count, difference, split
+from fairlead.core.ranges import Ranges, count, difference, indices, split
 from fairlead.core.reasons import HIDDEN, Sees, in_words
 from fairlead.core.resources import CPU, GPU, format_quantity, format_vector
 from fairlead.core.settings import PartitionConfig
@@ -97,7 +97,7 @@ class EndTasks(Step, frozen=True):
     blocks: tuple[Block, ...]
 
     def __str__(self) -> str:
-        return f"end {', '.join(map(str, self.blocks))} on {self.node}"
+        return f"end {', '.join(map(str, _merged(self.blocks)))} on {self.node}"
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         commands: list[AnyCommand] = []
@@ -138,7 +138,15 @@ class EndTasks(Step, frozen=True):
         return EndTasks(self.node, tuple(blocks))
 
     def shown_to(self, sees: Sees) -> EndTasks:
-        return EndTasks(self.node, tuple(block.shown_to(sees) for block in self.blocks))
+        return EndTasks(self.node, tuple(block.shown_to(sees) for block in _merged(self.blocks)))
+
+
+def _merged(blocks: tuple[Block, ...]) -> list[Block]:
+    """Return blocks with all tasks of a stage in one of them. Blocks of hidden jobs may be of different jobs."""
+    merged: dict[tuple[str, str, int], list[int]] = {}
+    for at, block in enumerate(blocks):
+        merged.setdefault((block.job, block.stage, 0 if block.job else at), []).extend(indices(block.indices))
+    return [Block(job, stage, Ranges.from_indices(sorted(tasks)).flat()) for (job, stage, _), tasks in merged.items()]
 
 
 class AddNodes(Step, frozen=True):
@@ -154,6 +162,8 @@ class AddNodes(Step, frozen=True):
     pool: str = ""
     names: str = "new"
     """The nodes are named by this and a number."""
+    user: str = ""
+    """The user whose tasks the nodes have to take, if similar nodes do not; otherwise empty."""
 
     @property
     def nodes(self) -> int:
@@ -174,7 +184,8 @@ class AddNodes(Step, frozen=True):
         nodes = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
         labels = "".join(f" {key}={value}" for key, value in self.labels)
         where = f" to pool {self.pool}" if self.pool else ""
-        return f"add {nodes} with {format_vector(dict(self.resources))}{labels and ' and labels' + labels}{where}"
+        user = f" that {'takes' if self.nodes == 1 else 'take'} tasks of user {self.user}" if self.user else ""
+        return f"add {nodes} with {format_vector(dict(self.resources))}{labels and ' and labels' + labels}{where}{user}"
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         spec = NodeSpec(self.resources, self.labels, (), self.pool)
