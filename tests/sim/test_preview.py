@@ -617,6 +617,7 @@ def test_what_if_a_node_were_gone(cluster: Cluster) -> None:
         ({"add_nodes": {"m": 1}}, "add_nodes.m", "there is no pool and no node"),
         ({"add_nodes": {"n": 0}}, "add_nodes.n", "0"),
         ({"remove_nodes": ["m"]}, r"remove_nodes\[0\]", "there is no node"),
+        ({"remove_nodes": ["n", "n"]}, r"remove_nodes\[1\]", "n is given twice; drop one of them"),
         ({"shares": {"root.none": 1}}, "shares.root.none", "there is no queue"),
         ({"priorities": {"none": 1}}, "priorities.none", "there is no job"),
         ({"policy": "eazy"}, "policy", "did you mean easy"),

@@ -92,6 +92,8 @@ def read_changes(document: Mapping[str, Any], partition: Partition) -> Supposed:
     for at, node in enumerate(removed):
         if partition.nodes.find(node) is None:
             raise Refused(f"remove_nodes[{at}]", f"there is no node {shown(node)}; `fairlead node list` lists them")
+        if node in removed[:at]:
+            raise Refused(f"remove_nodes[{at}]", f"{node} is given twice; drop one of them")
     priorities: list[tuple[str, int]] = []
     for job, priority in _mapping(read, "priorities").items():
         if job not in partition.jobs:
