@@ -20,6 +20,7 @@ from fairlead.core.commands import (
     MarkReady,
     Rejected,
     Report,
+    Requeue,
     ResetLane,
     Scale,
     SetPriority,
@@ -648,10 +649,76 @@ def test_what_if_over_the_past_and_its_trace(cluster: Cluster) -> None:
     assert dict(trace.nodes)["n"].capacity == (("cpu", 4000),)
 
 
-def trace_of(cluster: Cluster) -> dict[str, Any]:
+def exported(cluster: Cluster) -> dict[str, Any]:
     found = answer(cluster.follow(), TraceQuestion(**cluster.asked(), since=0))
-    document: dict[str, Any] = found.document["trace"]  # type: ignore[attr-defined]
+    document: dict[str, Any] = found.document  # type: ignore[attr-defined]
     return document
+
+
+def trace_of(cluster: Cluster) -> dict[str, Any]:
+    document: dict[str, Any] = exported(cluster)["trace"]
+    return document
+
+
+def kill(cluster: Cluster, name: str) -> None:
+    cluster.do(Kill(job=name, user="ann", operator=True))
+    cluster.report(name, "stopped")
+
+
+def test_a_killed_job_is_load_of_the_past_and_tells_no_run_time(cluster: Cluster) -> None:
+    queued(cluster)
+    cluster.now += 4 * MINUTE
+    kill(cluster, "first")
+    kill(cluster, "third")
+    cluster.report("second", "running")
+    cluster.now += MINUTE
+    cluster.report("second", "succeeded")
+    cluster.submit("fourth", 4)
+    found = exported(cluster)
+    assert [(job["id"], job["stages"][0]["duration"]) for job in found["trace"]["jobs"]] == [
+        ("first", "240s"),
+        ("second", "60s"),
+    ]
+    assert (found["not_ended"], found["never_ran"]) == (1, 1)
+    replayed = compared(cluster, replay=DAY, add_nodes={"n": 1})
+    assert (replayed["compared"], waits(replayed)) == (2, {"second": (240.0, 0.0)})
+    past, runtimes = cluster.follow().past(cluster.now)
+    assert [job.durations for job in past.jobs] == [[None], [MINUTE], [None], [None]]
+    assert runtimes.table_of("ann", "first", "main", None) is None, "only one run has ended by itself"
+
+
+def test_the_time_before_a_preemption_counts_if_the_job_did_not_run_again(cluster: Cluster) -> None:
+    queued(cluster)
+    cluster.now += 4 * MINUTE
+    cluster.do(Requeue(job="first", user="ann", operator=True))
+    cluster.report("first", "stopped")
+    assert cluster.writer.partition.jobs["first"].live
+    cluster.report("first", "running")
+    cluster.now += MINUTE
+    kill(cluster, "first")
+    cluster.report("second", "running")
+    cluster.now += 2 * MINUTE
+    cluster.do(SetPriority(job="third", priority=9, operator=True))
+    cluster.do(Requeue(job="second", user="ann", operator=True))
+    cluster.report("second", "stopped")
+    assert not cluster.writer.partition.jobs["second"].live
+    kill(cluster, "second")
+    assert [job["stages"][0]["duration"] for job in trace_of(cluster)["jobs"]] == ["60s", "120s"]
+
+
+def test_the_run_time_in_a_trace_is_the_mean_of_all_tasks_that_ran(cluster: Cluster) -> None:
+    cluster.node("n", 3)
+    stages = [{"name": name, "array": 3, "resources": {"cpu": cpu}} for name, cpu in (("main", 1), ("other", 3))]
+    cluster.do(Submit(spec=parse_job({"user": "ann", "stages": stages}), id="array", user="ann", operator=True))
+    cluster.report("array", "running")
+    cluster.now += MINUTE
+    number = cluster.writer.partition.jobs["array"].number
+    at = {"node": "n", "job": "array", "stage": "main", "attempt": 1, "number": number, "operator": True}
+    cluster.do(Report(**at, indices=(0, 1), state="succeeded"))
+    cluster.now += 3 * MINUTE
+    kill(cluster, "array")
+    (job,) = trace_of(cluster)["jobs"]
+    assert [stage["duration"] for stage in job["stages"]] == ["180s", "0s"], "no task of the second stage ran"
 
 
 def test_a_story_is_told_in_order(cluster: Cluster) -> None:

@@ -59,7 +59,7 @@ def export_trace(
 ) -> None:
     """Write the jobs of the past as a trace for `fairlead simulate`. Only operators may do this.
 
-    The trace has the jobs that have ended, with their run times, and the nodes as they are now.
+    The trace has the jobs that ran and have ended, with their run times, and the nodes as they are now.
     """
     if file.suffix not in (".yaml", ".yml"):
         raise typer.BadParameter("the name of a trace ends in .yaml", param_hint="FILE.yaml")
@@ -73,8 +73,10 @@ def export_trace(
         rows = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
         parts.append(f'"{key}": [\n  {rows}\n]' if entries else f'"{key}": []')
     file.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
-    left = f"; {found.left_out} jobs left out, because they have not ended" if found.left_out else ""
-    print_text(f"{file}: {len(found.trace['jobs'])} jobs, {len(found.trace['nodes'])} nodes{left}")
+    reasons = ((found.not_ended, "had not ended"), (found.never_ran, "never ran"))
+    left = ", ".join(f"{number} that {why}" for number, why in reasons if number)
+    said = f"{file}: {len(found.trace['jobs'])} jobs, {len(found.trace['nodes'])} nodes"
+    print_text(said + (f"; jobs left out: {left}" if left else ""))
 
 
 @calls_server

@@ -566,8 +566,9 @@ class RecordedTrace(Answer, frozen=True, kw_only=True):
     trace: dict[str, Any]
     since: float
     """The time of the first submission; times in the trace count from it."""
-    left_out: int
-    """Jobs that were submitted in this time and have not ended, or were not recorded with all that is needed."""
+    not_ended: int
+    never_ran: int
+    """Jobs that were submitted in this time and are left out, because they have not ended or no task of them ran."""
 
 
 class MovedStart(Answer, frozen=True, kw_only=True):

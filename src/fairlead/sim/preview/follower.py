@@ -90,7 +90,9 @@ class Follower:
                     given = spec.estimate if spec.estimate is not None else spec.time_limit
                     runtimes.note(job.spec.user, job.spec.name, spec.name, runs.mean, given, runs.tasks)
             if not job.spec.manager:
-                entries.append((job.submitted, job.number, PastJob(job.submitted, job.id, _alone(job.spec), durations)))
+                held = [job.held.get(spec.name) for spec in job.spec.stages]
+                past_job = PastJob(job.submitted, job.id, _alone(job.spec), durations, held)
+                entries.append((job.submitted, job.number, past_job))
         begun = [stage for job in self.state.jobs.values() if not job.over for stage in job.stages if stage.ended]
         for stage, ran in ran_stages(self._history, self.name, begun[-MOST_STAGES:]):
             runtimes.note(*stage.job.owner, stage.name, ran.mean, guess(stage.terms), ran.tasks)

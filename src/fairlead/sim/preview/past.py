@@ -27,7 +27,21 @@ class PastJob(msgspec.Struct, gc=False):
     id: str
     spec: JobSpec
     durations: list[Micros | None]
-    """The run time of a task, by stage; None if no task of the stage has ended yet."""
+    """The run time of a task, by stage; None if no task of the stage has ended by itself."""
+    held: list[Micros | None] | None = None
+    """If the job has ended, how long a task ran, by stage, whatever ended it; None if no task of the stage ran."""
+
+    def run_times(self) -> tuple[Micros, ...]:
+        """Return how long a task runs if the job runs again, by stage; 0 for stages of which no task ran."""
+        return tuple(ran or 0 for ran in self.held or ())
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """Jobs that can run again, and the numbers of those that cannot."""
+
+    jobs: list[PastJob]
+    not_ended: int
+    never_ran: int
 
 
 class Past:
@@ -41,6 +55,19 @@ class Past:
         """Add a job that was submitted after all others."""
         self.jobs.append(job)
         self._times.append(job.at)
+
+    def replayed(self, since: Micros) -> Replayed:
+        """Return the jobs that were submitted since a time and can run again."""
+        jobs: list[PastJob] = []
+        not_ended = never_ran = 0
+        for job in self.jobs[bisect_left(self._times, since) :]:
+            if job.held is None:
+                not_ended += 1
+            elif all(ran is None for ran in job.held):
+                never_ran += 1
+            else:
+                jobs.append(job)
+        return Replayed(jobs, not_ended, never_ran)
 
     def arrivals(self, now: Micros, rng: Random) -> Iterator[PastJob]:
         """Yield made-up arrivals after `now`: those of an earlier time, at the same time of day if possible."""

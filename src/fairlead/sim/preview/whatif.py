@@ -274,9 +274,9 @@ def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) 
     if supposed.priorities:
         raise Refused("priorities", "a replay runs jobs of the past; leave priorities out, or leave the replay out")
     past, _ = follower.past(question.now)
-    ended = [job for job in past.jobs if job.at >= question.now - question.replay and None not in job.durations]
+    ended = past.replayed(question.now - question.replay).jobs
     if not ended:
-        raise Refused("replay", "no finished job was submitted in this time; name a longer time")
+        raise Refused("replay", "no job that ran and has ended was submitted in this time; name a longer time")
     partition = follower.state
     nodes = [parse_node(node) for node in node_documents(partition)]
     config = present_config(partition)
@@ -322,5 +322,4 @@ def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) 
 
 
 def _arrival(job: PastJob, first: Micros) -> Arrival:
-    durations = tuple(0 if ran is None else ran for ran in job.durations)
-    return Arrival(job.at - first, job.id, job.spec, durations)
+    return Arrival(job.at - first, job.id, job.spec, job.run_times())
