@@ -649,8 +649,8 @@ def test_what_if_over_the_past_and_its_trace(cluster: Cluster) -> None:
     assert dict(trace.nodes)["n"].capacity == (("cpu", 4000),)
 
 
-def exported(cluster: Cluster) -> dict[str, Any]:
-    found = answer(cluster.follow(), TraceQuestion(**cluster.asked(), since=0))
+def exported(cluster: Cluster, since: Micros = 0) -> dict[str, Any]:
+    found = answer(cluster.follow(), TraceQuestion(**cluster.asked(), since=since))
     document: dict[str, Any] = found.document  # type: ignore[attr-defined]
     return document
 
@@ -685,6 +685,37 @@ def test_a_killed_job_is_load_of_the_past_and_tells_no_run_time(cluster: Cluster
     past, runtimes = cluster.follow().past(cluster.now)
     assert [job.durations for job in past.jobs] == [[None], [MINUTE], [None], [None]]
     assert runtimes.table_of("ann", "first", "main", None) is None, "only one run has ended by itself"
+
+
+def test_jobs_wait_for_the_same_jobs_in_a_trace_and_a_replay(cluster: Cluster) -> None:
+    cluster.node("n", 8)
+    for name, after in (("first", []), ("second", ["first"])):
+        cluster.now += MINUTE
+        spec = parse_job({"user": "ann", "after": after, "stages": [{"resources": {"cpu": 4}}]})
+        cluster.do(Submit(spec=spec, id=name, user="ann", operator=True))
+        cluster.report("first", "running")
+    for name in ("first", "second"):
+        cluster.now += 9 * MINUTE
+        cluster.report(name, "succeeded")
+        cluster.report("second", "running")
+    found = exported(cluster)
+    assert [job.get("after") for job in found["trace"]["jobs"]] == [None, ["first"]] and found["after_left_out"] == 0
+    late = exported(cluster, START + 2 * MINUTE)
+    assert [(job["id"], job.get("after")) for job in late["trace"]["jobs"]] == [("second", None)]
+    assert late["after_left_out"] == 1
+    from fairlead.sim.traces.own import read_document
+
+    assert [arrival.spec.after for arrival in read_document(found["trace"], "past", "extend").arrivals] == [
+        (),
+        ("jfirst",),
+    ]
+    replayed = compared(cluster, replay=DAY, add_nodes={"n": 1})
+    assert (replayed["same"], replayed["mean_wait_before"]) == (2, 4.5 * 60), "0 and 9 minutes"
+    arrivals = Past()
+    for at, job in enumerate(cluster.follow().past(cluster.now)[0].jobs * 10):
+        arrivals.add(replace(job, at=START + at * HOUR))
+    made_up = arrivals.arrivals(START + 20 * HOUR, Random(1))
+    assert {next(made_up).spec.after for _ in range(20)} == {()}, "those that they would wait for are not in the future"
 
 
 def test_the_time_before_a_preemption_counts_if_the_job_did_not_run_again(cluster: Cluster) -> None:

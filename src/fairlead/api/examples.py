@@ -359,6 +359,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
             "since": 1790000000.5,
             "not_ended": 1,
             "never_ran": 2,
+            "after_left_out": 0,
         },
     ),
     "kill": (None, DONE),

@@ -76,7 +76,11 @@ def export_trace(
     reasons = ((found.not_ended, "had not ended"), (found.never_ran, "never ran"))
     left = ", ".join(f"{number} that {why}" for number, why in reasons if number)
     said = f"{file}: {len(found.trace['jobs'])} jobs, {len(found.trace['nodes'])} nodes"
-    print_text(said + (f"; jobs left out: {left}" if left else ""))
+    if left:
+        said += f"; jobs left out: {left}"
+    if found.after_left_out:
+        said += f"; {found.after_left_out} jobs do not wait for jobs that are not in the trace"
+    print_text(said)
 
 
 @calls_server

@@ -569,6 +569,8 @@ class RecordedTrace(Answer, frozen=True, kw_only=True):
     not_ended: int
     never_ran: int
     """Jobs that were submitted in this time and are left out, because they have not ended or no task of them ran."""
+    after_left_out: int
+    """Jobs of the trace that waited for a job which is not in it. In the trace they do not wait for it."""
 
 
 class MovedStart(Answer, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from random import Random
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlead.core.model import JobSpec, Micros
 from fairlead.core.resources import DAY, HOUR
@@ -42,6 +43,8 @@ class Replayed(msgspec.Struct, frozen=True):
     jobs: list[PastJob]
     not_ended: int
     never_ran: int
+    after_left_out: int
+    """Jobs that waited for a job which cannot run again. They do not wait for it."""
 
 
 class Past:
@@ -67,7 +70,14 @@ class Past:
                 never_ran += 1
             else:
                 jobs.append(job)
-        return Replayed(jobs, not_ended, never_ran)
+        ids = {job.id for job in jobs}
+        after_left_out = 0
+        for at, job in enumerate(jobs):
+            after = tuple(name for name in job.spec.after if name in ids)
+            if after != job.spec.after:
+                after_left_out += 1
+                jobs[at] = replace(job, spec=replace(job.spec, after=after))
+        return Replayed(jobs, not_ended, never_ran, after_left_out)
 
     def arrivals(self, now: Micros, rng: Random) -> Iterator[PastJob]:
         """Yield made-up arrivals after `now`: those of an earlier time, at the same time of day if possible."""
@@ -82,7 +92,7 @@ class Past:
             while at < len(self.jobs) and self._times[at] < now:
                 job = self.jobs[at]
                 number += 1
-                yield PastJob(job.at + shift, f"preview.{number}", job.spec, job.durations)
+                yield PastJob(job.at + shift, f"preview.{number}", _alone(job.spec), job.durations)
                 at += 1
             until += back
 
@@ -92,3 +102,8 @@ class Past:
         if days:
             return rng.randint(1, days) * DAY
         return rng.randint(recorded // 2, recorded)
+
+
+def _alone(spec: JobSpec) -> JobSpec:
+    """Return a specification that waits for no other job."""
+    return replace(spec, after=()) if spec.after else spec

@@ -16,7 +16,7 @@ from fairlead.views.answers import amounts
 def trace_document(follower: Follower, since: Micros, now: Micros) -> dict[str, Any]:
     """Return the jobs that were submitted since a time and have ended, and the nodes as they are now.
 
-    Jobs that have not ended or never ran are left out and counted.
+    Jobs that have not ended or never ran are left out and counted, and jobs that waited for one of them too.
     """
     past, _ = follower.past(now)
     found = past.replayed(since)
@@ -26,6 +26,7 @@ def trace_document(follower: Follower, since: Micros, now: Micros) -> dict[str, 
         "since": first / SECOND,
         "not_ended": found.not_ended,
         "never_ran": found.never_ran,
+        "after_left_out": found.after_left_out,
     }
 
 
@@ -59,6 +60,7 @@ def _job(job: PastJob, first: Micros) -> dict[str, Any]:
             "groups": list(spec.groups),
             "queue": spec.queue,
             "priority": spec.priority,
+            "after": list(spec.after),
             "gang": "job" if spec.gang == "job" else "",
             "stages": [_stage(stage, ran) for stage, ran in zip(spec.stages, job.run_times(), strict=True)],
         }

@@ -29,6 +29,7 @@ from fairlead.sim.preview.past import PastJob
 from fairlead.sim.preview.trace import node_documents
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, LeftOut, Trace
+from fairlead.sim.traces.base import job_id
 from fairlead.wire.preview import WhatIfQuestion
 
 SAMPLES = 9
@@ -322,4 +323,5 @@ def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) 
 
 
 def _arrival(job: PastJob, first: Micros) -> Arrival:
-    return Arrival(job.at - first, job.id, job.spec, job.run_times())
+    spec = replace(job.spec, after=tuple(map(job_id, job.spec.after)))
+    return Arrival(job.at - first, job.id, spec, job.run_times())
