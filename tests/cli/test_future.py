@@ -98,6 +98,9 @@ def test_what_if_there_were_more_nodes(up: Up) -> None:
     assert found["compared"] == 2 and found["later"] == 0, found
     assert found["earlier"] == 2 and found["mean_wait_after"] < found["mean_wait_before"]
     assert up.run("whatif", "--add-nodes", "box:2").startswith("of 2 jobs 2 would start earlier, 0 later")
+    gone = up.run("whatif", "--remove-node", "box")
+    assert gone.startswith("of 2 jobs 0 would start earlier, 0 later, 0 at the same time; 2 would no longer start\n")
+    assert re.search(r"^mean wait +\d+.* +no start$", gone, re.MULTILINE), gone
     assert "no pool and no node" in up.ask("whatif", "--add-nodes", "bax:2").stderr
     assert up.ask("whatif").returncode == 2
     up.run("kill", *jobs)

@@ -16,6 +16,7 @@ from fairlead.core.commands import (
     AnyCommand,
     BringToFront,
     Configure,
+    HoldJob,
     Kill,
     MarkReady,
     Rejected,
@@ -609,6 +610,65 @@ def test_what_if_a_node_were_gone(cluster: Cluster) -> None:
     cluster.submit("fourth", 4, run=False, estimate="10min")
     found = compared(cluster, remove_nodes=["m"])
     assert waits(found) == {"fourth": (600.0, 1200.0)}, found
+
+
+MOVES = ("earlier", "later", "same", "no_longer", "never", "unknown")
+
+
+def moves(found: dict[str, Any]) -> dict[str, int]:
+    assert sum(found[key] for key in MOVES) == found["compared"]
+    return {key: found[key] for key in MOVES if found[key]}
+
+
+def test_jobs_that_do_not_start_are_counted_apart(cluster: Cluster) -> None:
+    queued(cluster)
+    cluster.submit("held", 4, run=False, estimate="10min")
+    cluster.do(HoldJob(job="held", user="ann", operator=True))
+    cluster.submit("large", 6, run=False, estimate="10min")
+    found = compared(cluster, shares={"root.all": 7})
+    assert moves(found) == {"same": 2, "never": 2}
+    assert (found["mean_wait_before"], found["mean_wait_after"]) == (900.0, 900.0)
+    found = compared(cluster, remove_nodes=["n"])
+    assert moves(found) == {"no_longer": 2, "never": 2}
+    assert (found["mean_wait_before"], found["mean_wait_after"]) == (900.0, None)
+    rows = [(row["job"], row["wait_before"], row["never_before"], row["never_after"]) for row in found["jobs"]]
+    assert rows == [("second", 600.0, False, True), ("third", 1200.0, False, True)]
+
+
+def test_a_start_that_cannot_be_told_is_not_one_that_never_comes(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("first", 4)
+    cluster.submit("second", 4, run=False, estimate="10min")
+    found = compared(cluster, shares={"root.all": 7})
+    assert moves(found) == {"unknown": 1}
+    found = compared(cluster, add_nodes={"n": 1})
+    assert moves(found) == {"earlier": 1}
+    assert (found["mean_wait_before"], found["mean_wait_after"]) == (None, 0.0)
+    assert [(row["never_before"], row["never_after"]) for row in found["jobs"]] == [(False, False)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "move"),
+    [
+        (60.0, 10.0, "earlier"),
+        (60.0, 60.5, "same"),
+        (60.0, 90.0, "later"),
+        (60.0, "unknown", "later"),
+        (60.0, "never", "no_longer"),
+        ("unknown", 60.0, "earlier"),
+        ("unknown", "unknown", "unknown"),
+        ("unknown", "never", "no_longer"),
+        ("never", 60.0, "earlier"),
+        ("never", "unknown", "unknown"),
+        ("never", "never", "never"),
+    ],
+)
+def test_moves_of_a_start(before: float | str, after: float | str, move: str) -> None:
+    row = {}
+    for side, start in (("before", before), ("after", after)):
+        row[f"wait_{side}"] = None if isinstance(start, str) else start
+        row[f"never_{side}"] = start == "never"
+    assert whatif._move(row) == move
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairlead.cli.options import AsJson, JobName, Partition, open_client, pairs, seconds_of
 from fairlead.cli.output import calls_server, fail, lasted, need_file, print_json, print_table, print_text
 from fairlead.cli.past import Since, moment
+
+if TYPE_CHECKING:
+    from fairlead.wire.api import WhatIf
 
 POLICIES = ("fcfs", "easy", "shortest", "conservative", "learned")
 SHOWN = 20
@@ -122,12 +125,11 @@ def whatif(
     if as_json:
         print_json(found)
         return
-    print_text(
-        f"of {found.compared} jobs {found.earlier} would start earlier, {found.later} later, "
-        f"{found.same} at the same time"
-    )
+    print_text(_moves(found))
+    never_before = found.never + sum(job.never_before for job in found.jobs) == found.compared
+    never_after = found.never + found.no_longer == found.compared
     rows = [
-        ("mean wait", _wait(found.mean_wait_before), _wait(found.mean_wait_after)),
+        ("mean wait", _wait(found.mean_wait_before, never_before), _wait(found.mean_wait_after, never_after)),
         ("utilisation", _percent(found.utilisation_before), _percent(found.utilisation_after)),
     ]
     print_table(("", "NOW", "THEN"), rows)
@@ -136,7 +138,14 @@ def whatif(
         print_table(
             ("JOB", "NAME", "USER", "QUEUE", "WAIT", "THEN"),
             [
-                (job.job, job.name, job.user, job.queue, _wait(job.wait_before), _wait(job.wait_after))
+                (
+                    job.job,
+                    job.name,
+                    job.user,
+                    job.queue,
+                    _wait(job.wait_before, job.never_before),
+                    _wait(job.wait_after, job.never_after),
+                )
                 for job in moved[:SHOWN]
             ],
         )
@@ -173,8 +182,22 @@ def _policy(policy: str) -> str | dict[str, Any]:
     return document
 
 
-def _wait(seconds: float | None) -> str:
-    return "unknown" if seconds is None else lasted(max(0.0, seconds))
+def _moves(found: WhatIf) -> str:
+    """Return in words how many jobs would start when."""
+    text = f"of {found.compared} jobs {found.earlier} would start earlier, {found.later} later, "
+    others = [
+        (found.no_longer, "no longer start"),
+        (found.never, "start in neither case"),
+        (found.unknown, "start at a time that cannot be told"),
+    ]
+    parts = [f"{found.same} at the same time", *(f"{number} would {what}" for number, what in others if number)]
+    return text + "; ".join(parts)
+
+
+def _wait(seconds: float | None, never: bool) -> str:
+    if seconds is None:
+        return "no start" if never else "cannot be told"
+    return lasted(max(0.0, seconds))
 
 
 def _percent(part: float | None) -> str:

@@ -574,7 +574,7 @@ class RecordedTrace(Answer, frozen=True, kw_only=True):
 
 
 class MovedStart(Answer, frozen=True, kw_only=True):
-    """A job that starts at another time. A wait is None if it cannot be told."""
+    """A job that starts at another time. A wait is None if the job does not start, or if that cannot be told."""
 
     job: str
     name: str
@@ -582,6 +582,9 @@ class MovedStart(Answer, frozen=True, kw_only=True):
     queue: str
     wait_before: float | None
     wait_after: float | None
+    never_before: bool
+    never_after: bool
+    """True if the job does not start, as far as the server has looked."""
 
 
 class WhatIf(Answer, frozen=True, kw_only=True):
@@ -593,10 +596,15 @@ class WhatIf(Answer, frozen=True, kw_only=True):
     later: int
     same: int
     """How many of them start earlier, later, or at the same time."""
+    no_longer: int
+    never: int
+    unknown: int
+    """How many of the others would no longer start, start in neither case, or start at a time that cannot be told."""
     jobs: list[MovedStart]
-    """The jobs that start at another time; at most 1,000."""
+    """The jobs that start earlier, later or no longer; at most 1,000."""
     mean_wait_before: float | None
     mean_wait_after: float | None
+    """Of the jobs whose starts are known in both cases; without any, of those known in one."""
     utilisation_before: float | None
     utilisation_after: float | None
     """The used part of the GPUs, if there are any, otherwise of the CPUs."""
