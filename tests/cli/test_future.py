@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     yield server
     server.run("down", "--kill")
     server.process.wait(60)
+
+
+def words(done: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in done.stderr
+    return " ".join(done.stderr.replace("│", " ").split())
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +46,8 @@ def test_eta_of_a_waiting_job(up: Up, waiting: tuple[str, str]) -> None:
 
 def test_the_client_asks_for_many_jobs_at_once(up: Up, waiting: tuple[str, str]) -> None:
     with fairlead.Client(up.url, up.token) as client:
-        assert [found.job for found in client.eta(*waiting)] == list(waiting)
+        asked = [*waiting, waiting[0]]
+        assert [found.job for found in client.eta(*asked)] == asked
         with pytest.raises(fairlead.Problem, match="name at least one job"):
             client.eta()
 
@@ -109,3 +116,25 @@ def test_what_if_there_were_more_nodes(up: Up) -> None:
 def test_what_if_over_the_past(up: Up) -> None:
     found = json.loads(up.run("whatif", "--add-nodes", "box:1", "--replay", "1d", "--json"))
     assert found["compared"] >= 2 and found["later"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--policy", "easy", "--policy", "fcfs"), "Invalid value for --policy: given 2 times; drop all but one"),
+        (("--policy", "easy", "--replay", "1d", "--replay", "2d"), "Invalid value for --replay: given 2 times"),
+        (("--policy", "easy", "--replay", ""), "Invalid value for --replay: '' is not a time; write one such as 7d"),
+        (("--policy", "easy", "--replay", "0d"), "Invalid value for --replay: '0d' is not a time"),
+    ],
+)
+def test_wrong_options_of_a_what_if(up: Up, options: tuple[str, ...], said: str) -> None:
+    refused = up.ask("whatif", *options)
+    assert refused.returncode == 2 and said in words(refused), refused.stderr
+
+
+@pytest.mark.parametrize("replay", [0, "0s", float("nan"), float("inf")])
+def test_a_replay_of_no_time_is_refused(up: Up, replay: object) -> None:
+    with fairlead.Client(up.url, up.token) as client, pytest.raises(fairlead.Problem) as refusal:
+        client.what_if(policy="easy", replay=replay)
+    assert (refusal.value.field, refusal.value.status) == ("replay", 422)
+    assert "write one such as 7d" in refusal.value.detail

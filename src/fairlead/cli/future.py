@@ -95,11 +95,14 @@ def whatif(
     share: Annotated[list[str] | None, typer.Option(help="Another share of a queue.", metavar="QUEUE=N")] = None,
     priority: Annotated[list[str] | None, typer.Option(help="Another priority of a job.", metavar="JOB=N")] = None,
     policy: Annotated[
-        str, typer.Option(help=f"{', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE")
-    ] = "",
+        list[str] | None, typer.Option(help=f"{', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE")
+    ] = None,
     replay: Annotated[
-        str, typer.Option(help="Run the jobs of this time again, such as 7d, instead of those that wait now.")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            help="Run the jobs of this time again, such as 7d, instead of those that wait now.", metavar="TEXT"
+        ),
+    ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
@@ -107,16 +110,17 @@ def whatif(
 
     Only operators may do this.
     """
+    time = _once(replay, "--replay")
+    if time is not None and not seconds_of(time):
+        raise typer.BadParameter(f"{time!r} is not a time; write one such as 7d or 12h", param_hint="--replay")
     document: dict[str, Any] = {
         "add_nodes": _numbers(add_nodes, "--add-nodes", ":"),
         "remove_nodes": list(remove_node or ()),
         "shares": _numbers(share, "--share"),
         "priorities": _numbers(priority, "--priority"),
-        "policy": _policy(policy),
-        "replay": replay,
+        "policy": _policy(_once(policy, "--policy")),
+        "replay": time,
     }
-    if replay and seconds_of(replay) is None:
-        raise typer.BadParameter(f"{replay!r} is not a time; write one such as 7d or 12h", param_hint="--replay")
     document = {key: value for key, value in document.items() if value}
     if not document.keys() - {"replay"}:
         raise typer.BadParameter("say what to change: nodes, shares, priorities or a policy")
@@ -167,8 +171,15 @@ def _numbers(values: list[str] | None, option: str, separator: str = "=") -> dic
     return numbers
 
 
-def _policy(policy: str) -> str | dict[str, Any]:
-    if not policy or policy in POLICIES:
+def _once(values: list[str] | None, option: str) -> str | None:
+    """Return the value of an option that may be given once; None if it is not given."""
+    if values and len(values) > 1:
+        raise typer.BadParameter(f"given {len(values)} times; drop all but one", param_hint=option)
+    return values[0] if values else None
+
+
+def _policy(policy: str | None) -> str | dict[str, Any] | None:
+    if policy is None or policy in POLICIES:
         return policy
     from fairlead.cli.documents import Unreadable, read_document
 

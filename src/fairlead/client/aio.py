@@ -149,7 +149,7 @@ class AsyncClient:
 
     async def eta(self, *jobs: str) -> list[wire.Eta]:
         """Return when jobs start, up to 1,000 of them: a likely start and an interval of 90 %."""
-        return (await self.send(calls.etas(list(jobs), self.partition))).etas
+        return calls.in_order(jobs, (await self.send(calls.etas(list(jobs), self.partition))).etas)
 
     async def story(self, job: str) -> wire.Story:
         """Return what happened to a job, in order."""

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from math import isfinite
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
@@ -292,7 +293,19 @@ def trace(partition: str, since: float | None) -> Call[wire.RecordedTrace]:
     return Call(wire.RecordedTrace, "GET", f"{API}/trace", seconds=160.0, partition=partition, since=since)
 
 
-def what_if(document: Document, partition: str) -> Call[wire.WhatIf]:
+def in_order(names: Iterable[str], etas: Iterable[wire.Eta]) -> list[wire.Eta]:
+    """Return the answers by the names that were asked for. The server answers each name once."""
+    names = list(names)
+    by_name = dict(zip(dict.fromkeys(names), etas, strict=True))
+    return [by_name[name] for name in names]
+
+
+def what_if(document: Mapping[str, Any], partition: str) -> Call[wire.WhatIf]:
+    replay = document.get("replay")
+    if isinstance(replay, float) and not isfinite(replay):  # JSON has no number for it
+        raise Problem(
+            f"{replay} is no time to run again; write one such as 7d, or leave it out", 422, "invalid", "replay"
+        )
     return Call(wire.WhatIf, "POST", f"{API}/whatif", document, seconds=160.0, partition=partition)
 
 

@@ -141,7 +141,7 @@ class Client:
 
     def eta(self, *jobs: str) -> list[wire.Eta]:
         """Return when jobs start, up to 1,000 of them: a likely start and an interval of 90 %."""
-        return self.send(calls.etas(list(jobs), self.partition)).etas
+        return calls.in_order(jobs, self.send(calls.etas(list(jobs), self.partition)).etas)
 
     def story(self, job: str) -> wire.Story:
         """Return what happened to a job, in order."""
