@@ -125,11 +125,37 @@ def test_what_if_over_the_past(up: Up) -> None:
         (("--policy", "easy", "--replay", "1d", "--replay", "2d"), "Invalid value for --replay: given 2 times"),
         (("--policy", "easy", "--replay", ""), "Invalid value for --replay: '' is not a time; write one such as 7d"),
         (("--policy", "easy", "--replay", "0d"), "Invalid value for --replay: '0d' is not a time"),
+        (("--add-nodes", "a1"), "Invalid value for --add-nodes: 'a1' is not NAME:N"),
+        (("--add-nodes", ":1"), "Invalid value for --add-nodes: ':1' is not NAME:N"),
+        (("--add-nodes", "a1=1"), "Invalid value for --add-nodes: 'a1=1' is not NAME:N"),
+        (("--add-nodes", "a1:x"), "Invalid value for --add-nodes: 'x' is not a whole number; write NAME:N"),
+        (("--add-nodes", "a1:1", "--add-nodes", "a1:2"), "Invalid value for --add-nodes: a1 is given twice"),
+        (("--share", "root.a"), "Invalid value for --share: 'root.a' is not QUEUE=N"),
+        (("--priority", "1=high"), "Invalid value for --priority: 'high' is not a whole number; write JOB=N"),
+        (
+            ("--policy", "nope"),
+            "Invalid value for --policy: there is no policy and no file 'nope'; write one of fcfs, easy, shortest, "
+            "conservative, learned, or the path of a configuration file",
+        ),
+        (("--policy", ""), "Invalid value for --policy: there is no policy and no file ''; write one of fcfs"),
     ],
 )
 def test_wrong_options_of_a_what_if(up: Up, options: tuple[str, ...], said: str) -> None:
     refused = up.ask("whatif", *options)
     assert refused.returncode == 2 and said in words(refused), refused.stderr
+
+
+def test_a_what_if_names_the_field_that_is_wrong(up: Up) -> None:
+    job = up.run("submit", "--", "true").strip()
+    up.run("wait", job)
+    with fairlead.Client(up.url, up.token) as client:
+        with pytest.raises(fairlead.Problem) as refusal:
+            client.what_if(priorities={job: 5})
+        assert str(refusal.value) == f"priorities.{job}: job {job} is over; name a job that waits or runs"
+        with pytest.raises(fairlead.Problem) as refusal:
+            client.what_if(bogus=1)
+        assert refusal.value.field == "bogus"
+        assert refusal.value.detail.endswith("it has add_nodes, policy, priorities, remove_nodes, replay, shares")
 
 
 @pytest.mark.parametrize("replay", [0, "0s", float("nan"), float("inf")])

@@ -236,9 +236,8 @@ async def what_if(
     replay = read.optional_duration("replay")
     if replay == 0:
         raise Refused("replay", "0 is no time to run again; write one such as 7d, or leave it out")
-    changes = {key: value for key, value in read.doc.items() if key != "replay"}
     question = preview.WhatIfQuestion(
-        partition=served.name, seq=served.writer.seq, now=served.now, changes=changes, replay=replay or 0
+        partition=served.name, seq=served.writer.seq, now=served.now, changes=dict(read.doc), replay=replay or 0
     )
     found = (await ask(services, question, preview.Document)).document
     notes = [unknown_running(found["unknown_running"])] if found.get("unknown_running") else []

@@ -114,10 +114,10 @@ def whatif(
     if time is not None and not seconds_of(time):
         raise typer.BadParameter(f"{time!r} is not a time; write one such as 7d or 12h", param_hint="--replay")
     document: dict[str, Any] = {
-        "add_nodes": _numbers(add_nodes, "--add-nodes", ":"),
+        "add_nodes": _numbers(add_nodes, "--add-nodes", "NAME:N", ":"),
         "remove_nodes": list(remove_node or ()),
-        "shares": _numbers(share, "--share"),
-        "priorities": _numbers(priority, "--priority"),
+        "shares": _numbers(share, "--share", "QUEUE=N"),
+        "priorities": _numbers(priority, "--priority", "JOB=N"),
         "policy": _policy(_once(policy, "--policy")),
         "replay": time,
     }
@@ -159,15 +159,13 @@ def whatif(
         print_text(found.note)
 
 
-def _numbers(values: list[str] | None, option: str, separator: str = "=") -> dict[str, int]:
-    written = pairs([value.replace(separator, "=", 1) for value in values or ()], option)
+def _numbers(values: list[str] | None, option: str, form: str, separator: str = "=") -> dict[str, int]:
     numbers: dict[str, int] = {}
-    for name, number in written.items():
+    for name, number in pairs(values, option, form, separator).items():
         try:
             numbers[name] = int(number)
         except ValueError:
-            problem = f"{number!r} is not a whole number; write NAME{separator}N"
-            raise typer.BadParameter(problem, param_hint=option) from None
+            raise typer.BadParameter(f"{number!r} is not a whole number; write {form}", param_hint=option) from None
     return numbers
 
 
@@ -183,6 +181,12 @@ def _policy(policy: str | None) -> str | dict[str, Any] | None:
         return policy
     from fairlead.cli.documents import Unreadable, read_document
 
+    if not policy or not Path(policy).exists():
+        raise typer.BadParameter(
+            f"there is no policy and no file {policy!r}; write one of {', '.join(POLICIES)}, or the path of a "
+            "configuration file",
+            param_hint="--policy",
+        )
     need_file(Path(policy))
     try:
         document = read_document(Path(policy))

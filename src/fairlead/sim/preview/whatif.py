@@ -104,8 +104,11 @@ def read_changes(document: Mapping[str, Any], partition: Partition) -> Supposed:
             raise Refused(
                 f"priorities.{job}", f"there is no job {shown(job)}; `fairlead ps` lists those that are known"
             )
+        if partition.jobs[job].over:
+            raise Refused(f"priorities.{job}", f"job {job} is over; name a job that waits or runs")
         priorities.append((job, parse_count(priority, f"priorities.{job}", -(2**31), 2**31 - 1)))
     config = _config(read, partition)
+    read.get("replay")  # the server has read it
     read.close()
     if not (nodes or removed or priorities or config):
         raise Refused("", "nothing is supposed; name nodes to add or remove, shares, priorities or a policy")
