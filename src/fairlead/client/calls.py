@@ -282,7 +282,8 @@ def explain(name: str, partition: str, remedies: bool = True) -> Call[wire.Expla
 
 
 def etas(names: list[str], partition: str) -> Call[wire.Etas]:
-    return Call(wire.Etas, "POST", f"{API}/eta", {"jobs": names}, seconds=160.0, partition=partition)
+    document = {"jobs": [part(name, f"jobs[{at}]") for at, name in enumerate(names)]}
+    return Call(wire.Etas, "POST", f"{API}/eta", document, seconds=160.0, partition=partition)
 
 
 def story(name: str, partition: str) -> Call[wire.Story]:
@@ -341,7 +342,7 @@ def servers() -> Call[wire.Servers]:
 
 
 def drain_server(server: str, action: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/servers/{part(server)}/{action}")
+    return Call(wire.Done, "POST", f"{API}/servers/{part(server, 'server')}/{action}")
 
 
 def queues(partition: str) -> Call[wire.Queues]:
@@ -362,7 +363,7 @@ def managers(partition: str) -> Call[wire.Managers]:
 
 
 def remove_manager(name: str, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "DELETE", f"{API}/managers/{part(name)}", partition=partition)
+    return Call(wire.Done, "DELETE", f"{API}/managers/{part(name, 'name')}", partition=partition)
 
 
 def lanes(partition: str, first: int) -> Call[wire.Lanes]:
@@ -405,15 +406,15 @@ def pools(partition: str) -> Call[wire.Pools]:
 
 
 def pool(name: str, partition: str) -> Call[wire.Pool]:
-    return Call(wire.Pool, "GET", f"{API}/pools/{part(name)}", partition=partition)
+    return Call(wire.Pool, "GET", f"{API}/pools/{part(name, 'pool')}", partition=partition)
 
 
 def move_pool(name: str, action: str, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/pools/{part(name)}/{action}", partition=partition)
+    return Call(wire.Done, "POST", f"{API}/pools/{part(name, 'pool')}/{action}", partition=partition)
 
 
 def scale_pool(name: str, nodes: int, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/pools/{part(name)}/scale", {"nodes": nodes}, partition=partition)
+    return Call(wire.Done, "POST", f"{API}/pools/{part(name, 'pool')}/scale", {"nodes": nodes}, partition=partition)
 
 
 def usage(partition: str) -> Call[wire.Usage]:
@@ -451,11 +452,11 @@ def secrets() -> Call[wire.Secrets]:
 
 def set_secret(name: str, value: str, expires_in: float | None) -> Call[wire.Done]:
     document = {"value": value} | ({} if expires_in is None else {"expires_in": expires_in})
-    return Call(wire.Done, "PUT", f"{API}/secrets/{part(name)}", document)
+    return Call(wire.Done, "PUT", f"{API}/secrets/{part(name, 'name')}", document)
 
 
 def remove_secret(name: str) -> Call[wire.Done]:
-    return Call(wire.Done, "DELETE", f"{API}/secrets/{part(name)}")
+    return Call(wire.Done, "DELETE", f"{API}/secrets/{part(name, 'name')}")
 
 
 def log(name: str, partition: str, **options: Any) -> Call[bytes]:
@@ -490,12 +491,15 @@ class Patience:
             )
 
 
-def part(name: str) -> str:
-    """Return a name as part of a path. Refuse text that cannot be a name, before it is sent."""
+def part(name: str, field: str = "job") -> str:
+    """Return a name as part of a path. Refuse what cannot be a name, before it is sent."""
+    if not isinstance(name, str):
+        raise Problem(f"{name!r} is not text; write {str(name)!r}", 422, "invalid", field)
     if not NAME.fullmatch(name) or ".." in name:
         raise Problem(
             f"{name[:40]!r} is not a name; a name has letters, digits or . _ @ + - and starts with a letter or digit",
             422,
             "invalid",
+            field,
         )
     return name
