@@ -106,6 +106,23 @@ def test_names_are_checked_alike(client: Client, call: Callable[[Client, Any], A
     assert (refusal.value.status, refusal.value.field) == (422, field)
 
 
+def test_a_dry_run_stores_nothing(up: Up, client: Client) -> None:
+    before = [job.id for job in client.jobs()]
+    assert client.dry_run(["true"], resources=SMALL).starts
+    tried = client.dry_run(document={"stages": [{"command": ["true"], "resources": {"cpu": 99}}]}, eta=True)
+    assert not tried.starts and "node" in tried.never
+
+    async def the_same() -> bool:
+        async with AsyncClient(up.url, up.token) as other:
+            return (await other.dry_run(["true"], resources=SMALL)).starts
+
+    assert asyncio.run(the_same())
+    assert [job.id for job in client.jobs()] == before
+    with pytest.raises(Problem) as refusal:
+        client.dry_run(["true"], resources={"cpu": -1})
+    assert refusal.value.field == "stages[0].resources.cpu"
+
+
 def test_many(client: Client) -> None:
     documents = [{"name": f"m{number}", "stages": [{"command": ["true"], "resources": SMALL}]} for number in range(30)]
     items = client.submit_many([*documents, {"stages": 5}])
