@@ -34,9 +34,10 @@ def words(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("secret", "remove", "bad name"), "'bad name' is not a name"),
-        (("show", "../nodes"), "'../nodes' is not a name"),
-        (("node", "show", "box/drain"), "'box/drain' is not a name"),
+        (("secret", "remove", "bad name"), "name: 'bad name' is not a name"),
+        (("explain", ""), "job: '' is not a name"),
+        (("show", "../nodes"), "job: '../nodes' is not a name"),
+        (("node", "show", "box/drain"), "node: 'box/drain' is not a name"),
         (("history", "--state", "bogus"), "'bogus' is not one of 'succeeded', 'failed', 'killed'"),
         (("ps", "--state", "bogus"), '"bogus" is not one of pending'),
         (("node", "list", "--state", "bogus"), "'bogus' is not one of"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     yield server
     server.run("down", "--kill")
     server.process.wait(60)
+
+
+def words(done: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in done.stderr
+    return " ".join(done.stderr.replace("│", " ").split())
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +46,8 @@ def test_eta_of_a_waiting_job(up: Up, waiting: tuple[str, str]) -> None:
 
 def test_the_client_asks_for_many_jobs_at_once(up: Up, waiting: tuple[str, str]) -> None:
     with fairlead.Client(up.url, up.token) as client:
-        assert [found.job for found in client.eta(*waiting)] == list(waiting)
+        asked = [*waiting, waiting[0]]
+        assert [found.job for found in client.eta(*asked)] == asked
         with pytest.raises(fairlead.Problem, match="name at least one job"):
             client.eta()
 
@@ -82,8 +89,8 @@ def test_story_of_a_job(up: Up, waiting: tuple[str, str]) -> None:
 
 def test_past_is_exported_as_a_trace(up: Up, waiting: tuple[str, str], tmp_path: Path) -> None:
     file = tmp_path / "past.yaml"
-    assert "jobs" in up.run("export-trace", str(file))
-    assert "quick" in file.read_text()
+    assert re.search(r": 3 jobs, 1 nodes; jobs left out: 1 that never ran$", up.run("export-trace", str(file)).strip())
+    assert "quick" in file.read_text() and "long" in file.read_text()
     result = json.loads(up.run("simulate", str(file), "--policy", "easy", "--json", "-"))
     assert result["jobs"] >= 2, result
     assert up.ask("export-trace", str(tmp_path / "past.txt")).returncode == 2
@@ -98,6 +105,9 @@ def test_what_if_there_were_more_nodes(up: Up) -> None:
     assert found["compared"] == 2 and found["later"] == 0, found
     assert found["earlier"] == 2 and found["mean_wait_after"] < found["mean_wait_before"]
     assert up.run("whatif", "--add-nodes", "box:2").startswith("of 2 jobs 2 would start earlier, 0 later")
+    gone = up.run("whatif", "--remove-node", "box")
+    assert gone.startswith("of 2 jobs 0 would start earlier, 0 later, 0 at the same time; 2 would no longer start\n")
+    assert re.search(r"^mean wait +\d+.* +no start$", gone, re.MULTILINE), gone
     assert "no pool and no node" in up.ask("whatif", "--add-nodes", "bax:2").stderr
     assert up.ask("whatif").returncode == 2
     up.run("kill", *jobs)
@@ -106,3 +116,51 @@ def test_what_if_there_were_more_nodes(up: Up) -> None:
 def test_what_if_over_the_past(up: Up) -> None:
     found = json.loads(up.run("whatif", "--add-nodes", "box:1", "--replay", "1d", "--json"))
     assert found["compared"] >= 2 and found["later"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--policy", "easy", "--policy", "fcfs"), "Invalid value for --policy: given 2 times; drop all but one"),
+        (("--policy", "easy", "--replay", "1d", "--replay", "2d"), "Invalid value for --replay: given 2 times"),
+        (("--policy", "easy", "--replay", ""), "Invalid value for --replay: '' is not a time; write one such as 7d"),
+        (("--policy", "easy", "--replay", "0d"), "Invalid value for --replay: '0d' is not a time"),
+        (("--add-nodes", "a1"), "Invalid value for --add-nodes: 'a1' is not NAME:N"),
+        (("--add-nodes", ":1"), "Invalid value for --add-nodes: ':1' is not NAME:N"),
+        (("--add-nodes", "a1=1"), "Invalid value for --add-nodes: 'a1=1' is not NAME:N"),
+        (("--add-nodes", "a1:x"), "Invalid value for --add-nodes: 'x' is not a whole number; write NAME:N"),
+        (("--add-nodes", "a1:1", "--add-nodes", "a1:2"), "Invalid value for --add-nodes: a1 is given twice"),
+        (("--share", "root.a"), "Invalid value for --share: 'root.a' is not QUEUE=N"),
+        (("--priority", "1=high"), "Invalid value for --priority: 'high' is not a whole number; write JOB=N"),
+        (
+            ("--policy", "nope"),
+            "Invalid value for --policy: there is no policy and no file 'nope'; write one of fcfs, easy, shortest, "
+            "conservative, learned, or the path of a configuration file",
+        ),
+        (("--policy", ""), "Invalid value for --policy: there is no policy and no file ''; write one of fcfs"),
+    ],
+)
+def test_wrong_options_of_a_what_if(up: Up, options: tuple[str, ...], said: str) -> None:
+    refused = up.ask("whatif", *options)
+    assert refused.returncode == 2 and said in words(refused), refused.stderr
+
+
+def test_a_what_if_names_the_field_that_is_wrong(up: Up) -> None:
+    job = up.run("submit", "--", "true").strip()
+    up.run("wait", job)
+    with fairlead.Client(up.url, up.token) as client:
+        with pytest.raises(fairlead.Problem) as refusal:
+            client.what_if(priorities={job: 5})
+        assert str(refusal.value) == f"priorities.{job}: job {job} is over; name a job that waits or runs"
+        with pytest.raises(fairlead.Problem) as refusal:
+            client.what_if(bogus=1)
+        assert refusal.value.field == "bogus"
+        assert refusal.value.detail.endswith("it has add_nodes, policy, priorities, remove_nodes, replay, shares")
+
+
+@pytest.mark.parametrize("replay", [0, "0s", float("nan"), float("inf")])
+def test_a_replay_of_no_time_is_refused(up: Up, replay: object) -> None:
+    with fairlead.Client(up.url, up.token) as client, pytest.raises(fairlead.Problem) as refusal:
+        client.what_if(policy="easy", replay=replay)
+    assert (refusal.value.field, refusal.value.status) == ("replay", 422)
+    assert "write one such as 7d" in refusal.value.detail

@@ -9,7 +9,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from typing import Any
 
@@ -83,6 +83,44 @@ def test_refusals_are_raised(client: Client) -> None:
         client.wait(waits, timeout=0.05)
     assert client.explain(waits).waiting[0].code == "never fits"
     client.kill(waits)
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda client, name: client.explain(name), "job"),
+        (lambda client, name: client.job(name), "job"),
+        (lambda client, name: client.kill(name), "job"),
+        (lambda client, name: client.eta("1", name), "jobs[1]"),
+        (lambda client, name: client.pool(name), "pool"),
+        (lambda client, name: client.remove_secret(name), "name"),
+        (lambda client, name: client.remove_manager(name), "name"),
+    ],
+)
+def test_names_are_checked_alike(client: Client, call: Callable[[Client, Any], Any], field: str) -> None:
+    with pytest.raises(Problem, match="'' is not a name; a name has letters") as refusal:
+        call(client, "")
+    assert (refusal.value.status, refusal.value.field) == (422, field)
+    with pytest.raises(Problem, match="34 is not text; write '34'") as refusal:
+        call(client, 34)
+    assert (refusal.value.status, refusal.value.field) == (422, field)
+
+
+def test_a_dry_run_stores_nothing(up: Up, client: Client) -> None:
+    before = [job.id for job in client.jobs()]
+    assert client.dry_run(["true"], resources=SMALL).starts
+    tried = client.dry_run(document={"stages": [{"command": ["true"], "resources": {"cpu": 99}}]}, eta=True)
+    assert not tried.starts and "node" in tried.never
+
+    async def the_same() -> bool:
+        async with AsyncClient(up.url, up.token) as other:
+            return (await other.dry_run(["true"], resources=SMALL)).starts
+
+    assert asyncio.run(the_same())
+    assert [job.id for job in client.jobs()] == before
+    with pytest.raises(Problem) as refusal:
+        client.dry_run(["true"], resources={"cpu": -1})
+    assert refusal.value.field == "stages[0].resources.cpu"
 
 
 def test_many(client: Client) -> None:

@@ -18,10 +18,12 @@ from fairlead.core.commands import (
     AnyCommand,
     BringToFront,
     Configure,
+    HoldJob,
     Kill,
     MarkReady,
     Rejected,
     Report,
+    Requeue,
     ResetLane,
     Scale,
     SetPriority,
@@ -683,6 +685,65 @@ def test_what_if_a_node_were_gone(cluster: Cluster, exact: None) -> None:
     assert waits(found) == {"fourth": (600.0, 1200.0)}, found
 
 
+MOVES = ("earlier", "later", "same", "no_longer", "never", "unknown")
+
+
+def moves(found: dict[str, Any]) -> dict[str, int]:
+    assert sum(found[key] for key in MOVES) == found["compared"]
+    return {key: found[key] for key in MOVES if found[key]}
+
+
+def test_jobs_that_do_not_start_are_counted_apart(cluster: Cluster) -> None:
+    queued(cluster)
+    cluster.submit("held", 4, run=False, estimate="10min")
+    cluster.do(HoldJob(job="held", user="ann", operator=True))
+    cluster.submit("large", 6, run=False, estimate="10min")
+    found = compared(cluster, shares={"root.all": 7})
+    assert moves(found) == {"same": 2, "never": 2}
+    assert (found["mean_wait_before"], found["mean_wait_after"]) == (900.0, 900.0)
+    found = compared(cluster, remove_nodes=["n"])
+    assert moves(found) == {"no_longer": 2, "never": 2}
+    assert (found["mean_wait_before"], found["mean_wait_after"]) == (900.0, None)
+    rows = [(row["job"], row["wait_before"], row["never_before"], row["never_after"]) for row in found["jobs"]]
+    assert rows == [("second", 600.0, False, True), ("third", 1200.0, False, True)]
+
+
+def test_a_start_that_cannot_be_told_is_not_one_that_never_comes(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("first", 4)
+    cluster.submit("second", 4, run=False, estimate="10min")
+    found = compared(cluster, shares={"root.all": 7})
+    assert moves(found) == {"unknown": 1}
+    found = compared(cluster, add_nodes={"n": 1})
+    assert moves(found) == {"earlier": 1}
+    assert (found["mean_wait_before"], found["mean_wait_after"]) == (None, 0.0)
+    assert [(row["never_before"], row["never_after"]) for row in found["jobs"]] == [(False, False)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "move"),
+    [
+        (60.0, 10.0, "earlier"),
+        (60.0, 60.5, "same"),
+        (60.0, 90.0, "later"),
+        (60.0, "unknown", "later"),
+        (60.0, "never", "no_longer"),
+        ("unknown", 60.0, "earlier"),
+        ("unknown", "unknown", "unknown"),
+        ("unknown", "never", "no_longer"),
+        ("never", 60.0, "earlier"),
+        ("never", "unknown", "unknown"),
+        ("never", "never", "never"),
+    ],
+)
+def test_moves_of_a_start(before: float | str, after: float | str, move: str) -> None:
+    row = {}
+    for side, start in (("before", before), ("after", after)):
+        row[f"wait_{side}"] = None if isinstance(start, str) else start
+        row[f"never_{side}"] = start == "never"
+    assert whatif._move(row) == move
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "problem"),
     [
@@ -690,6 +751,7 @@ def test_what_if_a_node_were_gone(cluster: Cluster, exact: None) -> None:
         ({"add_nodes": {"m": 1}}, "add_nodes.m", "there is no pool and no node"),
         ({"add_nodes": {"n": 0}}, "add_nodes.n", "0"),
         ({"remove_nodes": ["m"]}, r"remove_nodes\[0\]", "there is no node"),
+        ({"remove_nodes": ["n", "n"]}, r"remove_nodes\[1\]", "n is given twice; drop one of them"),
         ({"shares": {"root.none": 1}}, "shares.root.none", "there is no queue"),
         ({"priorities": {"none": 1}}, "priorities.none", "there is no job"),
         ({"policy": "eazy"}, "policy", "did you mean easy"),
@@ -720,10 +782,107 @@ def test_what_if_over_the_past_and_its_trace(cluster: Cluster) -> None:
     assert dict(trace.nodes)["n"].capacity == (("cpu", 4000),)
 
 
-def trace_of(cluster: Cluster) -> dict[str, Any]:
-    found = answer(cluster.follow(), TraceQuestion(**cluster.asked(), since=0))
-    document: dict[str, Any] = found.document["trace"]  # type: ignore[attr-defined]
+def exported(cluster: Cluster, since: Micros = 0) -> dict[str, Any]:
+    found = answer(cluster.follow(), TraceQuestion(**cluster.asked(), since=since))
+    document: dict[str, Any] = found.document  # type: ignore[attr-defined]
     return document
+
+
+def trace_of(cluster: Cluster) -> dict[str, Any]:
+    document: dict[str, Any] = exported(cluster)["trace"]
+    return document
+
+
+def kill(cluster: Cluster, name: str) -> None:
+    cluster.do(Kill(job=name, user="ann", operator=True))
+    cluster.report(name, "stopped")
+
+
+def test_a_killed_job_is_load_of_the_past_and_tells_no_run_time(cluster: Cluster) -> None:
+    queued(cluster)
+    cluster.now += 4 * MINUTE
+    kill(cluster, "first")
+    kill(cluster, "third")
+    cluster.report("second", "running")
+    cluster.now += MINUTE
+    cluster.report("second", "succeeded")
+    cluster.submit("fourth", 4)
+    found = exported(cluster)
+    assert [(job["id"], job["stages"][0]["duration"]) for job in found["trace"]["jobs"]] == [
+        ("first", "240s"),
+        ("second", "60s"),
+    ]
+    assert (found["not_ended"], found["never_ran"]) == (1, 1)
+    replayed = compared(cluster, replay=DAY, add_nodes={"n": 1})
+    assert (replayed["compared"], waits(replayed)) == (2, {"second": (240.0, 0.0)})
+    past, runtimes = cluster.follow().past(cluster.now)
+    assert [job.durations for job in past.jobs] == [[None], [MINUTE], [None], [None]]
+    assert runtimes.table_of("ann", "first", "main", None) is None, "only one run has ended by itself"
+
+
+def test_jobs_wait_for_the_same_jobs_in_a_trace_and_a_replay(cluster: Cluster) -> None:
+    cluster.node("n", 8)
+    for name, after in (("first", []), ("second", ["first"])):
+        cluster.now += MINUTE
+        spec = parse_job({"user": "ann", "after": after, "stages": [{"resources": {"cpu": 4}}]})
+        cluster.do(Submit(spec=spec, id=name, user="ann", operator=True))
+        cluster.report("first", "running")
+    for name in ("first", "second"):
+        cluster.now += 9 * MINUTE
+        cluster.report(name, "succeeded")
+        cluster.report("second", "running")
+    found = exported(cluster)
+    assert [job.get("after") for job in found["trace"]["jobs"]] == [None, ["first"]] and found["after_left_out"] == 0
+    late = exported(cluster, START + 2 * MINUTE)
+    assert [(job["id"], job.get("after")) for job in late["trace"]["jobs"]] == [("second", None)]
+    assert late["after_left_out"] == 1
+    from fairlead.sim.traces.own import read_document
+
+    assert [arrival.spec.after for arrival in read_document(found["trace"], "past", "extend").arrivals] == [
+        (),
+        ("jfirst",),
+    ]
+    replayed = compared(cluster, replay=DAY, add_nodes={"n": 1})
+    assert (replayed["same"], replayed["mean_wait_before"]) == (2, 4.5 * 60), "0 and 9 minutes"
+    arrivals = Past()
+    for at, job in enumerate(cluster.follow().past(cluster.now)[0].jobs * 10):
+        arrivals.add(replace(job, at=START + at * HOUR))
+    made_up = arrivals.arrivals(START + 20 * HOUR, Random(1))
+    assert {next(made_up).spec.after for _ in range(20)} == {()}, "those that they would wait for are not in the future"
+
+
+def test_the_time_before_a_preemption_counts_if_the_job_did_not_run_again(cluster: Cluster) -> None:
+    queued(cluster)
+    cluster.now += 4 * MINUTE
+    cluster.do(Requeue(job="first", user="ann", operator=True))
+    cluster.report("first", "stopped")
+    assert cluster.writer.partition.jobs["first"].live
+    cluster.report("first", "running")
+    cluster.now += MINUTE
+    kill(cluster, "first")
+    cluster.report("second", "running")
+    cluster.now += 2 * MINUTE
+    cluster.do(SetPriority(job="third", priority=9, operator=True))
+    cluster.do(Requeue(job="second", user="ann", operator=True))
+    cluster.report("second", "stopped")
+    assert not cluster.writer.partition.jobs["second"].live
+    kill(cluster, "second")
+    assert [job["stages"][0]["duration"] for job in trace_of(cluster)["jobs"]] == ["60s", "120s"]
+
+
+def test_the_run_time_in_a_trace_is_the_mean_of_all_tasks_that_ran(cluster: Cluster) -> None:
+    cluster.node("n", 3)
+    stages = [{"name": name, "array": 3, "resources": {"cpu": cpu}} for name, cpu in (("main", 1), ("other", 3))]
+    cluster.do(Submit(spec=parse_job({"user": "ann", "stages": stages}), id="array", user="ann", operator=True))
+    cluster.report("array", "running")
+    cluster.now += MINUTE
+    number = cluster.writer.partition.jobs["array"].number
+    at = {"node": "n", "job": "array", "stage": "main", "attempt": 1, "number": number, "operator": True}
+    cluster.do(Report(**at, indices=(0, 1), state="succeeded"))
+    cluster.now += 3 * MINUTE
+    kill(cluster, "array")
+    (job,) = trace_of(cluster)["jobs"]
+    assert [stage["duration"] for stage in job["stages"]] == ["180s", "0s"], "no task of the second stage ran"
 
 
 def test_a_story_is_told_in_order(cluster: Cluster) -> None:

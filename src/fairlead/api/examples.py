@@ -304,10 +304,13 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
     "whatIf": (
         {"add_nodes": {"gpu": 8}, "shares": {"root.default": 40}, "priorities": {"17": 9}},
         {
-            "compared": 2,
+            "compared": 3,
             "earlier": 1,
             "later": 0,
             "same": 1,
+            "no_longer": 0,
+            "never": 1,
+            "unknown": 0,
             "jobs": [
                 {
                     "job": "17",
@@ -316,6 +319,8 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
                     "queue": "root.ml",
                     "wait_before": 1500.0,
                     "wait_after": 0.0,
+                    "never_before": False,
+                    "never_after": False,
                 }
             ],
             "mean_wait_before": 1200.0,
@@ -357,7 +362,9 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
                 ],
             },
             "since": 1790000000.5,
-            "left_out": 1,
+            "not_ended": 1,
+            "never_ran": 2,
+            "after_left_out": 0,
         },
     ),
     "kill": (None, DONE),

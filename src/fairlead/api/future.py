@@ -248,10 +248,11 @@ async def what_if(
     services = services_of(request)
     served = services.control.find(partition)
     read = Reader(data, "", "a what-if")
-    replay = read.duration("replay", 0)
-    changes = {key: value for key, value in read.doc.items() if key != "replay"}
+    replay = read.optional_duration("replay")
+    if replay == 0:
+        raise Refused("replay", "0 is no time to run again; write one such as 7d, or leave it out")
     question = preview.WhatIfQuestion(
-        partition=served.name, seq=served.writer.seq, now=served.now, changes=changes, replay=replay
+        partition=served.name, seq=served.writer.seq, now=served.now, changes=dict(read.doc), replay=replay or 0
     )
     found = (await ask(services, question, preview.Document)).document
     notes = [unknown_running(found["unknown_running"])] if found.get("unknown_running") else []

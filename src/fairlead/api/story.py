@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from litestar import Request, get
 
 from fairlead.api.attempts import FLUSH_TIMEOUT
@@ -128,15 +129,15 @@ def _shown(value: object) -> str:
 
 @get("/trace", operation_id="trace", guards=[OPERATORS], summary="The past as a trace")
 async def trace(request: HttpRequest, partition: PartitionName = "", since: Moment = "") -> wire.RecordedTrace:
-    """Return the jobs that were submitted since a time and have ended, and the present nodes, as a trace for `fairlead
-    simulate`. Commands, environments and files of the jobs are not part of it."""
+    """Return the jobs that were submitted since a time, ran and have ended, and the present nodes, as a trace for
+    `fairlead simulate`. Commands, environments and files of the jobs are not part of it."""
     services = services_of(request)
     served = services.control.find(partition)
     first, _ = span_of(since, "")
     await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
     question = preview.TraceQuestion(partition=served.name, seq=served.writer.seq, now=served.now, since=first or 0)
     found = (await ask(services, question, preview.Document)).document
-    return wire.RecordedTrace(trace=found["trace"], since=found["since"], left_out=found["left_out"])
+    return msgspec.convert(found, wire.RecordedTrace)
 
 
 HANDLERS = [story, trace]

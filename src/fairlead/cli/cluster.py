@@ -38,10 +38,10 @@ def _request(form: Any, method: str, path: str, document: Any = None, **paramete
         return client.send(Call(form, method, f"{API}/{path}", document, **parameters))
 
 
-def _part(name: str) -> str:
+def _part(name: str, field: str) -> str:
     from fairlead.client.calls import part
 
-    return part(name)
+    return part(name, field)
 
 
 def _do(method: str, path: str, as_json: bool, default: str, document: Any = None, **parameters: Any) -> None:
@@ -97,7 +97,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
     """Show a node: its state, resources, labels, taints and key."""
     from fairlead.wire import api as wire
 
-    view: wire.Node = _request(wire.Node, "GET", f"nodes/{_part(name)}", partition=partition)
+    view: wire.Node = _request(wire.Node, "GET", f"nodes/{_part(name, 'node')}", partition=partition)
     if as_json:
         print_json(view)
         return
@@ -124,21 +124,28 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
 @calls_server
 def drain(name: NodeName, reason: Reason = "", partition: Partition = "", as_json: AsJson = False) -> None:
     """Give a node no new work. Its running tasks finish."""
-    _do("POST", f"nodes/{_part(name)}/drain", as_json, f"{name} drains", partition=partition, reason=reason)
+    _do("POST", f"nodes/{_part(name, 'node')}/drain", as_json, f"{name} drains", partition=partition, reason=reason)
 
 
 @node.command()
 @calls_server
 def disable(name: NodeName, reason: Reason = "", partition: Partition = "", as_json: AsJson = False) -> None:
     """Give a node no new work until it is enabled again."""
-    _do("POST", f"nodes/{_part(name)}/disable", as_json, f"{name} is disabled", partition=partition, reason=reason)
+    _do(
+        "POST",
+        f"nodes/{_part(name, 'node')}/disable",
+        as_json,
+        f"{name} is disabled",
+        partition=partition,
+        reason=reason,
+    )
 
 
 @node.command()
 @calls_server
 def enable(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
     """Give a node work again."""
-    _do("POST", f"nodes/{_part(name)}/enable", as_json, f"{name} is up", partition=partition)
+    _do("POST", f"nodes/{_part(name, 'node')}/enable", as_json, f"{name} is up", partition=partition)
 
 
 @node.command()
@@ -146,7 +153,7 @@ def enable(name: NodeName, partition: Partition = "", as_json: AsJson = False) -
 def remove(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
     """Remove a node. Tasks running there are lost at once. An agent that still runs joins again: stop it before, or
     revoke its key."""
-    _do("DELETE", f"nodes/{_part(name)}", as_json, f"{name} was removed", partition=partition)
+    _do("DELETE", f"nodes/{_part(name, 'node')}", as_json, f"{name} was removed", partition=partition)
 
 
 @node.command()
@@ -156,7 +163,7 @@ def revoke(name: NodeName, partition: Partition = "", as_json: AsJson = False) -
 
     A token of `fairlead token create --role join --node NODE` admits the node again.
     """
-    _do("DELETE", f"nodes/{_part(name)}/credential", as_json, f"{name} was revoked", partition=partition)
+    _do("DELETE", f"nodes/{_part(name, 'node')}/credential", as_json, f"{name} was revoked", partition=partition)
 
 
 def _credential(standing: str, expires: float | None) -> str:
@@ -196,14 +203,14 @@ def list_queues(partition: Partition = "", as_json: AsJson = False) -> None:
 @calls_server
 def stop(path: QueuePath, partition: Partition = "", as_json: AsJson = False) -> None:
     """Stop a queue: it accepts and starts no jobs. Running tasks continue."""
-    _do("POST", f"queues/{_part(path)}/stop", as_json, f"{path} is stopped", partition=partition)
+    _do("POST", f"queues/{_part(path, 'queue')}/stop", as_json, f"{path} is stopped", partition=partition)
 
 
 @queue.command()
 @calls_server
 def start(path: QueuePath, partition: Partition = "", as_json: AsJson = False) -> None:
     """Start a queue that was stopped."""
-    _do("POST", f"queues/{_part(path)}/start", as_json, f"{path} is active", partition=partition)
+    _do("POST", f"queues/{_part(path, 'queue')}/start", as_json, f"{path} is active", partition=partition)
 
 
 @node.command("held")
@@ -343,7 +350,9 @@ def set_partition(
     from fairlead.cli.config import document_of, show_differences
     from fairlead.wire import api as wire
 
-    done = _request(wire.Applied, "PUT", f"partitions/{_part(name)}", {} if file is None else document_of(file))
+    done = _request(
+        wire.Applied, "PUT", f"partitions/{_part(name, 'partition')}", {} if file is None else document_of(file)
+    )
     show_differences(done, as_json)
 
 
@@ -360,13 +369,13 @@ def remove_partition(
 
     if not yes:
         typer.confirm(f"Kill all jobs of {name} and remove its nodes?", abort=True)
-    show_differences(_request(wire.Applied, "DELETE", f"partitions/{_part(name)}"), as_json)
+    show_differences(_request(wire.Applied, "DELETE", f"partitions/{_part(name, 'partition')}"), as_json)
 
 
 @calls_server
 def ready(name: Annotated[str, typer.Argument(metavar="PARTITION")] = "default", as_json: AsJson = False) -> None:
     """Mark a partition ready: place tasks now, without waiting for nodes and managers to report after a start."""
-    _do("POST", f"partitions/{_part(name)}/ready", as_json, f"{name} is ready")
+    _do("POST", f"partitions/{_part(name, 'partition')}/ready", as_json, f"{name} is ready")
 
 
 # -- shares ------------------------------------------------------------------------------------------------------
@@ -510,14 +519,14 @@ def set_secret(name: SecretName, as_json: AsJson = False) -> None:
     import sys
 
     value = typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
-    _do("PUT", f"secrets/{_part(name)}", as_json, f"{name} is set", {"value": value})
+    _do("PUT", f"secrets/{_part(name, 'name')}", as_json, f"{name} is set", {"value": value})
 
 
 @secret.command("remove")
 @calls_server
 def remove_secret(name: SecretName, as_json: AsJson = False) -> None:
     """Remove a secret."""
-    _do("DELETE", f"secrets/{_part(name)}", as_json, f"{name} was removed")
+    _do("DELETE", f"secrets/{_part(name, 'name')}", as_json, f"{name} was removed")
 
 
 secret.command("rotate-key")(rotate_key)
@@ -661,7 +670,7 @@ def revoke_token(
             "again?",
             abort=True,
         )
-    _do("DELETE", f"tokens/{_part(name)}", as_json, f"{name} was revoked")
+    _do("DELETE", f"tokens/{_part(name, 'name')}", as_json, f"{name} was revoked")
 
 
 OWNER = "owner"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairlead.cli.options import AsJson, JobName, Partition, open_client, pairs, seconds_of
 from fairlead.cli.output import calls_server, fail, lasted, need_file, print_json, print_table, print_text
 from fairlead.cli.past import Since, moment
+
+if TYPE_CHECKING:
+    from fairlead.wire.api import WhatIf
 
 POLICIES = ("fcfs", "easy", "shortest", "conservative", "learned")
 SHOWN = 20
@@ -59,7 +62,7 @@ def export_trace(
 ) -> None:
     """Write the jobs of the past as a trace for `fairlead simulate`. Only operators may do this.
 
-    The trace has the jobs that have ended, with their run times, and the nodes as they are now.
+    The trace has the jobs that ran and have ended, with their run times, and the nodes as they are now.
     """
     if file.suffix not in (".yaml", ".yml"):
         raise typer.BadParameter("the name of a trace ends in .yaml", param_hint="FILE.yaml")
@@ -73,8 +76,14 @@ def export_trace(
         rows = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
         parts.append(f'"{key}": [\n  {rows}\n]' if entries else f'"{key}": []')
     file.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
-    left = f"; {found.left_out} jobs left out, because they have not ended" if found.left_out else ""
-    print_text(f"{file}: {len(found.trace['jobs'])} jobs, {len(found.trace['nodes'])} nodes{left}")
+    reasons = ((found.not_ended, "had not ended"), (found.never_ran, "never ran"))
+    left = ", ".join(f"{number} that {why}" for number, why in reasons if number)
+    said = f"{file}: {len(found.trace['jobs'])} jobs, {len(found.trace['nodes'])} nodes"
+    if left:
+        said += f"; jobs left out: {left}"
+    if found.after_left_out:
+        said += f"; {found.after_left_out} jobs do not wait for jobs that are not in the trace"
+    print_text(said)
 
 
 @calls_server
@@ -86,11 +95,14 @@ def whatif(
     share: Annotated[list[str] | None, typer.Option(help="Another share of a queue.", metavar="QUEUE=N")] = None,
     priority: Annotated[list[str] | None, typer.Option(help="Another priority of a job.", metavar="JOB=N")] = None,
     policy: Annotated[
-        str, typer.Option(help=f"{', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE")
-    ] = "",
+        list[str] | None, typer.Option(help=f"{', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE")
+    ] = None,
     replay: Annotated[
-        str, typer.Option(help="Run the jobs of this time again, such as 7d, instead of those that wait now.")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            help="Run the jobs of this time again, such as 7d, instead of those that wait now.", metavar="TEXT"
+        ),
+    ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
@@ -98,16 +110,17 @@ def whatif(
 
     Only operators may do this.
     """
+    time = _once(replay, "--replay")
+    if time is not None and not seconds_of(time):
+        raise typer.BadParameter(f"{time!r} is not a time; write one such as 7d or 12h", param_hint="--replay")
     document: dict[str, Any] = {
-        "add_nodes": _numbers(add_nodes, "--add-nodes", ":"),
+        "add_nodes": _numbers(add_nodes, "--add-nodes", "NAME:N", ":"),
         "remove_nodes": list(remove_node or ()),
-        "shares": _numbers(share, "--share"),
-        "priorities": _numbers(priority, "--priority"),
-        "policy": _policy(policy),
-        "replay": replay,
+        "shares": _numbers(share, "--share", "QUEUE=N"),
+        "priorities": _numbers(priority, "--priority", "JOB=N"),
+        "policy": _policy(_once(policy, "--policy")),
+        "replay": time,
     }
-    if replay and seconds_of(replay) is None:
-        raise typer.BadParameter(f"{replay!r} is not a time; write one such as 7d or 12h", param_hint="--replay")
     document = {key: value for key, value in document.items() if value}
     if not document.keys() - {"replay"}:
         raise typer.BadParameter("say what to change: nodes, shares, priorities or a policy")
@@ -116,12 +129,11 @@ def whatif(
     if as_json:
         print_json(found)
         return
-    print_text(
-        f"of {found.compared} jobs {found.earlier} would start earlier, {found.later} later, "
-        f"{found.same} at the same time"
-    )
+    print_text(_moves(found))
+    never_before = found.never + sum(job.never_before for job in found.jobs) == found.compared
+    never_after = found.never + found.no_longer == found.compared
     rows = [
-        ("mean wait", _wait(found.mean_wait_before), _wait(found.mean_wait_after)),
+        ("mean wait", _wait(found.mean_wait_before, never_before), _wait(found.mean_wait_after, never_after)),
         ("utilisation", _percent(found.utilisation_before), _percent(found.utilisation_after)),
     ]
     print_table(("", "NOW", "THEN"), rows)
@@ -130,7 +142,14 @@ def whatif(
         print_table(
             ("JOB", "NAME", "USER", "QUEUE", "WAIT", "THEN"),
             [
-                (job.job, job.name, job.user, job.queue, _wait(job.wait_before), _wait(job.wait_after))
+                (
+                    job.job,
+                    job.name,
+                    job.user,
+                    job.queue,
+                    _wait(job.wait_before, job.never_before),
+                    _wait(job.wait_after, job.never_after),
+                )
                 for job in moved[:SHOWN]
             ],
         )
@@ -140,23 +159,34 @@ def whatif(
         print_text(found.note)
 
 
-def _numbers(values: list[str] | None, option: str, separator: str = "=") -> dict[str, int]:
-    written = pairs([value.replace(separator, "=", 1) for value in values or ()], option)
+def _numbers(values: list[str] | None, option: str, form: str, separator: str = "=") -> dict[str, int]:
     numbers: dict[str, int] = {}
-    for name, number in written.items():
+    for name, number in pairs(values, option, form, separator).items():
         try:
             numbers[name] = int(number)
         except ValueError:
-            problem = f"{number!r} is not a whole number; write NAME{separator}N"
-            raise typer.BadParameter(problem, param_hint=option) from None
+            raise typer.BadParameter(f"{number!r} is not a whole number; write {form}", param_hint=option) from None
     return numbers
 
 
-def _policy(policy: str) -> str | dict[str, Any]:
-    if not policy or policy in POLICIES:
+def _once(values: list[str] | None, option: str) -> str | None:
+    """Return the value of an option that may be given once; None if it is not given."""
+    if values and len(values) > 1:
+        raise typer.BadParameter(f"given {len(values)} times; drop all but one", param_hint=option)
+    return values[0] if values else None
+
+
+def _policy(policy: str | None) -> str | dict[str, Any] | None:
+    if policy is None or policy in POLICIES:
         return policy
     from fairlead.cli.documents import Unreadable, read_document
 
+    if not policy or not Path(policy).exists():
+        raise typer.BadParameter(
+            f"there is no policy and no file {policy!r}; write one of {', '.join(POLICIES)}, or the path of a "
+            "configuration file",
+            param_hint="--policy",
+        )
     need_file(Path(policy))
     try:
         document = read_document(Path(policy))
@@ -167,8 +197,22 @@ def _policy(policy: str) -> str | dict[str, Any]:
     return document
 
 
-def _wait(seconds: float | None) -> str:
-    return "unknown" if seconds is None else lasted(max(0.0, seconds))
+def _moves(found: WhatIf) -> str:
+    """Return in words how many jobs would start when."""
+    text = f"of {found.compared} jobs {found.earlier} would start earlier, {found.later} later, "
+    others = [
+        (found.no_longer, "no longer start"),
+        (found.never, "start in neither case"),
+        (found.unknown, "start at a time that cannot be told"),
+    ]
+    parts = [f"{found.same} at the same time", *(f"{number} would {what}" for number, what in others if number)]
+    return text + "; ".join(parts)
+
+
+def _wait(seconds: float | None, never: bool) -> str:
+    if seconds is None:
+        return "no start" if never else "cannot be told"
+    return lasted(max(0.0, seconds))
 
 
 def _percent(part: float | None) -> str:

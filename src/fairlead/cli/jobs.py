@@ -286,11 +286,9 @@ def _submit(
 
 def _dry_run(file: Path | None, options: dict[str, Any], partition: str, as_json: bool) -> None:
     """Show what would become of a job. Exit code 1 if it can never run as the cluster is now."""
-    from fairlead.client import calls
-
     with open_client(partition) as client:
         document = _from_file(file, options) if file is not None else _from_options(client, options, ", or --file")
-        tried = client.send(calls.dry_run(document, client.partition, eta=as_json))
+        tried = client.dry_run(document=document, eta=as_json)
         if as_json:
             print_json(tried)
         else:
@@ -300,7 +298,7 @@ def _dry_run(file: Path | None, options: dict[str, Any], partition: str, as_json
                 print_text(f"{placed.stage}: {placed.tasks} {tasks} on {placed.node}")
             _print_waiting(tried.waiting)
             if not tried.starts and not tried.never:  # this takes longer
-                foretold = client.send(calls.dry_run(document, client.partition, eta=True)).eta
+                foretold = client.dry_run(document=document, eta=True).eta
                 print_text(foretold.text if foretold is not None else "it would start now")
     if tried.never:
         raise typer.Exit(1)

@@ -43,13 +43,13 @@ def open_client(partition: str = "") -> Client:
     return Client(place.url, place.token, place.authority, partition, place.insecure)
 
 
-def pairs(values: list[str] | None, option: str) -> dict[str, str]:
-    """Return the key=value texts of a repeated option as a dict."""
+def pairs(values: list[str] | None, option: str, form: str = "key=value", separator: str = "=") -> dict[str, str]:
+    """Return the key=value texts of a repeated option, or texts of another form, as a dict."""
     result: dict[str, str] = {}
     for text in values or ():
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise typer.BadParameter(f"{text!r} is not key=value", param_hint=option)
+        key, found, value = text.partition(separator)
+        if not found or not key:
+            raise typer.BadParameter(f"{text!r} is not {form}", param_hint=option)
         if key in result:
             raise typer.BadParameter(f"{key} is given twice; drop one of them", param_hint=option)
         result[key] = value

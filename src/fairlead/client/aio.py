@@ -88,6 +88,16 @@ class AsyncClient:
             items += (await self.send(calls.submit_many(chunk, self.partition))).items
         return items
 
+    async def dry_run(
+        self, command: list[str] | None = None, document: Document | None = None, eta: bool = False, **fields: Any
+    ) -> wire.DryRun:
+        """Return what the next cycle would do with a job, without submitting it. The job is given as to `submit`.
+
+        With `eta`, the answer to a job that would wait has its start, and takes longer.
+        """
+        job = calls.job_document(command, document, fields)
+        return await self.send(calls.dry_run(job, self.partition, eta))
+
     async def job(self, job: str) -> wire.Job:
         """Return a job."""
         return await self.send(calls.job(job, self.partition))
@@ -149,7 +159,7 @@ class AsyncClient:
 
     async def eta(self, *jobs: str) -> list[wire.Eta]:
         """Return when jobs start, up to 1,000 of them: a likely start and an interval of 90 %."""
-        return (await self.send(calls.etas(list(jobs), self.partition))).etas
+        return calls.in_order(jobs, (await self.send(calls.etas(list(jobs), self.partition))).etas)
 
     async def story(self, job: str) -> wire.Story:
         """Return what happened to a job, in order."""

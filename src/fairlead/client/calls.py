@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from math import isfinite
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
@@ -281,7 +282,8 @@ def explain(name: str, partition: str, remedies: bool = True) -> Call[wire.Expla
 
 
 def etas(names: list[str], partition: str) -> Call[wire.Etas]:
-    return Call(wire.Etas, "POST", f"{API}/eta", {"jobs": names}, seconds=160.0, partition=partition)
+    document = {"jobs": [part(name, f"jobs[{at}]") for at, name in enumerate(names)]}
+    return Call(wire.Etas, "POST", f"{API}/eta", document, seconds=160.0, partition=partition)
 
 
 def story(name: str, partition: str) -> Call[wire.Story]:
@@ -292,7 +294,19 @@ def trace(partition: str, since: float | None) -> Call[wire.RecordedTrace]:
     return Call(wire.RecordedTrace, "GET", f"{API}/trace", seconds=160.0, partition=partition, since=since)
 
 
-def what_if(document: Document, partition: str) -> Call[wire.WhatIf]:
+def in_order(names: Iterable[str], etas: Iterable[wire.Eta]) -> list[wire.Eta]:
+    """Return the answers by the names that were asked for. The server answers each name once."""
+    names = list(names)
+    by_name = dict(zip(dict.fromkeys(names), etas, strict=True))
+    return [by_name[name] for name in names]
+
+
+def what_if(document: Mapping[str, Any], partition: str) -> Call[wire.WhatIf]:
+    replay = document.get("replay")
+    if isinstance(replay, float) and not isfinite(replay):  # JSON has no number for it
+        raise Problem(
+            f"{replay} is no time to run again; write one such as 7d, or leave it out", 422, "invalid", "replay"
+        )
     return Call(wire.WhatIf, "POST", f"{API}/whatif", document, seconds=160.0, partition=partition)
 
 
@@ -328,7 +342,7 @@ def servers() -> Call[wire.Servers]:
 
 
 def drain_server(server: str, action: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/servers/{part(server)}/{action}")
+    return Call(wire.Done, "POST", f"{API}/servers/{part(server, 'server')}/{action}")
 
 
 def queues(partition: str) -> Call[wire.Queues]:
@@ -349,7 +363,7 @@ def managers(partition: str) -> Call[wire.Managers]:
 
 
 def remove_manager(name: str, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "DELETE", f"{API}/managers/{part(name)}", partition=partition)
+    return Call(wire.Done, "DELETE", f"{API}/managers/{part(name, 'name')}", partition=partition)
 
 
 def lanes(partition: str, first: int) -> Call[wire.Lanes]:
@@ -392,15 +406,15 @@ def pools(partition: str) -> Call[wire.Pools]:
 
 
 def pool(name: str, partition: str) -> Call[wire.Pool]:
-    return Call(wire.Pool, "GET", f"{API}/pools/{part(name)}", partition=partition)
+    return Call(wire.Pool, "GET", f"{API}/pools/{part(name, 'pool')}", partition=partition)
 
 
 def move_pool(name: str, action: str, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/pools/{part(name)}/{action}", partition=partition)
+    return Call(wire.Done, "POST", f"{API}/pools/{part(name, 'pool')}/{action}", partition=partition)
 
 
 def scale_pool(name: str, nodes: int, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/pools/{part(name)}/scale", {"nodes": nodes}, partition=partition)
+    return Call(wire.Done, "POST", f"{API}/pools/{part(name, 'pool')}/scale", {"nodes": nodes}, partition=partition)
 
 
 def usage(partition: str) -> Call[wire.Usage]:
@@ -438,11 +452,11 @@ def secrets() -> Call[wire.Secrets]:
 
 def set_secret(name: str, value: str, expires_in: float | None) -> Call[wire.Done]:
     document = {"value": value} | ({} if expires_in is None else {"expires_in": expires_in})
-    return Call(wire.Done, "PUT", f"{API}/secrets/{part(name)}", document)
+    return Call(wire.Done, "PUT", f"{API}/secrets/{part(name, 'name')}", document)
 
 
 def remove_secret(name: str) -> Call[wire.Done]:
-    return Call(wire.Done, "DELETE", f"{API}/secrets/{part(name)}")
+    return Call(wire.Done, "DELETE", f"{API}/secrets/{part(name, 'name')}")
 
 
 def log(name: str, partition: str, **options: Any) -> Call[bytes]:
@@ -477,12 +491,15 @@ class Patience:
             )
 
 
-def part(name: str) -> str:
-    """Return a name as part of a path. Refuse text that cannot be a name, before it is sent."""
+def part(name: str, field: str = "job") -> str:
+    """Return a name as part of a path. Refuse what cannot be a name, before it is sent."""
+    if not isinstance(name, str):
+        raise Problem(f"{name!r} is not text; write {str(name)!r}", 422, "invalid", field)
     if not NAME.fullmatch(name) or ".." in name:
         raise Problem(
             f"{name[:40]!r} is not a name; a name has letters, digits or . _ @ + - and starts with a letter or digit",
             422,
             "invalid",
+            field,
         )
     return name

@@ -56,7 +56,7 @@ def new_file(directory: Path, task: wire.TaskResults, file: wire.ResultFile) -> 
 
 def target(directory: Path, task: wire.TaskResults, file: wire.ResultFile) -> Path:
     """Return the path of a result file below a directory."""
-    return directory / f"{part(task.stage)}.{task.index}" / file.name
+    return directory / f"{part(task.stage, 'stage')}.{task.index}" / file.name
 
 
 def cut_off(file: wire.ResultFile) -> Problem:

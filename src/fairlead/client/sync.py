@@ -82,6 +82,16 @@ class Client:
             items += self.send(calls.submit_many(chunk, self.partition)).items
         return items
 
+    def dry_run(
+        self, command: list[str] | None = None, document: Document | None = None, eta: bool = False, **fields: Any
+    ) -> wire.DryRun:
+        """Return what the next cycle would do with a job, without submitting it. The job is given as to `submit`.
+
+        With `eta`, the answer to a job that would wait has its start, and takes longer.
+        """
+        job = calls.job_document(command, document, fields)
+        return self.send(calls.dry_run(job, self.partition, eta))
+
     def job(self, job: str) -> wire.Job:
         """Return a job."""
         return self.send(calls.job(job, self.partition))
@@ -141,7 +151,7 @@ class Client:
 
     def eta(self, *jobs: str) -> list[wire.Eta]:
         """Return when jobs start, up to 1,000 of them: a likely start and an interval of 90 %."""
-        return self.send(calls.etas(list(jobs), self.partition)).etas
+        return calls.in_order(jobs, self.send(calls.etas(list(jobs), self.partition)).etas)
 
     def story(self, job: str) -> wire.Story:
         """Return what happened to a job, in order."""

@@ -30,6 +30,11 @@ class RanJob(msgspec.Struct, frozen=True, gc=False):
     ended: Micros
     spec: JobSpec
     ran: dict[str, RanStage]
+    held: dict[str, Micros]
+    """Stage → the mean time that its tasks ran, also those that were killed.
+
+    Attempts that were preempted or lost are mostly followed by another one, so they count only if there are no others.
+    """
 
 
 def ran_jobs(tables: Tables, partition: str, since: Micros, most: int) -> list[RanJob]:
@@ -47,6 +52,7 @@ def ran_jobs(tables: Tables, partition: str, since: Micros, most: int) -> list[R
         )
         rows.reverse()
         ran: dict[int, dict[str, RanStage]] = {}
+        held: dict[int, dict[str, Micros]] = {}
         for at in range(0, len(rows), AT_ONCE):
             numbers = [row[0] for row in rows[at : at + AT_ONCE]]
             marks = ", ".join("?" * len(numbers))
@@ -57,8 +63,16 @@ def ran_jobs(tables: Tables, partition: str, since: Micros, most: int) -> list[R
             ):
                 if mean is not None:
                     ran.setdefault(number, {})[stage] = RanStage(max(0, round(mean)), int(tasks))
+            for number, stage, mean, _ in db.run(
+                "SELECT number, stage, sum(ran * tasks) / sum(tasks), again FROM (SELECT number, stage, "
+                f"ended - {BEGAN} AS ran, CASE WHEN tasks > 0 THEN tasks ELSE 1 END AS tasks, "
+                f"outcome IN ('preempted', 'lost') AS again FROM attempts WHERE partition = ? AND number IN ({marks})) "
+                "AS blocks WHERE ran IS NOT NULL GROUP BY number, stage, again ORDER BY again DESC",
+                (partition, *numbers),
+            ):
+                held.setdefault(number, {})[stage] = max(0, round(mean))
     return [
-        RanJob(number, name, submitted, ended, decode_spec(spec), ran.get(number, {}))
+        RanJob(number, name, submitted, ended, decode_spec(spec), ran.get(number, {}), held.get(number, {}))
         for number, name, submitted, ended, spec in rows
     ]
 

@@ -567,12 +567,15 @@ class RecordedTrace(Answer, frozen=True, kw_only=True):
     trace: dict[str, Any]
     since: float
     """The time of the first submission; times in the trace count from it."""
-    left_out: int
-    """Jobs that were submitted in this time and have not ended, or were not recorded with all that is needed."""
+    not_ended: int
+    never_ran: int
+    """Jobs that were submitted in this time and are left out, because they have not ended or no task of them ran."""
+    after_left_out: int
+    """Jobs of the trace that waited for a job which is not in it. In the trace they do not wait for it."""
 
 
 class MovedStart(Answer, frozen=True, kw_only=True):
-    """A job that starts at another time. A wait is None if it cannot be told."""
+    """A job that starts at another time. A wait is None if the job does not start, or if that cannot be told."""
 
     job: str
     name: str
@@ -580,6 +583,9 @@ class MovedStart(Answer, frozen=True, kw_only=True):
     queue: str
     wait_before: float | None
     wait_after: float | None
+    never_before: bool
+    never_after: bool
+    """True if the job does not start, as far as the server has looked."""
 
 
 class WhatIf(Answer, frozen=True, kw_only=True):
@@ -591,10 +597,15 @@ class WhatIf(Answer, frozen=True, kw_only=True):
     later: int
     same: int
     """How many of them start earlier, later, or at the same time."""
+    no_longer: int
+    never: int
+    unknown: int
+    """How many of the others would no longer start, start in neither case, or start at a time that cannot be told."""
     jobs: list[MovedStart]
-    """The jobs that start at another time; at most 1,000."""
+    """The jobs that start earlier, later or no longer; at most 1,000."""
     mean_wait_before: float | None
     mean_wait_after: float | None
+    """Of the jobs whose starts are known in both cases; without any, of those known in one."""
     utilisation_before: float | None
     utilisation_after: float | None
     """The used part of the GPUs, if there are any, otherwise of the CPUs."""

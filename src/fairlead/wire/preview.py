@@ -33,6 +33,7 @@ class WhatIfQuestion(Question, frozen=True, kw_only=True, tag="whatif"):
     """Ask what a change would bring. `replay` is a time span of the past to run again; 0 for the present state."""
 
     changes: dict[str, Any]
+    """The document of the request."""
     replay: int = 0
 
 

@@ -224,7 +224,10 @@ export interface WhatIf {
   earlier: number;
   later: number;
   same: number;
-  jobs: { job: string; name: string; user: string; queue: string; wait_before: number | null; wait_after: number | null }[];
+  no_longer: number;
+  never: number;
+  unknown: number;
+  jobs: { job: string; name: string; user: string; queue: string; wait_before: number | null; wait_after: number | null; never_before: boolean; never_after: boolean }[];
   mean_wait_before: number | null;
   mean_wait_after: number | null;
   note: string;

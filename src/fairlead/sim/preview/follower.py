@@ -12,7 +12,7 @@ from fairlead.core.changes import Asked, AskedUndo, Change, Names, NodeRemoved, 
 from fairlead.core.commands import Actor
 from fairlead.core.dump import load
 from fairlead.core.forecast import guess
-from fairlead.core.model import JobSpec, Micros
+from fairlead.core.model import Micros
 from fairlead.core.ranges import count
 from fairlead.core.resources import DAY
 from fairlead.core.state import Partition, Touched
@@ -90,7 +90,9 @@ class Follower:
                     given = spec.estimate if spec.estimate is not None else spec.time_limit
                     runtimes.note(job.spec.user, job.spec.name, spec.name, runs.mean, given, runs.tasks)
             if not job.spec.manager:
-                entries.append((job.submitted, job.number, PastJob(job.submitted, job.id, _alone(job.spec), durations)))
+                held = [job.held.get(spec.name) for spec in job.spec.stages]
+                past_job = PastJob(job.submitted, job.id, job.spec, durations, held)
+                entries.append((job.submitted, job.number, past_job))
         begun = [stage for job in self.state.jobs.values() if not job.over for stage in job.stages if stage.ended]
         for stage, ran in ran_stages(self._history, self.name, begun[-MOST_STAGES:]):
             runtimes.note(*stage.job.owner, stage.name, ran.mean, guess(stage.terms), ran.tasks)
@@ -98,7 +100,7 @@ class Follower:
         for live in self.state.jobs.values():
             if live.number not in known and not live.manager:
                 nothing: list[Micros | None] = [None] * len(live.spec.stages)
-                asked = replace(_alone(live.spec), queue=live.queue.path)
+                asked = replace(live.spec, queue=live.queue.path)
                 entries.append((live.submitted, live.number, PastJob(live.submitted, live.id, asked, nothing)))
         past = Past()
         for _, _, entry in sorted(entries, key=lambda entry: entry[:2]):
@@ -191,8 +193,3 @@ def _by(actors: list[Actor] | None, position: int) -> dict[str, str]:
         if position < actor.until:
             return {"by": f"{actor.kind} {actor.user}" if actor.user else WORDS[actor.kind]}
     return {"by": "the scheduler"}
-
-
-def _alone(spec: JobSpec) -> JobSpec:
-    """Return a specification that waits for no other job."""
-    return replace(spec, after=()) if spec.after else spec

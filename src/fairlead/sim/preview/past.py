@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from random import Random
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlead.core.model import JobSpec, Micros
 from fairlead.core.resources import DAY, HOUR
@@ -27,7 +28,23 @@ class PastJob(msgspec.Struct, gc=False):
     id: str
     spec: JobSpec
     durations: list[Micros | None]
-    """The run time of a task, by stage; None if no task of the stage has ended yet."""
+    """The run time of a task, by stage; None if no task of the stage has ended by itself."""
+    held: list[Micros | None] | None = None
+    """If the job has ended, how long a task ran, by stage, whatever ended it; None if no task of the stage ran."""
+
+    def run_times(self) -> tuple[Micros, ...]:
+        """Return how long a task runs if the job runs again, by stage; 0 for stages of which no task ran."""
+        return tuple(ran or 0 for ran in self.held or ())
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """Jobs that can run again, and the numbers of those that cannot."""
+
+    jobs: list[PastJob]
+    not_ended: int
+    never_ran: int
+    after_left_out: int
+    """Jobs that waited for a job which cannot run again. They do not wait for it."""
 
 
 class Past:
@@ -42,6 +59,26 @@ class Past:
         self.jobs.append(job)
         self._times.append(job.at)
 
+    def replayed(self, since: Micros) -> Replayed:
+        """Return the jobs that were submitted since a time and can run again."""
+        jobs: list[PastJob] = []
+        not_ended = never_ran = 0
+        for job in self.jobs[bisect_left(self._times, since) :]:
+            if job.held is None:
+                not_ended += 1
+            elif all(ran is None for ran in job.held):
+                never_ran += 1
+            else:
+                jobs.append(job)
+        ids = {job.id for job in jobs}
+        after_left_out = 0
+        for at, job in enumerate(jobs):
+            after = tuple(name for name in job.spec.after if name in ids)
+            if after != job.spec.after:
+                after_left_out += 1
+                jobs[at] = replace(job, spec=replace(job.spec, after=after))
+        return Replayed(jobs, not_ended, never_ran, after_left_out)
+
     def arrivals(self, now: Micros, rng: Random) -> Iterator[PastJob]:
         """Yield made-up arrivals after `now`: those of an earlier time, at the same time of day if possible."""
         if len(self.jobs) < LEAST or now - self._times[0] < SHORTEST:
@@ -55,7 +92,7 @@ class Past:
             while at < len(self.jobs) and self._times[at] < now:
                 job = self.jobs[at]
                 number += 1
-                yield PastJob(job.at + shift, f"preview.{number}", job.spec, job.durations)
+                yield PastJob(job.at + shift, f"preview.{number}", _alone(job.spec), job.durations)
                 at += 1
             until += back
 
@@ -65,3 +102,8 @@ class Past:
         if days:
             return rng.randint(1, days) * DAY
         return rng.randint(recorded // 2, recorded)
+
+
+def _alone(spec: JobSpec) -> JobSpec:
+    """Return a specification that waits for no other job."""
+    return replace(spec, after=()) if spec.after else spec

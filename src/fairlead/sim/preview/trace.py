@@ -16,16 +16,17 @@ from fairlead.views.answers import amounts
 def trace_document(follower: Follower, since: Micros, now: Micros) -> dict[str, Any]:
     """Return the jobs that were submitted since a time and have ended, and the nodes as they are now.
 
-    Jobs that still wait or run are left out, because their run times are not known; `left_out` has their number.
+    Jobs that have not ended or never ran are left out and counted, and jobs that waited for one of them too.
     """
     past, _ = follower.past(now)
-    wanted = [job for job in past.jobs if job.at >= since]
-    ended = [job for job in wanted if None not in job.durations]
-    first = ended[0].at if ended else since
+    found = past.replayed(since)
+    first = found.jobs[0].at if found.jobs else since
     return {
-        "trace": {"nodes": node_documents(follower.state), "jobs": [_job(job, first) for job in ended]},
+        "trace": {"nodes": node_documents(follower.state), "jobs": [_job(job, first) for job in found.jobs]},
         "since": first / SECOND,
-        "left_out": len(wanted) - len(ended),
+        "not_ended": found.not_ended,
+        "never_ran": found.never_ran,
+        "after_left_out": found.after_left_out,
     }
 
 
@@ -59,14 +60,14 @@ def _job(job: PastJob, first: Micros) -> dict[str, Any]:
             "groups": list(spec.groups),
             "queue": spec.queue,
             "priority": spec.priority,
+            "after": list(spec.after),
             "gang": "job" if spec.gang == "job" else "",
-            "stages": [_stage(stage, ran) for stage, ran in zip(spec.stages, job.durations, strict=True)],
+            "stages": [_stage(stage, ran) for stage, ran in zip(spec.stages, job.run_times(), strict=True)],
         }
     ) | ({} if spec.preemptible else {"preemptible": False})
 
 
-def _stage(stage: StageSpec, ran: Micros | None) -> dict[str, Any]:
-    assert ran is not None
+def _stage(stage: StageSpec, ran: Micros) -> dict[str, Any]:
     return _without_empty(
         {
             "name": stage.name,

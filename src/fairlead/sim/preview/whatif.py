@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from time import monotonic
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from fairlead.core.changes import NodeSpec
 from fairlead.core.commands import AddNode, AnyCommand, Configure, MoveNode, SetPriority
 from fairlead.core.documents import parse_node
 from fairlead.core.errors import Refused
-from fairlead.core.model import Micros, QueueSettings
+from fairlead.core.model import Job, Micros, QueueSettings
 from fairlead.core.reader import Reader, check_name, suggestion
 from fairlead.core.resources import CPU, GPU, SECOND, parse_count, shown
 from fairlead.core.settings import PartitionConfig
@@ -29,6 +29,7 @@ from fairlead.sim.preview.past import PastJob
 from fairlead.sim.preview.trace import node_documents
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, LeftOut, Trace
+from fairlead.sim.traces.base import job_id
 from fairlead.wire.preview import WhatIfQuestion
 
 SAMPLES = 9
@@ -37,8 +38,11 @@ SECONDS = 3.0
 REPLAY_SECONDS = 120.0
 MOST_JOBS = 1_000
 """Waiting jobs that are compared."""
-MOVED: Micros = SECOND
+SAME: Micros = SECOND
 """A start that moves by less counts as the same."""
+Move = Literal["earlier", "later", "same", "no_longer", "never", "unknown"]
+"""How the start of a job moves. `no_longer`: it starts only without the change; `never`: in neither case."""
+MOVED: tuple[Move, ...] = ("earlier", "later", "no_longer")
 MODES = {
     "fcfs": {"backfill": "off"},
     "easy": {"backfill": "easy"},
@@ -92,14 +96,19 @@ def read_changes(document: Mapping[str, Any], partition: Partition) -> Supposed:
     for at, node in enumerate(removed):
         if partition.nodes.find(node) is None:
             raise Refused(f"remove_nodes[{at}]", f"there is no node {shown(node)}; `fairlead node list` lists them")
+        if node in removed[:at]:
+            raise Refused(f"remove_nodes[{at}]", f"{node} is given twice; drop one of them")
     priorities: list[tuple[str, int]] = []
     for job, priority in _mapping(read, "priorities").items():
         if job not in partition.jobs:
             raise Refused(
                 f"priorities.{job}", f"there is no job {shown(job)}; `fairlead ps` lists those that are known"
             )
+        if partition.jobs[job].over:
+            raise Refused(f"priorities.{job}", f"job {job} is over; name a job that waits or runs")
         priorities.append((job, parse_count(priority, f"priorities.{job}", -(2**31), 2**31 - 1)))
     config = _config(read, partition)
+    read.get("replay")  # the server has read it
     read.close()
     if not (nodes or removed or priorities or config):
         raise Refused("", "nothing is supposed; name nodes to add or remove, shares, priorities or a policy")
@@ -167,7 +176,7 @@ def _live(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> d
     partition, now = follower.state, question.now
     past, runtimes = follower.past(now)
     waiting = [job for job in partition.jobs.values() if not job.over and not job.live and not job.manager]
-    wanted = [job.id for job in waiting[:MOST_JOBS]]
+    wanted = [job.id for job in waiting[:MOST_JOBS] if job.held_by is None]
     resource = GPU if any(partition.nodes.capacity.get(GPU, ())) else CPU
     workers = max(1, os.cpu_count() or 1)
 
@@ -182,17 +191,18 @@ def _live(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> d
     until = min(sample.until for sample in (*before, *after))
     rows = []
     for job in waiting[:MOST_JOBS]:
-        old, new = sum_up(job.id, before).median, sum_up(job.id, after).median
+        old, never_before = _start(job, before)
+        new, never_after = _start(job, after)
         rows.append(
             {
                 "job": job.id,
                 "name": job.spec.name,
                 "user": job.user,
                 "queue": job.queue.path,
-                "before": _seconds(old),
-                "after": _seconds(new),
                 "wait_before": _wait(old, now),
                 "wait_after": _wait(new, now),
+                "never_before": never_before,
+                "never_after": never_after,
             }
         )
     capacity = sum(
@@ -205,7 +215,7 @@ def _live(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> d
     gone = sum(_amount(partition, name, resource) for name in supposed.removed)
     return {
         **_moves(rows),
-        "jobs": [row for row in rows if _moved(row)],
+        "jobs": [row for row in rows if _move(row) in MOVED],
         "waiting": len(waiting),
         "compared": len(rows),
         "futures": len(before),
@@ -223,32 +233,40 @@ def _amount(partition: Partition, node: str, resource: str) -> int:
     return 0 if node_id is None or column is None else column[partition.nodes.rows[node_id]]
 
 
-def _seconds(when: Micros | None) -> float | None:
-    return None if when is None else when / SECOND
+def _start(job: Job, samples: Sequence[Sample]) -> tuple[Micros | None, bool]:
+    """Return the median start of a job; None with True if it does not start, with False if that cannot be told."""
+    found = sum_up(job.id, samples)
+    whole = all(sample.whole for sample in samples if job.id not in sample.starts)
+    never = found.median is None and found.not_before is not None and whole
+    return found.median, never or job.held_by is not None
 
 
 def _wait(when: Micros | None, now: Micros) -> float | None:
     return None if when is None else (when - now) / SECOND
 
 
-def _moved(row: Mapping[str, Any]) -> int:
-    """Return -1 if a job starts earlier, 1 if later, 0 if at the same time."""
+def _move(row: Mapping[str, Any]) -> Move:
+    """Return how the start of a job moves. A start that cannot be told is later than all that can."""
     before, after = row["wait_before"], row["wait_after"]
+    if row["never_after"]:
+        return "never" if row["never_before"] else "no_longer"
     if before is None or after is None:
-        return (before is None) < (after is None) or -((after is None) < (before is None))
-    return 0 if abs(after - before) * SECOND < MOVED else 1 if after > before else -1
+        return "earlier" if after is not None else "later" if before is not None else "unknown"
+    return "same" if abs(after - before) * SECOND < SAME else "later" if after > before else "earlier"
 
 
 def _moves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    both = [row for row in rows if row["wait_before"] is not None and row["wait_after"] is not None]
-    moved = [_moved(row) for row in rows]
-    return {
-        "earlier": moved.count(-1),
-        "later": moved.count(1),
-        "same": moved.count(0),
-        "mean_wait_before": round(fmean(row["wait_before"] for row in both), 3) if both else None,
-        "mean_wait_after": round(fmean(row["wait_after"] for row in both), 3) if both else None,
-    }
+    """Return the number of jobs by how their starts move, and the mean waits.
+
+    The means are of the jobs whose starts are known in both cases; without any, of those known in one.
+    """
+    moved = [_move(row) for row in rows]
+    both = [row for row in rows if row["wait_before"] is not None and row["wait_after"] is not None] or rows
+    means = {}
+    for side in ("before", "after"):
+        waits = [row[f"wait_{side}"] for row in both if row[f"wait_{side}"] is not None]
+        means[f"mean_wait_{side}"] = round(fmean(waits), 3) if waits else None
+    return {**{move: moved.count(move) for move in get_args(Move)}, **means}
 
 
 def _utilisation(samples: Sequence[Sample], now: Micros, until: Micros, capacity: int) -> float | None:
@@ -272,9 +290,9 @@ def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) 
     if supposed.priorities:
         raise Refused("priorities", "a replay runs jobs of the past; leave priorities out, or leave the replay out")
     past, _ = follower.past(question.now)
-    ended = [job for job in past.jobs if job.at >= question.now - question.replay and None not in job.durations]
+    ended = past.replayed(question.now - question.replay).jobs
     if not ended:
-        raise Refused("replay", "no finished job was submitted in this time; name a longer time")
+        raise Refused("replay", "no job that ran and has ended was submitted in this time; name a longer time")
     partition = follower.state
     nodes = [parse_node(node) for node in node_documents(partition)]
     config = present_config(partition)
@@ -293,22 +311,25 @@ def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) 
         return {"starts": starts, "figures": figures(simulation.record, "whatif", 0.0), "whole": whole, "side": side}
 
     before, after = sorted(in_processes(one, (0, 1), dict, 2), key=lambda result: int(result["side"]))
-    rows = [
-        {
-            "job": job.id,
-            "name": job.spec.name,
-            "user": job.spec.user,
-            "queue": job.spec.queue,
-            "before": _seconds(before["starts"][job.id]),
-            "after": _seconds(after["starts"][job.id]),
-            "wait_before": _wait(before["starts"][job.id], job.at - ended[0].at),
-            "wait_after": _wait(after["starts"][job.id], job.at - ended[0].at),
-        }
-        for job in ended
-    ]
+    rows = []
+    for job in ended:
+        submitted = job.at - ended[0].at
+        old, new = before["starts"][job.id], after["starts"][job.id]
+        rows.append(
+            {
+                "job": job.id,
+                "name": job.spec.name,
+                "user": job.spec.user,
+                "queue": job.spec.queue,
+                "wait_before": _wait(old, submitted),
+                "wait_after": _wait(new, submitted),
+                "never_before": old is None and before["whole"],
+                "never_after": new is None and after["whole"],
+            }
+        )
     return {
         **_moves(rows),
-        "jobs": [row for row in rows if _moved(row)][:MOST_JOBS],
+        "jobs": [row for row in rows if _move(row) in MOVED][:MOST_JOBS],
         "compared": len(rows),
         "whole": before["whole"] and after["whole"],
         **{
@@ -320,5 +341,5 @@ def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) 
 
 
 def _arrival(job: PastJob, first: Micros) -> Arrival:
-    durations = tuple(0 if ran is None else ran for ran in job.durations)
-    return Arrival(job.at - first, job.id, job.spec, durations)
+    spec = replace(job.spec, after=tuple(map(job_id, job.spec.after)))
+    return Arrival(job.at - first, job.id, spec, job.run_times())
