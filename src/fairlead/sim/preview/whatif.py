@@ -237,7 +237,7 @@ def _start(job: Job, samples: Sequence[Sample]) -> tuple[Micros | None, bool]:
     """Return the median start of a job; None with True if it does not start, with False if that cannot be told."""
     found = sum_up(job.id, samples)
     whole = all(sample.whole for sample in samples if job.id not in sample.starts)
-    never = found.median is None and found.not_before is not None and whole
+    never = found.stuck or (found.median is None and found.not_before is not None and whole)
     return found.median, never or job.held_by is not None
 
 
