@@ -140,7 +140,9 @@ def test_rows_of_a_story(tmp_path: Path) -> None:
     assert isinstance(last, AttemptRow) and (last.attempt, last.outcome) == (2, "succeeded")
     assert history.task_attempts("default", 1, "a", 7) == []
     history.close()
-    assert len(rows(History(tmp_path / "history"), 1)) == len(found)
+    again = History(tmp_path / "history")
+    assert len(rows(again, 1)) == len(found)
+    again.close()
 
 
 def test_rows_that_a_crash_kept_from_being_written_are_added_later(tmp_path: Path) -> None:
