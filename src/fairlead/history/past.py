@@ -30,7 +30,7 @@ class RanJob(msgspec.Struct, frozen=True, gc=False):
     ended: Micros
     spec: JobSpec
     ran: dict[str, RanStage]
-    held: dict[str, Micros]
+    took: dict[str, Micros]
     """Stage → the mean time that its tasks ran, also those that were killed.
 
     Attempts that were preempted or lost are mostly followed by another one, so they count only if there are no others.
@@ -52,7 +52,7 @@ def ran_jobs(tables: Tables, partition: str, since: Micros, most: int) -> list[R
         )
         rows.reverse()
         ran: dict[int, dict[str, RanStage]] = {}
-        held: dict[int, dict[str, Micros]] = {}
+        took: dict[int, dict[str, Micros]] = {}
         for at in range(0, len(rows), AT_ONCE):
             numbers = [row[0] for row in rows[at : at + AT_ONCE]]
             marks = ", ".join("?" * len(numbers))
@@ -70,9 +70,9 @@ def ran_jobs(tables: Tables, partition: str, since: Micros, most: int) -> list[R
                 "AS blocks WHERE ran IS NOT NULL GROUP BY number, stage, again ORDER BY again DESC",
                 (partition, *numbers),
             ):
-                held.setdefault(number, {})[stage] = max(0, round(mean))
+                took.setdefault(number, {})[stage] = max(0, round(mean))
     return [
-        RanJob(number, name, submitted, ended, decode_spec(spec), ran.get(number, {}), held.get(number, {}))
+        RanJob(number, name, submitted, ended, decode_spec(spec), ran.get(number, {}), took.get(number, {}))
         for number, name, submitted, ended, spec in rows
     ]
 

@@ -605,7 +605,7 @@ class WhatIf(Answer, frozen=True, kw_only=True):
     """The jobs that start earlier, later or no longer; at most 1,000."""
     mean_wait_before: float | None
     mean_wait_after: float | None
-    """Of the jobs whose starts are known in both cases; without any, of those known in one."""
+    """Of the jobs with a known start in both cases; without any, of those with one in a single case."""
     utilisation_before: float | None
     utilisation_after: float | None
     """The used part of the GPUs, if there are any, otherwise of the CPUs."""

@@ -73,7 +73,7 @@ class Eta(msgspec.Struct, frozen=True, kw_only=True):
     stuck: bool = False
     """True if nothing that can happen starts the job."""
     unknown_ahead: int = 0
-    """Tasks that start before the job, and that nothing tells the end of, in futures in which it does not start."""
+    """Tasks without a known end that start before the job, in futures in which it does not start."""
 
 
 class Etas(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True):
     futures: int
     """Futures that were drawn."""
     unknown_running: int
-    """Running tasks that nothing tells the end of."""
+    """Running tasks without a known end."""
     recorded_jobs: int
     """Jobs of the past that arrivals were drawn from."""
     cut: bool

@@ -163,7 +163,7 @@ class AddNodes(Step, frozen=True):
     names: str = "new"
     """The nodes are named by this and a number."""
     user: str = ""
-    """The user whose tasks the nodes have to take, if similar nodes do not; otherwise empty."""
+    """A user: the nodes have to take tasks of this user, which similar nodes do not. Empty for all users."""
 
     @property
     def nodes(self) -> int:

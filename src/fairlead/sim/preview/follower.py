@@ -33,7 +33,7 @@ EVERY_JOB = ""
 MOST_JOBS = 20_000
 """Finished jobs of the past that are looked at."""
 MOST_STAGES = 100
-"""Stages whose tasks have partly ended that are looked at."""
+"""Stages with ended and other tasks that are looked at."""
 MOST_LINES = 200_000
 """Lines of the journal that are remembered for stories."""
 
@@ -90,8 +90,8 @@ class Follower:
                     given = spec.estimate if spec.estimate is not None else spec.time_limit
                     runtimes.note(job.spec.user, job.spec.name, spec.name, runs.mean, given, runs.tasks)
             if not job.spec.manager:
-                held = [job.held.get(spec.name) for spec in job.spec.stages]
-                past_job = PastJob(job.submitted, job.id, job.spec, durations, held)
+                took = [job.took.get(spec.name) for spec in job.spec.stages]
+                past_job = PastJob(job.submitted, job.id, job.spec, durations, took)
                 entries.append((job.submitted, job.number, past_job))
         begun = [stage for job in self.state.jobs.values() if not job.over for stage in job.stages if stage.ended]
         for stage, ran in ran_stages(self._history, self.name, begun[-MOST_STAGES:]):

@@ -116,11 +116,11 @@ class Future:
         self._cycle(commands)
 
     def unknown_running(self) -> int:
-        """Return the number of tasks that run now and whose end nothing tells. They run on."""
+        """Return the number of tasks that run now and have no known end. They run on."""
         return sum(map(len, self.fleet.running_on.values()))
 
     def unknown_ahead(self) -> int:
-        """Return the number of tasks that wait now, have started in this future, and whose end nothing tells."""
+        """Return the number of tasks that wait now, have started in this future, and have no known end."""
         return sum(len(tasks) for (job, _), tasks in self.fleet.started_on.items() if job in self._waiting)
 
     def is_known(self) -> bool:

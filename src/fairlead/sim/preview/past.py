@@ -29,12 +29,12 @@ class PastJob(msgspec.Struct, gc=False):
     spec: JobSpec
     durations: list[Micros | None]
     """The run time of a task, by stage; None if no task of the stage has ended by itself."""
-    held: list[Micros | None] | None = None
+    took: list[Micros | None] | None = None
     """If the job has ended, how long a task ran, by stage, whatever ended it; None if no task of the stage ran."""
 
     def run_times(self) -> tuple[Micros, ...]:
         """Return how long a task runs if the job runs again, by stage; 0 for stages of which no task ran."""
-        return tuple(ran or 0 for ran in self.held or ())
+        return tuple(ran or 0 for ran in self.took or ())
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -64,9 +64,9 @@ class Past:
         jobs: list[PastJob] = []
         not_ended = never_ran = 0
         for job in self.jobs[bisect_left(self._times, since) :]:
-            if job.held is None:
+            if job.took is None:
                 not_ended += 1
-            elif all(ran is None for ran in job.held):
+            elif all(ran is None for ran in job.took):
                 never_ran += 1
             else:
                 jobs.append(job)

@@ -258,7 +258,7 @@ def _move(row: Mapping[str, Any]) -> Move:
 def _moves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the number of jobs by how their starts move, and the mean waits.
 
-    The means are of the jobs whose starts are known in both cases; without any, of those known in one.
+    The means are of the jobs with a known start in both cases; without any, of those with one in a single case.
     """
     moved = [_move(row) for row in rows]
     both = [row for row in rows if row["wait_before"] is not None and row["wait_after"] is not None] or rows
