@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
+TOOLS  := $(VENV)/.tools
 PIP    := -m pip --disable-pip-version-check --no-input --quiet
 
 # The tools of the documentation have an environment of their own, so that the tests do not wait for them.
@@ -13,7 +14,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup page up test test-kubernetes test-prometheus test-long test-crash soak format bench docs lock audit clean
+.PHONY: help setup page beside up test types tests test-kubernetes test-prometheus test-long test-crash soak format bench first-minutes docs lock audit clean
 
 # Ends with an error unless PYTHON is there and new enough.
 define check_python
@@ -26,70 +27,82 @@ endef
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
-setup: $(READY) ## create .venv with the pinned versions, and build the web page
+setup: beside $(TOOLS) ## create .venv with the pinned versions and the tools of the tests, and build the web page
 	$(try_page)
 
 page: $(READY) ## build the web page, unless it is newer than its sources
-	@$(PY) hatch_build.py
+	@"$(PYTHON)" bootstrap.py page
+
+# The page is built while packages are installed, and `up` does not wait for it.
+beside:
+	$(check_python)
+	@"$(PYTHON)" bootstrap.py beside
 
 # Without a registry of npm there is no page; everything else works.
-define try_page
-	@$(PY) hatch_build.py || echo "the web page is not built; \`make page\` tries again" >&2
-endef
+try_page = @"$(PYTHON)" bootstrap.py page || true
 
-# The stamp lives inside .venv, and .venv is made anew, so no package of an older lock stays behind.
-$(READY): pyproject.toml requirements.lock
+# What running needs. The stamps live inside .venv, and .venv is made anew, so no package of an older lock stays behind.
+$(READY): pyproject.toml requirements.lock requirements-dev.lock
 	$(check_python)
-	@echo "setting up $(VENV)"
-	@"$(PYTHON)" -m venv --clear $(VENV)
-	@$(PY) $(PIP) install --require-hashes -r requirements.lock
-	@$(PY) $(PIP) install --no-deps --no-build-isolation -e .
+	@"$(PYTHON)" bootstrap.py run
 	@touch $@
 
-up: $(READY) ## set up and run Fairlead on this machine
-	$(try_page)
-	@$(PY) $(VENV)/bin/fairlead up
+# The tools of the tests, added to it.
+$(TOOLS): $(READY)
+	@"$(PYTHON)" bootstrap.py tools
+	@touch $@
 
-test: $(READY) ## format check, lint, types and tests
-	$(try_page)
+up: beside $(READY) ## set up and run Fairlead on this machine; UP="--port 7171" for its options
+	@$(PY) $(VENV)/bin/fairlead up $(UP)
+
+test: beside $(TOOLS) ## format check, lint, types and tests
 	$(PY) -m ruff format --check
 	$(PY) -m ruff check
-	$(PY) -m mypy
-	$(PY) -m pytest -n 2 --dist worksteal
+	@$(MAKE) --no-print-directory -j 2 types tests
 	@echo "tests with a Kubernetes cluster left out: make test-kubernetes runs them"
 	@echo "tests with a Prometheus left out: make test-prometheus runs them"
 
+# Beside the tests, so that these do not wait for it.
+types: $(TOOLS)
+	nice $(PY) -m mypy
+
+tests: $(TOOLS)
+	$(PY) -m pytest -n 2 --dist worksteal
+
 # With BRIEF, tests that cannot be run because nothing can be built are left out, and that is no error.
-test-kubernetes: $(READY) ## tests with a real Kubernetes cluster; builds it once into a cache, with Go; BRIEF=1 for those of CI, KUBERNETES="-m kubernetes" for the long ones too
+test-kubernetes: $(TOOLS) ## tests with a real Kubernetes cluster; builds it once into a cache, with Go; BRIEF=1 for those of CI, KUBERNETES="-m kubernetes" for the long ones too
 	@if $(PY) -m tests.kubernetes.cluster.programs $(if $(BRIEF),--brief); then \
 		$(PY) -m pytest tests/kubernetes $(or $(KUBERNETES),-m "$(if $(BRIEF),brief,kubernetes and not long)"); \
 	else test -n "$(BRIEF)"; fi
 
-test-prometheus: $(READY) ## the dashboard and the alert rules in a real Prometheus; builds it once into a cache, with Go; BRIEF=1 for CI
+test-prometheus: $(TOOLS) ## the dashboard and the alert rules in a real Prometheus; builds it once into a cache, with Go; BRIEF=1 for CI
 	@if $(PY) -m tests.prometheus.programs $(if $(BRIEF),--brief); then \
 		$(PY) -m pytest tests/prometheus -m prometheus; \
 	else test -n "$(BRIEF)"; fi
 
-test-long: $(READY) ## every test without Kubernetes and Prometheus, the long ones too
+test-long: beside $(TOOLS) ## every test without Kubernetes and Prometheus, the long ones too
 	$(try_page)
 	$(PY) -m pytest -n 2 --dist worksteal -m "not kubernetes and not prometheus"
 
-test-crash: $(READY) ## 60 kills among 3,000 tasks, ten seeds: agents, spawners, guards and servers
+test-crash: $(TOOLS) ## 60 kills among 3,000 tasks, ten seeds: agents, spawners, guards and servers
 	$(PY) -m pytest -n 2 -m long tests/agent/test_kill.py -rP
 
-soak: $(READY) ## simulate trouble, seed after seed, until Ctrl-C or a failure; SOAK="--profile storm --first 1000"
+soak: $(TOOLS) ## simulate trouble, seed after seed, until Ctrl-C or a failure; SOAK="--profile storm --first 1000"
 	$(PY) -m fairlead.sim.chaos.soak $(SOAK)
 
-format: $(READY) ## format the code and fix what the linter can
+format: $(TOOLS) ## format the code and fix what the linter can
 	$(PY) -m ruff format
 	$(PY) -m ruff check --fix
 
-bench: $(READY) ## run the benchmarks
+bench: $(TOOLS) ## run the benchmarks
 	$(PY) -m bench
 
-docs: $(DOCS_READY) ## build the documentation as a site, into site/
+first-minutes: ## measure the first minutes of a new user, in a clone with empty caches; TESTS=1 for the first test too
+	@"$(PYTHON)" -m bench.newcomer $(if $(TESTS),--tests)
+
+docs: $(DOCS_READY) ## build the documentation as a site, into site/; a broken link is an error
 	PYTHONPATH=src $(DOCS_VENV)/bin/python docs/pages.py build/pages
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
+	$(DOCS_VENV)/bin/python -m zensical build --clean --strict
 	@echo "site/index.html"
 
 $(DOCS_READY): pyproject.toml requirements-docs.lock
@@ -99,25 +112,27 @@ $(DOCS_READY): pyproject.toml requirements-docs.lock
 	@$(DOCS_VENV)/bin/python $(PIP) install --require-hashes -r requirements-docs.lock
 	@touch $@
 
-# Pins already in the locks stay as they are; `make lock UPGRADE=1` takes the newest of all.
-lock: ## recompile requirements.lock and requirements-docs.lock from pyproject.toml
+# Pins already in the locks stay as they are; `make lock UPGRADE=1` takes the newest of all. The lock of the tools has all
+# that the others have, at the same versions.
+lock: ## recompile the locks (requirements*.lock) from pyproject.toml
 	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT && \
 	"$(PYTHON)" -m venv "$$tools" && \
 	"$$tools/bin/python" $(PIP) install uv && \
 	compile() { "$$tools/bin/uv" pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url \
 		--no-header --quiet $(if $(UPGRADE),--upgrade) "$$@"; } && \
-	compile --group dev -o requirements.lock && \
-	compile --extra docs --constraint requirements.lock -o requirements-docs.lock && \
-	if grep -n '://' requirements.lock requirements-docs.lock; then echo "error: a lock names an address" >&2; exit 1; fi
+	compile --group dev -o requirements-dev.lock && \
+	compile --constraint requirements-dev.lock -o requirements.lock && \
+	compile --extra docs --constraint requirements-dev.lock -o requirements-docs.lock && \
+	if grep -n '://' requirements*.lock; then echo "error: a lock names an address" >&2; exit 1; fi
 
 # It asks a service on the network, so it is no part of the tests.
 audit: ## look for known vulnerabilities in the pinned versions
 	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT && \
 	"$(PYTHON)" -m venv "$$tools" && \
 	"$$tools/bin/python" $(PIP) install pip-audit && \
-	"$$tools/bin/pip-audit" --requirement requirements.lock --requirement requirements-docs.lock \
+	"$$tools/bin/pip-audit" --requirement requirements-dev.lock --requirement requirements-docs.lock \
 		--disable-pip --require-hashes --strict --progress-spinner off
 
 clean: ## remove what make and the tools created
-	rm -rf $(VENV) $(DOCS_VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis dist build site src/fairlead/page web/node_modules
+	rm -rf $(VENV) $(DOCS_VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis dist build site src/fairlead/page src/fairlead/page.* web/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

