@@ -22,23 +22,23 @@ from fairlead.engines.base import Busy
 from tests.api.serving import Orders, Serving
 
 NODES = 2_000
-CONFIG: dict[str, Any] = {
-    "partitions": {
-        "default": {
-            "lease": "30d",  # the nodes have no agents
-            "starving_after": "1s",
-            "hold_for": "1h",
-            "share_memory": "1h",
-            "queues": {
-                "root": {
-                    "research": {"share": 50, "vision": {"share": 60, "order": "fair"}, "language": {"share": 40}},
-                    "production": {"share": 30},
-                    "ci": {"share": 20, "limit": {"cpu": 4000}},
-                }
-            },
-        }
+
+
+def config(nodes: int) -> dict[str, Any]:
+    """Return a configuration for a number of nodes."""
+    queues = {
+        "research": {"share": 50, "vision": {"share": 60, "order": "fair"}, "language": {"share": 40}},
+        "production": {"share": 30},
+        "ci": {"share": 20, "limit": {"cpu": max(8, 2 * nodes)}},
     }
-}
+    partition = {
+        "lease": "30d",  # the nodes have no agents
+        "starving_after": "1s",
+        "hold_for": "1h",
+        "share_memory": "1h",
+        "queues": {"root": queues},
+    }
+    return {"partitions": {"default": partition}}
 
 
 class Fleet(Orders):
@@ -88,10 +88,11 @@ def node_documents(count: int) -> list[dict[str, Any]]:
         ("cpu", {"cpu": 96, "memory": "256Gi"}),
     ]
     documents = []
+    digits = 5 if count >= 1_000 else len(str(count))
     for number in range(count):
-        kind, resources = kinds[0 if number < count // 4 else 1 if number < count // 2 else 2]
+        kind, resources = kinds[0 if number < max(1, count // 4) else 1 if number < max(2, count // 2) else 2]
         labels = {"rack": f"rack-{number // 40 + 1:02}", "zone": f"zone-{'abc'[number % 3]}", "kind": kind}
-        documents.append({"name": f"{kind}-{number:05}", "resources": resources, "labels": labels, "pool": kind})
+        documents.append({"name": f"{kind}-{number:0{digits}}", "resources": resources, "labels": labels, "pool": kind})
     return documents
 
 
@@ -107,43 +108,78 @@ def add_nodes(site: Serving, count: int) -> None:
 
 
 def job(name: str, queue: str, cpu: float = 1, gpu: float = 0, **stage: Any) -> dict[str, Any]:
-    resources = {"cpu": cpu, **({"gpu": gpu} if gpu else {})}
+    resources = {"cpu": cpu, "memory": f"{round(2048 * cpu)}Mi", **({"gpu": gpu} if gpu else {})}
     main = {"name": "worker", "resources": resources, "command": ["python", "train.py"], **stage}
     return {"name": name, "queue": f"root.{queue}", "stages": [main]}
 
 
-def fill(site: Serving, count: int = NODES) -> None:
-    """Give the fleet work of several users: most of it runs, some of it waits for limits, for GPUs or for a gang."""
-    each = min(count, NODES) // 20
-    users = {
+def large_work(each: int) -> dict[str, list[dict[str, Any]]]:
+    """Return jobs by user for thousands of nodes: few, with many tasks."""
+    return {
         "ann": [
             job("resnet-sweep", "research.vision", 8, 1, array=each * 12),
             job("segment-anything", "research.vision", 56, 8, count=each * 2),
             job("frames", "research.vision", 4, 0.5, array=each),
         ],
         "bob": [
-            job("pretrain-7b", "research.language", 32, 8, count=each),
-            job("tokenize", "research.language", 16, array=each * 6),
+            job("pretrain-7b", "research.language", 32, 8, count=each, time_limit="6h"),
+            job("tokenize", "research.language", 16, array=each * 6, estimate="40min"),
         ],
         "eve": [
             job("serve-ranking", "production", 24, 2, array=each * 2),
-            job("features", "production", 12, array=each * 30),
+            job("features", "production", 12, array=each * 30, estimate="20min"),
         ],
-        "cim": [job(f"build-{number}", "ci", 4, array=each) for number in range(12)],
+        "cim": [job(f"build-{number}", "ci", 4, array=each, time_limit="15min") for number in range(12)],
         "dan": [
             job("train-moe-large", "research.language", 48, 8, count=each * 3),
             job("old-driver", "production", 4, 1, selectors={"kind": "h100"}),
         ],
     }
+
+
+def small_work(nodes: int) -> dict[str, list[dict[str, Any]]]:
+    """Return jobs by user for up to some hundred nodes: several on each node, of one GPU, of many and of parts."""
+    times = min(12, max(1, nodes // 5))
+    size = max(1, nodes // (5 * times))
+    users: dict[str, list[dict[str, Any]]] = {
+        "eve": [job("features", "production", 2, array=7 * nodes, estimate="12min")]
+    }
+
+    def add(user: str, *documents: dict[str, Any]) -> None:
+        users.setdefault(user, []).extend(documents)
+
+    for number in range(1, times + 1):
+        add("ann", job(f"train-resnet-{number}", "research.vision", 6, 2, count=2 * size, time_limit="2h"))
+        add("eve", job(f"serve-ranking-{number}", "production", 8, 1, array=size))
+        add("bob", job(f"finetune-7b-{number}", "research.language", 12, 4, count=size, estimate="45min"))
+        add("ann", job(f"frames-{number}", "research.vision", 3, 0.5, array=2 * size, estimate="25min"))
+        add("bob", job(f"tokenize-{number}", "research.language", 6, array=14 * size, estimate="20min"))
+        add("cim", job(f"build-{number}", "ci", 4, array=3 * size, time_limit="10min"))
+        add("eve", job(f"reports-{number}", "production", 5, array=7 * size, estimate="15min"))
+        add("ann", job(f"sweep-{number}", "research.vision", 4, 1, array=8 * size, estimate="30min"))
+    add(
+        "dan",
+        job("train-moe", "research.language", 32, 8, count=max(1, nodes // 8), estimate="3h"),
+        job("old-driver", "production", 4, 1, selectors={"kind": "h100"}),
+    )
+    return users
+
+
+def fill(site: Serving, count: int = NODES, most: int = NODES) -> None:
+    """Give the fleet work of several users: most of it runs, some of it waits for limits, for GPUs or for a gang.
+
+    The work is for at most `most` nodes.
+    """
+    users = small_work(count) if count < 1_000 else large_work(min(count, most) // 20)
     for user, documents in users.items():
         with site.as_user(user) as client:
             for document in documents:
                 client.post("/api/v1/jobs", json=document).raise_for_status()
     settle(site.as_owner)
     names = [document["name"] for document in node_documents(count)]
-    for name in names[7 : count // 4 : max(1, count // 40)]:
+    for name in names[7 if count > 40 else 1 : count // 4 : max(5, count // 40)]:
         site.as_owner.post(f"/api/v1/nodes/{name}/drain", params={"reason": "new kernel"})
-    for name in names[count // 2 + 3 :: max(1, count // 8)]:
+    for name in names[count // 2 + 3 :: max(20, count // 8)]:
         site.as_owner.post(f"/api/v1/nodes/{name}/disable", params={"reason": "fan broken"})
     settle(site.as_owner)
 
@@ -158,8 +194,8 @@ def settle(client: httpx.Client, seconds: float = 60.0) -> None:
         time.sleep(0.2)
 
 
-def start(folder: Path, nodes: int = NODES, config: dict[str, Any] | None = None) -> Serving:
-    site = Serving(folder, CONFIG if config is None else config, hub=Fleet)
+def start(folder: Path, nodes: int = NODES) -> Serving:
+    site = Serving(folder, config(nodes), hub=Fleet)
     assert isinstance(site.orders, Fleet)
     site.orders.site = site
     add_nodes(site, nodes)

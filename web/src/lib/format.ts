@@ -1,5 +1,7 @@
 // Values as text for people.
 
+import type { Eta } from "./types";
+
 /** Text that a user gave, with control characters made visible and characters that turn text around taken out. */
 export function plain(text: string): string {
   return [...text]
@@ -43,19 +45,49 @@ export function plural(count: number, noun: string): string {
   return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
-export function amount(name: string, value: number): string {
-  if (name !== "memory") return `${number(value)} ${name}`;
+/** A memory size. */
+export function bytes(value: number): string {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let at = 0;
   while (value >= 1024 && at < units.length - 1) {
     value /= 1024;
     at++;
   }
-  return `${number(value)} ${units[at]} memory`;
+  return `${number(value)} ${units[at]}`;
+}
+
+export function amount(name: string, value: number): string {
+  return name === "memory" ? `${bytes(value)} memory` : `${number(value)} ${name}`;
 }
 
 export function amounts(of: Record<string, number>): string {
   return Object.entries(of)
     .map(([name, value]) => amount(name, value))
     .join(", ");
+}
+
+/** Indices of tasks, such as 0–7, 9. */
+export function spans(indices: number[]): string {
+  const parts: string[] = [];
+  for (let i = 0; i < indices.length; i++) {
+    const from = indices[i]!;
+    while (indices[i + 1] === indices[i]! + 1) i++;
+    parts.push(from === indices[i] ? String(from) : `${from}–${indices[i]}`);
+  }
+  return parts.join(", ");
+}
+
+/** When a job starts, and how sure that is. */
+export function starting(eta: Eta | undefined, now: number): { text: string; sure: string } {
+  const wait = (time: number): string => duration(Math.max(0, time - now));
+  if (!eta) return { text: "", sure: "" };
+  if (eta.start === null) {
+    if (eta.not_before !== null && eta.not_before > now) return { text: `not within ${wait(eta.not_before)}`, sure: "" };
+    return { text: "not known", sure: "" };
+  }
+  if (eta.start - now < 1 && (eta.latest ?? Infinity) - now < 1) return { text: "now", sure: "" };
+  const from = eta.earliest === null || eta.earliest - now < 1 ? "now" : wait(eta.earliest);
+  const to = eta.latest === null ? "" : wait(eta.latest);
+  const sure = eta.latest === null ? `90 %: ${from} or later` : from === to ? "" : `90 %: ${from} to ${to}`;
+  return { text: `in ${wait(eta.start)}`, sure };
 }

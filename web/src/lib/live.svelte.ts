@@ -20,11 +20,16 @@ class Live {
   map = $state.raw<NodeMap | null>(null);
   version = $state(0);
   queues = $state.raw<Queue[]>([]);
+  /** The time of the server, which ticks each second. */
+  clock = $state(Date.now() / 1000);
+  /** Why the person has to log in again, if the session ended by itself. */
+  ended = $state("");
   /** Seconds that the server's clock is ahead of this one. */
   ahead = $state(0);
   trace = $state.raw<{ at: number; cpu: number; gpu: number; queues: Record<string, number> }[]>([]);
 
   #stop: AbortController | null = null;
+  #ticking = 0;
 
   get operator(): boolean {
     return this.caller !== null && this.caller.role !== "user";
@@ -40,7 +45,12 @@ class Live {
   }
 
   async begin(): Promise<void> {
-    whenSessionEnds(() => this.end());
+    whenSessionEnds(() => {
+      if (this.caller) this.ended = "Your session has ended: it lasts 12 hours at most, and ends when its token expires or is revoked.";
+      this.end();
+    });
+    clearInterval(this.#ticking);
+    this.#ticking = setInterval(() => (this.clock = this.now()), 1000);
     if (!sessionKey()) {
       this.known = true;
       return;
@@ -50,7 +60,7 @@ class Live {
       await this.follow();
     } catch (error) {
       if (!(error instanceof Refused && error.status === 401)) {
-        this.problem = String(error instanceof Error ? error.message : error);
+        this.problem = error instanceof Refused ? error.message : "";
         this.link = "lost";
         setTimeout(() => void this.begin(), 2000);
       }
@@ -127,6 +137,7 @@ class Live {
   async #read(signal: AbortSignal): Promise<void> {
     const map = await get<NodeMap>(`/map${this.at()}`, signal);
     this.ahead = map.now - Date.now() / 1000;
+    this.clock = map.now;
     this.map = map;
     this.queues = map.queues;
     this.link = "live";

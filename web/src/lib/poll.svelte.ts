@@ -45,6 +45,15 @@ export class Poll<T> {
     }, wait);
   }
 
+  /** Read again soon, because something else is wanted now; at most every `pause` milliseconds. */
+  soon(pause: number): void {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => {
+      this.#timer = 0;
+      void this.now();
+    }, Math.max(50, this.#asked + pause - Date.now()));
+  }
+
   async now(): Promise<void> {
     this.#asked = Date.now();
     this.#stop?.abort();

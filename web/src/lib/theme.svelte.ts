@@ -38,3 +38,11 @@ export function colours(): (name: string) => string {
     return value;
   };
 }
+
+/** Text for a canvas, cut to a width. */
+export function fitted(context: CanvasRenderingContext2D, text: string, wide: number): string {
+  if (context.measureText(text).width <= wide) return text;
+  let cut = text;
+  while (cut.length > 1 && context.measureText(`${cut}…`).width > wide) cut = cut.slice(0, -1);
+  return `${cut}…`;
+}

@@ -55,6 +55,29 @@ export interface MapChange {
   queues: Queue[];
 }
 
+/** Live tasks of one stage on one node. Without a job id they belong to a job that the caller may not see. */
+export interface NodeTasks {
+  node: string;
+  job: string;
+  name: string;
+  stage: string;
+  user: string;
+  state: string;
+  tasks: number;
+  indices: number[];
+  resources: Record<string, number>;
+  devices: number[];
+  since: number;
+  ends: number | null;
+}
+
+export interface Loan {
+  queue: string;
+  percent: number;
+  returns: { at: number; percent: number }[];
+  unknown_percent: number;
+}
+
 export interface NodeInfo {
   name: string;
   state: string;
@@ -194,7 +217,10 @@ export interface Eta {
   state: string;
   start: number | null;
   earliest: number | null;
+  /** The start is between these with a probability of 90 %. */
   latest: number | null;
+  not_before: number | null;
+  note: string;
   text: string;
 }
 
