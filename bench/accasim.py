@@ -1,7 +1,7 @@
-"""`python -m bench.accasim PYTHON LOG.swf.gz [--jobs N]`: our simulator and AccaSim, on the same log in the same run.
+"""`python -m bench.accasim PYTHON LOG.swf.gz [--jobs N]`: compares our simulator with AccaSim on the same log.
 
 PYTHON is the interpreter of an environment that has `accasim`, which Fairlead does not install. Both simulators read
-the log and simulate it under FCFS and then under EASY. They are compared by the CPU time that this takes.
+the log and simulate it under FCFS and then under EASY. The CPU times of this are compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fairlead.writer.memory import spared
 GOAL = 5
 """The goal: this many times as fast as AccaSim."""
 TIMES = 5
-"""Runs of our simulator, of which the median counts: they are short, and the speed of the machine varies."""
+"""Runs of our simulator; the median counts. They are short, and the speed of the machine varies."""
 MILLI = 1000
 
 POLICIES = {"fcfs": "FirstInFirstOut", "easy": "EASYBackfilling"}

@@ -1,4 +1,4 @@
-"""Bursts on pools: compare the nodes that are ordered for a burst of work with the fewest that could take it.
+"""Bursts on pools: compares the nodes that are ordered for a burst of work with the fewest that would be enough.
 
     python -m bench.bursts [WORLDS]
 
@@ -30,7 +30,7 @@ class Burst(NamedTuple):
     ordered: int
     """Nodes ordered at once."""
     fewest: int
-    """A lower bound of the nodes that can take the tasks without capacity."""
+    """A lower bound of the nodes needed by the tasks without capacity."""
     orders: int
     """All orders, with those that replace nodes that did not arrive."""
     came: int
@@ -94,8 +94,8 @@ def _submit(w: World, random: Random, flavours: list[Task], gangs: bool) -> str:
 def _trouble(w: World, random: Random) -> int:
     """Let nodes arrive, sometimes twice, or let an order fail or be late.
 
-    Returns the number of additional nodes that are allowed: nodes that arrive although they were given up, and one for
-    each failed order, because tasks that would have shared a node are packed again and may need one more.
+    Returns the number of additional nodes that are allowed: nodes that arrive after their order was given up, and one
+    for each failed order, because tasks that would have shared a node are packed again and may need one more.
     """
     more = 0
     what = random.random()
@@ -159,7 +159,7 @@ def _fewest(singles: Sequence[Task], gangs: Sequence[Task], node: dict[str, int]
 
 
 def _by_size(sizes: Sequence[int], most: int) -> int:
-    """Return the bound of Martello and Toth: large tasks have a node each, and small ones fill what these leave."""
+    """Return the bound of Martello and Toth: large tasks have a node each, and small tasks fill those nodes."""
     best = 0
     for least in sorted({size for size in sizes if 2 * size <= most} | {0}):
         huge = sum(size > most - least for size in sizes)

@@ -1,4 +1,4 @@
-"""The benchmarks by name, in the order in which they run. Each takes a scale, 1 for the sizes of RESULTS.md."""
+"""The benchmarks by name, in the order in which they run. Each takes a scale; 1 gives the sizes of RESULTS.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fresh process of `harness.in_child`: one function of a bench module, its result as one line of JSON."""
+"""The fresh process of `harness.in_child`: runs one function of a bench module and prints its result as JSON."""
 
 from __future__ import annotations
 

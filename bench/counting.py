@@ -1,4 +1,4 @@
-"""Instructions of decisions, here and in another tree: a measure that noise of the machine does not change.
+"""Counts CPU instructions of decisions in this tree and in another one: a measure without noise.
 
 `python -m bench.counting TREE [CASE …]` runs the same small cases in both trees under valgrind, which has to be
 installed, and prints the ratio of the instructions here to those there. The setup of a case is counted separately and

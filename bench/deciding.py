@@ -87,7 +87,7 @@ def _growth(what: str, specs: list[JobSpec], jobs: int, nodes: int) -> Row:
     times = []
     for factor in (1, 100):
         with _waiting(nodes * factor, specs, jobs) as writer:
-            writer.partition.derived.index.refresh()  # made once for all shapes, when they are first seen
+            writer.partition.derived.index.refresh()  # built once for all shapes, when they are first seen
             times.append(timed(lambda: _decide(writer))[1])
     note = f"{nodes:,} to {100 * nodes:,} nodes, {times[0] * 1_000:.0f} to {times[1] * 1_000:.0f} ms of CPU"
     return Row(
@@ -121,7 +121,7 @@ def _node(zone: int) -> NodeSpec:
 
 
 def _decide(writer: Writer) -> list[Effect]:
-    """Become ready and place until nothing more fits. Returns all effects."""
+    """Mark the partition ready and place tasks until nothing more fits. Return all effects."""
     effects = writer.cycle([MarkReady(operator=True)], 2).effects
     while writer.more:
         effects += writer.cycle([], 2).effects

@@ -53,7 +53,7 @@ def _through(large: Large, what: str, commands: Sequence[AnyCommand], folder: Pa
 
 
 def _row(what: str, work: Callable[[], None], records: Sequence[bytes], folder: Path) -> Row:
-    """Do the work, which fills `records`, then write the same records by plain commits."""
+    """Run `work`, which fills `records`, then write the same records by plain commits."""
     took, busy = timed(work)
     raw = raw_commit_seconds(folder / "raw", records)
     size = sum(map(len, records)) / len(records)

@@ -1,7 +1,7 @@
-"""End to end, with the real program: from submit to the end of processes, and from submit to the start of one.
+"""End to end with the real program: from submit to the end of processes, and from submit to the start of one.
 
-`fairlead up` runs on a data directory of its own. Every task is a process that is supervised, limited and logged. The
-floor is the rate at which two plain processes can start and await others in the same minute.
+`fairlead up` runs on its own data directory. Every task is a process that is supervised, limited and logged. The floor
+is the rate at which two plain processes can start and await others in the same minute.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _up(folder: Path) -> tuple[subprocess.Popen[str], Client]:
 
 
 def _lone(client: Client) -> float:
-    """Return the seconds from before a submit until its process has read the clock and the submit was answered."""
+    """Return the seconds from a submit until it is answered and its process has read the clock."""
     before = time()
     job = client.submit(["/bin/date", "+%s.%N"], resources={"cpu": 1})
     answered = time()

@@ -1,15 +1,16 @@
-"""How true start times are: jobs of a public log are promised a start time as they begin to wait.
+"""Accuracy of predicted start times: jobs of a public log get a prediction when they begin to wait.
 
     python -m bench.eta LOG [--policy learned] [--every 40] [--heads 8] [--workers 2] [--jobs N]
 
-The log runs through the simulator. Each time the N-th waiting job is submitted, the simulation is forked, and the copy
-looks into the future as the server does: it knows what has ended, what was submitted, and no run time that is to come.
-The same is done when a job becomes the first one without capacity, which is when published schedulers make a
-reservation. Errors are the differences to the real start in the simulation. For comparison, the same figures are given
-of the reservation that the scheduler itself makes for such a job, in the same run and in one under `easy`.
+The log runs through the simulator. At every N-th waiting job that is submitted, the simulation is forked, and the copy
+predicts as the server does: it knows the jobs that have ended and were submitted, but no future run time. The same is
+done when a job becomes the first one without capacity, which is when published schedulers make a reservation. Errors
+are the differences to the real start in the simulation. For comparison, the same figures are given for the reservation
+that the scheduler itself makes for such a job, in the same run and in one under `easy`.
 
 Some jobs that wait, and are not backfilled, start at the moment at which they come first. A reservation made then is
-their start, without an error. `with_in_turn` counts them too: so counted, the errors of `easy` are the published ones.
+their start, without an error. `with_in_turn` includes them: counted this way, the errors of `easy` are the published
+ones.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Promise:
 
 
 class Heads:
-    """Notes when each job becomes the first one without capacity, and the start that the scheduler plans for it."""
+    """Records when each job becomes the first one without capacity, and the start that the scheduler plans for it."""
 
     def __init__(self, partition: Partition) -> None:
         self.planned: dict[str, Micros | None] = {}
@@ -104,7 +105,7 @@ class Heads:
 
 
 def note(promise: Promise, simulation: Simulation) -> None:
-    """Print a promise, so that a run that is cut short is not lost."""
+    """Print a prediction, so that an interrupted run is not lost."""
     line = (promise.kind, promise.job, promise.now, promise.eta["all"], promise.baseline, simulation.record.over)
     print(json.dumps(line), file=sys.stderr, flush=True)
 
@@ -112,7 +113,7 @@ def note(promise: Promise, simulation: Simulation) -> None:
 def score(
     log: Path, policy: str, every: Mapping[str, int], workers: int, jobs: int | None, samples: int, skip: int
 ) -> dict[str, Any]:
-    """Return the figures. `every` has a number N for each kind of promise: it is made to each N-th job; 0 is never."""
+    """Return the figures. `every` has for each kind of prediction a number N: every N-th job gets one; 0 is never."""
     trace = read_traces([log], lambda path: None, jobs=jobs)
     watcher = Watcher()
     simulation = Simulation(trace, NAMED[policy](trace), observers=[watcher])
@@ -148,7 +149,7 @@ def score(
         promise.planned = heads.planned.get(job)
         recent = watcher.services[-1_000:]
         live = max(1, sum(1 for job in partition.jobs.values() if job.live))
-        # The place in the queue times the mean service time, shared by the jobs that run side by side.
+        # The place in the queue times the mean service time, divided by the jobs that run side by side.
         promise.baseline = now + round(waiting * mean(recent) / live) if recent else now
         collect(workers - 1)
         read, write = os.pipe()
@@ -172,7 +173,7 @@ def score(
         running[read] = (pid, promise, [])
 
     def watch(_: Simulation) -> bool:
-        """Look after each cycle for jobs that have begun to wait, and for a new head."""
+        """Check after each cycle for jobs that have begun to wait, and for a new head."""
         newest = simulation.trace.arrivals[simulation._next - 1].job if simulation._next else ""
         if newest and newest != watch.last:  # type: ignore[attr-defined]
             watch.last = newest  # type: ignore[attr-defined]
@@ -250,12 +251,12 @@ def _errors(errors: Sequence[float]) -> dict[str, float]:
 
 
 def _with_in_turn(errors: Sequence[float], in_turn: int) -> dict[str, float]:
-    """Return the errors as published ones are measured: those of heads, and of jobs that start in turn without one."""
+    """Return the errors as published ones are measured: of heads, and 0 for jobs that start in turn."""
     return {"jobs": len(errors) + in_turn, **_errors([*errors, *[0.0] * in_turn])}
 
 
 def _figures(promises: Sequence[Promise], starts: Mapping[str, Micros], in_turn: int = 0) -> dict[str, Any]:
-    """Return errors in minutes, and how often the interval holds the real start."""
+    """Return errors in minutes, and how often the interval contains the real start."""
     if not promises:
         return {"jobs": 0}
     errors, baseline, planned, inside, widths, waits, lower, upper, bias = [], [], [], 0, [], [], 0, 0, []

@@ -1,4 +1,4 @@
-"""Questions about a job while a million tasks wait: explain, remedies and dry runs."""
+"""Speed of explain, remedies and dry runs while a million tasks wait."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def explaining(scale: float) -> Iterator[Row]:
 
 
 def _on_copy(work: Callable[[], bytes]) -> tuple[float, float]:
-    """Return the seconds from the start of a copy to its result, and those in which the copy was made."""
+    """Return the seconds from the start of a copy to its result, and the seconds that making the copy took."""
 
     async def once() -> tuple[float, float]:
         began = monotonic()

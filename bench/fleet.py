@@ -87,7 +87,7 @@ def resident(pid: int) -> float:
 
 
 def answers(client: Client, requests: int) -> dict[str, list[float]]:
-    """Return the kind of request → the seconds of each one."""
+    """Return the seconds of each request, by kind of request."""
     stage = {"name": "main", "count": 1, "command": ["true"], "resources": {"cpu": 1}}
     job = client.submit(document={"stages": [stage]})
     senders = {

@@ -63,7 +63,7 @@ def number(value: float) -> str:
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the wall time and the CPU time of the work, in seconds. Collects garbage before."""
+    """Return the wall time and the CPU time of the work, in seconds. Collects garbage first."""
     gc.collect()
     began, busy = perf_counter(), process_time()
     work()
@@ -107,7 +107,7 @@ def loop_seconds() -> float:
 
 
 def raw_commit_seconds(path: Path, payloads: Sequence[bytes]) -> float:
-    """Return the time of plain sqlite3: one row and one durable commit a payload, with the settings of the journal."""
+    """Return the time of plain sqlite3: one row and durable commit per payload, with the journal's settings."""
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")

@@ -33,7 +33,7 @@ from fairlead.testing import World
 NODES, CPUS = 20, 4
 HOURS = 6
 GANGS, GANG_RUNS, GANG_EVERY = (2, 12, 6, 16, 8), 600, 1800
-"""The nodes of successive gangs; and in seconds, the run time of a gang and the time between two gangs."""
+"""Nodes of successive gangs; run time of a gang and time between two gangs, in seconds."""
 SHORT, LONG = 60, 540
 """The shortest and the longest run time of small tasks, in seconds."""
 STARVING = 600
@@ -119,7 +119,7 @@ def draw(costs: Sequence[Cost]) -> str:
 
 
 def heads(nodes: int, lanes: int) -> None:
-    """Print the CPU time of cycles: when heads of many shapes begin to starve, without changes, when a task ends."""
+    """Print the CPU time of cycles: as heads of many shapes begin to starve, without changes, and when a task ends."""
     w = World({**SETTINGS, "hold_large": False, "queues": {"root": {"full": {}, "waiting": {}}}})
     w.nodes(nodes, cpu=8, memory="64Gi")
     task = {"name": "s", "count": 2 * nodes, "min": 1, "resources": {"cpu": 4}}

@@ -1,10 +1,10 @@
-"""`python -m bench.kubernetes`: pods bound a second on a real control plane, beside other schedulers and a floor.
+"""`python -m bench.kubernetes`: pods bound per second on a real control plane, compared with other schedulers.
 
-Every run has a new cluster on 127.0.0.1 with 1,000 nodes. All pods are created first; then the scheduler starts, and
-the time from its start to the last binding counts, as a watch on the API server sees it. The floor is a program that
-binds to nodes in turn without deciding. The bindings of a gang begin together there too, so that its spread in a gang
-is that of the API server. The other schedulers are kube-scheduler, Volcano and YuniKorn (`kubernetes_peers.py`).
-`--large` measures the start on a cluster with many bound pods, `--reasons` the time to a reason on a pod.
+Every run has a new cluster on 127.0.0.1 with 1,000 nodes. All pods are created first; then the scheduler starts. The
+time from its start to the last binding counts, as seen by a watch on the API server. The floor is a program that binds
+to nodes in turn without deciding. It also begins the bindings of a gang together, so that its spread within a gang is
+that of the API server. The other schedulers are kube-scheduler, Volcano and YuniKorn (`kubernetes_peers.py`). `--large`
+measures the start on a cluster with many bound pods, `--reasons` the time until a pod shows a reason.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def pod(number: int, scheduler: str, kind: str, bound: str = "") -> Json:
 
 
 def groups(name: str, kind: str, pods: int) -> Iterator[tuple[str, Json]]:
-    """Yield the objects of the gangs of schedulers that need them, as paths and bodies."""
+    """Yield the group objects that a scheduler needs for gangs, as paths and bodies."""
     if name == "kube-scheduler" and kind == "gangs":
         policy = {"schedulingPolicy": {"gang": {"minCount": GANG}}}
         for at in range(pods // GANG):
@@ -104,7 +104,7 @@ async def send(http: Http, requests: Iterator[tuple[str, Json]], at_once: int = 
 
 
 class Bound:
-    """The times at which pods were bound, as a watch sees it. Pods that a scheduler creates do not count."""
+    """The times at which pods were bound, as seen by a watch. Pods that a scheduler creates do not count."""
 
     def __init__(self, http: Http, wanted: int) -> None:
         self.times: dict[str, float] = {}
@@ -150,7 +150,7 @@ async def floor(http: Http, nodes: int, scheduler: str, at_once: int) -> None:
 
 
 class Started:
-    """A scheduler that runs, with its processes by name."""
+    """A running scheduler, with its processes by name."""
 
     def __init__(self, *processes: subprocess.Popen[bytes]) -> None:
         self.processes = processes
@@ -173,7 +173,7 @@ def _cpu(pid: int) -> float:
 
 
 def _memory(pid: int) -> int:
-    """Return the largest memory of a process so far, in MiB."""
+    """Return the peak memory of a process so far, in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
 
@@ -303,7 +303,7 @@ HEAD = (
 
 
 async def reasons(nodes: int, at_once: int) -> None:
-    """Create pods that fit on no node, one after the other: the time until each has a condition that says why."""
+    """Create pods that fit on no node, one by one; measure the time until each has a condition with the reason."""
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), arguments=NATIVE) as plane:
         http = Http(read_kubeconfig(plane.kubeconfig(ADMIN))[0], 32)
         await send(http, iter([("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})]))
@@ -313,7 +313,7 @@ async def reasons(nodes: int, at_once: int) -> None:
         times: list[float] = []
         for at in range(21):
             body = pod(at, "fairlead", "plain")
-            if at:  # the first one is bound, which shows that the adapter works
+            if at:  # the first pod is bound, which shows that the adapter works
                 body["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "64"
             path = f"/api/v1/namespaces/{NAMESPACE}/pods"
             began = time.monotonic()
@@ -328,7 +328,7 @@ async def reasons(nodes: int, at_once: int) -> None:
 
 
 async def large(nodes: int, pods: int, at_once: int) -> None:
-    """Start on a cluster with many bound pods: the time to the first binding of a waiting one, and the memory."""
+    """Start on a cluster with many bound pods: measure memory, and the time to the first binding of a waiting pod."""
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), arguments=NATIVE) as plane:
         http = Http(read_kubeconfig(plane.kubeconfig(ADMIN))[0], 32)
         await send(http, iter([("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})]))

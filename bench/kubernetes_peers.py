@@ -27,13 +27,13 @@ MODULES = {
 }
 """Scheduler → its module, and the program in it."""
 REPLACED = {"volcano": "volcano.sh/apis=volcano.sh/apis@v1.14.0"}
-"""Scheduler → a module that its go.mod takes from its own source tree, which the registry has not as a whole."""
+"""Scheduler → a module that its go.mod takes from its own source tree, and that the registry lacks in this form."""
 CRDS = "config/crd/volcano/bases"
 SETTINGS = "installer/helm/chart/volcano/config/volcano-scheduler.conf"
-"""The settings that an installation of Volcano has. Without such a file the scheduler starts, and binds nothing."""
+"""The settings of a Volcano installation. Without such a file the scheduler starts, and binds nothing."""
 VOLCANO = "/apis/scheduling.volcano.sh/v1beta1"
 LIMIT = "5000"
-"""Calls a second that a client allows itself."""
+"""Calls per second that a client allows itself."""
 Json = dict[str, Any]
 
 
@@ -95,7 +95,7 @@ def definitions(name: str) -> Iterator[tuple[str, Json]]:
 
 
 def queues(name: str) -> Iterator[tuple[str, Json]]:
-    """Yield the queues that have to be open before the scheduler takes their pods; Volcano's controller opens them."""
+    """Yield the queues that have to be open before the scheduler accepts pods; Volcano's controller would open them."""
     if name == "volcano":
         for each, above in (("root", {}), ("default", {"parent": "root"})):
             kind = {"apiVersion": VOLCANO.removeprefix("/apis/"), "kind": "Queue"}
@@ -103,7 +103,7 @@ def queues(name: str) -> Iterator[tuple[str, Json]]:
 
 
 def group(name: str, size: int) -> Json:
-    """Return the PodGroup of Volcano for a gang. A plain pod has one too, which Volcano's controller makes for it."""
+    """Return Volcano's PodGroup for a gang. Volcano's controller makes one for a plain pod, too."""
     needs = {"cpu": str(size), "memory": f"{size}Gi"}
     return {
         "apiVersion": VOLCANO.removeprefix("/apis/"),
@@ -115,7 +115,7 @@ def group(name: str, size: int) -> Json:
 
 
 def mark(scheduler: str, metadata: Json, gang: str, size: int) -> None:
-    """Write into the metadata of a pod what tells the scheduler its gang; `size` is 1 for a plain pod."""
+    """Mark the gang of a pod in its metadata, as the scheduler expects it; `size` is 1 for a plain pod."""
     if scheduler == "volcano":
         metadata["annotations"] = {"scheduling.k8s.io/group-name": gang}
     elif size == 1:

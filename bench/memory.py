@@ -1,4 +1,4 @@
-"""The memory of waiting jobs: resident, above the same process with an empty partition."""
+"""Memory of waiting jobs: resident, above that of the same process with an empty partition."""
 
 from __future__ import annotations
 

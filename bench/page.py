@@ -1,4 +1,4 @@
-"""The web page: what open pages cost the server, how quickly jobs are found, and frames of a map of 10,000 nodes.
+"""The web page: the server's cost of open pages, the speed of finding jobs, and frames of a map of 10,000 nodes.
 
 `python -m bench.page [SCALE]` runs it, in about two minutes. It needs Chromium and the built page.
 """
@@ -17,6 +17,7 @@ import psutil
 
 from bench.harness import HEAD, ROOT, Row, line
 from tests.web.browser import missing, running
+from tests.web.fleet import node_documents
 
 NODES, JOBS, PAGES = 10_000, 100_000, 100
 SECONDS = 15.0
@@ -45,10 +46,11 @@ FRAMES = """async () => {
 
 
 async def with_pages(url: str, token: str, nodes: int, pages: int, pid: int) -> tuple[float, int]:
-    """Return the part of a core that the server uses while nodes change each second, and the messages to pages."""
+    """Return the part of a core that the server uses while nodes change every second, and the messages to pages."""
     headers = {"Authorization": f"Bearer {token}"}
     limits = httpx.Limits(max_connections=None)
     messages: list[int] = []
+    last = [document["name"] for document in node_documents(nodes)[-10:]]
     async with httpx.AsyncClient(base_url=f"{url}/api/v1", headers=headers, timeout=60, limits=limits) as client:
 
         async def page() -> None:
@@ -66,7 +68,7 @@ async def with_pages(url: str, token: str, nodes: int, pages: int, pid: int) -> 
             number += 1
             for node in range(10):
                 action = "drain" if number % 2 else "enable"
-                answer = await client.post(f"/nodes/cpu-{nodes - 1 - node:05}/{action}")
+                answer = await client.post(f"/nodes/{last[node]}/{action}")
                 answer.raise_for_status()
             await asyncio.sleep(1)
         part = (sum(server.cpu_times()[:2]) - busy) / (perf_counter() - began)
@@ -77,7 +79,7 @@ async def with_pages(url: str, token: str, nodes: int, pages: int, pid: int) -> 
 
 
 def found(client: httpx.Client, jobs: int) -> Iterator[Row]:
-    stage = {"resources": {"cpu": 4}}  # the queue is at its limit, so all of them wait
+    stage = {"resources": {"cpu": 4}}  # the queue is at its limit, so all of these jobs wait
     for start in range(0, jobs, 5_000):
         documents = [
             {"name": f"job-{at}", "queue": "root.ci", "stages": [stage]}

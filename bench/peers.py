@@ -1,7 +1,7 @@
 """Fairlead and comparable systems, measured in the same minutes: `python -m bench.peers DIRECTORY --python PYTHON`.
 
-The directory has a script for each of the other systems, which prints a line of JSON; the interpreter is one that has
-them installed. The scripts need root, since each runs in a network of its own. Everything runs in turn, several times,
+The directory has a script for each of the other systems, which prints a line of JSON; the interpreter has them
+installed. The scripts need root, since each runs in its own network namespace. Everything runs in turn, several times,
 and the table has the medians. Use a quiet machine.
 """
 
@@ -98,7 +98,7 @@ def main() -> int:
 
 
 def table(results: dict[str, dict[str, list[float]]]) -> str:
-    """Return a table of medians, and of each rate as a part of the first floor and of the best other system."""
+    """Return a table of medians, with each rate relative to the first floor and to the best other system."""
     rates = {name: median(figures[RATE]) for name, figures in results.items() if RATE in figures}
     floor = next((rate for name, rate in rates.items() if name.startswith("floor")), None)
     best = max((rate for name, rate in rates.items() if not name.startswith(("floor", "Fairlead"))), default=None)

@@ -1,4 +1,4 @@
-"""Looks into the future: start times of waiting jobs, and the cycles of a writer while they are computed."""
+"""Predictions: the speed of computing start times of waiting jobs, and the writer's cycles meanwhile."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ GOAL = 5.0
 PAUSE = 0.01
 """Seconds between two cycles, as under load."""
 QUIET = 300
-"""Cycles without a question, of which the first ones do not count."""
+"""Cycles without a question; the first ones do not count."""
 UNAFFECTED = 1.1
-"""The cycles may take this times as long while start times are computed."""
+"""Factor by which cycles may slow down while start times are computed."""
 
 
 def previewing(scale: float) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""The time of a restart: from a snapshot and the records behind it to the state, in a fresh process."""
+"""The time of a restart: from a snapshot and later records to the state, in a fresh process."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def recover(folder: str) -> dict[str, float]:
 
 
 def recover_database(url: str) -> dict[str, float]:
-    """Measure how long a new leader takes to have the state, from its first connection to the database."""
+    """Measure how long a new leader takes to load the state, from its first connection to the database."""
     began = perf_counter()
     with PostgresJournal(url) as journal:
         Writer(journal, PARTITION)

@@ -1,12 +1,12 @@
-"""How true drawn run times are: each job of a public log is compared with what would be drawn for it.
+"""Accuracy of drawn run times: each job of a public log is compared with the run times drawn for it.
 
     python -m bench.runtimes LOG [--jobs 6000] [--no-estimates]
 
-Jobs start as they are submitted, so nothing is simulated. Run times are drawn for each job at its start, and for all
-that run when each tenth job is submitted, above the time that they have run. If the real run time is drawn like the
-others, it is among the lowest 5 % of them in 5 % of the cases, and among the highest 5 % in 5 %. The score is the CRPS
-of log(1 + remaining seconds): the lower, the better. `alike` is the correlation of the places of two running jobs, by
-what they share.
+Jobs start when they are submitted, so nothing is simulated. Run times are drawn for each job at its start, and for all
+running jobs when every tenth job is submitted, above the time that they have run. If the draws are accurate, the real
+run time is among the lowest 5 % of them in 5 % of the cases, and among the highest 5 % in 5 %. The score is the CRPS of
+log(1 + remaining seconds): the lower, the better. `alike` is the correlation of the ranks of two running jobs, by what
+the jobs have in common.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST = 25
 """Running jobs that are compared at one time."""
 
 Place = tuple[Arrival, float, float]
-"""A job, the part of the drawn run times that are below its own, and the score."""
+"""A job, the part of the drawn run times that are below its real one, and the score."""
 
 
 def examine(log: Path, jobs: int | None, estimates: bool) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def examine(log: Path, jobs: int | None, estimates: bool) -> dict[str, Any]:
             drawn = [ran for ran in draws if ran is not None]
             if not drawn:
                 nonlocal left_out
-                left_out += 1  # nothing tells how long it runs
+                left_out += 1  # nothing is known about its run time
             else:
                 found.append((job, *_judged(drawn, max(1, job.durations[0]), now - job.at, rng)))
         return found
@@ -85,7 +85,7 @@ def examine(log: Path, jobs: int | None, estimates: bool) -> dict[str, Any]:
 
 
 def _judged(drawn: Sequence[Micros], real: Micros, elapsed: Micros, rng: Random) -> tuple[float, float]:
-    """Return the place of the real run time among the drawn ones, a random one of equal ones, and the score."""
+    """Return the rank of the real run time among the drawn ones, with random ties, and the score."""
     below = sum(ran < real for ran in drawn)
     place = (below + rng.randint(0, sum(ran == real for ran in drawn)) + 0.5) / (len(drawn) + 1)
     logs = sorted(log1p((ran - elapsed) / SECOND) for ran in drawn)
@@ -107,7 +107,7 @@ def _figures(places: Sequence[Place]) -> dict[str, float]:
 
 
 def _alike(later: Sequence[Sequence[Place]]) -> dict[str, float]:
-    """Return the correlation of the places of jobs that run at the same time, as normal scores."""
+    """Return the correlation of the ranks of jobs that run at the same time, as normal scores."""
     normal = NormalDist().inv_cdf
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for places in later:

@@ -1,9 +1,9 @@
-"""Servers on PostgreSQL: submits per second against SQLite in the same run, how long a change of leader takes, and
-what partitions gain on one and on two servers.
+"""Servers on PostgreSQL: submits per second compared with SQLite, the time of a change of leader, and the gain of
+partitions on one and on two servers.
 
     python -m bench.servers [--trials 20] [--seconds 8] [submits] [failover] [recovery] [partitions]
 
-It starts a PostgreSQL of its own, with its data on the same disk as the files of SQLite and with its default settings.
+It starts its own PostgreSQL, with its data on the same disk as the files of SQLite and with default settings.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _one_failover(pair: list[Server], how: signal.Signals) -> float:
     began = time.monotonic()
     leader.process.send_signal(how)
     with standby.client() as client:
-        wait_until(standby.leads)  # the client itself would pause between its attempts
+        wait_until(standby.leads)  # the client itself would pause between attempts
         client.submit(["true"])
     took = time.monotonic() - began
     leader.process.wait(60)

@@ -38,7 +38,7 @@ def shares(scale: float) -> Iterator[Row]:
 
 
 def _turns(writer: Writer, loop: float) -> Row:
-    """Measure the choice of the next leaf, down the tree and up again, when every leaf has waiting tasks."""
+    """Measure choosing the next leaf, down the tree and up again, when every leaf has waiting tasks."""
     partition = writer.partition
     leaves = [partition.queues[path] for path in sorted({lane.queue.path for lane in partition.lanes.values()})]
     tree = Tree(leaves, partition.uses(), {})

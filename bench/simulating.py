@@ -1,4 +1,4 @@
-"""The simulator: jobs of a made-up log through the real writer, in one process on one core."""
+"""The simulator: jobs of a synthetic log through the real writer, in one process on one core."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairlead.writer.memory import spared
 JOBS = 10_000
 PROCESSORS = 256
 GOALS = {"fcfs": 2_034, "easy": 2_848}
-"""Jobs a second: a log of 122,060 within a minute, one of 28,476 within ten seconds."""
+"""Jobs per second: a log of 122,060 within a minute, one of 28,476 within ten seconds."""
 
 
 def simulating(scale: float) -> Iterator[Row]:

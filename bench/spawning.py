@@ -1,4 +1,4 @@
-"""Processes a second through an agent and its spawners alone, against the rate of two plain processes.
+"""Processes per second through an agent and its spawners alone, compared with two plain processes.
 
 A stand-in for the server sends tasks ahead, as chains do, and confirms all reports. Every task has a session, two log
 files, a limit and a ledger, as always.
@@ -48,7 +48,7 @@ TASKS = 4_000
 LONE = 100
 ROUNDS = 3
 AHEAD = 300
-"""The number of tasks that are sent ahead: enough for about a tenth of a second."""
+"""Number of tasks to send ahead: enough for about a tenth of a second."""
 USER, AGENT_AS, TASKS_AS = "bench", "daemon", "nobody"
 """The user of the tasks, and the system users of the agent and of the tasks."""
 OWN = (f"--for={USER}", *["--user=root"] * (os.geteuid() == 0))
@@ -101,7 +101,7 @@ class Stand:
         return perf_counter() - began
 
     async def lone(self, number: int) -> float:
-        """Run one task on an idle agent. Returns the seconds until it is reported as running or ended."""
+        """Run one task on an idle agent. Return the seconds until it is reported as running or ended."""
         began = perf_counter()
         await self._launch(number, (0, 1), 0, 0)
         ended = await self._receive()
@@ -257,8 +257,8 @@ def _other(tasks: int, rooms: int, lone: int) -> Times:
 def _folder(within: str | None = None) -> Path:
     """Return a new folder. It is deleted when the process ends.
 
-    An ext4 file system does not use a number of a deleted file again for 35 seconds, and looks at all of them for every
-    new file: agents in a folder beside a deleted one started 850 tasks a second instead of 1,600.
+    ext4 does not reuse the inode of a deleted file for 35 seconds, and checks all such inodes for every new file:
+    agents in a folder beside a deleted one started 850 tasks a second instead of 1,600.
     """
     folder = tempfile.mkdtemp(dir=within, prefix="fairlead-bench-")
     atexit.register(shutil.rmtree, folder)

@@ -1,8 +1,8 @@
 """The input of the benchmarks: commands as they arrive from outside, and a large state made of changes.
 
-Job documents pass through JSON, so that no two jobs share a string that real submissions would not share.
-Partitions are not ready, so nothing is matched and placements are made here. They wait for a resource manager that
-registered and sends nothing.
+Job documents pass through JSON, so that no two jobs share a string that real submissions would not share. Partitions
+are not ready, so nothing is matched; placements are made here. They wait for a resource manager that is registered and
+sends nothing.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def node_commands(count: int) -> list[AddNode]:
 
 
 class Large:
-    """A writer's partition that is filled by changes, with one record a cycle.
+    """A writer's partition that is filled by changes, with one record per cycle.
 
     `write` makes changes as they are drawn, so a generator of changes sees the state that the earlier ones left.
     """
@@ -115,7 +115,7 @@ class Large:
             writer.cycle(batch, self.partition.now + 1_000)
 
     def write(self, changes: Iterable[Change]) -> bytes:
-        """Write one cycle without its phases, only a plan and a record. Returns the record."""
+        """Write one cycle without its phases, only a plan and a record. Return the record."""
         plan = Plan(self.partition, self.partition.now + 1_000)
         for change in changes:
             plan.do(change)
@@ -167,7 +167,7 @@ class Large:
         yield Acknowledged(number, self.partition.allocations[number].indices)
 
     def end(self, number: int) -> Iterator[Change]:
-        """Let the tasks of an allocation succeed. The job stays as it is: ends of jobs are not measured here."""
+        """Let the tasks of an allocation succeed. The job does not change: ends of jobs are not measured here."""
         yield Ended(number, self.partition.allocations[number].indices, "succeeded", exit_code=0)
 
     def mix(self, changes: int) -> Iterator[Change]:
@@ -189,7 +189,7 @@ def _made_spec(tasks: int) -> JobSpec:
 
 
 def reports(partition: Partition, jobs: Iterable[str], state: ReportState) -> Iterator[Report]:
-    """Yield reports of agents about the live tasks of these jobs, one an allocation."""
+    """Yield reports of agents about the live tasks of these jobs, one per allocation."""
     for job in jobs:
         for stage in partition.jobs[job].stages:
             for allocation in (stage.live or {}).values():

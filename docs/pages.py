@@ -2,6 +2,7 @@
 
 Files keep the places that they have in the repository, so that links between them lead to the same files on the site.
 The reference is made anew every time: commands from the command line, Python from docstrings.
+A link that leads nowhere is an error here, because Zensical looks only at links between pages, not at those to files.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PATTERNS = ["*.md", "LICENSE", "bench/*.md", "docs/**/*.md", "docs/*.svg", "examples/**/*.py"]
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+"""A block of code on a page: its first line, and its text."""
+PATTERNS = ["*.md", "LICENSE", "bench/*.md", "docs/**/*.md", "docs/*.svg", "docs/*.png", "examples/**/*.py"]
 
 PYTHON = """# Python
 
@@ -60,5 +63,37 @@ def gather(folder: Path) -> None:
     (reference / "python.md").write_text(PYTHON, encoding="utf-8")
 
 
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    """Return the links of a gathered page that lead to no file or to no heading.
+
+    A folder is no page of the site, and pages link to no other host, so such links are broken too.
+    """
+    broken: list[str] = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text(encoding="utf-8"))):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        if "://" in link or not target.is_file() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    return broken
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    gather(folder)
+    problems = [
+        f"{page.relative_to(folder)}: no such place: {link}"
+        for page in sorted(folder.rglob("*.md"))
+        for link in broken_links(page)
+    ]
+    if problems:
+        sys.exit("\n".join(["error: broken links", *problems]))
+
+
 if __name__ == "__main__":
-    gather(Path(sys.argv[1]))
+    main()

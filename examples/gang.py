@@ -5,7 +5,7 @@ starts until a fourth node joins.
 
 Prints:
     pending: 0 of 4 workers placed
-    worker: 4 new waiting, number 1 in its lane: never fits: all nodes and pools together take 3 of 4
+    worker: 4 tasks wait, first in queue root.default; can never run: all nodes and pools together take 3 of 4 tasks
     running: 4 of 4 workers placed
 """
 

@@ -5,7 +5,7 @@ limit and keeps its place, and Bob's job passes it. When Ann's first job ends, h
 
 Prints:
     ann-1 running, ann-2 pending, bob-1 running
-    main: 1 new waiting, number 1 in its lane: user ann in queue root.lab: limit cpu=4, used cpu=4, asked cpu=2
+    1 task waits, first in queue root.lab; the limit of user ann in queue root.lab is 4 CPUs: 4 in use, 2 more needed
     root.lab uses 6 CPUs
     ann-1 succeeded, ann-2 running, bob-1 running
 """

@@ -6,7 +6,7 @@ its tries.
 Prints:
     on n0: assigned, attempt 1
     pending: node n0 refused the launch
-    main: 1 new waiting, number 1 in its lane: room for 0 of 1 (nodes: 1 backed off)
+    1 task waits, first in queue root.default; 0 of 1 fit now: 1 node is paused after failed launches
     on n1: running, attempt 2, 0 tries used
 """
 

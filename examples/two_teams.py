@@ -75,8 +75,8 @@ class Week:
         print(f"{title}: first tasks of a day wait {mean:.0f} minutes on average, {self.watch.stops} tasks run again")
 
 
-Week().report("without rebalance")
-week = Week(rebalance_threshold=10, rebalance_after="15min", preempt_grace="1min")
+Week(rebalance_after=0).report("without rebalance")
+week = Week(rebalance_after="15min", preempt_grace="1min", starving_after="1h")
 week.report("with rebalance")
 if len(sys.argv) > 1:
     own = NODES / 2

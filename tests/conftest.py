@@ -1,7 +1,9 @@
 """Settings of the whole suite: Hypothesis draws the same examples every time in CI; PostgreSQL is started if needed."""
 
 import os
+import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import settings
@@ -12,11 +14,14 @@ from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.policy.registry import Registry
 from tests.postgres import MISSING, Postgres, programs, running
 from tests.web.browser import missing as no_browser
+from tests.web.browser import unchecked
 
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.register_profile("dev", deadline=None)
 IN_CI = os.environ.get("CI") == "true"
 settings.load_profile("ci" if IN_CI else "dev")
+# Programs that tests start can be interrupted, also if the tests run in the background, where SIGINT is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -24,6 +29,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(MISSING)
     if no_browser():
         terminalreporter.write_line(no_browser())
+    if unchecked():
+        terminalreporter.write_line(unchecked())
+    if find_spec("torch") is None:
+        terminalreporter.write_line("tests of torch left out: it is not installed; uv pip install torch installs it")
 
 
 @pytest.fixture(scope="session")

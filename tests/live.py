@@ -29,23 +29,28 @@ def spawners(directory: Path) -> list[psutil.Process]:
 
 
 class Up:
-    """A server with an agent on the same machine."""
+    """A server with an agent on the same machine, or without one."""
 
-    def __init__(self, folder: Path, *options: str, here: Path | None = None) -> None:
+    _command = "up"
+
+    def __init__(self, folder: Path, *options: str, here: Path | None = None, agent: bool = True) -> None:
         """`here` is the current folder of the server."""
         self.folder = folder
+        if not agent:
+            self._command = "server"
         self._here = here
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("FAIRLEAD_")},
             "FAIRLEAD_DATA": str(folder),
             "LOGNAME": "ann",
+            "CUDA_VISIBLE_DEVICES": "",  # the node is the same on machines with GPUs
         }
-        self._options = options or ("--name", "box", "--resource", "cpu=4", "--resource", "memory=8Gi")
+        self._options = options or ("--name", "box", "--resource", "cpu=4", "--resource", "memory=8Gi") * agent
         self.start()
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [PROGRAM, "up", "--port", "0", "--json", *self._options],
+            [PROGRAM, self._command, "--port", "0", "--json", *self._options],
             env=self.environment,
             cwd=self._here,
             stdout=subprocess.PIPE,

@@ -12,6 +12,7 @@ from fairlead.core.changes import Placed
 from fairlead.core.entitlement import Uses
 from fairlead.core.match import share_tree
 from fairlead.core.match.user_turns import UserTurn
+from fairlead.core.model import Stage
 from fairlead.core.nodes import NodeTable
 from fairlead.core.outcomes import stop
 from fairlead.core.plan import Plan
@@ -98,6 +99,12 @@ def stop_new_work(monkeypatch: pytest.MonkeyPatch) -> None:
                 stop(plan, allocation, allocation.indices, "preempt")
 
     monkeypatch.setattr(cycle, "preempt", planted)
+
+
+def replace_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member of a strict gang that fails or is lost comes back alone."""
+    monkeypatch.setattr(Stage, "on_failure", property(lambda stage: "replace"))
+    monkeypatch.setattr(Stage, "on_loss", property(lambda stage: "replace"))
 
 
 def newest_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from fairlead.journal.opening import open_journal
 from fairlead.journal.snapshot import renew
 from fairlead.journal.verify import verify
 from fairlead.testing import World
+from tests.live import Up
 from tests.servers import Agent, Server, wait_until
 from tests.test_db_copy import key_of, made
 
@@ -93,7 +94,8 @@ def test_a_running_server_is_backed_up_and_restored(tmp_path: Path, place: str) 
     if place.startswith("postgresql"):
         wait_until(lambda: "runs on" not in refused("restore", tmp_path / "second", place, *key))
     assert "add --replace" in refused("restore", tmp_path / "second", place, *key)
-    assert run("restore", tmp_path / "second", place, "--replace", *key)["replaced"]
+    again = run("restore", tmp_path / "second", place, "--replace", *key)
+    assert again["replaced"] and again["token_kept"] is (not place.startswith("postgresql"))
     server = server_on(tmp_path, place)
     try:
         wait_until(server.leads)
@@ -295,3 +297,26 @@ def test_tasks_that_a_restore_does_not_know_go_on(tmp_path: Path) -> None:
     finally:
         server.kill()
         agent.stop()
+
+
+def test_a_new_administrators_token_is_announced(tmp_path: Path) -> None:
+    key = ("--secrets-key", str(tmp_path / "key"))
+    up = Up(tmp_path / "data", *key, agent=False)
+    try:
+        up.run("backup", str(up.folder), str(tmp_path / "backup"), *key)
+        said = up.run("restore", str(tmp_path / "backup"), str(tmp_path / "moved"), *key)
+        assert "the administrator's token changes" in said and str(tmp_path / "moved") in said
+    finally:
+        up.close()
+    said = up.run("restore", str(tmp_path / "backup"), str(up.folder), "--replace", *key)
+    assert "token" not in said
+    before, again = up.token, Up(tmp_path / "data", *key, agent=False)
+    try:
+        assert again.token == before
+    finally:
+        again.close()
+    other = Up(tmp_path / "moved", *key, agent=False)
+    try:
+        assert other.token != before
+    finally:
+        other.close()

@@ -55,8 +55,9 @@ NOT_A_NAME = (
 NOT_A_QUEUE = "is not a queue's name; use 1 to 63 letters, digits or _ @ + - and no dots"
 JOB_KEYS = "it has after, gang, groups, labels, name, preemptible, preempts, priority, queue, stages, user"
 STAGE_KEYS = (
-    "it has apart, array, command, count, directory, environment, error, estimate, min, name, near, on_loss, output, "
-    "pool, prefer, resources, results, scaling, secrets, selectors, time_limit, tolerations, tries, where"
+    "it has apart, array, command, count, directory, environment, error, estimate, min, name, near, on_failure, "
+    "on_loss, output, pool, prefer, resources, results, scaling, secrets, selectors, time_limit, tolerations, tries, "
+    "where"
 )
 EXPRESSIONS = (
     "write label, !label, label = value, label != value, label in (one, two), label notin (one, two), label > 8 or "
@@ -66,9 +67,9 @@ NODE_KEYS = "it has labels, name, pool, resources, taints, users"
 PARTITION_KEYS = (
     "it has backfill, batch_window, chain, checks, estimates, fence, heartbeat, held_nodes_percent, hold_for, "
     "hold_large, keep_ended, keep_keys, launch_timeout, lease, max_batch, max_launch_tries, max_orders, max_placed, "
-    "max_queued_bytes, max_queued_jobs, max_result_bytes, max_result_files, place, pool_pause, pools, preempt, "
-    "preempt_grace, promise_for, queues, ready_after, rebalance_after, rebalance_threshold, "
-    "replace_within, requestors, seed, share_memory, starving_after, unit"
+    "max_queued_bytes, max_queued_jobs, max_result_bytes, max_result_files, min_runtime, place, pool_pause, pools, "
+    "preempt, preempt_grace, promise_for, queues, ready_after, rebalance_after, rebalance_threshold, "
+    "recall_after, replace_within, requestors, seed, share_memory, starving_after, unit"
 )
 QUEUE_KEYS = (
     "it has share, guarantee, limit, max_jobs, order, scale_first, preemptible, submit, admin, users, "

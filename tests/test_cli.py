@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from typer import Typer
+from typer import Context, Typer
 from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner, Result
@@ -22,7 +23,7 @@ from typer.testing import CliRunner, Result
 from fairlead import __version__
 from fairlead.app import checked_config
 from fairlead.cli.documents import MAX_BYTES, Unreadable, read_document
-from fairlead.cli.main import app, narrow_app
+from fairlead.cli.main import PANELS, app, name_of, narrow_app
 from fairlead.core.changes import NodeMoved
 from fairlead.core.config import parse_config
 from fairlead.core.dump import dump, load
@@ -60,10 +61,35 @@ def test_version_and_help() -> None:
         assert command in shown.stdout
 
 
+def test_commands_are_shown_by_task() -> None:
+    shown = [line.split() for line in program("--help").stdout.splitlines()]
+    titles = [" ".join(words[1:-1]) for words in shown if words and words[0].startswith("╭")]
+    assert titles == ["Options", *PANELS]
+    page = (Path(__file__).parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
+    rows = [
+        re.findall(r"`([a-z-]+)`", line.partition("|")[2].partition("|")[2])
+        for line in page.splitlines()
+        if "| `" in line
+    ]
+    assert [*PANELS.values()] and rows[: len(PANELS)] == [
+        [name_of(entry) for entry in panel] for panel in PANELS.values()
+    ]
+    assert [name_of(entry) for panel in PANELS.values() for entry in panel] == commands_of(app)
+
+
+def test_no_help_text_loses_words_in_brackets() -> None:
+    assert "'fairlead[otel]'" in program("up", "--help").stdout
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("pss", "ps"), ("sbmit", "submit"), ("nodes", "node")])
+def test_a_misspelt_command_is_answered_by_the_nearest(wrong: str, meant: str) -> None:
+    assert f"Did you mean '{meant}'" in program(wrong).stderr
+
+
 def commands_of(some: Typer) -> list[str]:
     group = get_command(some)
     assert isinstance(group, TyperGroup)
-    return list(group.commands)
+    return group.list_commands(Context(group))
 
 
 def test_a_call_builds_only_its_command() -> None:
@@ -340,6 +366,7 @@ def test_the_same_as_json(tmp_path: Path) -> None:
 def test_all_settings_come_back(defaults: bool) -> None:
     """Every setting, also a new one, is set to another value than its default."""
     numbers = {"held_nodes_percent": 7, "rebalance_threshold": 8, "unit": "slots", "place": "spread", "fence": "none"}
+    numbers["min_runtime"] = 9
     settings: dict[str, Any] = {}
     for field in msgspec.structs.fields(PartitionSettings):
         if field.name in numbers:

@@ -40,9 +40,9 @@ def test_it_is_short_and_plain(text: str) -> None:
     "said",
     [
         "6 tasks run; root.ci uses 6 CPUs.",
-        "queue root.ci: limit cpu=6, used cpu=6, asked cpu=1",
+        "the limit of queue root.ci is 6 CPUs: 6 in use",
         "0 workers are placed",
-        "room for 4 of 6",
+        "4 of 6 fit now",
         "after one cycle 6 workers are placed",
         "main[2] on g0, device 1",
         "worker[5] was running as attempt 1; now it is pending.",

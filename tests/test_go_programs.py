@@ -27,7 +27,7 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         found = shutil.which(name)
         assert found is not None
         (folder / "bin" / name).symlink_to(found)
-    command = ["make", "-o", ".venv/.ready", f"PY={shlex.quote(sys.executable)}", *arguments]
+    command = ["make", "-o", ".venv/.tools", f"PY={shlex.quote(sys.executable)}", *arguments]
     environment = {"PATH": str(folder / "bin"), "XDG_CACHE_HOME": str(folder / "cache")}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
 

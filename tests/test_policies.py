@@ -320,7 +320,7 @@ def test_a_reason_without_a_text_says_its_name() -> None:
 
 @pytest.mark.usefixtures("harbour")
 def test_an_order_is_obeyed() -> None:
-    w = World({"preempt": "off", "queues": {"root": {"docks": {"order": "patient"}}}})
+    w = World({"preempt": "off", "hold_for": 0, "queues": {"root": {"docks": {"order": "patient"}}}})
     w.node("n", cpu=1)
     w.submit(name="busy", queue="root.docks", stages=[stage(1)])
     w.cycle()

@@ -13,7 +13,7 @@ import pytest
 from tests.live import Up
 from tests.test_docs import FENCE, ROOT
 
-PAGES = ["README.md", "docs/python.md", "docs/from/ray.md", "docs/from/beam.md"]
+PAGES = ["docs/python.md", "docs/from/ray.md", "docs/from/beam.md"]
 
 
 def blocks_of(page: str) -> list[tuple[str, str | None]]:

@@ -72,7 +72,7 @@ def whole_jobs(w: World) -> Steps:
     w.cycle()
     yield  # one stage is lost, the others still stop
     w.cycle()
-    assert [ask.job for ask in w.lanes()["root.default", "cpu=1 + cpu=2"]] == [jobs[2], jobs[1], jobs[0]]
+    assert [ask.job for ask in w.lanes()["root.default", "cpu=1 + cpu=2"]] == [jobs[2], jobs[0], jobs[1]]
     yield
     w.node("n2", cpu=8)
     w.refuse_launches("n2")

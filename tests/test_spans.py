@@ -73,7 +73,7 @@ def test_from_submit_to_running(tmp_path: Path, collector: Collector) -> None:
 
     own_spans = of_job(found, "own")
     assert own_spans["job"].trace_id != first["job"].trace_id and not own_spans["job"].parent_span_id
-    assert fields_of(own_spans["waiting"])["fairlead.reason"] == "room for 0 of 1"
+    assert fields_of(own_spans["waiting"])["fairlead.reason"] == "0 of 1 fit now"
     assert not of_job(found, "second"), "its caller records no spans"
 
 

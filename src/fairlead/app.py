@@ -1,4 +1,4 @@
-"""Connects the concrete classes for the command line, which does not import them itself."""
+"""Builds the running programs from their concrete classes, for the command line, which does not import them itself."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fairlead.wire.agent import Tasks
 
 REFRESH = 2.0
-"""Seconds between two looks for changes of other servers."""
+"""Seconds between two checks for changes by other servers."""
 ADAPTER_PAUSE = 5.0
 """Seconds before an adapter that ended starts again."""
 SWEEP = 3600.0
@@ -71,14 +71,15 @@ __all__ = [
 ]
 
 
-USUAL = ("agent joined", "node key renewed")
-"""Events of agents that are no warnings."""
+JOINED = "agent joined"
+USUAL = (JOINED, "node key renewed")
+"""Events of agents that are not warnings."""
 SERVER_KEY = "server-key"
 FIRST_PAUSE = 0.1
 RESUMES = 600
-"""How often a partition that is not served yet is asked for the logs of its nodes."""
+"""Attempts to resume copying logs of a partition that is not served yet."""
 LED_PAUSE = 0.5
-"""Seconds between two looks whether a partition is led here."""
+"""Seconds between two checks whether this server leads a partition."""
 SHORTEST_LEASE, LONGEST_LEASE = 1.0, 300.0
 SWITCH = 0.001
 """Seconds after which a thread in a long cycle lets another thread run. Python's default of 5 ms delays every step of a
@@ -87,7 +88,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class Failed(Exception):
-    """An operation that failed. `field` is the field of a document, if the problem is in one."""
+    """Raised if an operation failed. `field` is the field of a document, if the problem is in one."""
 
     def __init__(self, problem: str, field: str = "") -> None:
         super().__init__(problem, field)
@@ -108,7 +109,7 @@ def verify_journal(place: str | os.PathLike[str], progress: Progress) -> Iterato
 
 
 def shown_place(place: str) -> str:
-    """Return the place of a journal for messages, without passwords."""
+    """Return the location of a journal for messages, without passwords."""
     if not is_url(place):
         return place
     from fairlead.journal.pgconnection import shown_url
@@ -118,7 +119,7 @@ def shown_place(place: str) -> str:
 
 @contextmanager
 def refusals_as_failed() -> Iterator[None]:
-    """Raise refusals of the core as `Failed`, which the command line knows."""
+    """Raise refusals of the core as `Failed`, which the command line handles."""
     try:
         yield
     except Refused as refusal:
@@ -146,7 +147,7 @@ def load_policies() -> None:
 
 
 def checked_config(document: object, defaults: bool) -> dict[str, Any]:
-    """Parse and check a configuration, and return it in the form in which it is written."""
+    """Parse and check a configuration, and return it as it would be written in a file."""
     load_policies()
     with refusals_as_failed():
         return config_view(_parsed(document), defaults)
@@ -164,7 +165,7 @@ def logger_to(
     level: LogLevel = "info",
 ) -> FilteringBoundLogger:
     """Return a logger for `views.logs`, as JSON or for people. It changes no global setting."""
-    import structlog  # takes a while, and most commands log nothing
+    import structlog  # slow to import, and most commands log nothing
 
     render: Any = structlog.processors.JSONRenderer()
     if form == "console":
@@ -179,20 +180,20 @@ def logger_to(
 
 
 class Serve(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a server. `config` is the configuration document for a journal that has none yet."""
+    """Settings of a server. `config` is the configuration document for a new journal."""
 
     directory: Path
     url: str
-    """The URL for agents on this machine, and for other servers of the database."""
+    """The URL for agents on this machine, and for other servers on the database."""
     database: str = ""
-    """The address of a PostgreSQL database for all data that must not be lost. By default it is in the directory."""
+    """The address of a PostgreSQL database for all data that must not be lost. The default is the data directory."""
     lease: str = "3s"
-    """How long this server leads after its last renewal of a lease on PostgreSQL."""
+    """How long this server leads after it last renewed a lease on PostgreSQL."""
     config: object = None
     config_file: str = ""
     """The file that the user named for `config`."""
     secrets_key: Path | None = None
-    """The file with the key of the secrets; by default `key_path` decides."""
+    """The file with the key of the secrets; the default is that of `key_path`."""
     certificate: Path | None = None
     key: Path | None = None
     version: str = ""
@@ -200,26 +201,32 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     log_level: LogLevel = "info"
     history_size: str
     history_age: str = ""
-    """The age at which jobs leave the history; by default only its size counts."""
+    """The age at which jobs leave the history; by default only its size is limited."""
     journal_age: str = "1h"
     """How long records are kept, so that backups can be restored to an earlier time."""
     outputs: str = ""
-    """Where output of tasks is kept: a folder, by default in the data directory, or s3://BUCKET/PREFIX."""
+    """Where output of tasks is stored: a folder, by default in the data directory, or s3://BUCKET/PREFIX."""
     outputs_endpoint: str = ""
-    """The address of the object store, by default that of AWS."""
+    """The address of the object store; the default is AWS."""
     outputs_size: str
     outputs_age: str
     traces: str = ""
-    """The address of an OpenTelemetry collector for spans of jobs; by default there are none."""
+    """The address of an OpenTelemetry collector for spans of jobs; empty for none."""
     kubernetes: tuple[str, Path | None, str] = ("", None, "")
     """The kubeconfig file of a cluster whose pods this server schedules, the file of rules, and the lease."""
 
 
-async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], None], over: asyncio.Event) -> None:
+async def serve(
+    settings: Serve,
+    listening: socket.socket,
+    up: Callable[[str], None],
+    over: asyncio.Event,
+    joined: Callable[[], None] = lambda: None,
+) -> None:
     """Run the control plane and the API on a data directory until `over` is set.
 
-    Call `up` when requests are served, with a warning for the user or an empty text.
-    The imports are inside because they take a while; the caller starts the agent first.
+    Calls `up` when requests are served, with a warning for the user or an empty text, and `joined` when an agent joins.
+    The imports are inside because they are slow; the caller starts the agent first.
     """
     from fairlead.api.context import Services
     from fairlead.api.control import Control
@@ -328,9 +335,15 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     lock = directory / "server.lock"
     running = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(running, fcntl.LOCK_SH)  # released when this process ends
+
+    def agent_log(event: str, fields: dict[str, Any]) -> None:
+        (log.info if event in USUAL else log.warning)(event, **fields)
+        if event == JOINED:
+            joined()
+
     hub = Agents(
         identities,
-        log=lambda event, fields: (log.info if event in USUAL else log.warning)(event, **fields),
+        log=agent_log,
         secrets=secrets.values,
         ended=used,
         gang_seed=secrets.gang_seed,
@@ -338,8 +351,10 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         collected=collected,
     )
 
-    def record(partition: str, number: int, row: ResultRow, replace: bool) -> None:
-        if history.put_results(partition, number, row, replace) and row.warning:
+    def record(partition: str, number: int, rows: list[ResultRow], replace: bool) -> None:
+        for row in history.put_results(partition, number, rows, replace):
+            if not row.warning:
+                continue
             log.warning(
                 "results incomplete",
                 partition=partition,
@@ -360,7 +375,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         history.mark_copied,
     )
     resumed: dict[str, asyncio.Event] = {}
-    """Partition → set when it is known which logs of an earlier leader have to be copied."""
+    """Partition → set when the logs that an earlier leader did not copy are known."""
 
     async def settle(partition: str, nodes: Sequence[str]) -> None:
         await resumed.setdefault(partition, asyncio.Event()).wait()
@@ -374,7 +389,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         return {name: secret for name, (secret, _) in zip(names, tokens, strict=True)}
 
     def addresses() -> str:
-        """Return where agents of new machines find a leader: at this server, or at one of the others."""
+        """Return the addresses at which agents of new machines find a leader: this server and the others."""
         return ",".join(sorted({settings.url, *(member.address for member in control.standing.members)} - {""}))
 
     def forget(partition: str, names: Sequence[str]) -> None:
@@ -414,7 +429,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
     resuming: set[asyncio.Task[None]] = set()
 
     def leads(partition: str) -> None:
-        """Read what other servers wrote. Logs that an earlier leader has not copied are copied from now on."""
+        """Reload what other servers wrote, and copy the logs that an earlier leader did not copy."""
         for each in shared:
             each.refresh()
         loop.call_soon_threadsafe(resume, partition)
@@ -426,7 +441,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
         task.add_done_callback(resuming.discard)
 
     async def resume_later(partition: str) -> None:
-        for _ in range(RESUMES):  # it is served in a moment, unless it has another leader by then
+        for _ in range(RESUMES):  # the partition is served soon, unless another server has taken it over
             with suppress(Unserved, Refused):
                 await _resume_copies(control, partition, history, collector)
                 resumed[partition].set()
@@ -514,7 +529,7 @@ async def serve(settings: Serve, listening: socket.socket, up: Callable[[str], N
 
 
 def _span_sender(endpoint: str, version: str, registry: CollectorRegistry) -> SpanSender:
-    """Return what sends spans to a collector. Raise `Failed` if that is not possible."""
+    """Return the sender of spans to a collector. Raise `Failed` if it cannot be used."""
     from urllib.parse import urlsplit
 
     from fairlead.views.spansender import SpanSender
@@ -550,10 +565,10 @@ def _store_of(settings: Serve) -> Store:
 
 
 def _source_of(control: Callable[[], Control], history: History) -> Callable[[Node, Tasks, bool], Awaitable[Source]]:
-    """Return a function that finds the user of tasks and the limits of their result files, also of past jobs.
+    """Return a function that finds the user of tasks and the limits on their result files, also for past jobs.
 
-    With its last argument it leaves out tasks that did not run on the node: a node must not add to the results of
-    other tasks.
+    If its last argument is True, it leaves out tasks that did not run on the node: a node must not add to the results
+    of other tasks.
     """
     from fairlead.api.problems import Unserved
     from fairlead.engines.base import Away
@@ -595,7 +610,7 @@ def _source_of(control: Callable[[], Control], history: History) -> Callable[[No
 
 
 async def _resume_copies(control: Control, partition: str, history: History, collector: Collector) -> None:
-    """Have the logs copied that an earlier leader has not copied, from nodes of pools that still exist."""
+    """Copy the logs that an earlier leader did not copy, from nodes of pools that still exist."""
 
     def nodes_of_pools(state: Partition) -> list[str]:
         nodes = state.nodes
@@ -618,7 +633,7 @@ def _database_warnings(database: str) -> list[str]:
 
 
 async def _refresh(refreshers: Sequence[Callable[[], None]]) -> None:
-    """Follow changes of tokens, keys and secrets by other servers. While the database is away nothing changes."""
+    """Reload tokens, keys and secrets that other servers changed. Nothing changes while the database is away."""
     from fairlead.api.smallfile import FileProblem
 
     while True:
@@ -661,7 +676,7 @@ def _adapter_maker(
         return make_runner(options, DirectLink(control, options.name, "", Lost), log)
 
     try:
-        make()  # what is wrong with the options is told now
+        make()  # fail now if the options are wrong
     except Unusable as problem:
         raise Failed(str(problem)) from problem
     return make
@@ -672,7 +687,7 @@ async def _adapt(
 ) -> None:
     """Schedule the pods of a Kubernetes cluster while this server leads their partition.
 
-    If the adapter ends, another one starts.
+    If the adapter ends, it is started again.
     """
     while make is not None:
         while not _is_led(control):
@@ -709,7 +724,7 @@ def _is_led(control: Control) -> bool:
 def documents_of(directory: Path, database: str, secrets_key: Path | None) -> Documents:
     """Return the documents of a server: files of its data directory, or rows of its database.
 
-    In a database the server's own key is encrypted too, because a copy of the database is easily passed on.
+    In a database the server's own key is encrypted too, because copies of a database are easily passed on.
     """
     from fairlead.api.sealed import SealedFile, key_path
     from fairlead.api.smallfile import Document, SmallFile, StoredDocument
@@ -729,7 +744,7 @@ def documents_of(directory: Path, database: str, secrets_key: Path | None) -> Do
 
 
 def open_documents(directory: Path, database: str, secrets_key: Path | None) -> Documents:
-    """Do the same for the command line, with `Failed` for all problems."""
+    """Return `documents_of` for the command line: all problems are raised as `Failed`."""
     from fairlead.api.smallfile import FileProblem
 
     try:

@@ -1,4 +1,4 @@
-"""All data of a server in another place: `fairlead db copy`, `fairlead backup` and `fairlead restore`.
+"""Copies all data of a server: `fairlead db copy`, `fairlead backup` and `fairlead restore`.
 
 Journal, history and documents are copied by the same functions between a data directory, a database and a backup. A
 backup is a folder with the files of a data directory; the server's own key is encrypted in it, and `backup.json`
@@ -28,14 +28,14 @@ from fairlead.journal.opening import is_url, open_journal
 if TYPE_CHECKING:
     from fairlead.api.identities import Documents
 
-__all__ = ["Failed", "Point", "back_up", "copy_data", "restore_backup", "shown_time"]
+__all__ = ["Failed", "Point", "back_up", "copy_data", "keeps_token", "restore_backup", "shown_time"]
 
 MANIFEST = "backup.json"
 FORMAT = 1
 ALWAYS = 2**62
 DOCUMENTS = (SERVER_KEY, "tokens", "nodes", "secrets")
 FILES = ("journal", "history")
-"""The databases in a data directory; their other files have the same name with something behind it."""
+"""The databases in a data directory; their other files have these names with a suffix."""
 
 
 class Manifest(msgspec.Struct):
@@ -43,14 +43,14 @@ class Manifest(msgspec.Struct):
 
     format: int
     version: str
-    """The version of the program that made it."""
+    """The version of the program that made the backup."""
     source: str
     made: Micros
     partitions: dict[str, Span]
 
 
 def copy_data(source: str, target: str, secrets_key: Path | None, told: Told) -> Path:
-    """Copy all data of a server to an empty place, compare them, and return the key file of both.
+    """Copy all data of a server to an empty target, compare them, and return the key file of both.
 
     `told` is called with the name and the number of rows of each part.
     """
@@ -78,7 +78,7 @@ def copy_data(source: str, target: str, secrets_key: Path | None, told: Told) ->
 def back_up(
     source: str, target: Path, secrets_key: Path | None, version: str, told: Told, progress: Progress
 ) -> Manifest:
-    """Copy all data of a server, which may run, into a new folder, which appears when the backup is complete."""
+    """Copy all data of a server, which may be running, into a new folder. It appears when the backup is complete."""
     _need_data(source)
     target = target.absolute()
     if target.exists():
@@ -116,10 +116,10 @@ def restore_backup(
     told: Told,
     progress: Progress,
 ) -> tuple[dict[str, Span], str]:
-    """Copy a backup, as it was at a point, into an empty place, or into one whose data it replaces.
+    """Copy a backup, as of a point in time, to an empty target, or to one whose data it replaces.
 
-    Return the restored partitions, and the place of the replaced data. Epochs go on above all earlier ones, so that
-    agents follow the servers of this place.
+    Return the restored partitions, and where the replaced data are. New epochs are above all earlier ones, so that
+    agents accept the restored servers.
     """
     from fairlead.api.datafolder import prepare
 
@@ -136,7 +136,7 @@ def restore_backup(
         if not key.exists():
             raise Failed(f"{key}: the key file of the backup is missing; put it there, or name it with --secrets-key")
         documents = _sealed_documents(backup, key)
-        documents(SERVER_KEY).read()  # a wrong key file is noticed before anything is changed
+        documents(SERVER_KEY).read()  # fail on a wrong key file before anything is changed
         replaced = _make_empty_database(target, replace) if is_url(target) else _make_empty_folder(folders[0], replace)
         _copy_documents(documents, _documents(target, key), told)
         with open_journal(backup / "journal", read_only=True) as old, open_journal(_journal_at(target)) as new:
@@ -146,8 +146,23 @@ def restore_backup(
     return spans, replaced
 
 
+def keeps_token(target: str) -> bool:
+    """True if the administrator's token in a data directory is one of its restored tokens, so that it stays valid.
+
+    A database has no such file: each server has one in its own data directory.
+    """
+    from fairlead.api.tokens import Tokens
+
+    file = Path(target) / "token"
+    return (
+        not is_url(target)
+        and file.exists()
+        and Tokens(Path(target) / "tokens").find(file.read_text().strip()) is not None
+    )
+
+
 def _copy_history(source: str, target: str, told: Told, spans: dict[str, Span], others: Micros = ALWAYS) -> None:
-    """Copy the history up to the end of each partition in the journal, and up to a time of other partitions."""
+    """Copy the history of each partition up to its end in the journal, and of other partitions up to `others`."""
     from fairlead.history.copying import copy_history
 
     ends = {name: span.last_time for name, span in spans.items()}
@@ -180,7 +195,7 @@ def _sealed_documents(backup: Path, key: Path) -> Documents:
 
 
 def _key_of(given: Path | None, *folders: Path) -> Path:
-    """Return the key file: the given one, or the one of a data directory."""
+    """Return the key file: the given one, or that of a data directory."""
     from fairlead.api.sealed import key_path
 
     if given is None and not folders:
@@ -208,7 +223,7 @@ def _manifest(backup: Path) -> Manifest:
 
 
 def _make_empty_folder(folder: Path, replace: bool) -> str:
-    """Move the data of a directory into a folder in it, and return that one; empty if there are none."""
+    """Move the data of a directory into a folder inside it, and return that folder; empty if there are no data."""
     found = [path for path in folder.iterdir() if path.name in DOCUMENTS or path.name.startswith(FILES)]
     if not found:
         return ""
@@ -222,7 +237,7 @@ def _make_empty_folder(folder: Path, replace: bool) -> str:
 
 
 def _make_empty_database(url: str, replace: bool) -> str:
-    """Rename the schema with the data of a database, and return its new name; empty if there are none."""
+    """Rename the schema with the data of a database, and return its new name; empty if there are no data."""
     from fairlead.journal.opening import need_driver
 
     need_driver()

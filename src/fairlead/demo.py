@@ -1,4 +1,4 @@
-"""`fairlead demo`: a short story of the scheduler at work.
+"""`fairlead demo`: a short story that shows the scheduler's decisions.
 
 All decisions come from a `World`; none are written down here. Each chapter is one method, in the order of the story.
 The clock is virtual; the journal is a real SQLite file in a temporary directory.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import wrap
 
 from rich.console import Console
 from rich.table import Table
@@ -112,7 +113,7 @@ class Story:
     def a_restart(self) -> None:
         w = self.world
         before = w.dump()
-        # Only the file stays: the connection and all state in memory are thrown away.
+        # Only the file remains: the connection and all state in memory are thrown away.
         w.journal.close()
         w.journal = SqliteJournal(self.path)
         w.restart()
@@ -142,7 +143,7 @@ class Story:
             table.add_row(job, view.queue, view.state, tasks, "-" if view.ended_at is None else f"{view.ended_at:g} s")
         self.console.print(table)
         self.console.print()
-        self.console.print("Read on: README.md for a first script, docs/architecture.md for how it works,")
+        self.console.print("Read on: docs/tour.md for the same from Python, docs/architecture.md for how it works,")
         self.console.print("examples/ for more stories like this one.")
 
     # -- printing ------------------------------------------------------------------------------------------------
@@ -162,7 +163,8 @@ class Story:
 
     def _quote(self, text: str) -> None:
         """Print a text of the scheduler itself."""
-        self.console.print(f"  > {text}", style="yellow", soft_wrap=True)
+        for line in wrap(text, 110, initial_indent="  > ", subsequent_indent="    "):
+            self.console.print(line, style="yellow", soft_wrap=True)
 
     def _why(self, job: str) -> None:
         for waiting in self.world.explain(job):

@@ -20,6 +20,7 @@ import socket
 import sys
 from contextlib import suppress
 from itertools import cycle
+from math import inf
 from time import monotonic, sleep
 
 RENDEZVOUS_TIMEOUT = 300.0
@@ -27,7 +28,7 @@ PAUSE = 0.05
 GREETING = 5.0
 """Seconds that the other side has to send its proof."""
 STRANGERS = 256
-"""Connections without a proof that are kept; the oldest one is dropped first."""
+"""Most unauthenticated connections; the oldest one is dropped first."""
 NUMBER = PROOF = 32
 RANK = 4
 LOOPBACK = "127.0.0.1"
@@ -72,7 +73,7 @@ class _Guest:
         self.received = b""
         self.answered = False
         self.rank = 0
-        """The rank of an authenticated member; 0 before."""
+        """The rank of an authenticated member; 0 before authentication."""
 
     def read(self, key: bytes, size: int) -> bool:
         """Read and check bytes of the connection; False if it must be dropped."""
@@ -96,7 +97,7 @@ class _Guest:
         return self.rank > 0
 
     def release(self, key: bytes) -> None:
-        with suppress(OSError):  # the scheduler notices a member that is gone
+        with suppress(OSError):  # the scheduler notices the loss of a member
             self.link.sendall(_proof(key, b"go", self.received[:NUMBER], self.number))
 
 
@@ -119,7 +120,7 @@ def _gather(address: str, port: int, key: bytes, size: int, until: float) -> Non
                 raise TimeoutError
             for selected, _ in ready.select(min(1.0, max(0.0, until - monotonic()))):
                 if selected.fileobj is server:
-                    with suppress(OSError):  # the connection is gone again, or no descriptors are left
+                    with suppress(OSError):  # the connection is gone, or no descriptors are left
                         link, _ = server.accept()
                         link.setblocking(False)
                         strangers[link] = guest = _Guest(link)
@@ -174,7 +175,7 @@ def _call(addresses: list[str], port: int, key: bytes, rank: int, until: float) 
         left = until - monotonic()
         if left <= 0:
             raise TimeoutError
-        # Ignored: the first member has not started yet, went away, or another process has its port.
+        # Ignored: the first member has not started yet or is gone, or another process has its port.
         with suppress(OSError), socket.create_connection((address, port), min(GREETING, left)) as link:
             if _wait_at(link, key, rank, until):
                 return
@@ -182,7 +183,7 @@ def _call(addresses: list[str], port: int, key: bytes, rank: int, until: float) 
 
 
 def _wait_at(link: socket.socket, key: bytes, rank: int, until: float) -> bool:
-    """Wait for the first member; True when it releases this one, False if the other side is not the first member."""
+    """Wait for the first member; True when it releases this one, False if the peer is not the first member."""
     mine, number = os.urandom(NUMBER), rank.to_bytes(RANK, "big")
     link.sendall(mine)
     answer = _received(link, NUMBER + PROOF, min(until, monotonic() + GREETING))
@@ -194,7 +195,7 @@ def _wait_at(link: socket.socket, key: bytes, rank: int, until: float) -> bool:
 
 
 def _received(link: socket.socket, count: int, until: float) -> bytes:
-    """Return `count` bytes, or fewer if the other side closes."""
+    """Return `count` bytes, or fewer if the peer closes."""
     data = b""
     while len(data) < count:
         link.settimeout(max(0.001, until - monotonic()))
@@ -205,5 +206,31 @@ def _received(link: socket.socket, count: int, until: float) -> bytes:
     return data
 
 
+def main(words: list[str]) -> None:
+    """Wait in a script. Exit with 1 if not all members come in time, and with 2 if the words are wrong."""
+    from argparse import ArgumentParser
+
+    parser = ArgumentParser(
+        prog="python -m fairlead.gang",
+        description="Wait until all members of the gang have called this, each in its own task. A task of a gang has "
+        "the variables that are needed. Exit code: 0 when all are there, 1 if not in time.",
+    )
+    parser.add_argument(
+        "seconds",
+        nargs="?",
+        type=float,
+        default=RENDEZVOUS_TIMEOUT,
+        metavar="SECONDS",
+        help=f"longest wait; {RENDEZVOUS_TIMEOUT:g} if it is not given",
+    )
+    seconds = parser.parse_args(words).seconds
+    if not 0 <= seconds < inf:
+        parser.error(f"{words[0]} is no time to wait; write a number of seconds, such as 60")
+    try:
+        wait(seconds)
+    except (TimeoutError, RuntimeError) as problem:
+        parser.exit(1, f"fairlead.gang: {problem}\n")
+
+
 if __name__ == "__main__":
-    wait(float(sys.argv[1]) if len(sys.argv) > 1 else RENDEZVOUS_TIMEOUT)
+    main(sys.argv[1:])

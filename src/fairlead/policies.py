@@ -89,8 +89,8 @@ def order(
 def check(name: str, *, counts_use: bool = True) -> Callable[[Refuses], Refuses]:
     """Add an admission check: the decorated function returns a reason if tasks of an ask may not start, or None.
 
-    It applies to partitions that name it in their setting `checks`. With `counts_use=False` its answer does not depend
-    on what runs, and floods of single tasks are booked in batches as without it.
+    It applies to partitions that name it in their setting `checks`. Set `counts_use=False` if its answer does not
+    depend on running tasks; then floods of single tasks are still booked in batches.
     """
 
     def add(refuses: Refuses) -> Refuses:

@@ -19,10 +19,10 @@ from tests.api.serving import JOB, Serving, serving, submit
 
 # Operation → the least role that may do it.
 ROLES = {
-    "user": "submit dryRun submitMany jobs job tasks explain eta etas story log results resultFile history attempts "
-    "kill hold release requeue scale setPriority nodes node queues queue lanes holds cancelAsk partitions usage "
-    "usageReport pools pool watch whoami secrets setSecret removeSecret metrics login logout map live timeline "
-    "pastMap pastQueues",
+    "user": "submit dryRun submitMany jobs job tasks explain eta etas story log results resultFile resultArchive "
+    "history attempts kill hold release requeue scale setPriority tryPriority nodes node queues queue lanes holds "
+    "cancelAsk partitions usage usageReport pools pool watch whoami secrets setSecret removeSecret metrics login "
+    "logout map live timeline pastMap pastQueues sentences mapTasks loans",
     "operator": "moveNode removeNode revokeNode moveQueue bringToFront resetLane releaseHold markReady config "
     "validateConfig shares setShares managers registerManager updateManager removeManager managerState "
     "managerWaiting managerEvents movePool scalePool servers drainServer enableServer whatIf trace",

@@ -300,7 +300,7 @@ def test_a_restart_waits_for_its_nodes(tmp_path: Path) -> None:
         assert site.client().get("/readyz").status_code == 200
         # The node has no agent yet.
         assert get(site, "jobs/second")["state"] == "pending"
-        assert "1 disconnected" in get(site, f"jobs/{second}/explain")["waiting"][0]["reason"]
+        assert "1 node is disconnected" in get(site, f"jobs/{second}/explain")["waiting"][0]["reason"]
         site.node("n1")
         assert get(site, "jobs/second")["state"] == "running"
         assert ("first", "main", 1) in site.orders.launches  # sent again, because the agent may not have received it

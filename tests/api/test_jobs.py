@@ -237,7 +237,7 @@ def test_explain(site: Serving) -> None:
     big = submit(site.as_owner, {"stages": [{"name": "w", "resources": {"cpu": 2}}]})
     waiting = site.as_owner.get(f"/api/v1/jobs/{big}/explain").json()["waiting"][0]
     assert (waiting["code"], waiting["position"], waiting["stage"]) == ("no room", 0, "w")
-    assert waiting["reason"] == "room for 0 of 1 (nodes: 2 missing cpu)"
+    assert waiting["reason"] == "0 of 1 fit now: 2 nodes have too few CPUs free"
 
 
 def test_waiting_for_the_end(site: Serving) -> None:

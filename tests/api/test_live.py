@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from fairlead.api import board
-from tests.api.serving import Serving, submit
+from tests.api.serving import Serving, serving, submit
 
 
 @contextmanager
@@ -118,6 +119,75 @@ def test_the_timeline_has_what_ran_and_hides_other_users(site: Serving) -> None:
         ]
         assert bob.get("/api/v1/timeline").json()["bars"] == []
         assert len(site.as_owner.get("/api/v1/timeline").json()["bars"]) == 2
+
+
+def test_ended_tasks_of_a_job_that_runs_have_its_name(site: Serving) -> None:
+    site.node("n1", cpu=1)
+    job = submit(site.as_owner, {"name": "sweep", "stages": [{"array": 2, "resources": {"cpu": 1}}]})
+    site.report(job, "running")
+    site.report(job, "succeeded", exit_code=0)
+    bars = site.as_owner.get("/api/v1/timeline").json()["bars"]
+    assert [(bar["name"], bar["outcome"]) for bar in bars if bar["ended"] is not None] == [("sweep", "succeeded")]
+
+
+def test_the_tasks_of_nodes_are_named_for_those_who_may_see_them(site: Serving) -> None:
+    site.node("n1", cpu=4, labels={"rack": "a"})
+    site.node("n2", cpu=4, labels={"rack": "b"})
+    stages = [{"name": "work", "array": 3, "resources": {"cpu": 1}, "estimate": "10min", "selectors": {"rack": "a"}}]
+    with site.as_user("ann") as ann, site.as_user("bob") as bob:
+        job = submit(ann, {"name": "sweep", "stages": stages})
+        site.report(job, "running", stage="work")
+        asked = {"node": ["n1", "n2", "n3"]}
+        for client in (ann, site.as_owner):
+            [block] = client.get("/api/v1/map/tasks", params=asked).json()["tasks"]
+            assert (block["node"], block["job"], block["name"], block["user"]) == ("n1", job, "sweep", "ann")
+            assert (block["stage"], block["state"], block["tasks"]) == ("work", "running", 3)
+            assert block["indices"] == [0, 1, 2] and block["resources"] == {"cpu": 1}
+            assert round(block["ends"] - block["since"]) == 600
+        [hidden] = bob.get("/api/v1/map/tasks", params=asked).json()["tasks"]
+        assert (hidden["node"], hidden["tasks"], hidden["resources"]) == ("n1", 3, {"cpu": 1})
+        assert [hidden[key] for key in ("job", "name", "stage", "user", "indices", "ends")] == [
+            "",
+            "",
+            "",
+            "",
+            [],
+            None,
+        ]
+        refused = ann.get("/api/v1/map/tasks", params={"node": ["n1"] * 301})
+        assert refused.status_code == 400 and refused.json()["field"] == "node"
+
+
+def test_loans_return_when_their_tasks_are_expected_to_end(tmp_path: Path) -> None:
+    queues = {"root": {"a": {"share": 50}, "b": {"share": 50}}}
+    with serving(tmp_path, {"partitions": {"default": {"queues": queues}}}) as site:
+        site.node("n1", cpu=10)
+
+        def loans() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = site.as_owner.get("/api/v1/loans").json()["loans"]
+            return found
+
+        assert loans() == []
+        for tasks, more in ((1, {"estimate": "10min"}), (2, {"time_limit": "1h"}), (6, {})):
+            stage = {"array": tasks, "resources": {"cpu": 1}, **more}
+            job = submit(site.as_owner, {"queue": "root.a", "stages": [stage]})
+            site.report(job, "running")
+        now = site.as_owner.get("/api/v1/map").json()["now"]
+        [loan] = loans()
+        assert (loan["queue"], loan["percent"], loan["unknown_percent"]) == ("root.a", 40, 10)
+        assert [(round((step["at"] - now) / 60), step["percent"]) for step in loan["returns"]] == [(10, 10), (60, 30)]
+
+
+def test_several_jobs_are_explained_in_a_sentence_each(site: Serving) -> None:
+    site.node("n1", cpu=1)
+    with site.as_user("ann") as ann, site.as_user("bob") as bob:
+        jobs = [submit(ann, {"name": name, "stages": [{"resources": {"cpu": 1}}]}) for name in ("a", "b", "c")]
+        found = ann.post("/api/v1/explain", json={"jobs": [*jobs, "unknown"]}).json()["sentences"]
+        for job in jobs:
+            assert found[job] == ann.get(f"/api/v1/jobs/{job}/explain").json()["sentence"]
+        assert sorted(found) == sorted(jobs)
+        assert bob.post("/api/v1/explain", json={"jobs": jobs}).json() == {"sentences": {}}
+        assert ann.post("/api/v1/explain", json={"jobs": []}).json()["field"] == "jobs"
 
 
 def test_the_map_and_the_queues_of_the_past_are_replayed_from_the_journal(site: Serving) -> None:

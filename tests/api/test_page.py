@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,22 @@ def test_a_page_that_is_not_built_says_how_to_build_it(built: Path, tmp_path: Pa
         assert "make page" in browser.get("/").text
         (built / "later.html").rename(built / "index.html")
         assert "make page" not in browser.get("/").text
+
+
+def test_a_page_that_is_being_built_appears_without_a_restart(built: Path, tmp_path: Path) -> None:
+    (built / "index.html").rename(built / "later.html")
+    with serving(tmp_path) as site, site.client() as browser:
+        with built.with_name("page.log").open("w") as log:
+            fcntl.flock(log, fcntl.LOCK_EX)  # as the process that builds it
+            first = browser.get("/")
+            assert "is being built" in first.text and 'http-equiv="refresh"' in first.text
+            assert first.headers["cache-control"] == "no-cache"
+        assert "failed" in browser.get("/").text and "make page" in browser.get("/").text
+        (built / "later.html").rename(built / "index.html")
+        assert browser.get("/").text == "<!doctype html><title>Fairlead</title>"
+        (built / "index.html").write_text("<!doctype html><title>Fairlead, built again</title>")
+        os.utime(built / "index.html", (1, 1))
+        assert "built again" in browser.get("/").text
 
 
 def test_the_map_has_all_nodes_and_queues(site: Serving) -> None:

@@ -17,8 +17,8 @@ from fairlead.core.state import Partition
 from fairlead.views import documents
 from tests.api.serving import JOB, Serving, serving, submit
 
-NO_GPU = "no node has gpu (asked gpu=1); the partition has no pools"
-WARNING = f"it can never run as the cluster is now: never fits: {NO_GPU}"
+NO_GPU = "no node has a GPU (asked: 1)"
+WARNING = f"it can never run as the cluster is now: {NO_GPU}"
 GPU_JOB = {"stages": [{"name": "main", "command": ["true"], "resources": {"gpu": 1}}]}
 
 
@@ -40,37 +40,45 @@ def test_the_words_are_the_same_at_every_door(site: Serving, monkeypatch: pytest
     said = {
         running: [f"job {running} is starting on n0"],
         head: [
-            f"job {head} waits for 2 CPUs (nodes: 1 missing cpu)",
-            "main: 2 new waiting, number 1 in its lane: room for 0 of 2 (nodes: 1 missing cpu)",
-            f"  enough: end 2 tasks of {running}[main] on n0",
-            "  enough: add a node with cpu=2",
+            f"job {head} waits for 2 CPUs at once (2 tasks with 1 each): no CPU is free",
+            "2 tasks wait, first of their size in queue root.default; 0 of 2 fit now: 1 node has too few CPUs free",
+            "  comes by itself: if it still waits in 10min, nodes are held for it",
+            f"  would start if: 2 tasks of job {running} on n0 end",
+            "  would start if: a node with 2 CPUs is added",
         ],
         last: [
             f"job {last} waits behind 1 job (2 tasks) in queue root.default",
-            "main: 1 new waiting, number 2 in its lane, behind 1 job (2 tasks)",
-            f"  enough: bring it to the front of its queue and end 1 task of {running}[main] on n0",
-            "  enough: bring it to the front of its queue and add a node with cpu=1",
+            "1 task waits behind 1 job (2 tasks) in queue root.default",
+            f"  would start if: 1 task of job {running} on n0 ends and this job is brought to the front of its queue",
+            "  would start if: this job is brought to the front of its queue and a node with 1 CPU is added",
         ],
         lost: [
             f"job {lost} can never run as the cluster is now: {NO_GPU}",
-            f"main: 1 new waiting, number 1 in its lane: never fits: {NO_GPU}",
-            "  enough: add a node with gpu=1",
+            f"1 task waits, first of its size in queue root.default; can never run: {NO_GPU}",
+            "  would start if: a node with 1 GPU is added",
         ],
     }
     with Client(site.url, site.owner) as client:
         for job, lines in said.items():
             printed = command(site, monkeypatch, "explain", job)[0].splitlines()
-            assert [line.partition(" at ")[0] for line in printed] == lines
+            assert printed == lines
             explained = client.explain(job)
             assert explained.sentence == lines[0]
             assert [ask.text for ask in explained.waiting] == ([] if job == running else [lines[1]])
-            assert [f"  enough: {remedy.text}" for ask in explained.waiting for remedy in ask.remedies] == lines[2:]
+            told = [f"  comes by itself: {text}" for ask in explained.waiting for text in ask.comes]
+            told += [f"  would start if: {remedy.text}" for ask in explained.waiting for remedy in ask.remedies]
+            assert told == lines[2:]
             assert not any(ask.remedies for ask in client.explain(job, remedies=False).waiting)
         waiting = client.explain(last).waiting[0]
     assert (waiting.jobs_ahead, waiting.tasks_ahead, waiting.code, waiting.then) == (1, 2, "", "")
     listed = command(site, monkeypatch, "ps")[0].splitlines()
     column = listed[0].index("REASON")
-    assert [line[column:] for line in listed[1:]] == ["never fits", "behind other jobs", "room for 0 of 2", ""]
+    assert [line[column:] for line in listed[1:]] == [
+        "can never run",
+        "behind other jobs",
+        "no free capacity for 2 tasks at once",
+        "",
+    ]
     site.as_owner.post(f"/api/v1/jobs/{lost}/kill")
     listed = command(site, monkeypatch, "ps", "--all")[0].splitlines()
     assert listed[1][listed[0].index("REASON") :] == "killed by owner"
@@ -82,8 +90,8 @@ def test_what_comes_after_those_ahead_has_a_code(site: Serving) -> None:
     last = submit(site.as_owner, GPU_JOB)
     (waiting,) = site.as_owner.get(f"/api/v1/jobs/{last}/explain").json()["waiting"]
     assert (waiting["code"], waiting["then_code"]) == ("", "never fits")
-    assert waiting["then"] == f"never fits: {NO_GPU}"
-    assert waiting["text"].endswith(f"behind 1 job (1 task); after that: never fits: {NO_GPU}")
+    assert waiting["then"] == f"can never run: {NO_GPU}"
+    assert waiting["text"].endswith(f"behind 1 job (1 task) in queue root.default; after that: can never run: {NO_GPU}")
 
 
 def test_a_submission_that_can_never_run_is_accepted_with_a_warning(
@@ -113,10 +121,10 @@ def test_the_clients_issue_a_warning(site: Serving) -> None:
             return await client.submit(document=GPU_JOB)
 
     with Client(site.url, site.owner) as client:
-        with pytest.warns(NeverRuns, match="no node has gpu") as caught:
+        with pytest.warns(NeverRuns, match="no node has a GPU") as caught:
             job = client.submit(["true"], resources={"gpu": 1})
         assert str(caught[0].message) == f"job {job}: {WARNING}" and caught[0].filename == __file__
-        with pytest.warns(NeverRuns, match="no node has gpu"):
+        with pytest.warns(NeverRuns, match="no node has a GPU"):
             asyncio.run(submit_there())
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -139,7 +147,7 @@ def test_a_pool_that_can_bring_nodes_and_each_partition_count(tmp_path: Path) ->
         assert warning("plain", GPU_JOB) == WARNING
         assert warning("elastic", GPU_JOB) == ""
         gang = {"stages": [{"name": "main", "command": ["true"], "count": 3, "resources": {"gpu": 1}}]}
-        assert warning("elastic", gang).endswith("never fits: all nodes and pools together take 2 of 3")
+        assert warning("elastic", gang).endswith("is now: all nodes and pools together take 2 of 3 tasks")
 
 
 def test_lists_of_jobs_look_at_no_nodes_and_walk_through_no_lane(
@@ -160,9 +168,9 @@ def test_lists_of_jobs_look_at_no_nodes_and_walk_through_no_lane(
     assert not calls
     assert [job["waits_for"] for job in listed] == [
         *["behind other jobs"] * 29,
-        "never fits",
+        "can never run",
         *["behind other jobs"] * 28,
-        "room for 0 of 1",
+        "no free capacity",
         "",
     ]
 

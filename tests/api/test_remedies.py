@@ -32,11 +32,11 @@ def test_remedies_name_no_jobs_of_other_users(site: Serving) -> None:
     tried = site.as_user("eve").post("/api/v1/jobs/dry-run", json=JOB)
     assert leaks({"explain": answer.text, "dry run": tried.text}) == []
     remedy = answer.json()["waiting"][0]["remedies"][0]
-    assert remedy["text"] == "end 1 task of another user's job on n1"
+    assert remedy["text"] == "1 task of another user's job on n1 ends"
     (step,) = remedy["steps"]
     assert (step["code"], step["node"], step["tasks"], step["jobs"]) == ("end tasks", "n1", 1, [])
     seen = site.as_owner.get(f"/api/v1/jobs/{job}/explain").json()["waiting"][0]["remedies"][0]
-    assert seen["text"] == "end 1 task of xjob[xstage] on n1"
+    assert seen["text"] == "1 task of job xjob, stage xstage on n1 ends"
     assert seen["steps"][0]["jobs"] == ["xjob"]
 
 
@@ -45,7 +45,7 @@ def test_what_a_remedy_says_is_enough(site: Serving) -> None:
     job = submit(site.as_owner, TWO)
     (waiting,) = explained(site, "owner", job)["waiting"]
     texts = {remedy["text"]: remedy["steps"] for remedy in waiting["remedies"]}
-    assert texts["add a node with cpu=1"][0]["resources"] == {"cpu": 1}
+    assert texts["a node with 1 CPU is added"][0]["resources"] == {"cpu": 1}
     site.node("n2", cpu=1)
     assert site.as_owner.get(f"/api/v1/jobs/{job}").json()["stages"][0]["assigned"] == 2
 
@@ -96,10 +96,10 @@ def test_a_dry_run_stores_nothing(site: Serving) -> None:
     assert first == "1"  # no number was used
     waits = tried(TWO)
     assert (waits["starts"], waits["never"]) == (False, "")
-    assert waits["sentence"] == "submitted now, it waits for 2 CPUs (nodes: 1 missing cpu)"
-    assert waits["waiting"][0]["remedies"][0]["text"] == "end 2 tasks of 1[main] on n1"
+    assert waits["sentence"] == "submitted now, it waits for 2 CPUs at once (2 tasks with 1 each): no CPU is free"
+    assert waits["waiting"][0]["remedies"][0]["text"] == "2 tasks of job 1 on n1 end"
     never = tried({"stages": [{"name": "main", "command": ["true"], "resources": {"gpu": 1}}]})
-    assert never["never"].startswith("never fits: no node has gpu")
+    assert never["never"].startswith("can never run: no node has a GPU")
     assert [job["id"] for job in eve.get("/api/v1/jobs").json()["jobs"]] == ["1"]
 
 
@@ -137,15 +137,14 @@ def test_dry_runs_on_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (code, lines) == (
             0,
             [
-                "submitted now, it waits for 1 CPU (nodes: 1 missing cpu)",
-                "main: 1 new waiting, number 1 in its lane: room for 0 of 1 (nodes: 1 missing cpu)",
-                "  enough: end 1 task of 1[main] on n1",
-                "  enough: add a node with cpu=1",
+                "submitted now, it waits for 1 CPU: no CPU is free",
+                "1 task waits, first in queue root.default; 0 of 1 fit now: 1 node has too few CPUs free",
+                "  comes by itself: if it still waits in 10min, nodes are held for it",
+                "  would start if: 1 task of job 1 on n1 ends",
+                "  would start if: a node with 1 CPU is added",
             ],
         )
-        assert when.startswith("it starts at a time that cannot be told") and when.endswith(
-            "1 running task has no estimate"
-        )
+        assert when.startswith("it starts at a time that cannot be predicted; 1 running task has no known end")
         code, lines = run("--cpu", "9", "true")
         assert (code, lines[0].split(":")[0]) == (1, "submitted now, it can never run as the cluster is now")
         assert run("--wait", "true")[0] == 2

@@ -26,13 +26,14 @@ def everything(client: httpx.Client, *own: str) -> dict[str, str]:
         "/metrics",
         "/healthz",
         "/readyz",
+        "/api/v1/map/tasks?node=n1",
         *(
             f"/api/v1/{path}"
             for path in "nodes nodes/n1 queues queues/root.default lanes holds pools usage map".split()
         ),
         *(
             f"/api/v1/{path}"
-            for path in "usage/report?by=user,queue,job jobs history partitions config timeline".split()
+            for path in "usage/report?by=user,queue,job jobs history partitions config timeline loans".split()
         ),
         *(
             f"/api/v1/jobs/{job}{part}"
@@ -128,7 +129,7 @@ def test_a_planned_start_of_another_user(tmp_path: Path) -> None:
         eve = site.as_user("eve")
         assert leaks(everything(eve, first, late)) == []
         (waiting,) = eve.get(f"/api/v1/jobs/{late}/explain").json()["waiting"]
-        assert "it would delay another user's job, which is planned for" in waiting["text"]
+        assert "it would delay another user's job, which is planned to start at " in waiting["text"]
         assert eve.get(f"/api/v1/jobs/{late}").json()["waits_for"] == "would delay another user's job"
 
 

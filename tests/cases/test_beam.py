@@ -267,7 +267,7 @@ def test_after_three_orders_no_more_are_made() -> None:
         w.cycle()
     w.advance(600)
     assert not w.partition().orders
-    assert "orders of nodes for it failed: 3 (out of machines)" in str(w.explain(job)[0].reason)
+    assert "3 orders of nodes for it failed (out of machines)" in str(w.explain(job)[0].reason)
 
 
 def test_a_new_node_is_what_its_pool_says() -> None:

@@ -61,7 +61,9 @@ class Story:
         self.w.advance(0)  # otherwise later reports of these nodes would help to make the world ready after a restart
 
     def stage(self, name: str, letter: str, count: int, **rest: Any) -> dict[str, Any]:
-        return {"name": name, "count": count, "resources": {"cpu": 1, **rest}, "selectors": SHAPES.get(letter, {})}
+        """A stage of workers, each of which is replaced when it is lost."""
+        resources, selectors = {"cpu": 1, **rest}, SHAPES.get(letter, {})
+        return {"name": name, "count": count, "resources": resources, "selectors": selectors, "on_loss": "replace"}
 
     def tell(self, steps: Iterable[str]) -> World:
         for step in steps:

@@ -100,7 +100,7 @@ def test_hold_release_and_requeue(up: Up) -> None:
     with fairlead.Client(up.url, up.token) as client:
         eventually(lambda: next(client.tasks(job)).attempt == 2)
     lines = up.run("story", job)
-    assert "job held" in lines and "job released" in lines and "requeued by" in lines
+    assert "held by" in lines and "released by" in lines and "requeued by" in lines
     assert "name jobs, or select them" in up.ask("kill").stderr
     up.run("kill", "--label", "team=x")
 

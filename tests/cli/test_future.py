@@ -40,10 +40,11 @@ def waiting(up: Up) -> Iterator[tuple[str, str]]:
 def test_eta_of_a_waiting_job(up: Up, waiting: tuple[str, str]) -> None:
     first, second = waiting
     (running, later) = json.loads(up.run("eta", first, second, "--json"))
+    assert running["text"] == f"job {first} has started already"
     assert running["state"] == "running" and running["started"] and running["start"] is None
     assert later["state"] == "pending" and later["started"] is None
     assert later["earliest"] <= later["start"] <= later["latest"]
-    assert re.match(rf"job {second} starts in about .*\(90 %: between", up.run("eta", second))
+    assert re.match(rf"job {second} starts in about .*\(90 % sure: ", up.run("eta", second))
 
 
 def test_the_client_asks_for_many_jobs_at_once(up: Up, waiting: tuple[str, str]) -> None:
@@ -61,7 +62,7 @@ def test_eta_of_a_job_that_is_not_there(up: Up) -> None:
 
 def test_a_dry_run_says_when_the_job_would_start(up: Up, waiting: tuple[str, str]) -> None:
     job = ("--name", "later", "--cpu", "4", "--estimate", "1min", "--", "true")
-    assert re.search(r"^it starts in about .*\(90 %: between", up.run("submit", "--dry-run", *job), re.MULTILINE)
+    assert re.search(r"^it starts in about .*\(90 % sure: ", up.run("submit", "--dry-run", *job), re.MULTILINE)
     tried = json.loads(up.run("submit", "--dry-run", "--json", *job))
     assert not tried["starts"] and tried["eta"]["earliest"] <= tried["eta"]["start"], tried
     with fairlead.Client(up.url, up.token) as client:
@@ -86,7 +87,17 @@ def test_story_of_a_job(up: Up, waiting: tuple[str, str]) -> None:
     assert events == wanted, told
     assert [line["at"] for line in told["lines"]] == sorted(line["at"] for line in told["lines"])
     text = up.run("story", waiting[0])
-    assert "killed by" in text
+    assert [line[21:] for line in text.splitlines()[:3]] == [
+        "submitted by ann to queue root.default",
+        "sent to box at once",
+        "started on box (attempt 1)",
+    ]
+    assert "the job was killed, " in text and "killed by ann" in text
+
+
+def test_story_of_a_waiting_job_ends_with_the_reason(up: Up, waiting: tuple[str, str]) -> None:
+    last = up.run("story", waiting[1]).splitlines()[-1]
+    assert "  now: 1 task waits, first in queue root.default; " in last and "too few CPUs free" in last, last
 
 
 def test_past_is_exported_as_a_trace(up: Up, waiting: tuple[str, str], tmp_path: Path) -> None:
@@ -109,10 +120,10 @@ def test_what_if_there_were_more_nodes(up: Up) -> None:
     found = json.loads(up.run("whatif", "--add-nodes", "box:2", "--json"))
     assert found["compared"] == 2 and found["later"] == 0, found
     assert found["earlier"] == 2 and found["mean_wait_after"] < found["mean_wait_before"]
-    assert up.run("whatif", "--add-nodes", "box:2").startswith("of 2 jobs 2 would start earlier, 0 later")
+    assert up.run("whatif", "--add-nodes", "box:2").startswith("of 2 jobs waiting now: 2 would start earlier\n")
     gone = up.run("whatif", "--remove-node", "box")
-    assert gone.startswith("of 2 jobs 0 would start earlier, 0 later, 0 at the same time; 2 would no longer start\n")
-    assert re.search(r"^mean wait +\d+.* +no start$", gone, re.MULTILINE), gone
+    assert gone.startswith("of 2 jobs waiting now: 2 would no longer start\n")
+    assert re.search(r"^mean wait for the start +\d+.* +no start$", gone, re.MULTILINE), gone
     assert "no pool and no node" in up.ask("whatif", "--add-nodes", "bax:2").stderr
     assert up.ask("whatif").returncode == 2
     up.run("kill", *jobs)

@@ -337,7 +337,7 @@ def test_a_call_that_is_killed_says_so(executor: fairlead.Executor, client: Clie
 
 
 def test_calls_that_can_never_run_are_warned_of(executor: fairlead.Executor) -> None:
-    with pytest.warns(NeverRuns, match="no node has gpu"):
+    with pytest.warns(NeverRuns, match="no node has a GPU"):
         waits = executor.but(resources={"gpu": 1}).submit(len, "")
         while not waits.job:  # type: ignore[attr-defined]
             time.sleep(0.01)

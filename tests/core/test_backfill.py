@@ -176,7 +176,7 @@ def test_across_lanes_and_queues() -> None:
     assert w.job("late").state == w.job("unknown").state == "pending"
     reason = w.explain("late")[0].reason
     assert reason == WouldDelay("head", 100 * SECOND)
-    assert str(reason) == "it would delay job head, which is planned for 100 s"
+    assert str(reason) == "it would delay job head, which is planned to start at 100 s"
     assert isinstance(w.explain("head")[0].reason, NoRoom)
 
 

@@ -32,7 +32,7 @@ def test_new_work_goes_elsewhere_from_the_moment_of_disconnection() -> None:
     w.submit(name="more", stages=[{"count": 2, "min": 1, "resources": {"cpu": 1}}])
     w.cycle()
     assert on(w, "more") == ["n1"]
-    assert "1 disconnected" in str(w.explain("more")[0])
+    assert "1 node is disconnected" in str(w.explain("more")[0])
 
 
 def test_a_reconnected_node_is_used_at_once_and_its_tasks_go_on() -> None:

@@ -93,7 +93,7 @@ def test_a_stage_that_fits_does_not_start_without_one_that_does_not(make: MakeWo
     assert not w.placements(job)
     assert len(w.placements(beside)) == 2
     said = {explanation.stage: str(explanation.reason) for explanation in w.explain(job)}
-    assert said == dict.fromkeys(order, "room for 0 of 1 lacks (nodes: 3 missing gpu)")
+    assert said == dict.fromkeys(order, "0 of 1 lacks tasks fit now: 2 nodes have no GPU; 1 has too few GPUs free")
 
 
 def test_a_reason_says_what_each_stage_found(make: MakeWorld) -> None:
@@ -104,7 +104,9 @@ def test_a_reason_says_what_each_stage_found(make: MakeWorld) -> None:
     w.cycle()
     reason = w.explain(job)[0].reason
     assert isinstance(reason, NoRoom)
-    assert str(reason).startswith("room for 2 of 2 large, 2 of 4 small (nodes:")
+    assert str(reason).startswith(
+        "2 of 2 large tasks, 2 of 4 small tasks fit now: 2 nodes have capacity, but not for all 6"
+    )
     assert (reason.wanted, reason.room) == (6, 4)
 
 
@@ -187,9 +189,14 @@ def test_it_asks_when_what_it_comes_after_is_over(make: MakeWorld) -> None:
     assert len(w.placements(job)) == 4
 
 
-def test_what_ended_before_is_not_started_again(make: MakeWorld) -> None:
+@pytest.mark.parametrize(
+    ("on_failure", "expected"), [("restart", {"a": "rr", "b": "rr"}), ("replace", {"a": "ss", "b": "rs"})]
+)
+def test_what_ended_before_starts_again_with_a_strict_gang(
+    make: MakeWorld, on_failure: str, expected: dict[str, str]
+) -> None:
     w = make(nodes=1, cpu=4)
-    job = whole(w, stage("a", 2, on_loss="restart"), stage("b", 2))
+    job = whole(w, *(stage(name, 2, on_loss="restart", on_failure=on_failure) for name in "ab"))
     w.advance(0)
     w.finish(job, "a")
     w.finish(job, "b", 1)
@@ -199,7 +206,7 @@ def test_what_ended_before_is_not_started_again(make: MakeWorld) -> None:
     w.return_node("n0")
     w.advance(1)
     w.cycle()
-    assert states(w, job) == {"a": "ss", "b": "rs"}
+    assert states(w, job) == expected
 
 
 # -- limits, and jobs that can never start -----------------------------------------------------------------------
@@ -213,7 +220,7 @@ def test_limits_are_for_the_sum_of_all_stages(make: MakeWorld) -> None:
     w.cycle()
     assert states(w, job) == {"a": "pppp", "b": "pp"}
     assert [explanation.reason for explanation in w.explain(job)] == [
-        OverLimit("queue root.a", "cpu", 7000, 0, 8000)
+        OverLimit("queue root.a", "cpu", 7000, 7000, 8000)
     ] * 2
     assert len(w.placements(beside)) == 7
     w.queue("root.a", limit={"cpu": 15})
@@ -224,21 +231,21 @@ def test_limits_are_for_the_sum_of_all_stages(make: MakeWorld) -> None:
 NEVER: dict[str, tuple[list[dict[str, Any]], str]] = {
     "one stage": (
         [stage("a", 1), stage("b", 1, cpu=5)],
-        "never fits: all nodes and pools together take 0 of 1 b (the largest node (n0) has cpu=4 of the asked "
-        "cpu=5; the partition has no pools)",
+        "can never run: all nodes and pools together take 0 of 1 b tasks (the largest node, n0, has 4 CPUs (asked: 5))",
     ),
     "stages of one shape": (
         [stage("a", 1), stage("b", 3, cpu=3), stage("c", 2, cpu=3)],
-        "never fits: all nodes and pools together take 2 of 5 b and c",
+        "can never run: all nodes and pools together take 2 of 5 b and c tasks",
     ),
     "two stages": (
         [stage("a", 9), stage("b", 1, cpu=5), stage("c", 1)],
-        "never fits: all nodes and pools together take 0 of 1 b, 8 of 10 a and c (the largest node (n0) has cpu=4 of "
-        "the asked cpu=5; the partition has no pools)",
+        "can never run: all nodes and pools together take 0 of 1 b tasks, 8 of 10 a and c tasks (the "
+        "largest node, n0, has 4 CPUs (asked: 5))",
     ),
     "all stages together": (
         [stage("a", 5), stage("b", 2, cpu=2)],
-        "never fits: all stages together ask for more cpu than all nodes and pools have (asked cpu=9, all have cpu=8)",
+        "can never run: all stages together need more CPU than all nodes and pools have (all nodes have 8 CPUs "
+        "(asked: 9))",
     ),
 }
 
@@ -546,7 +553,7 @@ def test_a_restart_waits_until_all_stages_have_stopped(make: MakeWorld) -> None:
 
 def test_a_stage_short_for_too_long_takes_the_whole_job_back(make: MakeWorld) -> None:
     w = make(nodes=3, cpu=4, replace_within="5min")
-    job = whole(w, stage("a", 1, cpu=4), stage("b", 1, cpu=4), stage("c", 1, cpu=4))
+    job = whole(w, *(stage(name, 1, cpu=4, on_loss="replace") for name in "abc"))
     w.advance(0)
     for name in ("b", "c"):  # two of them at once
         w.fail_node(w.placements(job)[name, 0])
@@ -603,7 +610,7 @@ def test_a_whole_job_without_room_does_not_block_jobs_like_its_first_stage(make:
     """It lacks room for its second stage; the other jobs are like its first stage."""
     w = make(nodes=1, cpu=1)
     w.node("big", cpu=4)
-    job = whole(w, stage("a", 1), stage("b", 1, cpu=4, on_loss="restart"))
+    job = whole(w, stage("a", 1, on_failure="replace"), stage("b", 1, cpu=4, on_loss="restart"))
     w.advance(0)
     w.finish(job, stage="a", index=0, exit_code=0)
     w.fail_node("big")

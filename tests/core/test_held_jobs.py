@@ -214,7 +214,7 @@ def test_a_node_that_arrives_for_a_job_held_meanwhile_is_not_kept(make: MakeWorl
 def test_a_gang_placed_in_part_is_held_where_it_is(make: MakeWorld) -> None:
     """Two of three members lose their node: the third goes on, and no replacement starts while the job is held."""
     w = make(nodes=2, cpu=2, replace_within="1min")
-    w.submit(name="gang", user="ann", stages=[stage(3)])
+    w.submit(name="gang", user="ann", stages=[stage(3, on_loss="replace")])
     w.advance(0)
     hosts = {node: [at for at, on in w.placements("gang").items() if on == node] for node in ("n0", "n1")}
     lost = max(hosts, key=lambda node: len(hosts[node]))
@@ -232,7 +232,7 @@ def test_a_gang_placed_in_part_is_held_where_it_is(make: MakeWorld) -> None:
 
 def test_a_short_gang_has_all_its_time_again_after_a_release(make: MakeWorld) -> None:
     w = make(nodes=2, cpu=1, replace_within="1min")
-    submit(w, "gang", 2)
+    submit(w, "gang", 2, on_loss="replace")
     w.advance(0)
     w.fail_node("n1")
     w.advance(40)

@@ -29,6 +29,7 @@ from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 from fairlead.journal.codec import restore
+from fairlead.sim.chaos.checkers import GenerationChecker
 from fairlead.sim.chaos.doorchecker import DoorChecker
 from fairlead.sim.chaos.loanchecker import LoanChecker
 from fairlead.views.metrics.observer import Metrics
@@ -65,6 +66,7 @@ stage_documents = st.fixed_dictionaries(
         "min": st.sampled_from([1, 1, 1, 2, 3]),
         "tries": st.integers(1, 3),
         "on_loss": st.sampled_from(["replace", "restart", "fail"]),
+        "on_failure": st.sampled_from(["replace", "restart", "fail"]),
         "scaling": st.sampled_from(["strict", "partial"]),
         "duration": st.integers(0, 5),
         "selectors": st.just({"zone": "a"}),
@@ -114,7 +116,7 @@ class Machine(RuleBasedStateMachine):
         first=st.lists(stage_documents, min_size=1, max_size=4),
         chain=st.sampled_from([0, "5s", "20s"]),
         backfill=st.sampled_from(["off", "off", "easy", "shortest", "conservative"]),
-        threshold=st.sampled_from([0, 5, 20]),
+        threshold=st.sampled_from([None, 0, 5, 20]),
         memory=st.sampled_from([0, "1min", "1h"]),
         estimates=st.sampled_from(["given", "learned"]),
     )
@@ -125,7 +127,7 @@ class Machine(RuleBasedStateMachine):
         first: list[Any],
         chain: Any,
         backfill: str,
-        threshold: int,
+        threshold: int | None,
         memory: Any,
         estimates: str = "given",
     ) -> None:
@@ -135,6 +137,7 @@ class Machine(RuleBasedStateMachine):
         self.metrics = Metrics()
         self.balance = Balance(self.metrics)
         self.loans = LoanChecker()
+        self.generations = GenerationChecker()
         self.settings = {**SETTINGS, "place": place, "chain": chain, "backfill": backfill}
         self.settings["rebalance_threshold"] = threshold
         self.settings["share_memory"] = memory
@@ -485,6 +488,7 @@ class Machine(RuleBasedStateMachine):
         check_all(restored)
         assert dump(restored) == live
 
+        self.generations.check(partition)
         self._look_at_loans()
         self._the_metrics_agree(partition)
         self._nothing_was_overlooked(partition)
@@ -615,6 +619,7 @@ SETTINGS = {
     "promise_for": "12s",
     "pool_pause": "2s",
     "rebalance_after": "3s",
+    "recall_after": "500ms",
     "preempt_grace": "2s",
 }
 

@@ -130,6 +130,21 @@ def test_a_task_that_could_not_start_follows_on_loss(on_loss: str) -> None:
         assert w.partition().jobs["app"].state == "failed"
 
 
+@pytest.mark.parametrize(("on_loss", "state"), [("replace", "running"), ("restart", "running"), ("fail", "failed")])
+def test_tasks_lost_with_their_node_follow_on_loss(on_loss: str, state: str) -> None:
+    w = managed(1, 1)
+    rm = w.rm("k8s")
+    rm.update(jobs=[{"job": "app", "stages": [{"name": "x", "count": 1, "resources": CPU, "on_loss": on_loss}]}])
+    w.cycle()
+    (lost,) = w.placements("app").values()
+    rm.update(nodes=[{"name": lost, "action": "lose"}])
+    w.cycle()
+    w.cycle()
+    assert w.partition().jobs["app"].state == state
+    assert lost not in w.placements("app").values()
+    assert bool(w.placements("app")) == (state == "running")
+
+
 def test_a_gang_that_gets_no_replacement_is_taken_back() -> None:
     w = managed(2, 1, replace_within="10s")
     rm = w.rm("k8s")
@@ -219,7 +234,7 @@ def test_an_ask_behind_one_that_never_fits_has_the_same_reason() -> None:
     reasons = w.cluster.writers["default"].reasons
     first, second = waiting_answers(w.partition(), "k8s", ["first", "second"], reasons, w.now)
     assert (second.code, second.reason, second.missing) == (first.code, first.reason, first.missing)
-    assert "never fits" in second.reason and second.missing
+    assert "can never run" in second.reason and second.missing
 
 
 def test_a_refused_item_is_named_as_an_accepted_one() -> None:

@@ -32,7 +32,7 @@ def test_a_user_without_nodes_does_not_hold_up_others_of_the_same_shape() -> Non
     w.cycle()
     assert list(w.placements(first).values()) == ["open"]
     assert not w.placements(ann)
-    assert "1 for other users" in str(w.explain(ann)[0])
+    assert "1 node is for other users" in str(w.explain(ann)[0])
     assert list(w.placements(bob).values()) == ["desk"]
 
 

@@ -16,7 +16,7 @@ from fairlead.testing import World
 
 
 def stage(count: int = 1, **rest: Any) -> list[dict[str, Any]]:
-    return [{"name": "w", "count": count, "resources": {"cpu": 1}, **rest}]
+    return [{"name": "w", "count": count, "resources": {"cpu": 1}, "on_loss": "replace", **rest}]
 
 
 def places(partition: Partition) -> list[tuple[str, str, int]]:

@@ -49,6 +49,17 @@ def test_starts_of_a_held_job(m: Machine, monkeypatch: pytest.MonkeyPatch) -> No
         m.cycle()
 
 
+def test_members_that_come_back_alone(m: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.replace_members(monkeypatch)
+    m.start(rhythm=1, place="pack", first=[], chain=0, backfill="off", threshold=5, memory=0)
+    m.w.node("many", cpu=9)
+    m.w.submit(name="gang", queue="root.a", stages=[{"name": "s", "count": 3, "tries": 2, "resources": {"cpu": 1}}])
+    m.advance(1)
+    m.w.finish("gang", "s", 1, exit_code=1)
+    with pytest.raises(CheckFailed, match="has live members of attempts"):
+        m.advance(1)
+
+
 def test_starts_beyond_a_limit(m: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     planted.start_without_rules(monkeypatch)
     start(m)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fairlead.core.explain import may_never_run, never_runs
-from fairlead.core.obstacles import Closed, NoLabel, NoNodes, NoPool, TooSmall
-from fairlead.core.reasons import NeverFits, NoRoom, NoShare, OverLimit, ShareSpent
+from fairlead.core.obstacles import Closed, NoLabel, TooSmall
+from fairlead.core.reasons import NeverFits, NoNodeYet, NoRoom, NoShare, OverLimit, ShareSpent
 from fairlead.testing import World
 from fairlead.views.documents import short_reason
 
@@ -36,15 +36,15 @@ def cluster() -> World:
 NEVER: dict[str, tuple[dict[str, Any], str]] = {
     "no node has memory": (
         {"resources": {"memory": "1Gi"}},
-        "no node has memory (asked memory=1Gi)",
+        "no node has memory (asked: 1Gi)",
     ),
     "the largest node": (
         {"resources": {"cpu": 20}},
-        "the largest node (desk) has cpu=16 of the asked cpu=20",
+        "the largest node, desk, has 16 CPUs (asked: 20)",
     ),
     "devices": (
         {"resources": {"gpu": 3}, "tolerations": ["gpu"]},
-        "the largest node (g0) has gpu=2 of the asked gpu=3",
+        "the largest node, g0, has 2 GPUs (asked: 3)",
     ),
     "a label": (
         {"selectors": {"zone": "a"}},
@@ -56,15 +56,15 @@ NEVER: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a label and a resource": (
         {"selectors": {"zone": ["a", "c"]}, "resources": {"memory": "1Gi"}},
-        "no node has memory (asked memory=1Gi); no node has label zone=a or c (but zone=b)",
+        "no node has memory (asked: 1Gi); no node has label zone=a or c (but zone=b)",
     ),
     "a taint": (
         {"resources": {"gpu": 0.5}},
-        "node g0 has what a task asks for, but its taint gpu is not tolerated",
+        "node g0 has what a task needs, but its taint gpu is not tolerated",
     ),
     "users": (
         {"resources": {"cpu": 9}},
-        "node desk has what a task asks for, but may take no tasks of user ann",
+        "node desk has what a task needs, but may take no tasks of user ann",
     ),
     "a pool": (
         {"pool": "fast"},
@@ -72,7 +72,7 @@ NEVER: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "not on one node": (
         {"resources": {"gpu": 1}, "selectors": {"zone": "b"}, "tolerations": ["gpu"]},
-        "no node has all that a task asks for: the nearest, node west, has no gpu of the asked gpu=1",
+        "no node has all that a task needs: the nearest, node west, has no GPU (asked: 1)",
     ),
 }
 
@@ -83,16 +83,16 @@ def test_never_fits_says_what_is_missing(case: str) -> None:
     w = cluster()
     job = submit(w, **stage)
     w.cycle()
-    assert reason(w, job) == f"never fits: {said}; the partition has no pools"
+    assert reason(w, job) == f"can never run: {said}"
     w.drain("desk")
     w.disable("g0")
     w.disconnect("west")
     w.fail_node("n0")
     w.cycle()
-    assert reason(w, job) == f"never fits: {said}; the partition has no pools"  # they may come back
+    assert reason(w, job) == f"can never run: {said}"  # they may come back
     w.restart()
     w.cycle()
-    assert reason(w, job) == f"never fits: {said}; the partition has no pools"
+    assert reason(w, job) == f"can never run: {said}"
 
 
 def test_what_is_missing_is_typed() -> None:
@@ -101,23 +101,28 @@ def test_what_is_missing_is_typed() -> None:
     tainted = submit(w, resources={"gpu": 1})
     w.cycle()
     assert w.explain(job)[0].reason == NeverFits(
-        1, 0, obstacles=(TooSmall("cpu", 20_000, 16_000, "desk"), NoLabel("zone", ("a",), ("b",)), NoPool(0))
+        1,
+        0,
+        obstacles=(
+            TooSmall("cpu", 20_000, 16_000, "desk"),
+            NoLabel("zone", ("a",), ("b",)),
+        ),
     )
-    assert w.explain(tainted)[0].reason == NeverFits(1, 0, obstacles=(Closed("g0", 1, ("gpu",)), NoPool(0)))
+    assert w.explain(tainted)[0].reason == NeverFits(1, 0, obstacles=(Closed("g0", 1, ("gpu",)),))
 
 
 def test_no_node_has_joined_yet() -> None:
     w = World()
     job = submit(w)
     w.cycle()
-    assert w.explain(job)[0].reason == NeverFits(1, 0, obstacles=(NoNodes(), NoPool(0)))
-    assert reason(w, job) == "never fits: no node has joined yet; the partition has no pools"
+    [waiting] = w.explain(job)
+    assert (waiting.reason, waiting.never, reason(w, job)) == (NoNodeYet(1, 0), False, "no node has joined yet")
     w.pool("small", node={"cpu": 1})
     big = submit(w, resources={"cpu": 2})
     w.cycle()
     assert isinstance(w.explain(job)[0].reason, NoRoom)  # the pool can bring its node
     assert reason(w, big) == (
-        "never fits: no node has joined yet; the largest node (of pool small) has cpu=1 of the asked cpu=2; "
+        "can never run: no node has joined yet; the largest node, one of pool small, has 1 CPU (asked: 2); "
         "no pool brings such nodes"
     )
 
@@ -130,10 +135,10 @@ def test_pools_that_bring_no_suitable_node_are_named() -> None:
     tainted, closed = submit(w, resources={"gpu": 1}), submit(w, resources={"cpu": 16})
     w.cycle()
     assert reason(w, tainted) == (
-        "never fits: pool gpus has what a task asks for, but its taint gpu is not tolerated; no pool brings such nodes"
+        "can never run: pool gpus has what a task needs, but its taint gpu is not tolerated; no pool brings such nodes"
     )
     assert reason(w, closed) == (
-        "never fits: pool none has what a task asks for, but its max is 0; no pool brings such nodes"
+        "can never run: pool none has what a task needs, but its max is 0; no pool brings such nodes"
     )
     w.pool("none", node={"cpu": 16}, max=1)
     w.cycle()
@@ -149,8 +154,8 @@ def test_a_gang_that_is_too_large_is_told_of_nodes_that_are_closed_to_it() -> No
     gang = submit(w, count=4, resources={"cpu": 4}, selectors={"zone": "a"})
     w.cycle()
     assert reason(w, gang) == (
-        "never fits: all nodes and pools together take 3 of 4 (3 nodes, such as t0, have what a task asks for, but "
-        "their taints old, spot are not tolerated)"
+        "can never run: all nodes and pools together take 3 of 4 tasks (3 nodes, such as t0, have what "
+        "a task needs, but their taints old, spot are not tolerated)"
     )
     apart = submit(w, count=4, resources={"cpu": 1}, selectors={"zone": "b"}, apart=True)
     for number in range(9):
@@ -171,8 +176,9 @@ def test_a_whole_job_is_told_what_its_stages_lack() -> None:
     job = w.submit(name="whole", user="ann", gang="job", stages=stages)
     w.cycle()
     assert {str(waiting.reason) for waiting in w.explain(job)} == {
-        "never fits: all nodes and pools together take 0 of 1 b, 0 of 1 c (node g0 has what a task asks for, but its "
-        "taint gpu is not tolerated; no node has label zone=a (but zone=b); the partition has no pools)"
+        "can never run: all nodes and pools together take 0 of 1 b tasks, 0 of 1 c tasks (node g0 has "
+        "what a task needs, but its "
+        "taint gpu is not tolerated; no node has label zone=a (but zone=b))"
     }
 
 
@@ -183,7 +189,7 @@ def test_nodes_that_are_away_are_counted_not_called_missing() -> None:
     w.drain("g0")
     job = submit(w, resources={"gpu": 1}, selectors={"zone": "a"}, tolerations=["gpu"])
     w.cycle()
-    assert reason(w, job) == "room for 0 of 1 (nodes: 1 draining, 1 selector)"
+    assert reason(w, job) == "0 of 1 fit now: 1 node is draining; 1 does not match its selectors"
 
 
 def test_each_partition_answers_for_itself() -> None:
@@ -191,7 +197,7 @@ def test_each_partition_answers_for_itself() -> None:
     w.node("e0", cpu=4, partition="east")
     east, west = (submit(w, resources={"gpu": 1}, partition=where) for where in ("east", "west"))
     w.cycle()
-    assert reason(w, east) == "never fits: no node has gpu (asked gpu=1); the partition has no pools"
+    assert reason(w, east) == "can never run: no node has a GPU (asked: 1)"
     assert isinstance(w.explain(west)[0].reason, NoRoom)
 
 
@@ -203,7 +209,7 @@ def test_jobs_of_a_manager_need_nodes_of_it() -> None:
     manager.register()
     manager.update(jobs=[{"job": "app", "queue": "root.default"}], asks=asks)
     w.cycle()
-    assert reason(w, "app") == "never fits: no node of manager k8s has joined yet"
+    assert reason(w, "app") == "can never run: no node of manager k8s has joined yet"
 
 
 # -- behind the head ---------------------------------------------------------------------------------------------
@@ -218,8 +224,8 @@ def test_behind_the_head_the_jobs_and_tasks_ahead_are_counted() -> None:
     w.cycle()
     assert len(w.placements(running)) == 2
     assert (w.explain(head)[0].jobs_ahead, w.explain(head)[0].tasks_ahead) == (0, 0)
-    assert str(w.explain(second)[0]) == "main: 298 new waiting, number 2 in its lane, behind 1 job (2 tasks)"
-    assert str(w.explain(last)[0]) == "main: 1 new waiting, number 3 in its lane, behind 2 jobs (300 tasks)"
+    assert str(w.explain(second)[0]) == "298 tasks wait behind 1 job (2 tasks) in queue root.default"
+    assert str(w.explain(last)[0]) == "1 task waits behind 2 jobs (300 tasks) in queue root.default"
     assert w.explain(last)[0].reason is None  # it was not tried
 
 
@@ -235,13 +241,13 @@ def test_behind_the_head_is_said_what_comes_after_that() -> None:
     w.cycle()
     assert isinstance(w.explain(large)[0].then, NeverFits)
     assert str(w.explain(large)[0]) == (
-        "main: 3 new waiting, number 2 in its lane, behind 1 job (2 tasks); after that: never fits: all nodes and "
-        "pools together take 2 of 3"
+        "3 tasks wait behind 1 job (2 tasks) in queue root.lab; after that: can never run: all nodes and "
+        "pools together take 2 of 3 tasks"
     )
     assert w.explain(limited)[0].then == OverLimit("user bob in queue root.lab", "cpu", 1000, 0, 2000)
     assert str(w.explain(limited)[0]).endswith(
-        "number 3 in its lane, behind 2 jobs (5 tasks); after that: user bob in queue root.lab: limit cpu=1, used "
-        "cpu=0, asked cpu=2"
+        "behind 2 jobs (5 tasks) in queue root.lab; after that: the limit of user bob in queue root.lab is "
+        "1 CPU: 0 in use, 2 more needed"
     )
 
 
@@ -251,10 +257,9 @@ def test_a_job_after_others_is_told_what_comes_after_them() -> None:
     first = submit(w, "first")
     fits, never = submit(w, "fits", after=[first]), submit(w, "never", resources={"gpu": 1}, after=[first])
     w.cycle()
-    assert str(w.explain(fits)[0]) == "main: 1 new waiting: waits for job first"
+    assert str(w.explain(fits)[0]) == "1 task waits for job first"
     assert str(w.explain(never)[0]) == (
-        "main: 1 new waiting: waits for job first; after that: never fits: no node has gpu (asked gpu=1); the "
-        "partition has no pools"
+        "1 task waits for job first; after that: can never run: no node has a GPU (asked: 1)"
     )
 
 
@@ -264,7 +269,7 @@ def test_behind_what_never_fits_the_same_is_missing() -> None:
     head, last = submit(w, resources={"gpu": 1}), submit(w, resources={"gpu": 1})
     w.cycle()
     assert w.explain(last)[0].then == w.explain(head)[0].reason
-    assert "after that: never fits: no node has gpu (asked gpu=1)" in str(w.explain(last)[0])
+    assert "after that: can never run: no node has a GPU (asked: 1)" in str(w.explain(last)[0])
 
 
 # -- a share of 0 ------------------------------------------------------------------------------------------------
@@ -284,7 +289,7 @@ def test_a_share_of_0_is_named_for_tasks_that_get_no_loan() -> None:
     paid = submit(w, "paid", count=4, queue="root.paid")
     w.cycle()
     assert w.explain(job)[0].reason == ShareSpent("root.free", zero=True)
-    assert reason(w, job) == "queue root.free has a share of 0, and tasks that are not preemptible get no loan"
+    assert reason(w, job) == "queue root.free has a share of 0, and only preemptible tasks may borrow more"
     assert len(w.placements(paid)) == 4
 
 
@@ -294,8 +299,8 @@ def test_a_share_of_0_is_named_where_other_queues_use_the_capacity() -> None:
     head, last = submit(w, queue="root.free"), submit(w, "last", queue="root.free")
     w.cycle()
     assert reason(w, head) == (
-        "room for 0 of 1 (nodes: 1 missing cpu); queue root.free has a share of 0: it gets only what other queues "
-        "leave idle"
+        "0 of 1 fit now: 1 node has too few CPUs free; queue root.free has a share of 0: it gets only what other "
+        "queues leave idle"
     )
     assert w.explain(last)[0].then == NoShare("root.free")
     w.kill("paid")
@@ -330,15 +335,15 @@ def test_short_reasons() -> None:
     w.cycle()
     assert [short(w, job) for job in (running, limited, second, never, gang, behind, later)] == [
         "",
-        "limit of queue root.a",
-        "max_jobs of queue root.b",
-        "never fits",
-        "room for 2 of 4",
+        "CPU limit of queue root.a",
+        "max_jobs of queue root.b reached",
+        "can never run",
+        "no free capacity for 4 tasks at once",
         "behind other jobs",
-        f"after {never}, {gang} and 1 more",
+        f"waits for jobs {never}, {gang} and 1 more",
     ]
     w.restart(ready=False)
-    assert short(w, behind) == "not ready"
+    assert short(w, behind) == "the scheduler is starting"
 
 
 def test_jobs_that_can_never_run_are_known_at_once() -> None:
@@ -348,14 +353,18 @@ def test_jobs_that_can_never_run_are_known_at_once() -> None:
     cases = {
         submit(w, "fits", queue="root.paid"): None,
         submit(w, "waits", count=4, queue="root.paid"): None,
-        submit(w, "gpu", resources={"gpu": 1}, queue="root.paid"): "never fits: no node has gpu (asked gpu=1)",
-        submit(w, "limit", resources={"cpu": 3}, queue="root.tight"): "queue root.tight: limit cpu=2, used cpu=0",
-        submit(w, "closed", queue="root.closed"): "queue root.closed: 0 jobs are running, no more are allowed",
+        submit(w, "gpu", resources={"gpu": 1}, queue="root.paid"): "can never run: no node has a GPU (asked: 1)",
+        submit(
+            w, "limit", resources={"cpu": 3}, queue="root.tight"
+        ): "the limit of queue root.tight is 2 CPUs: 0 in use",
+        submit(w, "closed", queue="root.closed"): "no job of queue root.closed may run (max_jobs is 0)",
         submit(w, "firm", queue="root.free", preemptible=False): "queue root.free has a share of 0",
-        submit(w, "follows", resources={"cpu": 9}, queue="root.paid", after=["fits"]): "never fits: the largest node",
+        submit(
+            w, "follows", resources={"cpu": 9}, queue="root.paid", after=["fits"]
+        ): "can never run: the largest node",
     }
     whole = [{"name": "a", "resources": {"cpu": 3}}, {"name": "b", "resources": {"cpu": 2}}]
-    cases[w.submit(name="whole", user="ann", queue="root.paid", gang="job", stages=whole)] = "never fits: all stages"
+    cases[w.submit(name="whole", user="ann", queue="root.paid", gang="job", stages=whole)] = "can never run: all stages"
     w.cycle()
     for job, said in cases.items():
         why = never_runs(w.partition(), w.partition().jobs[job])
@@ -372,4 +381,4 @@ def test_elastic_growth_of_a_running_job_is_judged_too() -> None:
     job = w.submit(name="two", user="ann", stages=stages)
     w.cycle()
     assert len(w.placements(job)) == 1
-    assert "no node has gpu" in str(never_runs(w.partition(), w.partition().jobs[job]))
+    assert "no node has a GPU" in str(never_runs(w.partition(), w.partition().jobs[job]))

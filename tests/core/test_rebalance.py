@@ -56,7 +56,7 @@ def test_loans_are_taken_back_after_a_while_and_no_sooner() -> None:
     assert running(w, "a", "b") == [5, 5]  # and that is all
 
 
-def test_it_is_off_by_default() -> None:
+def test_a_threshold_of_0_turns_it_off() -> None:
     w = world(rebalance_threshold=0)
     lend_all(w)
     w.advance(10_000)
@@ -243,7 +243,7 @@ def test_a_gang_that_nodes_are_held_for_takes_loans_back() -> None:
 
 def test_what_the_same_cycle_placed_is_taken_back_in_the_next_one() -> None:
     """Rebalance is due in a cycle that lends once more, and only the new loan and an older one together help."""
-    w = World({"rebalance_threshold": 20, "rebalance_after": "1min", "place": "spread"})
+    w = World({"rebalance_threshold": 20, "rebalance_after": "1min", "min_runtime": "0s", "place": "spread"})
     w.queue("root.a", share=50)
     w.queue("root.b", share=50)
     one = [{"name": "s", "resources": {"cpu": 1}}]
@@ -437,3 +437,38 @@ def test_an_ask_over_a_limit_does_not_hide_one_that_lacks_capacity(backfill: str
     assert "limit" in str(w.explain("limited")[0].reason) and "limit" not in str(w.explain("short")[0].reason)
     w.advance(300)
     assert (w.job("limited").state, w.job("short").state) == ("pending", "running")
+
+
+def test_it_is_on_by_default_where_queues_have_shares() -> None:
+    w = World({"unit": "slots"})
+    for name in ("a", "b"):
+        w.queue(f"root.{name}", share=50)
+    w.nodes(10, cpu=1)
+    lend_all(w)
+    w.advance(60)
+    assert running(w, "a", "b") == [10, 0]
+    w.advance(31)
+    assert running(w, "a", "b") == [5, 5]
+
+
+def test_it_is_off_by_default_where_no_queue_has_a_share() -> None:
+    w = World({"unit": "slots", "queues": {"root": {"a": {}, "b": {}}}})
+    w.nodes(10, cpu=1)
+    lend_all(w)
+    w.advance(10_000)
+    assert running(w, "a", "b") == [10, 0]
+
+
+def test_a_loan_runs_for_a_minimum_time() -> None:
+    """The owner has waited long enough, but the only loan has just begun: it is stopped once `min_runtime` is over."""
+    w = World({"rebalance_after": "10s", "min_runtime": "45s", "recall_after": "0s"})
+    for name in ("a", "b"):
+        w.queue(f"root.{name}", share=50)
+    w.nodes(1, cpu=2)
+    w.submit(queue="root.a", stages=[{"count": 2, "min": 1, "resources": {"cpu": 1}}])
+    w.cycle()
+    owner = w.submit(queue="root.b", stages=[{"resources": {"cpu": 1}}])
+    w.advance(44)
+    assert not w.placements(owner)
+    w.advance(3)
+    assert w.placements(owner)

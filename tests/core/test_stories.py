@@ -10,7 +10,7 @@ from fairlead.core.commands import Accepted, Kill, MarkReady, Rejected, Report, 
 from fairlead.core.documents import parse_job
 from fairlead.core.effects import ForNode
 from fairlead.core.errors import Refused
-from fairlead.core.obstacles import NoPool, TooSmall
+from fairlead.core.obstacles import TooSmall
 from fairlead.core.reasons import NeverFits, NoRoom, OverLimit
 from fairlead.core.resources import SECOND
 from fairlead.journal.memory import MemoryJournal
@@ -198,7 +198,7 @@ def test_restart_waits_until_all_have_stopped() -> None:
 
 def test_a_stage_short_for_too_long_is_taken_back_whole() -> None:
     w = world(nodes=2, cpu=4, replace_within="5min")
-    gang = w.submit(stages=stage(8))
+    gang = w.submit(stages=stage(8, on_loss="replace"))
     w.advance(0)
     w.fail_node("n1")
     w.advance(299)
@@ -214,7 +214,7 @@ def test_a_stage_short_for_too_long_is_taken_back_whole() -> None:
 
 def test_a_short_stage_of_a_job_that_ended_is_forgotten_with_it() -> None:
     w = world(nodes=2, cpu=4, replace_within="10s", keep_ended="1s")
-    gang = w.submit(stages=stage(8))
+    gang = w.submit(stages=stage(8, on_loss="replace"))
     w.advance(0)
     w.fail_node("n1")
     w.advance(1)
@@ -223,9 +223,11 @@ def test_a_short_stage_of_a_job_that_ended_is_forgotten_with_it() -> None:
     assert gang not in w.partition().jobs
 
 
-@pytest.mark.parametrize("on_loss", ["restart", "replace"])
-def test_a_gang_of_which_some_succeeded_is_taken_back_without_them(on_loss: str) -> None:
-    w = world(nodes=3, cpu=1, replace_within="10s")
+@pytest.mark.parametrize(("on_loss", "first"), [("restart", "running"), ("replace", "succeeded")])
+def test_a_gang_of_which_some_succeeded_starts_without_them_only_if_its_tasks_are_replaced(
+    on_loss: str, first: str
+) -> None:
+    w = world(nodes=4, cpu=1, replace_within="10s")
     gang = w.submit(stages=stage(3, on_loss=on_loss))
     w.advance(0)
     w.finish(gang, "w", 0)
@@ -234,7 +236,7 @@ def test_a_gang_of_which_some_succeeded_is_taken_back_without_them(on_loss: str)
     w.advance(60)
     w.nodes(2, prefix="new", cpu=1)
     w.advance(1)
-    assert states(w, gang, 3) == ["succeeded", "running", "running"]
+    assert states(w, gang, 3) == [first, "running", "running"]
 
 
 def test_a_stage_that_waits_to_grow_is_not_short() -> None:
@@ -536,12 +538,11 @@ def test_a_job_that_never_fits_has_another_reason_than_one_without_room() -> Non
     many = w.submit(name="many", stages=stage(9, cpu=1))
     now = w.submit(name="now", stages=stage(2, cpu=4))
     w.cycle()
-    assert w.explain(huge)[0].reason == NeverFits(1, 0, obstacles=(TooSmall("cpu", 5000, 4000, "n0"), NoPool(0)))
+    assert w.explain(huge)[0].reason == NeverFits(1, 0, obstacles=(TooSmall("cpu", 5000, 4000, "n0"),))
     assert w.explain(many)[0].reason == NeverFits(9, 8)
     failed = (("missing cpu", 1), ("not for all", 1))
-    assert w.explain(now)[0].reason == NoRoom(
-        2, 1, failed, "n0", lacks="cpu", asked=4000, free=(("n1", 1),), free_nodes=1
-    )
+    free = {"lacks": "cpu", "asked": 4000, "free": (("n1", 1),), "free_nodes": 1, "unused": 4000, "largest": 4000}
+    assert w.explain(now)[0].reason == NoRoom(2, 1, failed, "n0", taking=2, nodes=2, **free)  # type: ignore[arg-type]
     w.node("n2", cpu=8)
     w.cycle()
     assert len(w.placements(huge)) == 1
@@ -958,7 +959,7 @@ def test_a_command_for_an_unknown_partition_disturbs_no_other() -> None:
 
 def test_a_node_that_refuses_every_replacement_does_not_keep_a_gang_short_for_ever() -> None:
     w = world(nodes=2, cpu=1, replace_within="10s", max_launch_tries=1000)
-    job = w.submit(name="g", stages=[{"name": "w", "count": 2, "resources": {"cpu": 1}}])
+    job = w.submit(name="g", stages=stage(2, on_loss="replace"))
     w.cycle()
     w.cycle()
     w.node("bad", cpu=1)
@@ -990,3 +991,31 @@ def test_what_was_refused_and_scaled_starts_together(when: str) -> None:
     w.node("more", cpu=1)
     w.advance(0.1)
     assert len(w.placements(job)) == 4
+
+
+def test_a_growth_step_that_was_cancelled_can_be_asked_for_again() -> None:
+    w = world(nodes=1, cpu=3)
+    job = w.submit(stages=stage(3))
+    w.advance(0)
+    for _ in range(2):
+        w.scale(job, "w", 5)
+        w.cycle()
+        assert [(ask.kind, ask.count) for lane in w.lanes().values() for ask in lane] == [("scale", 2)]
+        w.cancel(job, "w")
+        w.cycle()
+        assert not w.lanes() and w.partition().jobs[job].stages[0].count == 3
+    w.finish(job, "w")
+    w.advance(0)
+    assert w.job(job).state == "succeeded"
+
+
+@pytest.mark.parametrize("how", ["silence", "disconnect"])
+def test_a_node_that_returns_without_its_tasks_loses_those_that_ended_unheard(how: str) -> None:
+    w = world(nodes=1, cpu=1)
+    job = w.submit(stages=stage(1, duration=20))
+    w.advance(5)
+    getattr(w, how)("n0")
+    w.advance(30)  # the task ends after 20 s; the node would be lost after a minute
+    w.return_node("n0")
+    w.advance(100)
+    assert w.job(job).state == "succeeded" and w.task(job, "w", 0).attempt == 2

@@ -443,7 +443,7 @@ def test_explain_tells_the_uses() -> None:
     w.cycle()
     (text,) = map(str, w.explain(more))
     assert text == (
-        "s: 1 new waiting, number 2 in its lane, behind 1 job (1 task), "
+        "s: 1 task waits behind 1 job (1 task) in queue root.q; "
         "users take turns: bob uses 60% and 30% on average before, the user ahead uses 40% and 20% on average before"
     )
     assert w.past("root.q") == 0.5 and w.past("root.q", "bob") == 0.3

@@ -67,7 +67,7 @@ def test_why_no_node_is_accepted() -> None:
     w.node("n1", cpu=1, labels={"rack": "r"})
     w.cycle()
     assert "no node has labels with !zone or zone in (b,c)" not in str(w.explain("both")[0])
-    assert "no node has all that a task asks for" in str(w.explain("both")[0])
+    assert "no node has all that a task needs" in str(w.explain("both")[0])
     w.remove_node("n1")
     w.cycle()
     assert "no node has labels with !zone or zone in (b,c)" in str(w.explain("no")[0])
@@ -80,7 +80,7 @@ def test_a_node_without_the_condition_is_named() -> None:
     w.submit(name="first", stages=[{"resources": {"cpu": 1}, "where": "zone = b"}])
     w.submit(name="next", stages=[{"resources": {"cpu": 1}, "where": "zone = b"}])
     w.cycle()
-    assert "1 missing cpu, 1 selector" in str(w.explain("next")[0])
+    assert "1 node has too few CPUs free; 1 does not match its selectors" in str(w.explain("next")[0])
 
 
 @pytest.mark.parametrize("place", ["pack", *sorted(PLACEMENTS)])

@@ -197,7 +197,8 @@ class Play:
         job = self.w.submit(name="j", stages=[{"name": "w", **stage}], **document)
         least = stage.get("min") or stage["count"]
         loose = stage.get("tries", 1) > 1
-        on_loss = stage.get("on_loss", "replace")
+        strict = stage["count"] > 1 and least == stage["count"]
+        on_loss = stage.get("on_loss", "restart" if strict else "replace")
         milli = round(1000 * float(gpu or 0))
         self.jobs[job] = Wanted(stage["count"], least, cpu, milli, on_loss, loose)
         return job

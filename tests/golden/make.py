@@ -148,7 +148,8 @@ ARRAY = {
     "stages": [{"name": "a", "count": 30, "min": 1, "resources": {"cpu": 1}, "tries": 2}],
 }
 
-RING = {**ARRAY, "name": "ring", "stages": [{"count": 2, "resources": {"cpu": 4}}]}
+RING = {**ARRAY, "name": "ring", "stages": [{"count": 2, "resources": {"cpu": 4}, "on_loss": "replace"}]}
+CREW = {**ARRAY, "name": "crew", "stages": [{"count": 2, "resources": {"cpu": 4}, "tries": 2, "on_failure": "restart"}]}
 PART = {**ARRAY, "stages": [{"count": 3, "resources": {"cpu": 1}}]}
 PAIR = {
     **ARRAY,
@@ -229,6 +230,14 @@ def play(s: Script) -> None:
     s.cycle(*s.report("ring", "main", "stopped"), MoveNode(name="c1", action="enable", operator=True))
     s.cycle(Kill(job="ring", operator=True))
     s.cycle(*s.report("ring", "main", "stopped"))
+    # A member of a gang fails after another one has succeeded: both run again.
+    s.cycle(submit("crew", CREW))
+    s.cycle(*s.report("crew", "main", "running"))
+    s.cycle(*s.report("crew", "main", "succeeded", 1))
+    s.cycle(*s.report("crew", "main", "failed", exit_code=7))
+    s.keep()
+    s.cycle(Kill(job="crew", operator=True))
+    s.cycle(*s.report("crew", "main", "stopped"))
     pair_up(s)
     s.cycle(submit("train", GANG, key="k1"), submit("part", PART))
     s.cycle(Scale(job="part", stage="main", count=2, operator=True))  # one task of an allocation stops
@@ -331,6 +340,7 @@ def play(s: Script) -> None:
     s.keep()
     s.cycle(node("c3", resources={"cpu": 8, "gpu": 4}))
     s.keep()
+    recall_a_loan(s)
     # A stage with conditions on labels and with preferences.
     s.cycle(submit("picky", PICKY))
     s.keep()
@@ -354,6 +364,21 @@ def plan_a_start(s: Script) -> None:
     s.keep()
     s.cycle(Kill(job="planned", operator=True), Kill(job="again", operator=True))
     s.cycle(*s.report("again", "main", "stopped"))
+
+
+def recall_a_loan(s: Script) -> None:
+    """A loan is renewed while an owner waits, so that nodes are set aside for the owner."""
+    loan = {"count": 30, "min": 1, "resources": {"cpu": 100}}
+    s.cycle(node("r0", resources={"cpu": 1_000}), node("r1", resources={"cpu": 1_000}))
+    s.cycle(submit("loans", {**ARRAY, "queue": "root.ci", "stages": [loan]}))
+    s.cycle(*s.report("loans", "main", "running"))
+    s.cycle(submit("owner", {**ARRAY, "queue": "root.ml", "stages": [{"resources": {"cpu": 500}}]}))
+    s.cycle(*s.report("loans", "main", "succeeded", most=1), after=2 * SECOND)
+    assert any(hold.recalled for hold in s.partition.holds.values())
+    s.keep()
+    s.cycle(Kill(job="owner", operator=True), Kill(job="loans", operator=True))
+    s.cycle(*s.report("loans", "main", "stopped"))
+    s.cycle(RemoveNode(name="r0", operator=True), RemoveNode(name="r1", operator=True))
 
 
 def pair_up(s: Script) -> None:

@@ -148,14 +148,14 @@ def test_result_files_of_the_last_attempt_are_found(place: str) -> None:
     first, last = (ResultRow("main", 3, attempt, ((f"out{attempt}", 5),), "") for attempt in (1, 2))
     other = ResultRow("tail", 0, 1, (), "no file matches *.csv")
     for row in (first, last, other):
-        assert history.put_results("default", 7, row)
-    assert not history.put_results("default", 7, msgspec.structs.replace(last, files=()), replace=False)
+        assert history.put_results("default", 7, [row])
+    assert not history.put_results("default", 7, [msgspec.structs.replace(last, files=())], replace=False)
     assert history.results("default", 7) == [last, other]
     assert history.results("default", 7, skip=1, limit=1) == [other]
     assert history.results("default", 7, "main", 3, attempt=1) == [first]
     assert history.results("default", 8) == []
     longer = msgspec.structs.replace(last, files=(("out2", 6),))
-    assert history.put_results("default", 7, longer)
+    assert history.put_results("default", 7, [longer])
     assert history.results("default", 7, "main") == [longer]
     history.close()
 

@@ -142,9 +142,9 @@ def receive(store: Store, *parts: OutputPart) -> tuple[OutputStore, Rows, list[t
     """Receive result files: the store, the recorded rows, and the tasks that each part has completed."""
     outputs, rows = OutputStore(store), Rows()
 
-    def record(partition: str, number: int, row: ResultRow, replace: bool) -> None:
+    def record(partition: str, number: int, found: list[ResultRow], replace: bool) -> None:
         assert (partition, number) == (PARTITION, 250)
-        rows.append((row, replace))
+        rows.extend((row, replace) for row in found)
 
     tasks = msgspec.structs.replace(TASKS, indices=(0, 1))
     incoming = outputs.receive(PARTITION, "ann", tasks, LIMITS, record, only_results=True)

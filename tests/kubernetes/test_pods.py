@@ -269,12 +269,12 @@ def test_ports_pods_and_other_schedulers() -> None:
     other = read_pod(spec={"containers": [container(cpu="3500m", ports=[{"hostPort": 443}])]})
     site = Site(node("a"), node("b"), others={"b": other})
     assert sorted([site.place(port), site.place(port)]) == ["a", "b"]
-    assert "missing hostport/tcp-80" in site.place(port)
+    assert "too little hostport/tcp-80 free" in site.place(port)
     secure = {"containers": [container(cpu="100m", ports=[{"hostPort": 443}])]}
     assert site.place(secure) == "a", "a pod of another scheduler has the port on b"
     placed = [site.place(plain) for _ in range(3)]
     assert placed.count("a") == 1 and placed.count("b") == 1, "a node takes 3 pods, other schedulers' among them"
-    assert "missing pods" in placed[2]
+    assert "too little pods free" in placed[2]
 
 
 def test_labels_that_the_core_does_not_take() -> None:

@@ -34,7 +34,7 @@ def test_a_gang_is_bound_whole_or_not_at_all(scene: Scene) -> None:
     scene.start_adapter()
     scene.wait_bound(*first)
     text = scene.wait_reason("second-0", "Unschedulable")
-    assert "room for 2 of 4" in text
+    assert "2 of 4 fit now" in text
     assert not scene.nodes_of("second")
     scene.node("n3")
     assert set(scene.wait_bound(*second).values()) <= {"n1", "n2", "n3"}
@@ -106,7 +106,7 @@ def test_a_limit_is_no_reason_to_buy_nodes(teams: Scene) -> None:
     teams.wait(lambda: len(teams.nodes_of("ci")) == 6, "6 pods are bound")
     waiting = next(name for name in names if name not in teams.nodes_of())
     text = teams.wait_reason(waiting, "OverLimit")
-    assert "limit cpu=6" in text
+    assert "the limit of queue root.ci is 6 CPUs: 6 in use, 1 more needed" in text
     events = teams.call("GET", "/apis/events.k8s.io/v1/namespaces/ci/events")["items"]
     mine = [event for event in events if event["regarding"]["name"] == waiting]
     assert [(event["reason"], event["note"]) for event in mine] == [("OverLimit", text)]
@@ -232,7 +232,7 @@ def test_a_pod_that_cannot_run_has_a_reason(scene: Scene) -> None:
     scene.start_adapter()
     assert "take 2 of 3" in scene.wait_reason(wide[0], "Unschedulable")
     assert "root.none" in scene.wait_reason("astray", "Refused")
-    assert "cpu" in scene.wait_reason("huge", "Unschedulable")
+    assert "CPU" in scene.wait_reason("huge", "Unschedulable")
     scene.pod("late", cpu="64")
     scene.wait_reason("late", "Unschedulable")
     assert not scene.nodes_of()

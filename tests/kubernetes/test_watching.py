@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import subprocess
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,6 +20,7 @@ from fairlead.kubernetes.http import Address, Http, Reply
 from fairlead.kubernetes.objects import Pod
 from fairlead.kubernetes.watching import Follower
 from tests.kubernetes.recorded import Answer, Recorded, listed, pod, refused, watched, with_answers
+from tests.live import PROGRAM, SECONDS
 
 END = watched(stays_open=True)
 
@@ -307,3 +312,27 @@ def test_an_eviction_waits_for_its_budget() -> None:
     )
     assert ends == ["done evict a"]
     assert {request for request, _ in recorded.requests} == {"POST /api/v1/namespaces/ns/pods/a/eviction"}
+
+
+@pytest.mark.parametrize(
+    ("listen", "said"), [("127.0.0.1:{}", "the port is used by another program"), ("127.0.0.1:x", "invalid literal")]
+)
+def test_an_address_that_cannot_be_listened_on_is_one_line(tmp_path: Path, listen: str, said: str) -> None:
+    (tmp_path / "kubeconfig").write_text(
+        "current-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"
+        "users: [{name: u, user: {token: t}}]\n"
+        'clusters: [{name: c, cluster: {server: "http://127.0.0.1:9"}}]\n'
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = listen.format(taken.getsockname()[1])
+        done = subprocess.run(
+            [PROGRAM, "kubernetes", "--kubeconfig", tmp_path / "kubeconfig", "--lease", "none", "--listen", listen],
+            env={**os.environ, "FAIRLEAD_URL": "http://127.0.0.1:9", "FAIRLEAD_TOKEN": "t"},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and last.startswith(f"fairlead: error: --listen {listen}: {said}"), done.stderr
+    assert "Traceback" not in done.stderr

@@ -13,6 +13,7 @@ from fairlead.cli.main import app
 from fairlead.core.config import QUEUE_KEYS, parse_config
 from fairlead.kubernetes.yunikorn import SETTINGS, NotConverted, convert
 from fairlead.testing import World
+from tests import test_docs
 
 FILE = """
 partitions:
@@ -213,3 +214,10 @@ def test_the_command(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["config", "import", "yunikorn", str(file)])
     assert refused.exit_code == 1
     assert "guarantee" in refused.stderr
+
+
+def test_the_example_of_the_page_is_what_the_command_prints() -> None:
+    page = (test_docs.ROOT / "docs" / "from" / "yunikorn.md").read_text(encoding="utf-8")
+    before, after = (block[2] for block in test_docs.FENCE.finditer(page) if "partitions:" in block[2])
+    converted, _ = convert(yaml.safe_load(before))
+    assert converted == yaml.safe_load(after)

@@ -1,7 +1,7 @@
 """Looks into the future: drawn run times, futures, start times, what-if, and a follower of a real journal."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -9,10 +9,11 @@ from time import monotonic
 from typing import Any
 
 import pytest
+import uvloop
 from msgspec.structs import replace
 
 from fairlead.api.future import _answer as told_by_api
-from fairlead.api.future import rounded
+from fairlead.api.future import rounded, sentence
 from fairlead.core.commands import (
     AddNode,
     AnyCommand,
@@ -405,7 +406,7 @@ def test_tasks_ahead_without_an_estimate_are_counted(cluster: Cluster) -> None:
     assert (third.median, third.not_before, third.unknown_ahead) == (None, None, 4)
     told = told_by_api("third", "pending", None, third, found, cluster.now).text
     assert told.startswith(
-        "job third starts at a time that cannot be told; 4 tasks that start before it have no estimate"
+        "job third starts at a time that cannot be predicted; 4 tasks that start before it have no known end"
     )
 
 
@@ -476,7 +477,10 @@ def test_expected_jobs_without_a_known_end_leave_no_bound(cluster: Cluster) -> N
     assert (found.recorded_jobs, found.unknown_running, found.jobs["next"].unknown_ahead) == (13, 0, 0)
     assert (found.jobs["next"].likely, found.jobs["next"].not_before) == (None, None)
     told = told_by_api("next", "pending", None, found.jobs["next"], found, cluster.now).text
-    assert told == "job next starts at a time that cannot be told; tasks of jobs that are expected have no estimate"
+    assert told == (
+        "job next starts at a time that cannot be predicted; "
+        "tasks of jobs that are expected to be submitted have no known end"
+    )
 
 
 def test_futures_end(cluster: Cluster, exact: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,6 +492,11 @@ def test_futures_end(cluster: Cluster, exact: None, monkeypatch: pytest.MonkeyPa
     assert (found.jobs["next"].likely, found.jobs["next"].not_before) == (None, START + HOUR)
     told = told_by_api("next", "pending", None, found.jobs["next"], found, cluster.now).text
     assert told == "job next does not start within 1h"
+
+
+def test_a_future_without_time_does_not_say_that_a_job_starts_later_than_now(cluster: Cluster) -> None:
+    cut = Eta(likely=None, median=None, earliest=None, latest=None, not_before=cluster.now)
+    assert sentence(cut, cluster.now, cluster.now) == "starts at a time that cannot be predicted"
 
 
 def test_timers_alone_do_not_keep_a_future_going(cluster: Cluster) -> None:
@@ -522,11 +531,42 @@ def test_the_likely_start_is_told(cluster: Cluster) -> None:
     etas = Etas(jobs={}, submissions=[], now=now, futures=19, unknown_running=0, recorded_jobs=1, cut=False)
     told = told_by_api("a", "pending", None, found, etas, now)
     assert (told.start, told.median) == ((now + HOUR) / SECOND, (now + 2 * HOUR) / SECOND)
-    assert told.text == "job a starts in about 1h (90 %: between 0s and 3h)"
+    assert told.text == "job a starts in about 1h (90 % sure: within 3h)"
     unknown = Eta(likely=None, median=None, earliest=None, latest=None, unknown_ahead=1)
     assert told_by_api("a", "pending", None, unknown, etas, now).text == (
-        "job a starts at a time that cannot be told; 1 task that starts before it has no estimate"
+        "job a starts at a time that cannot be predicted; "
+        "1 task that starts before it has no known end (`--estimate` and `--time-limit` give one)"
     )
+
+
+@pytest.mark.parametrize(
+    ("earliest", "latest", "sure"),
+    [(HOUR, 3 * HOUR, "in 1h to 3h"), (HOUR, None, "in 1h or later"), (0, None, "now or later")],
+)
+def test_the_interval_is_told(earliest: int, latest: int | None, sure: str) -> None:
+    end = None if latest is None else START + latest
+    found = Eta(likely=START + 2 * HOUR, median=None, earliest=START + earliest, latest=end)
+    assert sentence(found, START, START) == f"starts in about 2h (90 % sure: {sure})"
+
+
+def test_a_start_says_that_nothing_like_the_job_has_run(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+
+    def told(job: str) -> str:
+        found = etas_of(cluster, job)
+        return told_by_api(job, "pending", None, found.jobs[job], found, cluster.now).note
+
+    cluster.submit("train", 4, estimate="1min")
+    cluster.submit("serve", 4, run=False, estimate="1min")
+    assert told("serve") == "no job has ended yet to learn run times from"
+    cluster.now += MINUTE
+    cluster.report("train", "succeeded")
+    cluster.report("serve", "running")
+    spec = {"user": "ann", "stages": [{"resources": {"cpu": 4}, "estimate": "1min"}]}
+    for name, job in (("train", "again"), ("other", "other")):
+        cluster.do(Submit(spec=parse_job({"name": name, **spec}), id=job, user="ann", operator=True))
+    assert told("again") == ""
+    assert told("other") == "nothing like it has run before"
 
 
 def test_jobs_that_are_not_submitted_have_a_start_too(cluster: Cluster) -> None:
@@ -622,6 +662,18 @@ def test_a_story_tells_which_asks_an_operator_moved(cluster: Cluster) -> None:
     assert told("first") == [], "its ask is where it was"
 
 
+def test_a_story_tells_by_which_right_a_task_was_stopped(cluster: Cluster) -> None:
+    cluster.node("n", 1)
+    cluster.submit("low")
+    spec = parse_job({"user": "bob", "priority": 9, "stages": [{"resources": {"cpu": 1}}]})
+    cluster.do(Submit(spec=spec, id="high", user="bob", operator=True))
+    cluster.now += 10 * MINUTE
+    cluster.do()
+    follower = cluster.follow()
+    (stopped,) = [line for line in follower.story("low", follower.state.jobs["low"].number) if "stopped" in line.event]
+    assert (stopped.fields["for"], stopped.fields["right"]) == ("job high", "priority")
+
+
 def test_a_record_of_an_earlier_version_names_no_actor() -> None:
     assert _by(None, 0) == {}
     assert actors_of(encode(1, [], None), "here") is None
@@ -659,6 +711,13 @@ def test_what_if_there_were_another_node(cluster: Cluster) -> None:
     assert waits(found) == {"second": (600.0, 0.0), "third": (1200.0, 600.0)}
     assert (found["mean_wait_before"], found["mean_wait_after"]) == (900.0, 300.0)
     assert found["utilisation_before"] == found["utilisation_after"] == 1.0
+
+
+def test_what_if_tells_the_present_use_if_no_job_waits(cluster: Cluster) -> None:
+    cluster.node("n", 4)
+    cluster.submit("first", 2, estimate="10min")
+    found = compared(cluster, add_nodes={"n": 1})
+    assert (found["utilisation_before"], found["utilisation_after"]) == (0.5, 0.25)
 
 
 def test_what_if_a_job_had_another_priority(cluster: Cluster, exact: None) -> None:
@@ -901,6 +960,24 @@ def test_a_story_is_told_in_order(cluster: Cluster) -> None:
     ]
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_jobs_that_end_together_each_have_the_end_in_their_story(cluster: Cluster, jobs: int) -> None:
+    cluster.node("n", 4)
+    names = [f"job{number}" for number in range(jobs)]
+    for name in names:
+        cluster.submit(name)
+    cluster.now += MINUTE
+    numbers = {name: cluster.writer.partition.jobs[name].number for name in names}
+    at = {"node": "n", "stage": "main", "indices": (0, 1), "attempt": 1, "operator": True}
+    cluster.do(*[Report(**at, job=name, state="succeeded", number=numbers[name]) for name in names])
+    for name in names:
+        told = answer(cluster.follow(), StoryQuestion(**cluster.asked(), job=name, number=numbers[name]))
+        assert isinstance(told, Story)
+        assert [line.event for line in told.lines][-2:] == ["tasks ended", "job over"]
+        assert told.lines[-1].fields["state"] == "succeeded"
+        assert told.lines[-2].fields["by"] == told.lines[-1].fields["by"] == "the agent of its node"
+
+
 @pytest.mark.parametrize("steps", [1, 2, 5, 50])
 def test_a_process_that_is_being_started_ends_with_its_server(cluster: Cluster, tmp_path: Path, steps: int) -> None:
     async def story() -> None:
@@ -916,8 +993,36 @@ def test_a_process_that_is_being_started_ends_with_its_server(cluster: Cluster, 
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_process_that_has_gone_is_started_again(
+    cluster: Cluster, tmp_path: Path, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    async def story() -> None:
+        previewer = Previewer(tmp_path / "journal", tmp_path / "history")
+        question = EtaQuestion(**cluster.asked(), jobs=())
+        assert isinstance(await previewer.ask(question), Etas)
+        first = previewer._process
+        assert first is not None
+        first.terminate()  # as if it had been idle for too long
+        await first.wait()
+        await asyncio.sleep(0.1)  # its pipes are closed
+        assert isinstance(await previewer.ask(question), Etas)
+        assert previewer._process is not None and previewer._process.pid != first.pid
+        await previewer.close()
+
+    run(story())
+
+
 def test_a_question_with_a_number_beyond_64_bits_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     previewer = Previewer(tmp_path / "journal", tmp_path / "history")
     question = WhatIfQuestion(**cluster.asked(), changes={"shares": {"root.a": 2**80}})
     answered = asyncio.run(previewer.ask(question))
     assert isinstance(answered, Failure) and "more than 64 bits" in answered.problem
+
+
+def test_the_use_of_a_future_that_begins_in_the_past_is_no_less_than_0() -> None:
+    """The state that a future begins with may be seconds old, while nothing happens until the next microsecond."""
+    used = [(0, 4_000), (60_000_000, 4_000)]
+    sample = eta.Sample(began=0, starts={}, until=60_000_001, whole=True, used=used)
+    assert whatif._utilisation([sample], 60_000_000, 60_000_001, 4_000, 4_000) == 1.0
+    assert whatif._utilisation([sample], 30_000_000, 60_000_000, 4_000, 8_000) == 0.5

@@ -37,15 +37,17 @@ def test_a_gang_waits_for_gpus_some_of_which_are_free() -> None:
     gang = w.submit(name="gang", stages=[stage(8, gpu=1)])
     w.cycle()
     why = w.why(gang)
-    assert why.sentence == "job gang waits for 3 more GPUs of 8: 5 are free on n0 and n1"
+    assert (
+        why.sentence == "job gang waits for 8 GPUs at once (8 tasks with 1 each): 5 are free on n0 and n1, enough for 5"
+    )
     (waiting,) = why.waiting
     assert texts(waiting.remedies) == [
-        "end 3 tasks of small[main] on n0",
-        "add a node with gpu=3",
-        "submit it with 5 tasks",
+        "3 tasks of job small on n0 end",
+        "it is submitted with 5 tasks",
+        "a node with 3 GPUs is added",
     ]
     assert isinstance(waiting.remedies[0].steps[0], EndTasks)
-    assert isinstance(waiting.remedies[1].steps[0], AddNodes)
+    assert isinstance(waiting.remedies[2].steps[0], AddNodes)
 
 
 def test_nodes_that_are_held_for_another_job() -> None:
@@ -59,7 +61,7 @@ def test_nodes_that_are_held_for_another_job() -> None:
     w.cycle()
     why = w.why(late)
     assert why.sentence == (
-        "job late waits for room for 1 task: n1 and n0 are held for job starving, which has waited 100s"
+        "job late waits for a node for 1 task: n1 and n0 are held for job starving, which has waited 100s"
     )
     assert Remedy((ReleaseHold("starving"),)) in why.waiting[0].remedies
 
@@ -71,11 +73,11 @@ def test_a_limit_along_the_path() -> None:
     w.cycle()
     why = w.why(job)
     assert why.sentence == (
-        "job job waits: queue root.ci: limit cpu=2, used cpu=2, asked cpu=1; 2 tasks are starting on n0"
+        "job job waits: the limit of queue root.ci is 2 CPUs: 2 in use, 1 more needed; 2 tasks are starting on n0"
     )
     raised = RaiseLimit("root.ci", now=2000, resource="cpu", limit=3000)
     assert why.waiting[0].remedies == (Remedy((raised,)),)
-    assert str(raised) == "raise the limit of queue root.ci to cpu=3"
+    assert str(raised) == "the limit of queue root.ci is raised to 3 CPUs"
 
 
 def test_a_job_behind_others() -> None:
@@ -100,11 +102,9 @@ def test_jobs_that_come_first_and_requests_that_never_fit() -> None:
     never = w.submit(name="never", stages=[{**stage(1), "selectors": {"zone": "x"}}])
     w.cycle()
     assert w.why(later).sentence == "job later waits for job first"
-    assert texts(w.why(later).waiting[0].remedies) == ["wait until job first has succeeded"]
-    assert w.why(never).sentence == (
-        "job never can never run as the cluster is now: no node has label zone=x; the partition has no pools"
-    )
-    assert texts(w.why(never).waiting[0].remedies) == ["add a node with cpu=1 and labels zone=x"]
+    assert texts(w.why(later).waiting[0].remedies) == ["job first succeeds"]
+    assert w.why(never).sentence == ("job never can never run as the cluster is now: no node has label zone=x")
+    assert texts(w.why(never).waiting[0].remedies) == ["a node with 1 CPU and the label zone=x is added"]
 
 
 def test_a_running_job_and_the_choice_of_its_nodes() -> None:
@@ -116,7 +116,7 @@ def test_a_running_job_and_the_choice_of_its_nodes() -> None:
     assert w.why(job).sentence == "job job is starting on n0"
     w.cycle()
     why = w.why(job)
-    assert why.sentence == "job job runs on n0, chosen by placement `pack` among 2 of 3 nodes that take its tasks"
+    assert why.sentence == "job job runs on n0, chosen by placement `pack` from the 2 of 3 nodes that can run them"
     assert why.causes == (RunsOn("main", 2, ("n0",), 1, "pack", 2, 3),)
     assert not why.waiting
 
@@ -137,7 +137,7 @@ def test_a_job_that_stops_for_another_and_waits_again() -> None:
     assert w.placements(high)
     why = w.why(low)
     assert why.sentence == (
-        "job low waits for 1 CPU (nodes: 1 missing cpu); the last attempt of 1 task: preempted for job high"
+        "job low waits for 1 CPU: no CPU is free; the last attempt of 1 task: preempted for job high"
     )
     assert isinstance(why.causes[0], LastAttempt)
 
@@ -152,7 +152,7 @@ def test_a_launch_that_was_refused() -> None:
     w.cycle()
     why = w.why(job)
     assert "the last attempt of 1 task: node n0 refused the launch" in why.sentence
-    assert "1 backed off" in why.sentence
+    assert "1 node is paused after failed launches" in why.sentence
 
 
 def test_jobs_that_are_over() -> None:
@@ -194,12 +194,12 @@ def test_a_dry_run_starts_waits_or_never_starts() -> None:
     waits = w.dry_run(stages=[stage(2)])
     assert not waits.starts and waits.never is None
     assert texts(waits.explained().waiting[0].remedies) == [
-        "end 1 task of first[main] on n1",
-        "add a node with cpu=1",
-        "submit it with 1 task",
+        "1 task of job first on n1 ends",
+        "it is submitted with 1 task",
+        "a node with 1 CPU is added",
     ]
     never = w.dry_run(stages=[stage(1, cpu=9)])
-    assert str(never.never).startswith("never fits: the largest node (n0) has cpu=2 of the asked cpu=9")
+    assert str(never.never).startswith("can never run: the largest node, n0, has 2 CPUs (asked: 9)")
     with pytest.raises(Refused, match="there is no queue"):
         w.dry_run(queue="root.nowhere", stages=[stage(1)])
 
@@ -211,11 +211,11 @@ def test_a_long_lane_is_not_walked_to_its_end(monkeypatch: pytest.MonkeyPatch) -
     jobs = [w.submit(stages=[stage(2, minimum=1)]) for _ in range(5)]
     w.cycle()
     (second, last) = w.explain(jobs[1])[0], w.explain(jobs[4])[0]
-    assert "number 2 in its lane, behind 1 job (1 task)" in str(second)
-    assert "number 3 in its lane or later, behind at least 2 jobs (3 tasks)" in str(last)
+    assert str(second) == "2 tasks wait behind 1 job (1 task) in queue root.default"
+    assert str(last) == "2 tasks wait behind at least 2 jobs (3 tasks) in queue root.default"
 
 
-TOO_LARGE = "the largest node (n0) has cpu=4 of the asked cpu=64; the partition has no pools"
+TOO_LARGE = "the largest node, n0, has 4 CPUs (asked: 64)"
 
 
 def test_a_job_that_can_never_run_is_told_so_first() -> None:
@@ -232,21 +232,22 @@ def test_a_job_that_can_never_run_is_told_so_first() -> None:
     w.submit(name="head", queue="root.deep", stages=[stage()])
     w.cycle()
     never = "can never run as the cluster is now"
-    firm = "queue root.free has a share of 0, and tasks that are not preemptible get no loan"
+    firm = "queue root.free has a share of 0, and only preemptible tasks may borrow more"
     cases: dict[str, tuple[dict[str, object], str]] = {
         "jobs": (
             {"queue": "root.one", "stages": [stage(cpu=64)]},
-            f"{never}: {TOO_LARGE}; besides, it waits: queue root.one: 1 job is running, no more are allowed",
+            f"{never}: {TOO_LARGE}; besides, it waits: 1 job runs already in queue root.one, and max_jobs "
+            "allows no more",
         ),
         "limit": (
             {"queue": "root.tight", "stages": [stage(cpu=3)]},
-            f"{never}: queue root.tight: limit cpu=2, used cpu=1, asked cpu=3",
+            f"{never}: the limit of queue root.tight is 2 CPUs: 1 in use, 3 more needed",
         ),
         "share": ({"queue": "root.free", "preemptible": False, "stages": [stage()]}, f"{never}: {firm}"),
         "behind": (
             {"queue": "root.deep", "stages": [stage(5)]},
-            f"{never}: all nodes and pools together take 4 of 5; besides, it waits behind 1 job (1 task) in queue "
-            "root.deep",
+            f"{never}: all nodes and pools together take 4 of 5 tasks; besides, it waits behind 1 job "
+            "(1 task) in queue root.deep",
         ),
         "after": (
             {"queue": "root.one", "after": ["runs"], "stages": [stage(cpu=64)]},
@@ -273,8 +274,8 @@ def test_the_stage_that_can_never_run_comes_first() -> None:
     job = w.submit(name="two", queue="root.one", stages=stages)
     w.cycle()
     assert w.why(job).sentence == (
-        f"job two can never run as the cluster is now: {TOO_LARGE}; besides, it waits: queue root.one: 1 job is "
-        "running, no more are allowed (stage b; 1 more stage waits)"
+        f"job two can never run as the cluster is now: {TOO_LARGE}; besides, it waits: 1 job runs already in "
+        "queue root.one, and max_jobs allows no more (stage b; 1 more stage waits)"
     )
 
 
@@ -296,7 +297,9 @@ def test_every_step_of_a_remedy_is_needed() -> None:
     job = w.submit(user="bob", queue="root.a", stages=[{**stage(5, cpu=0.5), "estimate": 600}])
     w.cycle()
     # With more capacity at first, bringing it to the front was needed; with no more than enough, it is not.
-    assert texts(w.why(job).waiting[0].remedies) == ["raise max_jobs of queue root.a to 2 and add a node with cpu=2.5"]
+    assert texts(w.why(job).waiting[0].remedies) == [
+        "max_jobs of queue root.a is raised to 2 and a node with 2.5 CPUs is added"
+    ]
 
 
 def test_a_share_that_is_too_small_for_one_task() -> None:
@@ -306,10 +309,13 @@ def test_a_share_that_is_too_small_for_one_task() -> None:
     w.cycle()
     why = w.why(job)
     assert why.sentence == (
-        "job firm waits: queue root.tiny has a share that is too small for one task, and tasks that are not "
-        "preemptible get no loan"
+        "job firm waits: queue root.tiny has a share that is too small for one task, and only preemptible "
+        "tasks may borrow more"
     )
-    assert texts(why.waiting[0].remedies) == ["submit it as preemptible", "raise the share of queue root.tiny to 2"]
+    assert texts(why.waiting[0].remedies) == [
+        "the share of queue root.tiny is raised to 2",
+        "it is submitted as preemptible",
+    ]
 
 
 def test_sentences_agree_in_number_and_name_things_once() -> None:
@@ -321,12 +327,14 @@ def test_sentences_agree_in_number_and_name_things_once() -> None:
     both = w.submit(name="both", queue="root.two", after=[first, second, first], stages=[stage()])
     parts = w.submit(name="parts", queue="root.two", stages=[{**stage(), "name": "a"}, {**stage(), "name": "b"}])
     w.advance(1)
-    assert w.why(second).sentence == "job second waits: queue root.one: 1 job is running, no more are allowed"
+    assert (
+        w.why(second).sentence == "job second waits: 1 job runs already in queue root.one, and max_jobs allows no more"
+    )
     assert w.why(both).sentence == "job both waits for jobs first, second"
     assert w.why(parts).sentence == "job parts: 1 task of a runs on n0; 1 task of b runs on n0"
     w.finish(parts, "a", 0)
     w.cycle()
-    assert w.why(parts).sentence.startswith("job parts: 1 task of b runs on n0, chosen by")
+    assert w.why(parts).sentence.startswith("job parts: 1 task of b runs on n0, the only node that can run it")
     w.kill(parts)
     w.cycle()
     assert w.why(parts).sentence.startswith("job parts is over: killed by the operator")
@@ -340,17 +348,17 @@ def test_one_allocation_stops_for_a_job() -> None:
     w.hold_acks("n0")
     high = w.submit(name="high", priority=5, stages=[stage()])
     w.cycle()
-    assert w.why(high).sentence == "job high waits for 1 CPU (nodes: 1 missing cpu): 1 allocation stops for it"
+    assert w.why(high).sentence == "job high waits for 1 CPU: no CPU is free; tasks stop for it"
     w.release_acks("n0")
     w.advance(1)
-    assert str(w.why("low").causes[0]) == "main: the last attempt of 1 task that waits: preempted for job high"
+    assert str(w.why("low").causes[0]) == "the last attempt of 1 task that waits: preempted for job high"
 
 
 def test_a_remedy_names_the_tasks_of_a_stage_on_a_node_once() -> None:
     blocks = (Block("a", "main", (4, 6)), Block("b", "main", (0, 1)), Block("a", "main", (0, 2)))
     step = EndTasks("n0", blocks)
-    assert str(step) == "end 4 tasks of a[main], 1 task of b[main] on n0"
-    hidden = "end 4 tasks of another user's job, 1 task of another user's job on n0"
+    assert str(step) == "4 tasks of job a and 1 task of job b on n0 end"
+    hidden = "5 tasks of other users' jobs on n0 end"
     assert str(step.shown_to(lambda job: False)) == hidden
 
 
@@ -363,8 +371,8 @@ def test_a_job_can_end_for_another_that_may_not_run_beside_it() -> None:
     job = w.submit(queue="root.one", stages=[stage()])
     w.cycle()
     assert texts(w.why(job).waiting[0].remedies) == [
-        "raise max_jobs of queue root.one to 3",
-        "end 1 task of pair[main] on n0 and end 1 task of pair[main] on n1",
+        "2 tasks of job pair on n0 and n1 end",
+        "max_jobs of queue root.one is raised to 3",
     ]
 
 
@@ -373,17 +381,17 @@ def test_what_keeps_pools_from_bringing_nodes_is_in_the_first_sentence() -> None
     w.pool("gpus", node={"cpu": 8, "gpu": 2}, max=3)
     job = w.submit(name="train", stages=[stage(3, gpu=2)])
     w.cycle()
-    assert w.why(job).sentence == "job train waits for room for 3 tasks: 3 nodes are ordered for it"
+    assert w.why(job).sentence == "job train waits for nodes for 3 tasks at once: 3 nodes are ordered for it"
     w.fail_order("gpus", "quota exceeded")
     w.cycle()
     assert w.why(job).sentence == (
-        "job train waits for room for 3 tasks: orders of nodes for it failed: 1 (quota exceeded); no more are made "
-        "until a pool is resumed or added; pool gpus is paused"
+        "job train waits for nodes for 3 tasks at once: 1 order of nodes for it failed (quota exceeded); no more "
+        "nodes are ordered for it until a pool is resumed or added; pool gpus is paused"
     )
     w.resume_pool("gpus")
     w.pause_pool("gpus")
     w.cycle()
-    assert w.why(job).sentence == "job train waits for room for 3 tasks: pool gpus is paused"
+    assert w.why(job).sentence == "job train waits for nodes for 3 tasks at once: pool gpus is paused"
 
 
 def test_a_new_node_has_to_take_tasks_of_the_user_where_others_do_not() -> None:
@@ -392,7 +400,7 @@ def test_a_new_node_has_to_take_tasks_of_the_user_where_others_do_not() -> None:
     job = w.submit(name="mine", user="ann", stages=[stage()])
     own = w.submit(name="own", user="bob", stages=[stage(cpu=3)])
     w.cycle()
-    assert texts(w.why(job).waiting[0].remedies) == ["add a node with cpu=1 that takes tasks of user ann"]
+    assert texts(w.why(job).waiting[0].remedies) == ["a node with 1 CPU that takes tasks of user ann is added"]
     assert not any("of user" in text for text in texts(w.why(own).waiting[0].remedies))
 
 
@@ -409,3 +417,147 @@ def test_a_job_after_one_that_can_never_run() -> None:
     assert w.why(second).sentence == f"job second waits for jobs runs, never; job never {can_never}"
     assert w.why(third).sentence == f"job third waits for job second, which {can_never}"
     assert w.why(fine).sentence == "job fine waits for job runs"
+
+
+# -- of one moment -----------------------------------------------------------------------------------------------
+
+
+def test_free_capacity_is_that_of_the_question() -> None:
+    w = World()
+    w.nodes(2, cpu=8)
+    w.cycle()
+    w.drain("n1")
+    gang = w.submit(name="gang", stages=[stage(6, cpu=2)])
+    w.cycle()
+    assert w.why(gang).sentence.endswith("8 are free on n0, enough for 4")
+    w.submit(name="small", stages=[stage(3)])
+    w.cycle()
+    assert w.why(gang).sentence.endswith("5 are free on n0, enough for 2")
+    assert str(w.explain(gang)[0].reason).startswith("2 of 6 fit now")
+
+
+def test_the_use_of_a_limit_is_that_of_the_question() -> None:
+    w = World({"queues": {"root": {"q": {"limit": {"cpu": 6}}}}})
+    w.nodes(4, cpu=8)
+    gang = w.submit(name="gang", queue="root.q", stages=[stage(7)])
+    w.cycle()
+    w.submit(name="small", queue="root.q", stages=[stage(1, cpu=2)])
+    w.cycle()
+    assert str(w.explain(gang)[0].reason) == "the limit of queue root.q is 6 CPUs: 2 in use, 7 more needed"
+
+
+def test_a_head_without_capacity_says_so_after_a_task_has_started_from_a_hold() -> None:
+    w = World({"starving_after": "5s"})
+    w.nodes(2, cpu=1)
+    w.submit(name="short", stages=[{**stage(), "duration": 20}])
+    w.submit(name="long", stages=[stage()])
+    w.cycle()
+    array = w.submit(name="array", stages=[stage(3, minimum=1)])
+    w.advance(30)
+    assert len(w.placements(array)) == 1
+    assert w.why(array).sentence == "job array waits for 1 CPU: no CPU is free; 1 task runs on n0"
+
+
+def test_nodes_without_gpus_do_not_count_for_a_task_with_one() -> None:
+    w = World()
+    w.nodes(2, cpu=4)
+    w.node("g", cpu=4, gpu=1)
+    job = w.submit(name="job", stages=[stage(1, cpu=1, gpu=1)])
+    w.advance(1)
+    assert w.why(job).sentence == "job job runs on g, the only one of 3 nodes that can run it"
+    other = w.submit(name="other", stages=[stage(1, cpu=1, gpu=1)])
+    w.advance(1)
+    assert w.why(other).sentence == "job other waits for 1 GPU: no GPU is free on the 1 of 3 nodes that take it"
+    assert str(w.explain(other)[0].reason) == "0 of 1 fit now: 2 nodes have no GPU; 1 has too few GPUs free"
+
+
+def test_the_nearest_label_and_pool_are_named() -> None:
+    w = World()
+    w.node("n0", cpu=8, gpu=4, pool="gpu", labels={"gpu_model": "NVIDIA-H200", "zone": "east-1"})
+    for selectors, said in (
+        ({"gpu.model": "H200"}, "gpu.model=H200 (did you mean gpu_model=NVIDIA-H200?)"),
+        ({"gpu_model": "h200"}, "gpu_model=h200 (did you mean gpu_model=NVIDIA-H200?)"),
+        ({"Zone": "*"}, "Zone (did you mean zone?)"),
+        ({"rack": "7"}, "rack=7"),
+        ({"zone": "b"}, "zone=b (but zone=east-1)"),
+    ):
+        job = w.submit(stages=[{**stage(), "selectors": selectors}])
+        w.cycle()
+        assert str(w.explain(job)[0].reason) == f"can never run: no node has label {said}"
+    job = w.submit(stages=[{**stage(), "pool": "gpus"}])
+    w.cycle()
+    assert str(w.explain(job)[0].reason) == "can never run: no node is in pool gpus (did you mean gpu?)"
+
+
+# -- what comes by itself ----------------------------------------------------------------------------------------
+
+
+def comes(w: World, job: str, reader: bool = True) -> list[str]:
+    return [str(coming.shown_to(lambda job: reader)) for coming in w.explain(job)[0].comes]
+
+
+def test_tasks_that_end_by_a_time_limit_or_an_estimate() -> None:
+    w = World({"hold_for": 0})
+    w.nodes(2, cpu=2)
+    w.submit(name="a", stages=[{**stage(cpu=2), "time_limit": "10min"}])
+    w.submit(name="b", stages=[{**stage(cpu=2), "estimate": "2h"}])
+    w.cycle()
+    one, both = w.submit(name="one", stages=[stage(cpu=2)]), w.submit(name="both", stages=[stage(2, cpu=1.5)])
+    w.advance(60)
+    assert comes(w, one) == ["1 task of job a ends in 9min at the latest (time limit)"]
+    assert comes(w, one, reader=False) == ["1 task of another user's job ends in 9min at the latest (time limit)"]
+    assert comes(w, both) == ["2 tasks of jobs a and b end in about 1h59min (estimate)"]
+
+
+def test_own_tasks_holds_stops_and_orders() -> None:
+    w = World({"starving_after": "1min"})
+    w.nodes(1, cpu=2)
+    array = w.submit(name="array", stages=[stage(5, minimum=1)])
+    w.advance(1)
+    assert comes(w, array) == ["1 can start when one of its 2 running tasks ends"]
+    gang = w.submit(name="gang", stages=[stage(1, cpu=2)])
+    w.advance(1)
+    assert comes(w, gang) == ["if it still waits in 59s, nodes are held for it"]
+    w.advance(60)
+    assert comes(w, gang) == ["n0 is held for it and takes no other tasks"]
+    w = World({"hold_for": 0})
+    w.node("n0", cpu=1)
+    w.pool("more", node={"cpu": 8}, max=1)
+    large = w.submit(name="large", stages=[stage(1, cpu=8)])
+    w.cycle()
+    assert comes(w, large) == ["1 node is ordered for it"]
+
+
+def test_remedies_are_sums_and_the_cheapest_three() -> None:
+    w = World()
+    w.nodes(12, cpu=1)
+    w.submit(name="wide", stages=[stage(12, minimum=1)])
+    w.cycle()
+    gang = w.submit(name="gang", stages=[stage(6)])
+    w.cycle()
+    assert texts(w.why(gang).waiting[0].remedies) == [
+        "6 tasks of job wide on 6 nodes end",
+        "a node with 6 CPUs is added",
+    ]
+    w.drain("n0")
+    w.drain("n1")
+    solo = w.submit(name="solo", stages=[stage(2, cpu=0.5)])
+    w.cycle()
+    remedies = w.why(solo).waiting[0].remedies
+    assert len(remedies) <= 3
+    assert [remedy.cost for remedy in remedies] == sorted(remedy.cost for remedy in remedies)
+
+
+def test_an_owner_reads_when_loans_return() -> None:
+    w = World({"queues": {"root": {"research": {"share": 60}, "batch": {"share": 40}}}})
+    w.nodes(1, cpu=4)
+    for seconds in (3, 3_600, 3_600, 3_600, 3_600):
+        w.submit(queue="root.batch", stages=[{"resources": {"cpu": 1}, "duration": seconds}])
+    w.cycle()
+    owner = w.submit(queue="root.research", stages=[{"resources": {"cpu": 2}}])
+    w.cycle()
+    w.advance(0.5)
+    stops = "queue root.research uses 0 % of its 60 %: tasks on loan are stopped for it in 60s"
+    assert comes(w, owner)[0] == stops
+    w.advance(4)
+    assert comes(w, owner)[0] == "n0 is set aside for it until the tasks on loan there end"

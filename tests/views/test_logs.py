@@ -314,7 +314,7 @@ def test_a_whole_job_that_is_taken_back_is_one_line_and_so_is_growth_of_one_stag
 def test_lost_tasks_and_a_stage_that_is_short() -> None:
     w = Logged({"replace_within": "10s"})
     w.nodes(2, cpu=1)
-    job = w.tasks(2)
+    job = w.tasks(2, on_loss="replace")
     w.cycle()
     w.cycle()
     w.lines()
@@ -435,7 +435,7 @@ def test_a_writer_that_stops_logs_why_and_nothing_of_its_cycle(how: Any) -> None
 
 
 def test_reasons_of_heads_are_logged_at_debug_only() -> None:
-    for level, expected in (("debug", ["room for 0 of 2"]), ("info", [])):
+    for level, expected in (("debug", ["0 of 2 fit now"]), ("info", [])):
         w = Logged(level=level)
         w.nodes(2, cpu=1)
         w.tasks(2)

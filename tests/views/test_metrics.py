@@ -118,6 +118,7 @@ def test_a_job_that_starts_whole_is_one_ask_in_the_lane_of_its_shapes() -> None:
     w = Watched()
     w.nodes(2, cpu=2)
     stages = [{"name": "a", "count": 3, "min": 1, "resources": {"cpu": 1}}, {"name": "b", "resources": {"cpu": 2}}]
+    stages[1]["on_loss"] = "replace"
     jobs = [w.submit(name=name, gang="job", stages=stages) for name in ("one", "two")]
     w.cycle()
     one, two, both = (f"root.default, {shape}" for shape in ("cpu=1", "cpu=2", "cpu=1 + cpu=2"))
@@ -259,7 +260,7 @@ def test_completed_and_cancelled_asks() -> None:
 def test_an_ask_that_becomes_another_kind_is_cancelled() -> None:
     w = Watched({"replace_within": "10s"})
     w.nodes(2, cpu=1)
-    w.tasks(2)
+    w.tasks(2, on_loss="replace")
     w.cycle()
     w.cycle()
     w.fail_node("n1")

@@ -74,4 +74,4 @@ def test_the_end_of_a_hold_is_later_when_the_server_was_away() -> None:
     w.cycle()
     (hold,) = hold_answers(w.partition(), lambda job: True, w.now)
     assert hold.until == w.now / SECOND + 3600
-    assert f"held for second[w] until {format_moment(w.now + HOUR)}" in str(w.explain("third")[0].reason)
+    assert f"held for job second, stage w until {format_moment(w.now + HOUR)}" in str(w.explain("third")[0].reason)

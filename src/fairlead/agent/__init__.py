@@ -1,1 +1,1 @@
-"""The agent: our process on a node. It runs the server's tasks under spawners that outlive it, and reports on them."""
+"""The agent: Fairlead's process on a node. It runs tasks under spawners that outlive it, and reports on them."""

@@ -1,4 +1,4 @@
-"""The agent's record of one task, and the types that its messages are made of."""
+"""The agent's record of one task attempt, and the types used in its messages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Key = tuple[int, str, int, int]
 Meta = tuple[str, int, str, int]
 """Job id, job number, stage, attempt."""
 Result = tuple[str, int, str, int, int, int] | tuple[str, int, str, int, int, int, bool]
-"""Kind of end, exit code or signal, reason, microseconds of run time and of CPU time, peak memory in bytes; True if
-result files were collected, or if it was tried."""
+"""Kind of end, exit code or signal, reason, microseconds of run time and of CPU time, peak memory in bytes; and True if
+collecting result files was tried."""
 Task = tuple[int, str, int]
-"""Job number, stage, index: a task, whatever its attempt."""
+"""Job number, stage, index: a task without its attempt."""
 Frame = tuple[Any, ...]
 """A message for a spawner."""
 
@@ -33,7 +33,7 @@ class Entry:
         """The number of the spawner that runs the task."""
         self.chain = chain
         self.waits = False
-        """True if the task waits for a free room of its chain."""
+        """True if the task waits for a free slot of its chain."""
         self.began = 0.0
         """When the task started, by the clock of the task table; 0 before."""
         self.state: Literal["sent", "running", "ended"] = "sent"

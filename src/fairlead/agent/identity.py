@@ -18,7 +18,7 @@ from fairlead.wire.identity import Exchange, Key, decoded, encoded, is_signed, n
 
 FILE = "identity"
 USER_TOKEN = "fl_"
-"""The beginning of tokens that are no join tokens."""
+"""The prefix of tokens that are not join tokens."""
 
 
 class StoredKey(msgspec.Struct, frozen=True):
@@ -59,11 +59,11 @@ class Identity:
         self._new: Key | None = None
 
     async def prove(self, channel: Channel) -> None:
-        """Check that the server is the one that admitted this node, and prove to it which node this is."""
+        """Check that the server is the one that admitted this node, and prove this node's identity to it."""
         self._exchange = await prove(channel, self._node, self._key, self._server, self._instance, self._secret)
 
     def joined(self) -> None:
-        """Store the key of the server, which has admitted this node."""
+        """Store the public key of the server after it has admitted this node."""
         stored = _read(self._file)
         if stored is None or stored.server != encoded(self._server):
             self._write(self._key)
@@ -75,7 +75,7 @@ class Identity:
         return NewKey(self._new.public, self._new.sign(self._exchange.for_new_key(self._new.public)))
 
     def renewed(self) -> None:
-        """Use the new key from now on. If it cannot be written, the old key stays; the server still accepts it."""
+        """Switch to the new key. If it cannot be written, the old key stays; the server still accepts it."""
         if self._new is not None:
             self._write(self._new)
             self._key, self._new = self._new, None
@@ -90,7 +90,7 @@ class Identity:
 
 
 async def prove(channel: Channel, node: str, key: Key, server: bytes, instance: str = "", secret: str = "") -> Exchange:
-    """Prove both ends of a new connection. `server` is the server's public key, `secret` that of a join token."""
+    """Authenticate both ends of a new connection. `server` is the server's public key, `secret` a join token's."""
     ours = nonce()
     await channel.send(encode(Knock(VERSION, node, ours)))
     challenge = decode_from_server(await channel.recv())
@@ -123,6 +123,6 @@ def _read(file: Path) -> StoredKey | None:
 
 
 def _instance(directory: Path) -> str:
-    """Return an id of this directory on this boot of the machine. A copy of the directory has another id."""
+    """Return an id of this directory for this boot of the machine. A copy of the directory has another id."""
     status = directory.stat()
     return hashlib.sha256(f"{boot_of_this_machine()} {status.st_dev} {status.st_ino}".encode()).hexdigest()[:32]

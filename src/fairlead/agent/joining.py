@@ -1,4 +1,4 @@
-"""An agent without I/O: connects its task table with spawners and with a server, and reconnects when needed.
+"""The agent without I/O: connects its task table with the spawners and the server, and reconnects when needed.
 
 `Joining` is given the links to its spawners, the connections to the server and the clock.
 """
@@ -21,12 +21,12 @@ from fairlead.wire.agent import Hello
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 SHORT_PAUSE = 1.0
-"""The longest pause with several servers: another one is about to lead."""
+"""The longest pause with several servers, because another one will lead soon."""
 REPEATED = 300.0
-"""Seconds after which the same reason for being disconnected is logged again."""
+"""Seconds after which the same cause of a lost connection is logged again."""
 
 PATIENCE = 600.0
-"""Seconds for which an agent that has joined waits for a refusal to pass that may pass."""
+"""Seconds for which an agent that has joined retries after a refusal that may be temporary."""
 
 Log = Callable[[str, dict[str, Any]], None]
 
@@ -38,7 +38,7 @@ class Spawner(Protocol):
         """Send messages; return False if there is no link."""
 
     def wake(self) -> None:
-        """Check again whether the spawner is wanted."""
+        """Check again whether the spawner should run."""
 
 
 class Identity(Keys, Protocol):
@@ -52,13 +52,13 @@ class Identity(Keys, Protocol):
 
 
 class Outside(Protocol):
-    """The outside of an agent: server, spawners and logs."""
+    """The agent's environment: server, spawners and logs."""
 
     server: str
     """The address of the server, or the addresses of several, separated by commas."""
 
     def connect(self) -> AbstractAsyncContextManager[tuple[Channel, str]]:
-        """Open a connection to the server; return it and the address of this end.
+        """Open a connection to the server; return it and the local address.
 
         Raises `OSError`, also later when the connection breaks.
         """
@@ -67,20 +67,20 @@ class Outside(Protocol):
         """Return the description of the node, without its tasks."""
 
     def open_link(self, at: int, user: str) -> Spawner:
-        """Open a link to the spawner of that number. The link passes its messages to `Joining.hear`."""
+        """Open a link to the spawner with this number. The link passes its messages to `Joining.on_message`."""
 
     def logs_of(self, user: str) -> str:
         """Return the folder with the logs of a user."""
 
     def users_with_logs(self) -> list[str]:
-        """Return the users that may have logs here; only an empty name if all share one folder."""
+        """Return the users that may have logs here; only an empty name if all users share one folder."""
 
 
 class Epoch:
-    """The highest epoch seen. Orders of an earlier epoch are refused, also after a restart of the agent."""
+    """The highest epoch seen. Orders of an earlier epoch are refused, even after a restart of the agent."""
 
     def __init__(self, seen: int, store: Callable[[int], None], place: str, log: Log) -> None:
-        """`store` may raise `OSError`. `place` names the file with the number, for messages."""
+        """Start from the stored epoch `seen`. `store` writes a new one to the file `place`, and may raise `OSError`."""
         self.seen = self._stored = seen
         self._store = store
         self._place = place
@@ -113,14 +113,14 @@ class Joining:
         steady: Callable[[], float] = monotonic,
         spread: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`spread` draws a random number between two bounds, so that not all agents connect at once."""
+        """Take the parts. `spread` draws a random number between two bounds, so that not all agents connect at once."""
         self.links: list[Spawner] = []
         self.found: set[int] = set()
         """Spawners that have listed their tasks."""
         self.heard: dict[int, float] = {}
         """Spawner → when its last message arrived."""
         self.all_found = asyncio.Event()
-        """Set when all spawners have listed their tasks that existed at the start; the agent joins only then."""
+        """Set when all spawners that existed at the start have listed their tasks; the agent joins only then."""
         self.notes: dict[int, str] = {}
         self.cgroup = "none"
         self.joined = asyncio.Event()
@@ -136,11 +136,11 @@ class Joining:
         """Number of spawners that have to list their tasks before the agent joins."""
         self._session: Session | None = None
         self._last_joined = float("-inf")
-        """When the last connection ended on which the server knew this agent."""
+        """When the last accepted connection ended."""
         self._logged = ("", "", 0.0)
-        """The last reason for being disconnected that was logged, and when."""
+        """The last logged cause of a lost connection, and when it was logged."""
         self._lease_of_tasks: Frame | None = None
-        """The last lease of a session. Until there is one, spawners use the lease from an earlier agent."""
+        """The last lease from the server. Until there is one, spawners use the lease of an earlier agent."""
 
     def begin(self) -> None:
         """Open links to the existing spawners."""
@@ -157,7 +157,7 @@ class Joining:
     # -- the server ----------------------------------------------------------------------------------------------
 
     async def stay(self) -> None:
-        """Stay joined until the server refuses this agent for good, which raises."""
+        """Stay joined, reconnecting as needed. Raise if the server refuses this agent for good."""
         server = self._outside.server
         pause = FIRST_PAUSE
         while True:
@@ -180,11 +180,11 @@ class Joining:
                 self._session = None
             longest = SHORT_PAUSE if "," in server else LONGEST_PAUSE
             pause = FIRST_PAUSE if was_joined else min(longest, 2 * pause)
-            # Spread reconnections of many agents when a server comes back.
+            # Spread the reconnections of many agents when a server returns.
             await asyncio.sleep(pause * self._spread(0.5, 1.5))
 
     def _log_once(self, event: str, problem: str) -> None:
-        """Log why there is no connection: at once, and again from time to time while that stays the same."""
+        """Log why there is no connection: at once, and from time to time while the cause stays the same."""
         now = self._steady()
         if (event, problem) == self._logged[:2] and now < self._logged[2] + REPEATED:
             return
@@ -242,14 +242,14 @@ class Joining:
         self._tell()
 
     def on_spawner_lost(self, at: int, problem: str, gone: bool) -> None:
-        """Handle a spawner that ended or could not be started. `gone` means that there is none for now."""
+        """Handle a spawner that ended or could not be started. `gone` is True if there is no spawner for now."""
         self._log("spawner", {"problem": problem})
         if gone:
             self._table.mark_missing(at, problem)
             self._tell()
 
     def refuse(self, at: int, problem: str) -> None:
-        """Handle a user that may not run tasks here."""
+        """Handle that a user may not run tasks here."""
         self._log("user refused", {"problem": problem})
         self._table.refuse(at, problem)
         self._find(at)

@@ -1,4 +1,4 @@
-"""Turns a launch into data for the spawner: environment, gang, GPUs and directory of tasks."""
+"""Turns a launch into data for the spawner: environment, gang, GPUs and working directory of the tasks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import msgspec
 from fairlead.wire.agent import Flat, Gang, Launch, Spec
 
 KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH".split())
-"""Variables of the agent that its tasks inherit. Tasks must not see other variables, such as tokens."""
+"""Variables of the agent that its tasks inherit. All others, such as tokens, are hidden from tasks."""
 PERSONAL = frozenset("HOME USER LOGNAME SHELL TMPDIR".split())
 """Inherited variables that differ between users."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Variables by which libraries choose their number of threads. Without its own, each follows the first one."""
+"""Variables from which libraries take their number of threads. An unset one follows the first."""
 
 
 class Surroundings(msgspec.Struct, frozen=True):
@@ -25,13 +25,13 @@ class Surroundings(msgspec.Struct, frozen=True):
 
     node: str
     directory: str
-    """Directory of tasks that name none; empty for the home of their user."""
+    """Working directory of tasks that name none; empty for the home of their user."""
     environment: dict[str, str]
     gpus: tuple[str, ...] = ()
 
 
 def personal_variables() -> dict[str, str]:
-    """Return the variables of the user that this process runs as, for tasks of an agent that was started without."""
+    """Return the variables of this process's user, for an agent that was started without them."""
     try:
         person = pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -40,7 +40,7 @@ def personal_variables() -> dict[str, str]:
 
 
 def surroundings(node: str, gpus: tuple[str, ...], inherited: Mapping[str, str], as_users: bool) -> Surroundings:
-    """Return the shared settings. With `as_users`, tasks run as their users and their spawners set home and shell."""
+    """Return the shared settings. With `as_users`, tasks run as their users, and their spawners set home and shell."""
     kept = {name: value for name, value in inherited.items() if name in KEPT or name.startswith("LC_")}
     if as_users:
         return Surroundings(node, "", {name: value for name, value in kept.items() if name not in PERSONAL}, gpus)
@@ -53,9 +53,10 @@ SpawnerSpec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str, Re
 
 
 def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpec:
-    """Return the data that the tasks of a launch share, also with tasks of other jobs with the same specification.
+    """Return the data shared by the tasks of a launch, and by other launches with the same specification.
 
-    Our variables come last, so a job cannot give itself a GPU. The spawner adds the variables that identify the task.
+    Our variables come last, so that a job cannot give itself a GPU. The spawner adds the variables that identify the
+    task.
     """
     chosen = dict(spec.environment) | dict(spec.secrets)
     environment = around.environment | _thread_variables(spec.cpu, chosen) | chosen
@@ -70,14 +71,14 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpe
 
 
 def _thread_variables(milli_cpu: int, chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return the number of threads that fits the CPUs of a task, unless the job has chosen one for all libraries."""
+    """Return thread variables that match the CPUs of a task, unless the job has chosen one for all libraries."""
     if THREADS[0] in chosen:
         return {}
     return dict.fromkeys(THREADS, str(max(1, -(-milli_cpu // 1000))))
 
 
 def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] | None:
-    """Return the variables of each task of a launch; None if they do not differ."""
+    """Return the variables of each task of a launch; None if all tasks have the same."""
     if not launch.devices and launch.gang is None:
         return None
     indices = list(each_of(launch.tasks.indices))
@@ -88,20 +89,22 @@ def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] 
             devices = launch.devices[at * per_task : (at + 1) * per_task]
             variables.update(_gpu_variables(",".join(_gpu_name(around, device) for device in devices)))
     if launch.gang is not None:
-        for index, variables in zip(indices, own, strict=True):
-            variables.update(rank_variables(launch.gang, index, around.node, alone=bool(launch.devices)))
+        ranks = launch.gang.ranks or [launch.gang.first + index for index in indices]
+        for rank, variables in zip(ranks, own, strict=True):
+            variables.update(rank_variables(launch.gang, rank, around.node, alone=bool(launch.devices)))
     return own
 
 
 def gang_variables(gang: Gang) -> dict[str, str]:
-    """Return the addresses of the members and their rendezvous: the node of the first member and a common port."""
+    """Return the variables with the members' addresses and the rendezvous: the first member's node and a port."""
     peers = [""] * gang.size
     for place in gang.places:
         for rank in each_of(place.ranks):
             if rank < gang.size:
                 peers[rank] = place.address
     first = peers[0] or (gang.places[0].address if gang.places else "")
-    return {
+    generation = {"FAIRLEAD_GENERATION": str(gang.generation)} if gang.generation else {}
+    return generation | {
         "FAIRLEAD_GANG_KEY": gang.key,
         "FAIRLEAD_PEERS": ",".join(peers),
         "FAIRLEAD_PORT": str(gang.port + 1),
@@ -112,33 +115,32 @@ def gang_variables(gang: Gang) -> dict[str, str]:
     }
 
 
-def rank_variables(gang: Gang, index: int, node: str, alone: bool) -> dict[str, str]:
+def rank_variables(gang: Gang, rank: int, node: str, alone: bool) -> dict[str, str]:
     """Return the variables that identify a member.
 
-    `alone` means that the member has its own GPUs. It sees only these, so its local rank is 0.
+    `alone` is True if the member has its own GPUs. It sees only those, so its local rank is 0.
     """
-    rank = str(gang.first + index)
     here: Flat = next((place.ranks for place in gang.places if place.node == node), ())
     beside = list(each_of(here))
-    local = bisect_right(beside, gang.first + index - 1)
+    local = bisect_right(beside, rank - 1)
     which = next((at for at, place in enumerate(gang.places) if place.node == node), 0)
     local_rank, local_size = ("0", "1") if alone else (str(local), str(max(1, len(beside))))
     return {
-        "RANK": rank,
-        "FAIRLEAD_RANK": rank,
+        "RANK": str(rank),
+        "FAIRLEAD_RANK": str(rank),
         "FAIRLEAD_LOCAL_RANK": str(local),
         "LOCAL_RANK": local_rank,
         "LOCAL_WORLD_SIZE": local_size,
         "GROUP_RANK": str(which),
         "NODE_RANK": str(which),
-        "OMPI_COMM_WORLD_RANK": rank,
+        "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_LOCAL_RANK": local_rank,
         "OMPI_COMM_WORLD_LOCAL_SIZE": local_size,
     }
 
 
 def _gpu_name(around: Surroundings, device: int) -> str:
-    """Return the name of a GPU. An operator may set more GPUs than were detected: these are named by number."""
+    """Return the name of a GPU. GPUs that an operator added to the detected ones are named by number."""
     return around.gpus[device] if device < len(around.gpus) else str(device)
 
 
@@ -155,7 +157,7 @@ def each_of(flat: Flat) -> chain[int]:
 
 
 def flat_of(numbers: list[int]) -> Flat:
-    """Return indices as spans. Sorts the list."""
+    """Return indices as spans. Sorts the list in place."""
     numbers.sort()
     bounds: list[int] = []
     for number in numbers:

@@ -1,4 +1,4 @@
-"""The agent's link to a spawner: finds or starts it, sends it messages, and restarts it when it ends.
+"""The agent's link to a spawner: finds or starts the spawner, sends it messages, and restarts it when it ends.
 
 On a single-user node the agent starts its spawners itself. Where tasks run as their users, the root helper does
 (`split.py`).
@@ -23,8 +23,8 @@ from fairlead.agent.spawner.processes import MARK
 from fairlead.agent.spawner.records import ENDED
 
 SOURCE = str(Path(__file__).parents[2])
-# Orphaned processes of tasks become children of the spawner (PR_SET_CHILD_SUBREAPER). A first program requests this
-# and then replaces itself with the spawner, so that ctypes does not take memory in the spawner.
+# Orphaned processes of tasks become children of the spawner (PR_SET_CHILD_SUBREAPER). A first program requests this and
+# then replaces itself with the spawner, so that ctypes takes no memory in the spawner.
 BOOT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
 RUN = """
 import sys
@@ -54,11 +54,12 @@ class Link(asyncio.Protocol):
         wanted: Callable[[], bool] = lambda: True,
         forbidden: Callable[[str], None] = lambda problem: None,
     ) -> None:
-        """`start` starts the spawner, unless it is being started, and returns why the last start failed, if it did.
+        """Take the callbacks. `start` starts the spawner, unless a start is in progress, and returns why the last start
+        failed.
 
-        `failed` is called with the reason why a spawner ended or could not be started; starts are retried without end.
-        Its second argument is True once a start has failed: there is no spawner until one sends a message again. The
-        link is kept while it is `wanted`. `forbidden` is called if the user may have no spawner here.
+        `failed` is called with the reason when a spawner ended or could not be started; starts are retried without end.
+        Its second argument is True after a failed start: there is no spawner until a message arrives again. The link is
+        kept while `wanted` returns True. `forbidden` is called if the user may have no spawner here.
         """
         self._directory = directory
         self._start = start
@@ -69,7 +70,7 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._spoken = False
         self._settled = False
-        """True once a spawner has listed its tasks, or is forbidden. Until then the spawner counts as wanted."""
+        """True once a spawner has listed its tasks or is forbidden. Until then the link is kept."""
         self._incoming = Unpacker()
         self._lost = asyncio.Event()
         self._wake = asyncio.Event()
@@ -98,9 +99,9 @@ class Link(asyncio.Protocol):
     def send(self, *frames: tuple[Any, ...]) -> bool:
         """Send messages; return False if they were dropped.
 
-        They are dropped without a spawner, and before it has listed its tasks: a launch sent earlier would be missing
-        from the list, and its tasks would be placed elsewhere. Dropping is safe, since the list shows what is missing.
-        If the result is True, messages may still be lost when the spawner ends.
+        Messages are dropped if there is no spawner, or if it has not listed its tasks yet: a launch sent earlier would
+        be missing from the list, and its tasks would be placed elsewhere. Dropping is safe, since the list shows what
+        is missing. Even after True, messages may be lost when the spawner ends.
         """
         if self._transport is None or not self._spoken:
             return False
@@ -149,9 +150,9 @@ class Link(asyncio.Protocol):
 
 
 def _open(directory: Path) -> socket.socket | None:
-    """Connect if a spawner listens; else return None.
+    """Connect if a spawner listens; return None otherwise.
 
-    The path of a socket must be short and the directory's may be long, so the socket is opened through /proc.
+    The socket is opened through /proc, because its path must be short and the directory's may be long.
     """
     try:
         folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
@@ -159,7 +160,7 @@ def _open(directory: Path) -> socket.socket | None:
         return None  # the root helper creates the directory
     try:
         link = socket.socket(socket.AF_UNIX)
-        link.setblocking(False)  # a spawner stopped by a signal accepts no link, and connecting would block
+        link.setblocking(False)  # connecting would block if a signal has stopped the spawner
         try:
             link.connect(f"/proc/self/fd/{folder}/socket")
         except OSError:
@@ -203,7 +204,7 @@ def start_spawner(directory: Path, logs: Path) -> subprocess.Popen[bytes]:
 
 
 def _mark(directory: Path) -> str:
-    """Return the mark of all processes below this spawner, and below later spawners of this directory."""
+    """Return the mark that all processes below this directory's spawners carry."""
     file = directory / "id"
     mark = file.read_text() if file.exists() else ""
     if not mark:
@@ -237,11 +238,11 @@ def end_all(directory: Path, grace: float) -> int:
         with suppress(ConnectionError):
             while data := link.recv(1 << 16):
                 for kind, *rest in incoming.feed(data):
-                    if kind == "state":  # the tasks at the time of the connection
+                    if kind == "state":  # the first message lists the tasks
                         ended += sum(state != ENDED for _, _, _, state, *_ in rest[0])
         link.close()
         with (folder / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)  # the spawner holds it until it has ended
+            fcntl.flock(lock, fcntl.LOCK_SH)  # locked until the spawner has ended
     return ended
 
 

@@ -1,4 +1,4 @@
-"""Reads the logs of tasks from the files that spawners write, and removes old ones."""
+"""Reads the logs of tasks from the files that spawners write, and removes old logs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from time import time
 
-import msgspec
-
 from fairlead.agent.launching import each_of
 from fairlead.agent.results import open_own, read_results
 from fairlead.agent.spawner.records import folder_of
-from fairlead.wire.agent import MAX_OUTPUT, LogPart, LogRequest, Output, OutputPart, OutputRequest, Stream
+from fairlead.wire.agent import MAX_OUTPUT, Collected, LogPart, LogRequest, Output, OutputPart, OutputRequest, Stream
 
 PART = 1 << 16
+TOGETHER = 500
+"""Tasks whose result files are sent in one part, if they are small: the server stores them at once."""
 POLL = 0.2
 STREAMS: tuple[Stream, ...] = ("out", "err")
 KEEP = 7 * 24 * 3600
@@ -27,7 +27,7 @@ STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
 
 
 def log_path(logs: str, request: LogRequest) -> Path | None:
-    """Return the path of a log, or None if the request cannot name a log."""
+    """Return the path of a log, or None if the request is not valid."""
     valid = STAGE.fullmatch(request.stage) and request.stream in ("out", "err")
     if not valid or min(request.number, request.index, request.attempt) < 0:
         return None
@@ -36,7 +36,7 @@ def log_path(logs: str, request: LogRequest) -> Path | None:
 
 
 async def read_log(logs: str, request: LogRequest, is_over: Callable[[], bool]) -> AsyncIterator[LogPart]:
-    """Yield a log in parts. Offsets count from the start of the kept part; bytes that were rotated away are lost."""
+    """Yield a log in parts. Offsets count from the start of the kept part; bytes removed by rotation are lost."""
     path = log_path(logs, request)
     if path is None:
         yield LogPart(request.request, 0, b"", True, "there is no such log; check the name of the stage")
@@ -65,17 +65,23 @@ async def read_log(logs: str, request: LogRequest, is_over: Callable[[], bool]) 
 
 
 async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[OutputPart]:
-    """Yield the result files of some tasks and, if they are asked for, their logs, in parts of about `PART` bytes.
+    """Yield the result files of tasks and, if requested, their logs, in parts of about `PART` bytes.
 
-    A log is sent up to `MAX_OUTPUT` bytes: a task may have made it huge at no cost, as a sparse file.
+    At most `MAX_OUTPUT` bytes of a log are sent: a task can make it huge at no cost, as a sparse file.
     """
     tasks = request.tasks
     waiting: list[Output] = []
+    collected: list[Collected] = []
     size = 0
     for index in each_of(tasks.indices):
         results = read_results(logs, tasks, index, request.max_result_files, request.max_result_bytes)
         async for part in results:
-            yield msgspec.structs.replace(part, request=request.request)
+            waiting += part.outputs
+            collected += part.collected
+            size += sum(len(piece.data) for piece in part.outputs)
+            if size >= PART or len(collected) >= TOGETHER:
+                yield OutputPart(request.request, tuple(waiting), collected=tuple(collected))
+                waiting, collected, size = [], [], 0
         for stream in STREAMS if request.logs else ():
             log = LogRequest(0, tasks.number, tasks.stage, index, tasks.attempt, stream, user=request.user)
             async for piece in read_log(logs, log, lambda: True):
@@ -85,10 +91,10 @@ async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[Outpu
                     waiting.append(Output(index, stream, piece.offset, piece.data))
                     size += len(piece.data)
                 if size >= PART:
-                    yield OutputPart(request.request, tuple(waiting))
-                    waiting, size = [], 0
+                    yield OutputPart(request.request, tuple(waiting), collected=tuple(collected))
+                    waiting, collected, size = [], [], 0
         await asyncio.sleep(0)  # many small files must not delay the agent's heartbeats
-    yield OutputPart(request.request, tuple(waiting), True)
+    yield OutputPart(request.request, tuple(waiting), True, tuple(collected))
 
 
 def remove_old(logs: str) -> None:
@@ -97,7 +103,7 @@ def remove_old(logs: str) -> None:
     Files that tasks have put into deeper folders stay.
     """
     limit = time() - KEEP
-    # Through open folders, so that a folder that a user has replaced by a link is not followed.
+    # Use open folders, so that a folder that a user has replaced by a link is not followed.
     top = os.open(logs, FOLDER)
     try:
         for name in _remove_old_files(top, limit):
@@ -114,7 +120,7 @@ def remove_old(logs: str) -> None:
 
 
 def _remove_old_files(folder: int, limit: float) -> list[str]:
-    """Remove the old files of an open folder. Returns the folders in it."""
+    """Remove the old files of an open folder. Return the folders in it."""
     folders: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -144,6 +150,6 @@ def _read(path: Path, offset: int, most: int) -> bytes:
     try:
         return os.pread(fd, most, offset)
     except OSError:
-        return b""  # the disk cannot read it
+        return b""  # a read error of the disk
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""The CPUs, memory and GPUs of this machine that this process may use."""
+"""Detects the CPUs, memory and GPUs of this machine that this process may use."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ def _memory() -> int:
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:
-    """Return the names of the GPUs, in the order of their bus addresses, and the model of the first."""
+    """Return the names of the GPUs, in the order of their bus addresses, and the model of the first if there is one."""
     names, model = _by_nvml()
     if not names and NVIDIA.is_dir():
         names = tuple(str(number) for number in range(len(list(NVIDIA.iterdir()))))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names and visible is not None:
-        # This process was given only these GPUs: pass on the names that it was given.
+        # This process may use only these GPUs: pass on their names.
         names = tuple(name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1")
-    return names, model
+    return names, model if names else ""
 
 
 def _by_nvml() -> tuple[tuple[str, ...], str]:

@@ -33,24 +33,24 @@ from fairlead.wire.addresses import servers
 from fairlead.wire.agent import MAX_MESSAGE_BYTES, PATH, Hello
 
 SPAWNER_TIMEOUT = 10.0
-"""Seconds within which the spawners of users have to list their tasks when the agent starts."""
+"""Seconds that users' spawners have to list their tasks when the agent starts."""
 SILENT = 20.0
-"""Seconds within which the spawner of a user has to answer a launch, or it is ended. The server's `launch_timeout`,
-after which it pauses the node, should be longer."""
+"""Seconds that the spawner of a user has to answer a launch before it is ended. The server's `launch_timeout`, after
+which it pauses the node, should be longer."""
 LOOK = 1.0
-"""Seconds between two looks for silent spawners."""
+"""Seconds between two checks for silent spawners."""
 SWEEP = 3600.0
 """Seconds between two removals of old logs."""
 
 
 OUT_OF_TIME = (9, 10)
-"""OpenSSL's codes for a certificate that is not valid yet, or not any more."""
+"""OpenSSL's codes for a certificate that is not valid yet, or has expired."""
 OTHER_NAME = (62, 64)
-"""Its codes for the certificate of another host or address."""
+"""OpenSSL's codes for the certificate of another host or address."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of an agent. Missing values are detected."""
+    """The options of an agent. Values that are not given are detected."""
 
     join: str
     """The URL of the server, with http:// or https://."""
@@ -67,21 +67,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Resources that replace the detected ones."""
     address: str = ""
     authority: Path | None = None
-    """A file with the certificates to trust, instead of the machine's."""
+    """A file with the certificates to trust instead of the machine's."""
     spawners: int = 0
     users: tuple[str, ...] = ()
-    """The users whose tasks this node takes; empty for all. Only a node that separates users may take all."""
+    """The users whose tasks this node takes; empty for all, which only a node that separates users may."""
 
 
 class Taken(Exception):
-    """Another agent uses the directory."""
+    """Raised if another agent uses the directory."""
 
 
 class Agent:
     def __init__(
         self, settings: Settings, log: Log, machine: Machine | None = None, helper: Helper | None = None
     ) -> None:
-        """With the root helper, tasks run as their users; without it, as the user of the agent."""
+        """Take the settings. With the root helper, tasks run as their users; without it, as the user of the agent."""
         self._settings = settings
         self._log = log
         self._machine = machine or this_machine()
@@ -100,7 +100,7 @@ class Agent:
                 self.table.spawners_of(user)
         self._parts: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[None] | None = None
-        """Done when a part of the agent has ended."""
+        """Resolved when a part of the agent has ended."""
         file = self._directory / f"epoch-{settings.partition or 'default'}"
         self.epoch = Epoch(_number_in(file), partial(_store_number, file), str(file), log)
         self.server = settings.join
@@ -108,7 +108,7 @@ class Agent:
         """The URLs of the servers, the next one first."""
         self._joining = Joining(self.table, self, self._identity, self.epoch, log)
         self.joined = self._joining.joined
-        """Set while the server knows this agent."""
+        """Set while the agent is joined to a server."""
 
     async def run(self) -> None:
         """Run until cancelled. The tasks keep running under their spawners."""
@@ -141,18 +141,18 @@ class Agent:
         await self._joining.stay()
 
     async def _end_silent(self) -> None:
-        """End spawners of users that do not answer.
+        """End users' spawners that have not listed their tasks.
 
-        A user that stops its own spawner must not keep the node from joining.
+        A user who stops their own spawner must not keep the node from joining.
         """
         for at in self._joining.silent if self._helper else ():
             assert self._helper is not None
             await self._end_spawner(self._helper, at)
 
     async def _end_stopped(self, helper: Helper) -> None:
-        """End spawners that do not answer launches, for ever.
+        """Keep ending spawners that do not answer launches.
 
-        A user that stops its own spawner must not have the node paused for all users.
+        A user who stops their own spawner must not get the node paused for all users.
         """
         since: dict[int, float] = {}
         while True:
@@ -172,7 +172,7 @@ class Agent:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[Channel, str]]:
         settings = self._settings
-        # One server after the other: only the one that leads accepts an agent.
+        # Try one server after the other: only the one that leads accepts an agent.
         url = self._servers[0]
         self._servers.append(self._servers.pop(0))
         try:
@@ -253,7 +253,7 @@ class Agent:
         return [""] if self._helper is None else [folder.name for folder in self._helper.folders()]
 
     def _facts(self) -> dict[str, str]:
-        """Return labels that describe how users are separated here."""
+        """Return labels that describe how this node separates users."""
         if self._helper is not None:
             return {"users": "separate", **self._helper.facts}
         return {"users": "one", "cgroup": self._joining.cgroup, "tmp": "shared"}
@@ -265,7 +265,7 @@ class Agent:
                     await asyncio.to_thread(remove_old, self.logs_of(user))
                 except FileNotFoundError:
                     continue  # there are no logs yet
-                except Exception as problem:  # files of one user must not end the agent of all users
+                except Exception as problem:  # files of one user must not stop the agent for all users
                     self._log("old logs not removed", {"folder": self.logs_of(user), "problem": str(problem)})
             await asyncio.sleep(SWEEP)
 
@@ -277,7 +277,7 @@ class _Channel:
         self._connection = connection
 
     async def send(self, data: bytes) -> None:
-        """Send data. If the server has closed the connection, the next `recv` returns its last words, or raises."""
+        """Send data. If the server has closed the connection, the next `recv` returns its last message, or raises."""
         with suppress(ConnectionClosed):
             await self._connection.send(data)
 
@@ -305,7 +305,7 @@ def _trust(url: str, authority: Path | None) -> ssl.SSLContext | None:
 
 
 def _untrusted(settings: Settings, problem: ssl.SSLCertVerificationError) -> Refused:
-    """Return why the certificate of the server is not trusted, and what to do."""
+    """Return the refusal for a server certificate that is not trusted, with the remedy."""
     if problem.verify_code in OUT_OF_TIME:
         final, remedy = False, "renew it on the server, or set the clock of this machine"
     elif problem.verify_code in OTHER_NAME:
@@ -317,7 +317,7 @@ def _untrusted(settings: Settings, problem: ssl.SSLCertVerificationError) -> Ref
 
 
 def _number_in(file: Path) -> int:
-    """Return the number in a file; 0 if the file is missing, or empty because the machine went down."""
+    """Return the number in a file; 0 if the file is missing, or empty after a crash of the machine."""
     text = file.read_text() if file.exists() else ""
     return int(text) if text.isdigit() else 0
 

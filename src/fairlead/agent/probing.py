@@ -1,6 +1,6 @@
-"""Checks if the machine can start processes and write files, when a user's spawner reports that it cannot.
+"""Checks whether the machine can start processes and write files, when a user's spawner reports that it cannot.
 
-A user can lower the limits of its own spawner, or use up its own quota. That must not pause the node for other users.
+Users can lower the limits of their own spawner, or use up their own quota. That must not pause the node for others.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from time import monotonic
 
 VALID = 1.0
-"""Seconds for which an answer is used again."""
+"""Seconds for which a result is reused."""
 
 
 class Probe:
     def __init__(self, directory: Path, steady: Callable[[], float] = monotonic) -> None:
-        """`directory` is the agent's own, on the disk of the logs."""
+        """Use the agent's own directory, which is on the disk of the logs."""
         self._file = directory / "probe"
         self._program = shutil.which("true") or sys.executable
         self._steady = steady

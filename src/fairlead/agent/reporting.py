@@ -1,4 +1,4 @@
-"""The reports of an agent: sent in batches, and repeated until the server has confirmed them."""
+"""The reports of an agent: sent in batches, and repeated until the server confirms them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ STATES: dict[str, State] = {
     "signal": "failed",
 }
 MAX_REPORTS = 400
-"""Reports in one batch."""
+"""Largest number of reports in one batch."""
 MAX_UNCONFIRMED = 800
-"""Unconfirmed reports at a time. The server accepts 1,000 of a node."""
+"""Largest number of unconfirmed reports. The server accepts 1,000 per node."""
 MAX_PROMPT = 4
-"""Unconfirmed starts that are reported at once. Further starts wait a little. While some wait, at most this many are
-reported at once per check, because a few starts already cost the server a cycle."""
+"""Starts to report at once; further starts wait for the next check. Even a few starts cost the server a cycle."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -41,10 +40,10 @@ class Reporting:
         self._news: dict[Key, Entry] = {}
         """Tasks to report, in order."""
         self._young: list[Entry] = []
-        """Tasks that have just started among many. Most end before their start has to be reported."""
+        """Started tasks whose report can wait: most end before it is due."""
         self._grown = 0
         self._prompt = 0
-        """Starts that were reported at once and are not confirmed; while some wait, only those since the last check."""
+        """Starts that were reported at once since the last check and are not confirmed."""
         self._unsent_prompt = 0
         self._answers: list[Report] = []
         """Reports of tasks that are not in the table."""
@@ -89,7 +88,7 @@ class Reporting:
         return not (self._news or self._young or self._answers or self._batches)
 
     def reconnected(self, entries: Iterable[Entry]) -> None:
-        """Report all ended tasks again for a new connection. Running tasks are listed in the greeting."""
+        """Report all ended tasks again on a new connection. Running tasks are listed in `Hello`."""
         self._batches.clear()
         self._unconfirmed = self._prompt = self._unsent_prompt = 0
         self._answers.clear()
@@ -100,7 +99,7 @@ class Reporting:
                 self._news[entry.key] = entry
 
     def batch(self) -> tuple[int, tuple[Report, ...]]:
-        """Return the number of the next batch, by which it will be confirmed, and its reports."""
+        """Return the number of the next batch, which its confirmation will name, and its reports."""
         reports, self._answers = self._answers[:MAX_REPORTS], self._answers[MAX_REPORTS:]
         groups: dict[tuple[Meta, str, int, str, bool], list[Entry]] = {}
         taken: list[Key] = []
@@ -128,7 +127,7 @@ class Reporting:
         return self._number, tuple(reports)
 
     def confirmed(self, number: int) -> tuple[Key, ...]:
-        """Return the ended tasks of a batch that the server has made durable: they can be dropped."""
+        """Return the ended tasks of a confirmed batch, which can be dropped."""
         batch = self._batches.pop(number, None)
         if batch is None:
             return ()

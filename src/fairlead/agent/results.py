@@ -1,7 +1,7 @@
 """Reads the result files that a spawner has collected, and removes them when the server has them.
 
-The files are in the folder of a user's logs, and the user can write there. So names, sizes and numbers are checked
-here again.
+The files are in the folder of a user's logs, where the user can write. So names, sizes and counts are checked here
+again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fairlead.wire.agent import Collected, Output, OutputPart, Tasks
 
 PIECE = 1 << 18
 MAX_LIST = 64 << 20
-"""Bytes of a list of files."""
+"""Largest size of a list of files."""
 MAX_WARNING = 2_000
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -37,7 +37,7 @@ class _Listed(NamedTuple):
 async def read_results(logs: str, tasks: Tasks, index: int, files: int, size: int) -> AsyncIterator[OutputPart]:
     """Yield the result files of a task in pieces, then their names; nothing if none were collected.
 
-    At most `files` files with `size` bytes together are sent.
+    At most `files` files with `size` bytes in total are sent.
     """
     prefix = _prefix(logs, tasks, index)
     listed = _read_list(prefix)
@@ -95,7 +95,7 @@ def staged_results(logs: str) -> list[Tasks]:
     found: dict[tuple[str, int, str, int], list[int]] = {}
     for path in Path(logs).glob(f"*/*{LISTED}"):
         number, _, rest = path.name.removesuffix(LISTED).partition(".")
-        stage, *last = rest.rsplit(".", 2)  # the name of a stage may have dots
+        stage, *last = rest.rsplit(".", 2)  # a stage name may contain dots
         listed = _read_list(path.with_name(path.name.removesuffix(LISTED)))
         if listed is not None and len(last) == 2 and all(word.isdecimal() for word in (number, *last)):
             found.setdefault((listed.job, int(number), stage, int(last[1])), []).append(int(last[0]))
@@ -125,7 +125,7 @@ def _read_list(prefix: Path) -> _Listed | None:
 
 
 def open_own(path: Path) -> int | None:
-    """Open a file beside logs if it is a plain file of the user that owns its folder; None otherwise.
+    """Open a file beside logs if it is a plain file of the user that owns its folder; return None otherwise.
 
     The user could replace the folder by a link to files that the agent can read and the user cannot.
     """

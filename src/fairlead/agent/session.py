@@ -1,4 +1,4 @@
-"""One connection of an agent with the server: the greeting, orders in, reports and heartbeats out."""
+"""One connection of an agent to the server: the greeting, then orders in, reports and heartbeats out."""
 
 from __future__ import annotations
 
@@ -40,22 +40,23 @@ from fairlead.wire.agent import (
 )
 
 YOUNG = 0.1
-"""Seconds between checks for started tasks. A chained task that ends within two checks is reported by its end only."""
+"""Seconds between two checks for started tasks. Of a chained task that ends within two checks only the end is
+reported."""
 MAX_LOGS = 100
-"""Logs that can be read at a time."""
+"""Logs that may be read at a time."""
 PUSHED_OUT = (
     f"more than {MAX_LOGS} logs are read on this node, and newer readers replaced this one; read it again in a while"
 )
 MAX_UNANSWERED = 3
-"""Unanswered heartbeats after which the connection counts as dead, even if the network reports no error."""
+"""Unanswered heartbeats after which the connection counts as dead, even without a network error."""
 MICRO = 1_000_000
 
 
 class Refused(Exception):
-    """The server refuses this agent, or this agent refuses the server.
+    """Raised if the server refuses this agent, or this agent refuses the server.
 
-    `final` means that retrying does not help until a person acts. With `may_pass`, that is so unless the agent has
-    joined before: then the network may lead to another machine for a while.
+    `final` means that retrying does not help until a person acts. With `may_pass`, an agent that has joined before
+    still retries: the network may lead to another machine for a while.
     """
 
     def __init__(self, problem: str, final: bool, may_pass: bool = False) -> None:
@@ -65,7 +66,7 @@ class Refused(Exception):
 
 
 class KeyRenewed(Exception):
-    """The server has admitted a new key; the next connection uses it."""
+    """Raised when the server has admitted a new key, which the next connection uses."""
 
 
 class Keys(Protocol):
@@ -79,7 +80,7 @@ class Keys(Protocol):
 
 
 class Channel(Protocol):
-    """A connection with whole binary messages. Both methods raise when it has ended."""
+    """A connection for whole binary messages. Both methods raise when it has ended."""
 
     async def send(self, data: bytes) -> None: ...
 
@@ -87,7 +88,7 @@ class Channel(Protocol):
 
 
 class Reader(NamedTuple):
-    """The task that sends a log of a user."""
+    """The asyncio task that sends a log to a user."""
 
     user: str
     task: asyncio.Task[None]
@@ -106,11 +107,11 @@ class Session:
         keys: Keys,
         steady: Callable[[], float] = monotonic,
     ) -> None:
-        """`logs` returns the folder with the logs of a user, `users` those users of which there may be any.
+        """Take the callbacks. `logs` returns the folder with the logs of a user, `users` the users that may have logs.
 
         `lease` is called with the times at which tasks are asked and forced to end, the length of a lease, and the
         server's lock if the server is on this machine. `deliver` sends the table's outbox to spawners. `check_epoch`
-        raises `Refused` for an epoch that is over.
+        raises `Refused` for an outdated epoch.
         """
         self._channel = channel
         self._table = table
@@ -218,7 +219,7 @@ class Session:
     def _renew(self, sent: float | None) -> None:
         """Renew the lease from the time the heartbeat was sent.
 
-        The server received it later, so on the server the lease ends later too.
+        The server received it later, so the lease ends later on the server.
         """
         lease = self._welcome.lease / MICRO
         if sent is None:
@@ -270,7 +271,7 @@ class Session:
             await self._channel.send(encode(Beat(number, self._table.started("running", "ended"))))
 
     async def _tell_staged(self) -> None:
-        """Name the tasks whose result files the server has not taken yet, as after a restart of either side."""
+        """Send the server the tasks whose result files it has not taken yet, for example before a restart."""
         for user in self._users():
             staged = staged_results(self._logs(user))
             if staged:
@@ -279,7 +280,7 @@ class Session:
     # -- logs ----------------------------------------------------------------------------------------------------
 
     async def _push_out_reader(self) -> None:
-        """End the oldest reader of the user with the most readers, and send it the reason."""
+        """Stop the oldest log reader of the user with the most readers, and send that reader the reason."""
         [(user, _)] = Counter(reader.user for reader in self._readers.values()).most_common(1)
         oldest = next(request for request, reader in self._readers.items() if reader.user == user)
         self._readers.pop(oldest).task.cancel()

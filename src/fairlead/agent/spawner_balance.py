@@ -1,6 +1,6 @@
-"""Spreads tasks over spawners. The rooms of a chain are divided among the spawners of its user.
+"""Spreads tasks over spawners. The slots (`rooms`) of a chain are divided among the spawners of its user.
 
-A room lets one task of the chain run at a time.
+A slot lets one task of the chain run at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 
 class Chain:
-    """The rooms of one chain, and its tasks that have not ended (`left`), by spawner."""
+    """The slots of one chain, and its tasks that have not ended (`left`), by spawner."""
 
     __slots__ = ("left", "rooms")
 
@@ -20,10 +20,10 @@ class Chain:
 
 
 class Rooms:
-    """Chooses a spawner for each task, and counts the tasks and rooms of each spawner."""
+    """Chooses a spawner for each task, and counts the tasks and slots of each spawner."""
 
     def __init__(self, missing: Collection[int] = ()) -> None:
-        """`missing` has the spawners that get no tasks now. It is ignored for a user with no other spawners."""
+        """Start with no tasks. Spawners in `missing` get no tasks, unless their user has no other spawner."""
         self._load: defaultdict[int, int] = defaultdict(int)
         self._missing = missing
         self._chains: dict[int, Chain] = {}
@@ -72,11 +72,11 @@ class Rooms:
             chain.rooms[max(among, key=lambda spawner_id: (chain.rooms[spawner_id], -chain.left[spawner_id]))] -= 1
 
     def rooms_at(self, number: int, spawner: int) -> int:
-        """Return the number of rooms that a chain has at a spawner."""
+        """Return the number of slots that a chain has at a spawner."""
         return self._chain(number).rooms[spawner]
 
     def stranded(self, number: int, spawner: int) -> bool:
-        """True if tasks of a chain are at a spawner where the chain has no rooms left."""
+        """True if a spawner has tasks of a chain but no slots left for it."""
         chain = self._chain(number)
         return not chain.rooms[spawner] and chain.left[spawner] > 0
 

@@ -1,13 +1,13 @@
 """Splits an agent that was started as root: a root helper starts spawners, and the agent itself drops root.
 
-From the top: the configuration, the agent's end of the helper, the split.
+From the top: the configuration, the agent's side of the helper, the split.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-# asyncio and sockets import these on first use, when the agent's user may no longer be able to read Python's folder.
+# asyncio and sockets import these on first use, when the agent's user may be unable to read Python's folder.
 import concurrent.futures.thread  # noqa: F401
 import ctypes
 import encodings.idna  # noqa: F401
@@ -43,7 +43,7 @@ class Users(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Helper:
-    """The agent's end of the root helper."""
+    """The agent's connection to the root helper."""
 
     def __init__(self, link: socket.socket, users: Path) -> None:
         self._link = link
@@ -52,18 +52,18 @@ class Helper:
         self._asking = asyncio.Lock()
         self._received = b""
         self.facts = dict(fact.split("=", 1) for fact in self._read_line().split()[1:])
-        """What separates users here: `cgroup` (v2, v1, none), `tmp` (private, shared), `gpus` (separate, shared)."""
+        """How users are separated here: `cgroup` (v2, v1, none), `tmp` (private, shared), `gpus` (separate, shared)."""
         link.setblocking(False)
 
     async def start(self, user: str) -> str:
-        """Start the spawner of a user. Returns the problem if a retry may succeed, else an empty text.
+        """Start the spawner of a user. Return the problem if a retry may succeed, else an empty text.
 
         Raises `Forbidden` if the user may not run tasks here.
         """
         return await self._ask(f"start {user}")
 
     async def end(self, user: str) -> str:
-        """Kill a spawner that does not answer, with its tasks. Returns the problem, or an empty text."""
+        """Kill a spawner that does not answer, with its tasks. Return the problem, or an empty text."""
         try:
             return await self._ask(f"end {user}")
         except Forbidden as problem:
@@ -85,7 +85,7 @@ class Helper:
         return problem
 
     def known(self) -> list[str]:
-        """Return the users that have a spawner, or had one with results that were not confirmed."""
+        """Return the users that have a spawner, or had one with unconfirmed results."""
         return [folder.name for folder in self.folders() if _is_there(folder / "socket")]
 
     def folders(self) -> list[Path]:
@@ -105,7 +105,7 @@ class Helper:
 def _is_there(path: Path) -> bool:
     """True if a file exists and its folder can be entered.
 
-    A folder with wrong permissions of one user must not end the agent of all users. The root helper sets the
+    Wrong permissions on the folder of one user must not end the agent of all users. The root helper sets the
     permissions again when the user has tasks.
     """
     try:

@@ -1,8 +1,8 @@
 """The tasks of an agent, from their launch until the server has confirmed their end.
 
-The table does no I/O: it receives messages of the server and of spawners, and collects the messages to them. A task is
-`sent` to a spawner, `running`, and `ended`. A (task, attempt) is identified by its key and accepted once.
-From the top: the server's orders, messages of spawners, ended tasks.
+The table does no I/O: it receives messages from the server and spawners, and collects messages for them. A task is
+`sent` to a spawner, then `running`, then `ended`. Each (task, attempt) is accepted once. From the top: the server's
+orders, messages of spawners, ended tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairlead.agent.spawner_balance import Rooms
 from fairlead.wire.agent import Launch, Report, Stop, Tasks, Work
 
 MAX_GONE = 200
-"""Confirmed ends that are collected before they are sent to a spawner."""
+"""Confirmed ends to collect before they are sent to a spawner."""
 
 
 class TaskTable:
@@ -35,18 +35,18 @@ class TaskTable:
         steady: Callable[[], float] = monotonic,
         machine_fails: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`spawners` is the number of spawners shared by all users; with 0, each user has its own spawner.
+        """Create an empty table. `spawners` is the number of spawners shared by all users; 0 gives each user their own.
 
-        `steady` is a clock that spawners have too. `machine_fails` is asked if the spawner of a user cannot start a
+        `steady` is a clock that spawners have too. `machine_fails` is called if the spawner of a user cannot start a
         task: True if the machine is the cause, False if it is a limit of that user.
         """
         self._steady = steady
         self._machine_fails = machine_fails
         self.grace = 30.0
-        """Seconds within which a task has to end after a stop."""
+        """Seconds that a task has to end after a stop."""
         self.reporting = Reporting()
         self.queued = 0
-        """Number of tasks that wait for a room of their chain."""
+        """Number of tasks that wait for a free slot of their chain."""
         self.outbox: list[list[Frame]] = [[] for _ in range(spawners)]
         """Messages for each spawner. The sender empties it."""
         self.users: list[str] = [""] * spawners
@@ -55,10 +55,10 @@ class TaskTable:
         """Spawners that cannot be started → why. They get no tasks. While all spawners of a user are missing, the
         user's launches are refused."""
         self._unsent: dict[int, list[Key]] = {}
-        """Tasks that could not be sent to spawners without a link."""
+        """Tasks that could not be sent, by their spawner, which has no link."""
         self._shared = range(spawners)
         self._ranges: dict[str, range] = {}
-        """The spawner of each user."""
+        """User → the numbers of the user's spawners."""
         self._around = around
         self._entries: dict[Key, Entry] = {}
         self._rooms = Rooms(self.missing)
@@ -67,12 +67,12 @@ class TaskTable:
         self._held: dict[Task, Entry] = {}
         """Later attempts, which wait until the live attempt of their task has ended."""
         self._gone: list[list[Key]] = [[] for _ in range(spawners)]
-        """Confirmed ends that spawners keep until they receive the confirmation."""
+        """Confirmed ends, by spawner, that the spawner has not been told to drop yet."""
         self._specs: dict[tuple[int, bool], SpawnerSpec] = {}
-        """Specifications of the message that is being handled."""
+        """Cached specifications of the message being handled."""
 
     def spawners_of(self, user: str) -> range:
-        """Return the numbers of the spawners that run the tasks of a user. Adds one if the user has none yet."""
+        """Return the numbers of the spawners that run the tasks of a user. Add one if the user has none yet."""
         spawners = self._shared or self._ranges.get(user)
         if not spawners:
             at = len(self.users)
@@ -127,7 +127,7 @@ class TaskTable:
         for at, index in enumerate(each_of(tasks.indices)):
             key = (tasks.number, tasks.stage, tasks.attempt, index)
             if key in self._entries:
-                continue  # a repeated order: the task is started once
+                continue  # a repeated order: start the task only once
             spawner = self._rooms.queue(launch.chain) if launch.rooms else self._rooms.place(launch.chain, among)
             entry = self._entries[key] = Entry(key, meta, spawner, launch.chain)
             entry.spec = spec
@@ -156,7 +156,7 @@ class TaskTable:
     def _spec_of(self, launch: Launch, work: Work) -> SpawnerSpec:
         """Return the specification of a launch.
 
-        Launches of a message that share a specification get the same object, so it is sent to a spawner once.
+        Launches of one message that share a specification get the same object, which is sent to a spawner once.
         """
         if launch.gang is not None:
             return spawner_spec(self._around, launch, work.specs[launch.spec])
@@ -232,7 +232,7 @@ class TaskTable:
             self._end(self._entries[key], result)
 
     def find(self, spawner: int, tasks: Iterable[tuple[Meta, int, int, str, Result | None, float]]) -> None:
-        """Record the full list of a spawner's tasks, which it sends at first and after a restart."""
+        """Record the full list of a spawner's tasks, which it sends when it connects."""
         self.missing.pop(spawner, None)
         self._unsent.pop(spawner, None)
         before = [key for key, entry in self._entries.items() if entry.at == spawner and not self._is_held(entry)]
@@ -262,7 +262,7 @@ class TaskTable:
         self.send_confirmed_ends()
 
     def mark_missing(self, spawner: int, why: str) -> None:
-        """Mark a spawner as missing: it cannot be started for now. Tasks that never reached it are refused."""
+        """Mark a spawner as missing, because it cannot be started for now. Tasks that never reached it are refused."""
         self.missing[spawner] = why
         for key in self._unsent.pop(spawner, ()):
             entry = self._entries.get(key)
@@ -270,7 +270,7 @@ class TaskTable:
                 self._end(entry, ("refused", 0, why, 0, 0, 0))
 
     def refuse(self, spawner: int, why: str) -> None:
-        """End all tasks of a spawner that is not allowed: tasks not started fail, running tasks are lost."""
+        """End all tasks of a forbidden spawner: tasks not started fail, running tasks are lost."""
         for entry in list(self._entries.values()):
             if entry.at == spawner and entry.state != "ended":
                 state = "failed" if entry.state == "sent" else "lost"
@@ -289,7 +289,7 @@ class TaskTable:
         }
 
     def _settle_unknown(self, entry: Entry) -> None:
-        """Handle a task that its spawner does not know. Spawners record what they receive, so it was not received."""
+        """Handle a task that its spawner does not have. Spawners record all they receive, so it was not received."""
         if entry.state == "running":
             self._end(entry, ("lost", 0, "its spawner does not know the task any more", 0, 0, 0))
         elif entry.state == "sent" and (entry.waits or entry.spec is None):
@@ -311,7 +311,7 @@ class TaskTable:
     def _end(self, entry: Entry, result: Result) -> None:
         user = self.users[entry.at]
         if result[0] == "refused" and user and not self._machine_fails():
-            # A refusal pauses the node for all users, so it must not be in the hands of one.
+            # A refusal pauses the node for all users, so a single user must not be able to cause it.
             result = (
                 "failed",
                 126,
@@ -331,7 +331,7 @@ class TaskTable:
         self.reporting.report(entry)
 
     def _is_held(self, entry: Entry) -> bool:
-        """True if an earlier attempt of the task has not ended yet: no task runs twice at once."""
+        """True if an earlier attempt of the task has not ended yet: no task runs twice at the same time."""
         return bool(self._held) and self._held.get(entry.task) is entry
 
     def _make_way(self, entry: Entry) -> None:
@@ -365,7 +365,7 @@ class TaskTable:
         self.send_confirmed_ends(MAX_GONE)
 
     def send_confirmed_ends(self, least: int = 1) -> None:
-        """Send confirmed ends to spawners that have at least `least` of them, so that they can drop them.
+        """Send confirmed ends to spawners that have at least `least` of them, so that they can drop the tasks.
 
         This is not urgent, so small numbers are collected to save messages.
         """
@@ -375,7 +375,7 @@ class TaskTable:
                 self._gone[spawner] = []
 
     def started(self, *states: str) -> tuple[Tasks, ...]:
-        """Return the tasks in these states, by stage and attempt."""
+        """Return the tasks in these states, grouped by stage and attempt."""
         groups: dict[Meta, list[int]] = {}
         for entry in self._entries.values():
             if entry.state in states:
@@ -383,7 +383,7 @@ class TaskTable:
         return tuple(Tasks(*meta, flat_of(indices)) for meta, indices in groups.items())
 
     def run_times(self, groups: Iterable[Tasks]) -> tuple[int, ...]:
-        """Return for each group of running tasks how long its tasks have run on average, in microseconds."""
+        """Return the average run time so far of each group of running tasks, in microseconds."""
         now = self._steady()
         times: list[int] = []
         for group in groups:

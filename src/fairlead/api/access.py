@@ -1,4 +1,4 @@
-"""Access: the caller, sessions of the web page; tokens, which administrators create, list and revoke."""
+"""Handlers for access: the caller, sessions of the web page, and tokens, which only administrators manage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def whoami(request: HttpRequest) -> wire.Caller:
 
 @post("/session", operation_id="login", guards=[USERS], summary="Open a session of the web page")
 async def login(request: HttpRequest) -> Response[wire.Session]:
-    """Open a session for the caller's token. The answer sets a cookie and has the other half of the session."""
+    """Open a session for the caller's token. The answer sets a cookie and has the key of the session."""
     services, caller = services_of(request), caller_of(request)
     value, key, expires = services.sessions.open(caller)
     cookie = _cookie(request, value, max(0, int(expires - services.tokens.now())))

@@ -1,4 +1,4 @@
-"""The WebSocket of agents. It needs no token: the hub authenticates the agent by the key of its node."""
+"""The WebSocket endpoint of agents. It needs no token: the hub authenticates the agent by the key of its node."""
 
 from __future__ import annotations
 

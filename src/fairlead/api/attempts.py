@@ -14,7 +14,7 @@ from fairlead.core.state import Partition
 FLUSH_TIMEOUT = 2.0
 """Seconds to wait until attempts that have just ended are written to the history."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
-"""Seconds between two looks at a task that waits for its next attempt."""
+"""Seconds between two checks of a task that waits for its next attempt."""
 
 
 class LogSource(NamedTuple):
@@ -23,7 +23,7 @@ class LogSource(NamedTuple):
     stage: str
     attempt: int
     node: str
-    """Empty if it is not known: a crash came before it was written."""
+    """Empty if unknown: the server crashed before the node was written."""
 
 
 class _Task(NamedTuple):
@@ -43,7 +43,7 @@ class TaskAttempts:
     def __init__(
         self, services: Services, partition: str, job_id: str, number: int, stage: str, index: int, stream: str
     ) -> None:
-        """Without a name of the stage, the job must have only one."""
+        """Find the task. `stage` may be empty if the job has only one stage."""
         self._stream = stream
         self._services = services
         self._partition = partition
@@ -52,7 +52,7 @@ class TaskAttempts:
         self._stage = stage
         self._index = index
         self._moved: asyncio.Future[None] | None = None
-        """Done when the job has changed its state."""
+        """Resolved when the state of the job changes."""
 
     async def numbered(self, attempt: int) -> LogSource:
         """Return an attempt by its number. Raises `Refused` if there is none."""
@@ -96,7 +96,7 @@ class TaskAttempts:
                 none = f"no attempt after {after} yet" if after else "not started yet"
                 remedy = f"`fairlead explain {self._job_id}` shows why it waits, and `logs -f` waits for its output"
                 raise Refused("log", f"{self._name} has {none}; {remedy}", "missing")
-            assert self._moved is not None  # the job is in the state, or it would be over
+            assert self._moved is not None  # set, because the job is in the state; otherwise the task would be over
             await asyncio.wait((self._moved,), timeout=pause)
             pause = min(LONGEST_PAUSE, 1.5 * pause)
         none = f"attempt {after} was its last" if after else "it has ended and no attempt of it is known"
@@ -150,5 +150,5 @@ def _task(state: Partition, stage: Stage, index: int) -> _Task:
         node = state.nodes.name[state.nodes.rows[allocation.node]]
         return _Task(stage.name, LogSource(stage.name, allocation.attempt, node), False, 0)
     outcome = next((outcome for outcome, ranges in (stage.ended or {}).items() if index in ranges), "")
-    # For a task that succeeded at its first attempt nothing is stored.
+    # A task that succeeded at its first attempt has no stored history.
     return _Task(stage.name, None, bool(outcome), stage.past(index).attempt or int(outcome == "succeeded"))

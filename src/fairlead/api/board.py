@@ -1,7 +1,7 @@
-"""The board of a partition: its nodes and queues, read at most once a second for all open pages together.
+"""The board of a partition: a shared cache of its nodes and queues for open web pages, refreshed at most once a second.
 
-While pages follow the board, a task waits for events of the partition, reads the rows of the nodes that they name, and
-passes one message, encoded once, to every page. What a page costs is the sending of that message.
+While pages are connected, one task waits for events of the partition, reads the rows of the nodes that changed, and
+sends one message, encoded once, to every page. A further page only costs the sending.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fairlead.views.nodemap import STATES, map_queues, node_row, ordered_rows, s
 from fairlead.wire import api as wire
 
 PAUSE = 1.0
-"""Seconds between two looks."""
+"""Seconds between two refreshes."""
 WHOLE = 30.0
 """Seconds after which all rows are read again."""
 KEPT = 60
 """Messages that are kept for pages that connect again."""
 COST, LONGEST_PAUSE = 30, 5.0
-"""A look that takes long is followed by a pause of this number of times its CPU time, and of these seconds at most."""
+"""After a slow refresh, pause for `COST` times its CPU time, at most `LONGEST_PAUSE` seconds."""
 
 RESET = wire.Done(note="the nodes have changed; read the map again")
 
@@ -46,7 +46,7 @@ class Board:
         self._number = 0
         """The number of the last message."""
         self._seq = -1
-        """The last record of the partition that was looked at."""
+        """The last record of the partition that was read."""
         self._version = -1
         self._whole = 0.0
         """When all rows were read last."""
@@ -91,7 +91,7 @@ class Board:
         return packed
 
     async def lines(self, after: str) -> AsyncGenerator[bytes]:
-        """Yield changes after a place as server-sent events; `reset` if the page has to read the map again."""
+        """Yield changes after the message `after` as server-sent events; `reset` if the map has to be read again."""
         yield b"retry: 1000\n\n"
         name, _, number = after.partition("-")
         last = int(number) if name == self._id and number.isascii() and number.isdigit() else -1
@@ -101,7 +101,7 @@ class Board:
             last = self._number
         self._pages += 1
         if self._task is None:
-            # The task serves all pages, so it must not count as a request of the user whose page was first.
+            # The task serves all pages, so it must not count against the user who opened the first one.
             self._task = asyncio.create_task(self._run(), context=contextvars.Context())
         try:
             while not self.served.feed.closed:
@@ -134,7 +134,7 @@ class Board:
         self._tell(None)
 
     async def _look(self) -> None:
-        """Read what changed since the last look, unless that was a moment ago."""
+        """Read the changes since the last refresh, unless that was less than `PAUSE` ago."""
         async with self._looking:
             if self._static and monotonic() - self._looked < PAUSE:
                 return
@@ -154,7 +154,7 @@ class Board:
             self._tell(change)
 
     def _read(self, state: Partition, named: set[str] | None) -> wire.MapChange | wire.Done | None:
-        """Read the state; return the message for pages, if there is one. `named` is None to read all rows."""
+        """Refresh the rows of the `named` nodes, or of all if None; return the message for pages, if any."""
         nodes, now = state.nodes, self.served.now
         self._now = now / SECOND
         self._seq = self.served.feed.seq
@@ -166,7 +166,7 @@ class Board:
             if static != self._static:
                 self._static = static
                 self._place = {nodes.name[row]: at for at, row in enumerate(rows)}
-                self._rows = [node_row(nodes, row) for row in rows]
+                self._rows = [node_row(state, row) for row in rows]
                 self._held, self._queues = set(nodes.held), map_queues(state, now)
                 self._ready, self._whole = state.reign.ready, monotonic()
                 return RESET
@@ -181,7 +181,7 @@ class Board:
         changed: list[tuple[int, wire.NodeRow]] = []
         for name in sorted(named & self._place.keys()):
             at = self._place[name]
-            row = node_row(nodes, nodes.rows[nodes.joins[name]])
+            row = node_row(state, nodes.rows[nodes.joins[name]])
             if row != self._rows[at]:
                 self._rows[at] = row
                 changed.append((at, row))
@@ -208,7 +208,7 @@ class Board:
 
 
 class Boards:
-    """The boards of all partitions, made when they are asked for."""
+    """The boards of all partitions, created on first use."""
 
     def __init__(self) -> None:
         self._boards: dict[str, Board] = {}
@@ -221,7 +221,7 @@ class Boards:
 
 
 def _named(feed: Feed, seq: int) -> set[str] | None:
-    """Return the names of the nodes in the events after a record; None if these are not known."""
+    """Return the names of the nodes in the events after a record; None if those events are no longer kept."""
     try:
         return {event.node for batch in feed.after(seq) for event in batch.news if event.node}
     except Missed:

@@ -1,4 +1,4 @@
-"""The cluster: its nodes, queues, lanes and partitions."""
+"""Handlers for the cluster: its nodes, queues, lanes and partitions."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ from fairlead.views.answers import (
     promise_answers,
     queue_answer,
 )
+from fairlead.views.loans import loan_answers
 from fairlead.wire import api as wire
 
 MAX_NODES = 1_000
@@ -55,7 +56,7 @@ NodeName = Annotated[str, PathParameter(max_length=63)]
 
 
 async def order(request: HttpRequest, partition: str, command: AnyCommand, what: str) -> wire.Done:
-    """Carry out a command about the thing that the path names; answer 404 if there is no such thing."""
+    """Execute a command about the thing that the path names; answer 404 if it does not exist."""
     control = services_of(request).control
     try:
         accepted = await control.execute(control.find(partition), command)
@@ -94,7 +95,7 @@ async def nodes(
         last = 0
         for node_id in sorted(table.rows):
             row = table.rows[node_id]
-            if node_id <= after or wanted not in (None, node_state(table, row)) or pool not in (None, table.pool[row]):
+            if node_id <= after or wanted not in (None, node_state(state, row)) or pool not in (None, table.pool[row]):
                 continue
             if len(page) == limit:
                 return wire.Nodes(nodes=page, next=str(last))
@@ -212,6 +213,14 @@ async def move_queue(
     return await order(request, partition, command, "queue")
 
 
+@get("/loans", operation_id="loans", guards=[USERS], summary="Loans of queues, and when they return")
+async def loans(request: HttpRequest, partition: PartitionName = "", min_revision: MinRevision = 0) -> wire.Loans:
+    """List the leaf queues that use more than they are entitled to, with when their loans return, by the estimates and
+    time limits of their tasks."""
+    served = await services_of(request).control.reader(partition, min_revision)
+    return await served.read(lambda state: wire.Loans(loans=loan_answers(state, served.now)))
+
+
 @get("/lanes", operation_id="lanes", guards=[USERS], summary="Lanes, with their waiting asks")
 async def lanes(
     request: HttpRequest,
@@ -272,7 +281,7 @@ async def reset_lane(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """Move the head of a stuck lane to the tail, or cancel it, if it belongs to this job."""
+    """Move the head of a stuck lane to the end of the lane, or cancel it, if it belongs to the given job."""
     read = Reader(data, "", "a reset")
     queue, job = read.text("queue", most=1_000), read.name("job")
     cancel = read.flag("cancel", False)
@@ -283,7 +292,7 @@ async def reset_lane(
 
 @get("/holds", operation_id="holds", guards=[USERS], summary="Holds, oldest first")
 async def holds(request: HttpRequest, partition: PartitionName = "", min_revision: MinRevision = 0) -> wire.Holds:
-    """List the nodes that are held for jobs that have waited too long."""
+    """List the nodes that are held for jobs that have waited too long, and those promised to jobs."""
     sees = seen_by(request)
     served = await services_of(request).control.reader(partition, min_revision)
 
@@ -319,7 +328,7 @@ async def partitions(request: HttpRequest) -> wire.Partitions:
     for name in control.names():
         served = await control.reader(name)
         answer = await served.read(partition_answer)
-        if name not in control.led():  # its readiness is known to its leader
+        if name not in control.led():  # only the leader of the partition knows its readiness
             answer = msgspec.structs.replace(answer, ready=None, waiting_for=[])
         answers.append(msgspec.structs.replace(answer, leader=control.leader(name)))
     return wire.Partitions(partitions=answers)
@@ -340,6 +349,7 @@ HANDLERS = [
     queues,
     queue,
     move_queue,
+    loans,
     lanes,
     bring_to_front,
     cancel,

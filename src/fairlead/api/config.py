@@ -1,4 +1,4 @@
-"""The configuration: get, compare and apply it; add, change and remove partitions; set shares."""
+"""Handlers for the configuration: get, compare and apply it; add, change and remove partitions; set shares."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def remove_partition(request: HttpRequest, partition_name: PathName) -> wi
 
 @get("/shares", operation_id="shares", guards=[OPERATORS], summary="Shares of queues")
 async def shares(request: HttpRequest, partition: PartitionName = "") -> wire.Shares:
-    """Return shares of queues, patterns that lead users to queues, and when loans are taken back."""
+    """Return the shares of queues, the patterns that choose a queue by user, and the delay before loans return."""
     control = services_of(request).control
     _, configs = control.configured
     config = configs[control.find(partition).name]
@@ -87,7 +87,7 @@ async def shares(request: HttpRequest, partition: PartitionName = "") -> wire.Sh
 async def set_shares(
     request: HttpRequest, data: Annotated[Any, Shaped(wire.SharesDocument)], partition: PartitionName = ""
 ) -> wire.Applied:
-    """Change these keys of the configuration. The change lasts until the next configuration, also over restarts."""
+    """Change the given keys of the configuration. They last until the next configuration, also over restarts."""
     control = services_of(request).control
     name = control.find(partition).name
     _, configs = control.configured

@@ -1,4 +1,4 @@
-"""Applies configurations: tried on all partitions, written, and then followed by each."""
+"""Applies a configuration: tries it on all partitions, writes it to the journal, and lets each partition adopt it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fairlead.writer.cluster import try_configuration
 from fairlead.writer.writer import Stopped
 
 FOLLOWED = 10.0
-"""Seconds for which an applied configuration waits until all servers and partitions follow it."""
+"""Seconds to wait until all servers and partitions have adopted an applied configuration."""
 
 
 class Configuring:
-    """Changes the configuration of the cluster, if this server leads it."""
+    """Changes the configuration of the cluster, if this server leads the configuration stream."""
 
     def __init__(self, plane: Plane, leading: Leading, looking: Looking) -> None:
         self._plane = plane
@@ -30,10 +30,10 @@ class Configuring:
         self._configuring = asyncio.Lock()
 
     async def configure(self, configs: dict[str, PartitionConfig], user: str = "") -> None:
-        """Apply a configuration of a user, all of it or nothing.
+        """Apply a configuration for a user, all of it or nothing.
 
-        It is tried on all partitions, written, and then followed by each. If a partition has changed in between so
-        that it refuses, it follows as soon as it can; the error says so.
+        It is tried on all partitions, then written, then adopted by each partition. A partition whose state changed in
+        between may refuse it; it then adopts the configuration as soon as it can, and the error says so.
         """
         async with self._configuring:
             self._plane.need_serving()
@@ -86,7 +86,7 @@ class Configuring:
             raise self._plane.not_led(stream_of(name), f"partition {name}")
 
     async def _until_followed(self) -> None:
-        """Wait until all servers and partitions follow the configuration, for a bounded time."""
+        """Wait until all servers and partitions have adopted the configuration, at most `FOLLOWED` seconds."""
         deadline = self._plane.steady() + FOLLOWED
         while True:
             try:

@@ -1,8 +1,8 @@
 """Limits on open connections, for each kind of caller.
 
 A connection is a stranger until a valid token has arrived on it. Strangers never block other callers: when there are
-too many of them, from one address or in all, the oldest is closed. Each user has a limit, and users cannot use the
-places reserved for agents and operators.
+too many, from one address or in total, the oldest is closed. Each user has a limit, and some connections are reserved
+for agents and operators.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shares(msgspec.Struct, frozen=True):
 
     most: int
     address: int
-    """Connections of one address without a token."""
+    """Connections from one address without a token."""
     strangers: int
     """All connections without a token."""
     user: int
@@ -74,7 +74,7 @@ class Connections:
         return len(self._strangers) + len(self._trusted)
 
     def enter(self, client: Client, close: Callable[[], None]) -> bool:
-        """Count a new connection; False if there is no place. An older stranger may be closed for it."""
+        """Count a new connection; False if the limit is reached. The oldest stranger may be closed to make way."""
         if len(self) >= self.shares.most and not self._strangers:
             return False
         near = _near(client[0])
@@ -134,7 +134,7 @@ class Connections:
 
 @lru_cache(10_000)
 def _near(host: str) -> str:
-    """Return the address to count connections by: for IPv6 the first 64 bits, as a machine may own them all."""
+    """Return the address to count connections by: for IPv6 the /64 prefix, which one machine may own."""
     try:
         address = ip_address(host)
     except ValueError:

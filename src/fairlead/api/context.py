@@ -1,4 +1,4 @@
-"""Shared by handlers: the services, the caller, reading of documents, error answers, streams."""
+"""Shared by all handlers: the services, the caller, reading of documents, error answers, streams."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ FAREWELL = {
 
 
 class Hub(Protocol):
-    """The engine of Fairlead's own agents, as far as the API needs it."""
+    """The engine of Fairlead's own agents, as the API uses it."""
 
     async def serve(self, partition: str, connection: Connection) -> None: ...
 
     async def dismiss(self, partition: str, epoch: int, connection: Connection) -> None: ...
 
     def ahead(self) -> dict[str, list[str]]:
-        """Return partitions → nodes that know attempts or epochs which the journal never had."""
+        """Return for each partition the nodes that report attempts or epochs which the journal never had."""
 
     def connected(self, partition: str) -> dict[str, float]: ...
 
@@ -69,7 +69,7 @@ class Hub(Protocol):
 
 
 class Records(Protocol):
-    """The history of finished jobs and attempts. Its methods wait for a disk."""
+    """The history of finished jobs and attempts. Its methods block on disk I/O."""
 
     @property
     def failing(self) -> bool: ...
@@ -98,7 +98,7 @@ class Records(Protocol):
 
 
 class Outputs(Protocol):
-    """Logs and result files that were copied from nodes. Its methods wait for a disk or an object store."""
+    """Logs and result files that were copied from nodes. Its methods block on a disk or an object store."""
 
     def size(self, partition: str, asked: LogRequest) -> int | None: ...
 
@@ -137,7 +137,7 @@ class SecretKeeper(Protocol):
 
 
 class Preview(Protocol):
-    """The process that looks into the future and reads the journal."""
+    """The second process: it predicts starts by simulation and reads the journal."""
 
     async def ask(self, question: AnyQuestion) -> Etas | Story | Passed | Failure: ...
 
@@ -163,9 +163,9 @@ class Services:
         expected_results: Callable[[str, int], int] = lambda partition, number: 0,
         preview: Preview | None = None,
     ) -> None:
-        """`fault` is called with internal errors, `log` with events for the server's log.
+        """Take the services. `fault` is called with internal errors, `log` with events for the server's log.
 
-        `expected_results` returns the number of tasks of a job whose result files are on their way.
+        `expected_results` returns the number of tasks of a job whose result files have not arrived yet.
         """
         self.outputs = outputs
         self.preview = preview
@@ -188,7 +188,7 @@ class Services:
         self.threads = Threads()
         self.report_turns = Turns(1)
         self.reporting = asyncio.Lock()
-        """Held while a report of use is made: one at a time, because it may read the whole history."""
+        """Held while a usage report is made: one at a time, because it may read the whole history."""
         self.streams: dict[str, set[asyncio.Event]] = {}
         """Token → one event per open stream of it; setting the event ends the stream."""
 
@@ -220,13 +220,13 @@ def may_see(caller: Token, job: Job) -> bool:
 
 
 def seen_by(request: Request[Any, Any, Any]) -> Callable[[Job], bool]:
-    """Return a function that is True for jobs that the caller of a request may see."""
+    """Return a predicate that is True for jobs that the caller of a request may see."""
     caller = caller_of(request)
     return lambda job: may_see(caller, job)
 
 
 def need(*roles: str) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:
-    """Return a guard that admits callers in one of these roles. It is async, because sync guards run in a thread."""
+    """Return a guard that admits callers with one of these roles. It is async, because sync guards run in a thread."""
 
     async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         caller: Token = connection.scope["caller"]  # type: ignore[typeddict-item]
@@ -274,7 +274,7 @@ Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=1_000, required=Fal
 
 
 class Shaped(NamedTuple):
-    """Marks the document of a request with its type, for OpenAPI. The handler's reader checks the actual document."""
+    """Marks the document of a request with its type, for OpenAPI. The handler checks the document itself."""
 
     form: type[msgspec.Struct]
 
@@ -316,7 +316,7 @@ def refused(request: Request[Any, Any, Any], error: Refused | Unserved) -> Respo
 
 
 def http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[wire.Problem]:
-    """Answer a refusal by the framework: an unknown path or method, a parameter out of bounds."""
+    """Answer an error of the framework, such as an unknown path or method or a parameter out of bounds."""
     detail, field = error.detail, ""
     extra = error.extra if isinstance(error.extra, list) else []
     if extra:
@@ -392,7 +392,7 @@ async def _while_valid(
             finally:
                 ended.cancel()
     finally:
-        # Clean up before the first await: if the reader has disconnected, each await is cancelled.
+        # Clean up before the first await: if the client has disconnected, each await is cancelled.
         if line is not None and not line.done():
             line.cancel()  # this ends `lines` too
         else:

@@ -1,7 +1,7 @@
-"""The running control plane: the partitions that this server leads, and those of other servers that it follows.
+"""The control plane of one server: the partitions that it leads, and those of other servers that it follows.
 
-`Control` has the requests to the control plane. Its parts are `Looking` (which partitions this server leads),
-`Leading` (the beginning and the end of that) and `Configuring`; they share the state in `Plane`.
+`Control` is its interface for requests. `Looking` decides which partitions this server leads, `Leading` starts and
+stops leading, `Configuring` applies configurations; they share the state in `Plane`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fairlead.writer.loop import WriterThread
 from fairlead.writer.observer import Observer
 
 REVISION_SECONDS = 3.0
-"""Seconds that a read waits for a revision."""
+"""Seconds that a read waits for the requested revision."""
 
 
 class Control:
@@ -52,10 +52,10 @@ class Control:
         leads: Callable[[str], None] = lambda partition: None,
         roster: Roster | None = None,
     ) -> None:
-        """`first` is the configuration of a journal that has none yet; `note` is called with texts for operators.
+        """Take the parts. `first` is the configuration of a new journal; `note` is called with texts for operators.
 
-        `leads` is called in a writer's thread when this server has begun to lead a partition, before it is served.
-        With a `roster` several servers share the journal, and each stream is led through an object of its own.
+        `leads` is called in a writer's thread after this server has taken over a partition and before it serves it.
+        With a `roster`, several servers share the journal, and each stream is led through its own journal object.
         """
         self._plane = Plane(
             open_journal, engine, observers, first, after_cycle, note, pools, wall, steady, thread, leads, roster
@@ -77,7 +77,7 @@ class Control:
 
     @property
     def problem(self) -> str:
-        """Why requests are not served now; empty when they are. Every caller may read it, so it names no file."""
+        """Why requests are not served now; empty if they are. Every caller may read it, so it names no file."""
         found = self._plane.unserved() or next(
             (self._plane.problems[stream] for stream in sorted(self._plane.problems)), ""
         )
@@ -93,7 +93,7 @@ class Control:
         return sorted(self._plane.served)
 
     def readiness(self) -> dict[str, bool]:
-        """Return the partitions that this server leads, and whether each is ready."""
+        """Return the readiness of each partition that this server leads."""
         return {name: service.partition.reign.ready for name, service in sorted(self._plane.served.items())}
 
     def find(self, name: str = "") -> PartitionService:
@@ -111,9 +111,9 @@ class Control:
         raise self._plane.not_led(stream_of(name), f"partition {name}")
 
     async def reader(self, name: str = "", min_revision: int = 0) -> PartitionService | FollowedPartition:
-        """Return a partition to read from, at `min_revision` or later, if this server leads it or follows it.
+        """Return a partition that this server leads or follows, to read at `min_revision` or later.
 
-        Waits for `min_revision` for a bounded time.
+        Waits at most `REVISION_SECONDS` for `min_revision`.
         """
         try:
             found: PartitionService | FollowedPartition = self.find(name)
@@ -152,11 +152,11 @@ class Control:
         )
 
     def leader(self, name: str) -> str:
-        """Return the address of the server that leads a partition; empty if there is none, or only this server."""
+        """Return the address of the server that leads a partition; empty if it has no leader or there is one server."""
         return self._plane.standing.leader(stream_of(name))
 
     async def removed(self, name: str) -> int:
-        """Return an epoch above all epochs of a removed partition; 0 if there never was such a partition."""
+        """Return an epoch above all epochs of a removed partition; 0 if no such partition ever existed."""
         self._plane.need_serving()
         if name in self._plane.names():
             return 0
@@ -165,7 +165,7 @@ class Control:
         def look() -> tuple[int, bool]:
             journal = seat.opened(self._plane.open_journal)
             epoch = journal.epoch(stream_of(name))
-            # Read behind the epoch: another server may have just added the partition, or may be removing it.
+            # Read after the epoch: another server may have just added the partition, or may be removing it.
             configured, _ = restore_cluster(journal)
             return epoch, name in dict(configured.partitions) or stream_of(name) in journal.streams()
 
@@ -175,16 +175,16 @@ class Control:
         return epoch
 
     async def execute(self, service: PartitionService, command: AnyCommand) -> Accepted:
-        """Carry out a command. When this returns, the command is done and durable."""
+        """Execute a command. When this returns, the command is done and durable."""
         return await accepted_in(offered(service, command))
 
     @property
     def standing(self) -> Standing:
-        """The servers and the leases, as of the last look."""
+        """The members and leases, as of the last heartbeat."""
         return self._plane.standing
 
     async def drain(self, member: str, draining: bool) -> bool:
-        """Tell a server to lead nothing, or to lead again. False if no other server would lead."""
+        """Drain a server, so that it leads nothing, or enable it again. False if no other server could lead."""
         self._plane.need_serving()
         seat = self._plane.roster_seat
         try:
@@ -202,5 +202,5 @@ class Control:
 
     @property
     def last_configured(self) -> dict[str, PartitionConfig]:
-        """The configuration that was read last, even if this server cannot serve now."""
+        """The configuration that was read last, even if this server cannot serve requests now."""
         return dict(self._plane.configured.partitions)

@@ -1,7 +1,7 @@
-"""Copies of the state in a second process: long questions are answered there, while the writer goes on.
+"""Runs long computations on a copy of the state in a forked process, while the writer goes on.
 
-A forked process has the whole state as it was between two cycles, without copying it first. It may alter it as it
-likes: nothing it does reaches this process, except for the bytes that it writes to its pipe.
+The forked process has the whole state as it was between two cycles, copied on write. It may alter its copy: only the
+bytes that it writes to its pipe reach this process.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 MARGIN = 1.0
-"""Seconds after which a process that missed its time is ended."""
+"""Seconds beyond its time after which the process is ended."""
 
 
 def fork(work: Callable[[], bytes], seconds: float) -> tuple[int, int]:
-    """Start a process that does some work. Returns its id, and a pipe from which its result can be read."""
+    """Fork a process that calls `work`. Return its pid, and a pipe to read the result from."""
     readable, writable = os.pipe()
     with warnings.catch_warnings():
-        # Other threads of this process do not exist in the new one, which uses none of their locks.
+        # The child has no other threads, and uses none of their locks.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
@@ -49,7 +49,7 @@ def _write(pipe: int, data: bytes) -> None:
 
 
 async def result_of(pid: int, pipe: int, seconds: float) -> bytes:
-    """Return what a process wrote until it ended; empty if it failed or took too long."""
+    """Return what the process wrote until it ended; empty if it failed or took too long."""
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
     parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The data directory of a server: it belongs to the server's user, and no other user can read it."""
+"""The data directory of a server. It belongs to the server's user, and other users cannot read it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prepare(directory: Path) -> str:
             )
         for path in directory.iterdir():
             if is_leftover(path.name):
-                path.unlink()  # left by a write that a crash interrupted
+                path.unlink()  # left by an interrupted write
         if not status.st_mode & OTHERS:
             return ""
         directory.chmod(0o700)

@@ -1,4 +1,4 @@
-"""An example request and answer of every operation. The tests send them and compare the answers."""
+"""An example request and answer for every operation. The tests send the requests and compare the answers."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ ETA = {
     "latest": 1790003600.0,
     "not_before": None,
     "note": "",
-    "text": "job 17 starts in about 25min (90 %: between 10min and 1h)",
+    "text": "job 17 starts in about 25min (90 % sure: in 10min to 1h)",
 }
 MAP = {
     "at": "1f0c9a3e-1",
@@ -225,28 +225,30 @@ MAP = {
 HEALTH = {"version": "0.1.0", "ready": True, "partitions": {"default": True}, "problem": ""}
 DONE = {"note": ""}
 
-WAITS_FOR = "waits for 1 more CPU of 2: 1 is free on n2"
+WAITS_FOR = "waits for 2 CPUs at once (2 tasks with 1 each): 1 is free on n2, enough for 1"
+FIT = "1 of 2 fit now: 2 nodes have too few CPUs free; 1 has capacity, but not for all 2"
 WAITING_ANSWER = {
     "stage": "worker",
     "kind": "new",
     "count": 2,
     "position": 0,
     "code": "no room",
-    "reason": "room for 1 of 2 (nodes: 2 missing cpu, 1 not for all)",
+    "reason": FIT,
     "jobs_ahead": 0,
     "tasks_ahead": 0,
     "then_code": "",
     "then": "",
-    "text": "worker: 2 new waiting, number 1 in its lane: room for 1 of 2 (nodes: 2 missing cpu, 1 not for all)",
+    "text": f"worker: 2 tasks wait, first in queue root.default; {FIT}",
     "at_least": False,
+    "comes": ["1 task of job 16 ends in 40min at the latest (time limit)"],
     "remedies": [
         {
-            "text": "end 1 task of 16[main] on n1",
+            "text": "1 task of job 16 on n1 ends",
             "operator": True,
             "steps": [
                 {
                     "code": "end tasks",
-                    "text": "end 1 task of 16[main] on n1",
+                    "text": "1 task of job 16 on n1 ends",
                     "operator": True,
                     "node": "n1",
                     "nodes": 0,
@@ -299,6 +301,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
             "eta": None,
         },
     ),
+    "sentences": ({"jobs": ["17"]}, {"sentences": {"17": f"job 17 {WAITS_FOR}"}}),
     "eta": (None, ETA),
     "etas": ({"jobs": ["17"]}, {"etas": [ETA]}),
     "whatIf": (
@@ -373,6 +376,13 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
     "requeue": (None, DONE),
     "scale": ({"stage": "worker", "count": 4}, DONE),
     "setPriority": ({"priority": -1}, DONE),
+    "tryPriority": (
+        {"priority": 10},
+        {
+            "tasks": 2,
+            "stops": [{"job": "7", "name": "sweep", "user": "bob", "stage": "main", "node": "n1", "tasks": 2}],
+        },
+    ),
     "nodes": (None, {"nodes": [NODE_ANSWER], "next": ""}),
     "node": (None, NODE_ANSWER),
     "moveNode": (None, DONE),
@@ -400,7 +410,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
                             "waiting_since": 1790000000.25,
                             "name": "train",
                             "user": "ann",
-                            "reason": "room for 0 of 2 (nodes: 3 missing cpu)",
+                            "reason": "no free capacity for 2 tasks at once",
                         }
                     ],
                 }
@@ -522,7 +532,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
                 {
                     "job": "app-1",
                     "code": "no room",
-                    "reason": "room for 0 of 1 (nodes: 1 missing cpu)",
+                    "reason": "0 of 1 fit now: 1 node has too few CPUs free",
                     "missing": True,
                 }
             ]
@@ -570,6 +580,41 @@ EXAMPLES: dict[str, tuple[dict[str, Any] | None, Any]] = {
     ),
     "logout": (None, DONE),
     "map": (None, MAP),
+    "mapTasks": (
+        None,
+        {
+            "tasks": [
+                {
+                    "node": "n1",
+                    "job": "17",
+                    "name": "train",
+                    "stage": "worker",
+                    "user": "ann",
+                    "state": "running",
+                    "tasks": 2,
+                    "indices": [0, 1],
+                    "resources": {"cpu": 1, "gpu": 0.5},
+                    "devices": [0, 0],
+                    "since": 1789998000.0,
+                    "ends": 1790001600.0,
+                }
+            ],
+            "more": False,
+        },
+    ),
+    "loans": (
+        None,
+        {
+            "loans": [
+                {
+                    "queue": "root.ml",
+                    "percent": 15.0,
+                    "returns": [{"at": 1790001600.0, "percent": 5.0}, {"at": 1790003600.0, "percent": 10.0}],
+                    "unknown_percent": 5.0,
+                }
+            ]
+        },
+    ),
     "pastMap": (None, {"since": 1789990000.0, "map": MAP}),
     "pastQueues": (
         None,

@@ -1,4 +1,4 @@
-"""Feeds: events in the order of the journal, kept for a while, so that a reader can resume after a broken connection.
+"""Feeds: recent events in journal order, so that a reader can resume after a broken connection.
 
 An event has the number of the record that caused it. A reader that missed events that are no longer kept gets `Missed`
 and has to read the state again.
@@ -17,7 +17,7 @@ from fairlead.wire.api import Event, ManagerEvent
 
 KEPT = 20_000
 HEARTBEAT = 15.0
-"""Seconds after which a stream without events sends a sign of life."""
+"""Seconds after which a stream without events sends a heartbeat."""
 
 
 News = Event | ManagerEvent
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 
 class Missed(Exception):
-    """Requested events are no longer kept. `seq` is the last record of the feed."""
+    """Raised if requested events are no longer kept. `seq` is the last record of the feed."""
 
     def __init__(self, seq: int) -> None:
         super().__init__(seq)
@@ -65,7 +65,7 @@ class Feed:
         self._wake()
 
     def reach(self, seq: int) -> None:
-        """Let readers start after record `seq`, also if the last events are older or still on their way."""
+        """Let readers start after record `seq`, even if it has no events or they have not been added yet."""
         self.seq = max(self.seq, seq)
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Feed:
         return batches[::-1]
 
     async def follow(self, seq: int) -> AsyncIterator[Batch | None]:
-        """Yield the batches after `seq` as they arrive, and None after each quiet period, until the feed is closed."""
+        """Yield the batches after `seq` as they arrive, and None as a heartbeat, until the feed is closed."""
         while True:
             news, last = self._news, self.closed
             for batch in self.after(seq):
@@ -116,6 +116,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event_lines(kind: str, data: msgspec.Struct, seq: int | None) -> bytes:
-    """Return one server-sent event. Only the last event of a record has its number, so that resuming misses none."""
+    """Return one server-sent event.
+
+    Only the last event of a record carries the record's number, so that a reader that resumes misses no event.
+    """
     number = b"" if seq is None else b"id: %d\n" % seq
     return b"%sevent: %s\ndata: %s\n\n" % (number, kind.encode(), _encode(data))

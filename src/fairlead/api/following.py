@@ -1,4 +1,4 @@
-"""A partition that another server leads: its state, as of the records that this server has read."""
+"""A read-only copy of a partition that another server leads, replayed from the journal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Result = TypeVar("Result")
 
 
 class FollowedPartition:
-    """Replays the records of a partition. `thread` uses the journal, and its lock orders replays and readers."""
+    """Replays the records of a partition. `thread` uses the journal; its lock keeps replays and readers apart."""
 
     def __init__(self, name: str, journal: Callable[[], Journal], thread: WriterThread, now: Clock) -> None:
         self.name = name
         self.seq = 0
         """The last record that was replayed."""
         self.reasons: dict[tuple[str, str, int], Reason] = {}
-        """Empty: why asks wait is not journaled, and only the leader knows it."""
+        """Always empty: reasons are not journaled, and only the leader knows them."""
         self._now = now
         self._journal = journal
         self._state: Partition | None = None
@@ -42,7 +42,7 @@ class FollowedPartition:
         return max(self._now(), 0 if self._state is None else self._state.now)
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Call `look` with the state. It delays the following of all partitions, so it must be quick."""
+        """Call `look` with the state. It must be quick, because it delays all followed partitions."""
         async with self.thread.lock:
             if self._state is None:
                 raise Unserved("unavailable", f"this server does not follow partition {self.name} now; ask again", 1)
@@ -54,8 +54,8 @@ class FollowedPartition:
         await self.thread.alone(self.replay_new)
 
     def replay_new(self) -> None:
-        """Do the same in the thread."""
-        state, self._state = self._state, None  # after an error it is read from the newest snapshot
+        """Replay new records, in the thread."""
+        state, self._state = self._state, None  # after an error, start again from the newest snapshot
         if state is None:
             state, self.seq = restore(self._journal(), self.name)
         else:
@@ -65,7 +65,7 @@ class FollowedPartition:
                     replay(state, record.payload, f"record {record.seq} of {stream}")
                     self.seq = record.seq
             except JournalError:
-                # Records before the newest snapshot are deleted, and a stream may have been dropped and begun again.
+                # Records before the newest snapshot are deleted, and a stream may have been dropped and created again.
                 state, self.seq = restore(self._journal(), self.name)
             state.touched = Touched()
         self._state = state

@@ -1,4 +1,4 @@
-"""The future: when jobs start, and what a change would bring. A second process computes it on a copy of the state."""
+"""Handlers for predictions: when jobs start, and the effect of a change. A second process simulates them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,31 @@ import msgspec
 from litestar import Request, get, post
 from litestar.params import QueryParameter
 
-from fairlead.api.context import OPERATORS, USERS, PartitionName, Services, Shaped, caller_of, seen_by, services_of
-from fairlead.api.jobs import SEARCHING, JobId, checked, deadline, find, submission, why_never
+from fairlead.api.context import (
+    OPERATORS,
+    USERS,
+    PartitionName,
+    Services,
+    Shaped,
+    caller_fields,
+    caller_of,
+    seen_by,
+    services_of,
+)
+from fairlead.api.jobs import (
+    SEARCHING,
+    JobId,
+    as_missing,
+    checked,
+    deadline,
+    find,
+    read_priority,
+    submission,
+    why_never,
+)
 from fairlead.api.problems import Unserved
 from fairlead.api.service import PartitionService
-from fairlead.core.commands import Rejected
+from fairlead.core.commands import Rejected, SetPriority
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec, Micros, pack_spec
 from fairlead.core.reader import Reader
@@ -21,8 +41,8 @@ from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
 from fairlead.core.state import Partition
 from fairlead.views.answers import by_id
 from fairlead.views.documents import shown_state
-from fairlead.views.dryrun import try_submission
-from fairlead.views.whyanswers import dry_run_answer
+from fairlead.views.dryrun import try_priority, try_submission
+from fairlead.views.whyanswers import dry_run_answer, priority_answer
 from fairlead.wire import api as wire
 from fairlead.wire import preview
 
@@ -32,7 +52,7 @@ Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
 async def ask(services: Services, question: preview.AnyQuestion, kind: type[Reply]) -> Reply:
-    """Return the answer of the second process to a question. One user asks one question at a time."""
+    """Return the second process's answer to a question. Each user has one question in progress at a time."""
     if services.preview is None:
         raise Unserved("unavailable", "this server has no second process for questions about past and future", 60)
     async with services.preview_turns.take():
@@ -49,7 +69,7 @@ async def ask(services: Services, question: preview.AnyQuestion, kind: type[Repl
 async def foretell(
     services: Services, served: PartitionService, jobs: Sequence[str] = (), specs: Sequence[JobSpec] = ()
 ) -> preview.Etas:
-    """Return when waiting jobs start, and when jobs that are not submitted would if they were submitted now."""
+    """Return the predicted starts of waiting jobs, and of jobs not submitted yet as if they were submitted now."""
     question = preview.EtaQuestion(
         partition=served.name,
         seq=served.writer.seq,
@@ -67,9 +87,10 @@ async def dry_run(
     partition: PartitionName = "",
     eta: Annotated[bool, QueryParameter(description="Say also when a job that would wait starts.")] = False,
 ) -> wire.DryRun:
-    """Answer what the next cycle would do with a job, without submitting it: whether and where it would start, or what
-    is ahead of it, what would be enough to start it, or why it can never run. What would refuse a submission refuses
-    this too. Nothing is stored. With `eta`, the answer to a job that would wait has its start, and takes longer."""
+    """Return what the next cycle would do with a job, without submitting it: whether and where it would start; or what
+    is ahead of it and what would be enough to start it; or why it can never run. A job that a submission would refuse
+    is refused here too. Nothing is stored. With `eta`, a job that would wait gets a predicted start, which takes
+    longer."""
     services, sees = services_of(request), seen_by(request)
     command = submission(caller_of(request), data, "", {})
     served = services.control.find(partition)
@@ -96,13 +117,48 @@ async def dry_run(
     foretold = await foretell(services, served, specs=[spec])
     (found,) = foretold.submissions
     if isinstance(found, str):
-        return tried  # the state has changed meanwhile, and it would be refused now
+        return tried  # the state has changed meanwhile: the job would be refused now
     return msgspec.structs.replace(tried, eta=_answer("", "pending", None, found, foretold, served.now))
+
+
+@post(
+    "/jobs/{job_id:str}/priority/dry-run",
+    operation_id="tryPriority",
+    guards=[USERS],
+    summary="Try another priority",
+    status_code=200,
+)
+async def try_other_priority(
+    request: HttpRequest,
+    job_id: JobId,
+    data: Annotated[Any, Shaped(wire.PriorityDocument)],
+    partition: PartitionName = "",
+) -> wire.PriorityStops:
+    """Answer which running tasks of other jobs would be stopped at once for a job with another priority. Nothing is
+    changed. More may be stopped later, as the job waits."""
+    priority = read_priority(data)
+    sees = seen_by(request)
+    command = SetPriority(job=job_id, priority=priority, **caller_fields(request, None))
+    served = services_of(request).control.find(partition)
+
+    def attempt(state: Partition) -> bytes:
+        tried = try_priority(state, command, served.now)
+        if isinstance(tried, Rejected):
+            return msgspec.json.encode(tried)
+        return msgspec.json.encode(priority_answer(state, tried, sees))
+
+    answer = await served.on_copy(attempt, SEARCHING)
+    if not answer:
+        raise Unserved("busy", "the dry run took too long; try it again")
+    outcome = msgspec.json.decode(answer)
+    if outcome.get("type") == "rejected":
+        raise as_missing(job_id, Refused(outcome["field"], outcome["problem"], outcome["code"]))
+    return msgspec.convert(outcome, wire.PriorityStops)
 
 
 @get("/jobs/{job_id:str}/eta", operation_id="eta", guards=[USERS], summary="When a job starts")
 async def eta(request: HttpRequest, job_id: JobId, partition: PartitionName = "") -> wire.Eta:
-    """Say when a waiting job starts: the likely start by several futures, and an interval of 90 %."""
+    """Predict when a waiting job starts, from several simulated futures: the likely start and a 90 % interval."""
     return (await _etas(request, [job_id], partition))[0]
 
 
@@ -110,7 +166,7 @@ async def eta(request: HttpRequest, job_id: JobId, partition: PartitionName = ""
 async def etas(
     request: HttpRequest, data: Annotated[Any, Shaped(wire.EtaDocument)], partition: PartitionName = ""
 ) -> wire.Etas:
-    """Say when up to 1,000 jobs start. They are looked at in the same futures."""
+    """Predict when up to 1,000 jobs start, all in the same simulated futures."""
     read = Reader(data, "", "a question")
     names = read.texts("jobs", most=MOST_JOBS)
     read.close()
@@ -124,10 +180,10 @@ async def _etas(request: HttpRequest, names: list[str], partition: str) -> list[
     served = services.control.find(partition)
 
     without: dict[str, str] = {}
-    """Jobs that have no start to foretell, with the reason."""
+    """Jobs without a start to predict, with the reason."""
 
     def look(state: Partition) -> list[tuple[str, str, Micros | None]]:
-        """Return the jobs with their states, and when those started that have."""
+        """Return each job's state, and its start if it has started."""
         found = []
         for name in names:
             job = find(state, caller, name)
@@ -139,7 +195,7 @@ async def _etas(request: HttpRequest, names: list[str], partition: str) -> list[
             ]
             found.append((job.id, shown_state(job), min(times, default=None)))
             if job.held_by is not None and not times:
-                without[job.id] = "it is held, and starts after it is released"
+                without[job.id] = f"it is held; `fairlead release {job.id}` lets it start"
         return found
 
     found = await served.read(look)
@@ -156,8 +212,12 @@ async def _etas(request: HttpRequest, names: list[str], partition: str) -> list[
     ]
 
 
+PRESENT = {"pending": "starts at this moment", "running": "has started already", "stopping": "stops at this moment"}
+"""State → phrase for jobs that have no start to predict."""
+
+
 def _known(job: str, state: str, started: Micros | None, why: str) -> wire.Eta:
-    """Return the answer for a job that does not wait for its start, or has none for a reason."""
+    """Return the answer for a job without a prediction: it has started or ended, or `why` says the reason."""
     return wire.Eta(
         job=job,
         state=state,
@@ -168,7 +228,7 @@ def _known(job: str, state: str, started: Micros | None, why: str) -> wire.Eta:
         latest=None,
         not_before=None,
         note=why,
-        text=f"job {job}: {why}" if why else f"job {job} is {state}",
+        text=f"job {job}: {why}" if why else f"job {job} {PRESENT.get(state, f'has ended: {state}')}",
     )
 
 
@@ -183,13 +243,15 @@ def _answer(
         notes.append(f"`fairlead explain {job}` says why" if job else "the reasons above say why")
     if found.unknown_ahead:
         tasks = "1 task that starts" if found.unknown_ahead == 1 else f"{found.unknown_ahead} tasks that start"
-        notes.append(f"{tasks} before it {'has' if found.unknown_ahead == 1 else 'have'} no estimate")
+        notes.append(f"{tasks} before it {_no_end(found.unknown_ahead)}")
     if not notes and found.likely is None and found.not_before is None and not found.stuck:
-        notes.append("tasks of jobs that are expected have no estimate")
+        notes.append("tasks of jobs that are expected to be submitted have no known end")
     if etas.cut:
-        notes.append("there was no time to look further")
+        notes.append("the server had no time to look further ahead")
+    if found.new and found.likely is not None and found.latest != etas.now:
+        notes.append("nothing like it has run before" if etas.ran else "no job has ended yet to learn run times from")
     if not etas.recorded_jobs:
-        notes.append("no past jobs are recorded, so no new jobs are expected")
+        notes.append("no jobs are on record, so no new ones are expected")
     return wire.Eta(
         job=job,
         state=state,
@@ -206,26 +268,35 @@ def _answer(
 
 
 def unknown_running(tasks: int) -> str:
-    return "1 running task has no estimate" if tasks == 1 else f"{tasks} running tasks have no estimate"
+    return f"{'1 running task' if tasks == 1 else f'{tasks} running tasks'} {_no_end(tasks)}"
+
+
+def _no_end(tasks: int) -> str:
+    return f"{'has' if tasks == 1 else 'have'} no known end (`--estimate` and `--time-limit` give one)"
 
 
 def sentence(eta: preview.Eta, began: Micros, now: Micros) -> str:
-    """Return in words when something starts that waited as the futures began."""
+    """Return the predicted start as a phrase. `began` is when the simulated futures began."""
     if eta.stuck:
         return "does not start as the cluster is now"
     if eta.likely is None:
-        if eta.not_before is None:
-            return "starts at a time that cannot be told"
+        if eta.not_before is None or eta.not_before - now < SECOND:
+            return "starts at a time that cannot be predicted"
         return f"does not start within {rounded(eta.not_before - now)}"
     if eta.latest == began:
         return "starts now"
-    latest = "later than can be told" if eta.latest is None else rounded(eta.latest - now)
-    earliest = rounded((now if eta.earliest is None else eta.earliest) - now)
-    return f"starts in about {rounded(max(SECOND, eta.likely - now))} (90 %: between {earliest} and {latest})"
+    waits = 0 if eta.earliest is None else eta.earliest - now
+    earliest = f"in {rounded(waits)}" if waits >= SECOND else "now"
+    if eta.latest is None:
+        sure = f"{earliest} or later"
+    else:
+        latest = rounded(eta.latest - now)
+        sure = f"{earliest} to {latest}" if waits >= SECOND else f"within {latest}"
+    return f"starts in about {rounded(max(SECOND, eta.likely - now))} (90 % sure: {sure})"
 
 
 def rounded(span: Micros) -> str:
-    """Return a duration with as many digits as an estimate deserves."""
+    """Return a duration, rounded as coarsely as fits an estimate."""
     span = max(0, span)
     if span < 100 * SECOND:
         return f"{round(span / SECOND)}s"
@@ -243,8 +314,8 @@ def _seconds(when: Micros | None) -> float | None:
 async def what_if(
     request: HttpRequest, data: Annotated[Any, Shaped(wire.WhatIfDocument)], partition: PartitionName = ""
 ) -> wire.WhatIf:
-    """Compare the start times of jobs with and without a supposed change: of the jobs that wait now, or, with `replay`,
-    of the jobs that were submitted in that time, run again from an empty cluster. Nothing is changed."""
+    """Compare start times with and without a supposed change: of the jobs that wait now, or, with `replay`, of the jobs
+    submitted in that period, run again from an empty cluster. Nothing is changed."""
     services = services_of(request)
     served = services.control.find(partition)
     read = Reader(data, "", "a what-if")
@@ -259,10 +330,10 @@ async def what_if(
     if found.get("waiting", 0) > found["compared"]:
         notes.append(f"the first {found['compared']} of {found['waiting']} waiting jobs are compared")
     if not found.get("whole", True):
-        notes.append("the replay was ended for lack of time")
+        notes.append("the server had no time to replay all of it")
     keys = [name for name in wire.WhatIf.__struct_fields__ if name not in ("jobs", "note")]
     moved = [wire.MovedStart(**{key: row[key] for key in wire.MovedStart.__struct_fields__}) for row in found["jobs"]]
     return wire.WhatIf(**{key: found[key] for key in keys}, jobs=moved, note="; ".join(notes))
 
 
-HANDLERS = [dry_run, eta, etas, what_if]
+HANDLERS = [dry_run, try_other_priority, eta, etas, what_if]

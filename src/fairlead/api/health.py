@@ -1,4 +1,4 @@
-"""Health, readiness, metrics, and the description of the API itself."""
+"""Handlers for health, readiness, metrics and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def _health(request: HttpRequest) -> wire.Health:
 
 @get("/healthz", operation_id="healthz", summary="Liveness of the server", security=[{}])
 async def healthz(request: HttpRequest) -> wire.Health:
-    """Answer 200 while the process lives."""
+    """Answer 200 while the process is alive."""
     return _health(request)
 
 
 @get("/readyz", operation_id="readyz", summary="Readiness of the partitions", security=[{}])
 async def readyz(request: HttpRequest) -> Response[wire.Health]:
-    """Answer 503 until every partition is ready: its agents and resource managers have reported, or `ready_after` is
-    over."""
+    """Answer 503 until every partition is ready: its agents and resource managers have reported, or `ready_after` has
+    passed."""
     health = _health(request)
     return Response(health, status_code=200 if health.ready else 503)
 
 
 @get("/metrics", operation_id="metrics", guards=[USERS], media_type="text/plain", summary="Metrics for Prometheus")
 async def metrics(request: HttpRequest) -> Response[str]:
-    """Return the metrics, which docs/metrics.md describes. Users do not get the series of single jobs."""
+    """Return the metrics described in docs/metrics.md. Series of single jobs are left out for ordinary users."""
     services = services_of(request)
     for name in services.control.led():
-        with suppress(Refused, Unserved):  # it was removed, or is not served now
+        with suppress(Refused, Unserved):  # the partition was removed, or is not served now
             served = services.control.find(name)
             inbox = _inbox_figures(served.live.inbox)
             await served.read(partial(services.metrics.look, inbox=inbox))

@@ -1,4 +1,4 @@
-"""The history: finished jobs, and the attempts of their tasks."""
+"""Handlers for the history: finished jobs, and the attempts of their tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairlead.wire import api as wire
 
 HttpRequest = Request[Any, Any, Any]
 LATEST = 2**40
-"""The last second that a filter may name."""
+"""The latest time, in seconds, that a filter may name."""
 
 
 STATES = ("succeeded", "failed", "killed")
@@ -65,7 +65,7 @@ async def history(
     limit: Limit = 100,
 ) -> wire.HistoryPage:
     """List finished jobs that match all filters, including those already forgotten by the scheduler. `since` and
-    `until` choose by the time of the end. Users see their own jobs."""
+    `until` select by the time of the end. Users see their own jobs."""
     services = services_of(request)
     caller = caller_of(request)
     served = services.control.find(partition)
@@ -107,7 +107,7 @@ async def attempts(
     cursor: Annotated[str, QueryParameter(required=False, max_length=20)] = "",
     limit: Limit = 100,
 ) -> wire.Attempts:
-    """List the ended attempts of a job, with the use of its stages. The job may be in the history only."""
+    """List the ended attempts of a job, also of a forgotten one, with the resources used by its stages."""
     services = services_of(request)
     number, _ = await find_job(request, job_id, partition)
     name = services.control.find(partition).name
@@ -126,7 +126,7 @@ async def attempts(
 
 
 def span_of(since: str, until: str) -> tuple[Micros | None, Micros | None]:
-    """Return the bounds of a span of time that a request names; None for a bound that it leaves out."""
+    """Return the bounds of the period in a request; None for an absent bound."""
     first, last = _moment("since", since), _moment("until", until)
     if first is not None and last is not None and first >= last:
         raise Refused("until", "it is not later than since; exchange them, or leave one out")

@@ -24,14 +24,14 @@ from fairlead.wire.agent import Challenge, Knock, NewKey, Proof
 from fairlead.wire.identity import Exchange, Key, encoded, is_signed, join_token, nonce
 
 LASTS = 30 * 24 * 3600.0
-"""Seconds that the key of a node is valid. It is renewed when a third of this time is left."""
+"""Seconds that the key of a node is valid. It is renewed when a third of this time remains."""
 MAX_INSTANCE = 100
 UNWRITTEN = "the server could not write to its disk, and nothing was admitted; make room there, and try again"
 
 JOINS = 64
-"""Locks of nodes that join. Nodes whose names share one join one after the other."""
+"""Number of locks for joining nodes. Nodes whose names map to the same lock join one after the other."""
 WRITERS = 8
-"""Threads that wait for the file. Nodes that join at the same time share a write."""
+"""Number of threads that write the file. Nodes that join at the same time share a write."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -43,7 +43,7 @@ Documents = Callable[[str], Document]
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The key of a node. `next` is a new key, which replaces it as soon as a connection is opened with it."""
+    """The key of a node. `next` is its successor, which replaces `key` when a connection is first opened with it."""
 
     partition: str
     node: str
@@ -64,7 +64,7 @@ class Identities:
     """The keys of one control plane, in a folder that no other process writes, or in documents that servers share."""
 
     def __init__(self, place: Path | Documents, tokens: Tokens) -> None:
-        """`place` gives documents by name, or is the folder of their files."""
+        """Load the keys. `place` returns documents by name, or is the folder of their files."""
         named = (lambda name: SmallFile(place / name)) if isinstance(place, Path) else place
         self._key = _server_key(named("server-key"))
         self._tokens = tokens
@@ -72,11 +72,11 @@ class Identities:
         self._document = named("nodes")
         self._credentials = self._stored()
         self._joining = tuple(Lock() for _ in range(JOINS))
-        """Held while a node joins with a token, by its name: a token is spent and its key admitted in two steps."""
+        """Held while a node joins, by its name: spending the token and admitting the key are two steps."""
         self._changing = Lock()
         self._changes = 0
         self._changed: dict[Name, int] = {}
-        """Nodes whose credentials are not written yet → the number of the change."""
+        """Nodes whose credentials are not written yet → the number of the latest change."""
         self._writing = Lock()
         self._written = 0
         self._threads = ThreadPoolExecutor(WRITERS, "identities")
@@ -155,9 +155,9 @@ class Identities:
         return Peer(exchange, key, credential.pool, credential.users, proof.instance, credential.instance)
 
     def _join(self, name: Name, key: str, exchange: Exchange, proof: Proof) -> Credential:
-        """Return the credential that a join token admits.
+        """Admit a node's key with its join token, and return the credential.
 
-        If an earlier connection of the same agent broke while it joined, its key may have been admitted meanwhile.
+        The key may be admitted already, if an earlier connection of the same agent broke while joining.
         """
         before = self._credentials.get(name)
         if before is not None and not _problem(before, exchange.node, key, self._tokens.now()):
@@ -185,7 +185,7 @@ class Identities:
     def _joined(
         self, before: Credential | None, now: Credential | None, exchange: Exchange, proof: Proof, token: Token
     ) -> Credential:
-        """Return the credential that a join token admits. `before` is the one from before the token was used."""
+        """Return the new credential of a joining node. `before` is its credential from before the token was spent."""
         if now is not before:
             raise Refused(
                 "key",
@@ -203,7 +203,7 @@ class Identities:
         )
 
     def _promoted(self, now: Credential | None, node: str, key: str) -> Credential:
-        """Return the credential with its next key as its key, after that was used for the first time."""
+        """Return the credential with `next` as its key. Called when the next key is first used."""
         if now is None or now.revoked or key not in (now.key, now.next):
             raise _revoked(node)
         return msgspec.structs.replace(now, key=key, next="", expires=self._tokens.now() + self.lasts)
@@ -221,7 +221,7 @@ class Identities:
         )
 
     def revoke(self, partition: str, node: str) -> None:
-        """Revoke the key of a node. This takes effect at once; the call returns when it is durable."""
+        """Revoke the key of a node. The key is refused immediately; the call returns when the revocation is durable."""
 
         def revoked(now: Credential | None) -> Credential:
             if now is None:
@@ -254,8 +254,8 @@ class Identities:
     def _change(self, name: Name, changed: Callable[[Credential | None], Credential], keep: bool = False) -> Credential:
         """Change a credential, write the file, and return the new credential.
 
-        `changed` gets the current credential and may refuse, because it may have been revoked meanwhile. If the file
-        cannot be written, the change is undone unless `keep` is set.
+        `changed` maps the current credential to the new one, and raises if it was revoked meanwhile. If the file cannot
+        be written, the change is undone unless `keep` is set.
         """
         with self._changing:
             before = self._credentials.get(name)
@@ -276,7 +276,7 @@ class Identities:
         return credential
 
     def _write(self, change: int) -> None:
-        """Write the file, unless a write that started after this change has done so: many nodes may join at once."""
+        """Write the file, unless another write already included this change. Many nodes may join at the same time."""
         with self._writing:
             if self._written >= change:
                 return
@@ -295,7 +295,7 @@ class Identities:
             self._changed = {name: change for name, change in self._changed.items() if change > changes}
 
     def _merge(self) -> None:
-        """Take over what other servers wrote. The nodes of a partition are changed only by its leader."""
+        """Reload what other servers wrote, but keep this server's unwritten changes."""
         mine = {name: self._credentials.get(name) for name in self._changed}
         self._credentials = self._stored()
         for name, credential in mine.items():
@@ -310,7 +310,7 @@ def _revoked(node: str) -> Refused:
 
 
 def _problem(credential: Credential | None, node: str, key: str, now: float) -> str:
-    """Return why a key does not open a connection; empty if it does."""
+    """Return why a key may not open a connection; empty if it may."""
     again = f"join with a token: fairlead token create --role join --node {node}"
     if credential is None:
         return f"node {node} has not joined yet; {again}"
@@ -324,7 +324,7 @@ def _problem(credential: Credential | None, node: str, key: str, now: float) -> 
 
 
 def _server_key(document: Document) -> Key:
-    """Return the server's key, by which nodes trust the server. It is created at the first start."""
+    """Return the server's key, which nodes trust. It is created at the first start."""
     text = read_small(document, str, "remove it and let every node join again with a token")
     try:
         key = Key(text or "")

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, explain, scale and kill them."""
+"""Handlers for jobs: submit, list, explain, scale and kill them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ from fairlead.core.intake.access import is_owner
 from fairlead.core.intake.jobs import no_such_job
 from fairlead.core.model import Job, JobSpec
 from fairlead.core.reader import Reader
-from fairlead.core.resources import SECOND, shown
+from fairlead.core.reasons import NoNodeYet, Reason
+from fairlead.core.resources import MEMORY, SECOND, shown
 from fairlead.core.state import Partition
 from fairlead.views.answers import by_id, job_answer, task_answers
 from fairlead.views.documents import shown_state
-from fairlead.views.explaining import explained, remedies_of, with_remedies
+from fairlead.views.explaining import explained, remedies_of, why_never_told, with_remedies
 from fairlead.views.whyanswers import explained_answer, explanation
 from fairlead.wire import api as wire
 from fairlead.writer.inbox import Slot
@@ -51,17 +52,19 @@ from fairlead.writer.inbox import Slot
 MAX_BATCH = 10_000
 MAX_CURSOR = 2**63 - 1
 AT_ONCE = 500
-"""Jobs of a batch that wait for their answers at a time, so that one caller does not fill the inbox."""
+"""Jobs of one batch that may await their answers at a time, so that one caller does not fill the inbox."""
 READ_AT_ONCE = 50
-"""Jobs of a batch that are parsed at a time; then other requests get their turn."""
+"""Jobs of a batch to parse before other requests get a turn."""
 PAGE_BYTES = 4 * 2**20
 """Size in bytes at which a page of jobs ends."""
 SCANNED = 10_000
-"""Jobs that are filtered by a quick check at a time; then other requests get their turn."""
+"""Jobs to pre-filter before other requests get a turn."""
 SEARCHING = 1.0
-"""Seconds for which remedies are looked for."""
+"""Seconds to search for remedies."""
+MAX_EXPLAINED = 200
+"""Jobs that one request may have explained."""
 LOOKING = 0.005
-"""Seconds for which jobs are checked in full, between two cycles of the writer."""
+"""Seconds to check jobs in full between two cycles of the writer."""
 
 HttpRequest = Request[Any, Any, Any]
 JobId = Annotated[str, PathParameter(max_length=63)]
@@ -92,6 +95,7 @@ def submission(
     spec = cache.get(content)
     if spec is None:
         spec = cache[content] = parse_job(values, field, ONE_CPU)
+        _check_memory(spec, field)
     return Submit(
         spec=spec,
         id=chosen or "",
@@ -101,6 +105,23 @@ def submission(
         key=key,
         origin=origin,
     )
+
+
+LEAST_MEMORY = 2**20
+
+
+def _check_memory(spec: JobSpec, field: str) -> None:
+    """Refuse memory in which no process runs: a unit was forgotten."""
+    for at, stage in enumerate(spec.stages):
+        memory = dict(stage.resources).get(MEMORY, 0)
+        if 0 < memory < LEAST_MEMORY:
+            place = f"{field}.stages[{at}]" if field else f"stages[{at}]"
+            raise Refused(
+                f"{place}.resources.memory",
+                f"{memory} bytes are too little for a process; write {memory}Gi or {memory}Mi if that is meant"
+                if memory < 1024
+                else f"{memory} bytes are too little for a process; write at least 1Mi",
+            )
 
 
 def _origin(request: HttpRequest, served: PartitionService) -> Origin:
@@ -170,7 +191,7 @@ def _offer_item(
     cache: SpecCache,
     origin: Origin,
 ) -> Slot | wire.BatchItem:
-    """Offer a job of a batch. Return the slot of its answer, or the answer if it is refused at once."""
+    """Put a job of a batch into the inbox. Return the slot of its answer, or the answer if it is refused at once."""
     try:
         command = submission(caller, document, key, cache, f"jobs[{at}]", origin)
         return _offered(services, served, command)
@@ -179,7 +200,7 @@ def _offer_item(
 
 
 def _offered(services: Services, served: PartitionService, command: Submit) -> Slot:
-    """Offer a submission. Refuse it if it names secrets or jobs of other users, or exceeds a quota."""
+    """Put a submission into the inbox. Refuse it if it refers to secrets or jobs of other users, or exceeds a quota."""
     size = checked(services, served, command)
     slot = offered(served, command)
     if size is not None:
@@ -188,7 +209,7 @@ def _offered(services: Services, served: PartitionService, command: Submit) -> S
 
 
 def checked(services: Services, served: PartitionService, command: Submit) -> int | None:
-    """Check what the core does not know: secrets, jobs of other users and quotas. Returns its size for quotas."""
+    """Check secrets, references to other users' jobs, and quotas. Return the job's size for quotas."""
     services.secrets.check(command.spec, command.user)
     if command.operator:
         return None
@@ -202,16 +223,22 @@ def checked(services: Services, served: PartitionService, command: Submit) -> in
 
 
 async def why_never(served: PartitionService, job_ids: list[str]) -> dict[str, str]:
-    """Return job ids with why their jobs can never run as the cluster is now. Jobs that may run are left out."""
+    """Return why jobs can never run as the cluster is now, or that they wait for the first node, by job id."""
     state = served.partition
-    # Mostly this is known without waiting for the writer: counts of nodes are cached with the shapes of tasks.
+    # Mostly this needs no wait for the writer: counts of nodes are cached with the shapes of tasks.
     jobs = [job for job in map(state.jobs.get, job_ids) if job is not None and may_never_run(state, job)]
 
     def look(state: Partition) -> dict[str, str]:
         reasons = [(job.id, never_runs(state, job)) for job in jobs]
-        return {name: f"it can never run as the cluster is now: {reason}" for name, reason in reasons if reason}
+        return {name: _warning(reason) for name, reason in reasons if reason is not None}
 
     return await served.read(look) if jobs else {}
+
+
+def _warning(reason: Reason) -> str:
+    if isinstance(reason, NoNodeYet):
+        return f"{reason}; it waits until one does"
+    return f"it can never run as the cluster is now: {why_never_told(reason)}"
 
 
 async def _item(slot: Slot) -> wire.BatchItem:
@@ -246,8 +273,8 @@ async def job(
         float, QueryParameter(ge=0, le=60, required=False, description="Seconds to wait for the job to be over.")
     ] = 0.0,
 ) -> wire.Job:
-    """Return a job. With `wait`, the answer comes when the job is over, or after `wait` seconds. A killed job is over
-    when its last process is gone. A job that the scheduler has forgotten is answered from the history."""
+    """Return a job. With `wait`, answer when the job has ended, at the latest after `wait` seconds. A killed job has
+    ended when its last process is gone. A job that the scheduler has forgotten is answered from the history."""
     services = services_of(request)
     caller, sees = caller_of(request), seen_by(request)
     loop = asyncio.get_running_loop()
@@ -255,7 +282,7 @@ async def job(
     while True:
         served = await services.control.reader(partition, min_revision)
         if loop.time() < deadline and isinstance(served, FollowedPartition):
-            served = services.control.find(partition)  # only the leader hears at once that a job moved; this refuses
+            served = services.control.find(partition)  # refuses: only the leader is notified of changed jobs
         moved: asyncio.Future[None] | None = None
 
         def look(state: Partition, served: PartitionService | FollowedPartition = served) -> wire.Job:
@@ -341,7 +368,7 @@ async def jobs(
         return len(matches) > limit or size > PAGE_BYTES
 
     def look(state: Partition, part: Iterator[Job]) -> bool:
-        """Add matching jobs to the page for a while; True if there may be more jobs."""
+        """Add matching jobs to the page for at most `LOOKING` seconds; True if jobs are left to check."""
         nonlocal size
         until = monotonic() + LOOKING
         for job in part:
@@ -369,7 +396,7 @@ async def jobs(
             await asyncio.sleep(0)
 
     if before is None:
-        # The newest jobs mostly fill the page; then older jobs need not be searched.
+        # The newest jobs mostly fill the page; then older jobs need no search.
         await look_through(part)
     if not full() and (before is not None or len(part) == SCANNED):
         matches.clear()
@@ -468,9 +495,9 @@ async def explain(
         QueryParameter(required=False, description="Also find what would be enough to start what waits."),
     ] = True,
 ) -> wire.Explanation:
-    """Explain the state of a job: one sentence, then why its tasks wait, stop, or run where they run. Reasons for
-    waiting carry remedies: what would be enough to start the tasks in the next cycle. Remedies are found by trials on
-    a copy of the state and take longer than the rest."""
+    """Explain the state of a job: one sentence, then why its tasks wait, stop, or run on their nodes. Reasons for
+    waiting carry remedies: what would be enough to start the tasks in the next cycle. Remedies are found by trials on a
+    copy of the state, and take longer than the rest."""
     caller, sees = caller_of(request), seen_by(request)
     control = services_of(request).control
     served = control.find(partition)
@@ -490,8 +517,39 @@ async def explain(
     return msgspec.json.decode(found, type=wire.Explanation) if found else answer
 
 
+@post("/explain", operation_id="sentences", guards=[USERS], summary="Why several jobs wait", status_code=200)
+async def sentences(
+    request: HttpRequest, data: Annotated[Any, Shaped(wire.ExplainDocument)], partition: PartitionName = ""
+) -> wire.Sentences:
+    """Return the sentence of the explanation of up to 200 jobs. Jobs that the caller may not see are left out."""
+    read = Reader(data, "", "a question")
+    named = read.texts("jobs", most=MAX_EXPLAINED)
+    read.close()
+    if not named:
+        raise Refused("jobs", "missing; name at least one job")
+    names = iter(dict.fromkeys(named))
+    caller, sees = caller_of(request), seen_by(request)
+    served = services_of(request).control.find(partition)
+    found: dict[str, str] = {}
+
+    def look(state: Partition) -> bool:
+        """Explain jobs for a while; True if there may be more jobs."""
+        until = monotonic() + LOOKING
+        for name in names:
+            job = state.jobs.get(name)
+            if job is not None and may_see(caller, job):
+                found[name] = explanation(state, job, served.writer.reasons, served.now, sees).sentence
+            if monotonic() > until:
+                return True
+        return False
+
+    while await served.read(look):
+        await asyncio.sleep(0)
+    return wire.Sentences(sentences=found)
+
+
 def deadline(seconds: float) -> Callable[[], bool]:
-    """Return a function that is True when some seconds have passed."""
+    """Return a function that is True once `seconds` have passed."""
     end = monotonic() + seconds
     return lambda: monotonic() > end
 
@@ -500,16 +558,22 @@ def deadline(seconds: float) -> Callable[[], bool]:
 
 
 async def touch(request: HttpRequest, partition: str, job_id: str, command: AnyCommand) -> wire.Done:
-    """Carry out a command about a job. Answer 404 if the caller may not change the job, as if it did not exist."""
+    """Execute a command about a job. Answer 404 if the caller may not change the job, as if it did not exist."""
     control = services_of(request).control
     try:
         accepted = await control.execute(control.find(partition), command)
     except Refused as refusal:
-        hidden = refusal.code == "forbidden" and refusal.field == "user"
-        if hidden or (refusal.code == "unknown" and refusal.field == "job"):
-            raise missing(job_id) from None
-        raise
+        raise as_missing(job_id, refusal) from None
     return wire.Done(note=accepted.note)
+
+
+def as_missing(job_id: str, refusal: Refused) -> Refused:
+    """Return a refusal of a command about a job.
+
+    If the caller may not change the job, it reads as if the job did not exist.
+    """
+    hidden = refusal.code == "forbidden" and refusal.field == "user"
+    return missing(job_id) if hidden or (refusal.code == "unknown" and refusal.field == "job") else refusal
 
 
 @post("/jobs/{job_id:str}/kill", operation_id="kill", guards=[USERS], summary="Kill a job", status_code=200)
@@ -520,21 +584,21 @@ async def kill(request: HttpRequest, job_id: JobId, partition: PartitionName = "
 
 @post("/jobs/{job_id:str}/hold", operation_id="hold", guards=[USERS], summary="Hold a job back", status_code=200)
 async def hold(request: HttpRequest, job_id: JobId, partition: PartitionName = "", key: Key = None) -> wire.Done:
-    """Hold a job back: its running tasks go on, and none of its other tasks start until it is released. It keeps its
-    place. A hold of an operator can be released only by an operator."""
+    """Hold a job: running tasks continue, and no other task of it starts until it is released. The job keeps its place.
+    A hold by an operator can be released only by an operator."""
     return await touch(request, partition, job_id, HoldJob(job=job_id, **caller_fields(request, key)))
 
 
 @post("/jobs/{job_id:str}/release", operation_id="release", guards=[USERS], summary="Release a job", status_code=200)
 async def release(request: HttpRequest, job_id: JobId, partition: PartitionName = "", key: Key = None) -> wire.Done:
-    """Release a job that is held back. Its tasks start when it is their turn, at the place they had."""
+    """Release a held job. Its tasks keep their place and start when their turn comes."""
     return await touch(request, partition, job_id, ReleaseJob(job=job_id, **caller_fields(request, key)))
 
 
 @post("/jobs/{job_id:str}/requeue", operation_id="requeue", guards=[USERS], summary="Requeue a job", status_code=200)
 async def requeue(request: HttpRequest, job_id: JobId, partition: PartitionName = "", key: Key = None) -> wire.Done:
     """Stop the running tasks of a job, with grace. They wait again at their earlier place and start under a new
-    attempt; no try is used. A job that is over cannot be requeued."""
+    attempt; no try is used. A job that has ended cannot be requeued."""
     return await touch(request, partition, job_id, Requeue(job=job_id, **caller_fields(request, key)))
 
 
@@ -578,12 +642,29 @@ async def set_priority(
 ) -> wire.Done:
     """Change the priority of a job. Owners may lower it, or raise it up to their `max_priority` in its
     queue; operators may raise it further."""
+    command = SetPriority(job=job_id, priority=read_priority(data), **caller_fields(request, key))
+    return await touch(request, partition, job_id, command)
+
+
+def read_priority(data: object) -> int:
     read = Reader(data, "", "a priority")
     priority = read.count("priority", low=MIN_PRIORITY, high=MAX_PRIORITY)
     read.close()
-    return await touch(
-        request, partition, job_id, SetPriority(job=job_id, priority=priority, **caller_fields(request, key))
-    )
+    return priority
 
 
-HANDLERS = [submit, submit_many, jobs, job, tasks, explain, kill, hold, release, requeue, scale, set_priority]
+HANDLERS = [
+    submit,
+    submit_many,
+    jobs,
+    job,
+    tasks,
+    explain,
+    sentences,
+    kill,
+    hold,
+    release,
+    requeue,
+    scale,
+    set_priority,
+]

@@ -1,6 +1,6 @@
-"""The beginning and the end of leading a partition.
+"""Starts and stops leading partitions.
 
-If a writer stops, its seat is marked as broken. The next look ends what is led through it, and begins again.
+If a writer stops, its seat is marked as broken. The reconcile loop then ends the seat and leads the stream anew.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fairlead.writer.writer import Stopped, Writer
 STOPPED = "the journal failed and the server is recovering; its log says why"
 NO_ROOM = "the server's disk is full; the server recovers when there is space"
 GIVEN = 1.0
-"""Seconds for which a server does not take back what it gave up."""
+"""Seconds for which a server does not take back a partition that it gave up."""
 UNABLE = (PolicyMissing, TooNew)
-"""Problems of this installation, which another server may not have."""
+"""Problems of this installation that another server may not have."""
 
 
 class Leading:
@@ -36,10 +36,10 @@ class Leading:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Partition → its live loop."""
         self.retry: dict[str, tuple[float, float]] = {}
-        """Stream → when to try to lead it again, and the pause before that."""
+        """Stream → when to try leading it again, and the pause before that."""
 
     def seat_for(self, stream: str) -> Seat:
-        """Return the seat of a stream that is led here, or will be. Each has its own: no cycle waits for another's."""
+        """Return the seat of a stream that this server leads or will lead. Each stream has its own seat."""
         if stream not in self._plane.seats:
             self._plane.seats[stream] = Seat(self._plane.new_thread())
         return self._plane.seats[stream]
@@ -52,7 +52,7 @@ class Leading:
         return self._plane.reader
 
     def begin(self, stream: str, work: Coroutine[Any, Any, object]) -> None:
-        """Do something with a stream in the background; one thing at a time."""
+        """Run `work` on a stream in the background, unless other work on that stream is in progress."""
         if stream in self._plane.at_work or self._plane.problem == CLOSING:
             work.close()
             return
@@ -73,7 +73,7 @@ class Leading:
         return self.retry.get(stream, (0.0, 0.0))[0] <= self._plane.steady()
 
     async def lead(self, name: str) -> None:
-        """Take a partition over, and serve it. If it left the configuration, remove it."""
+        """Take over a partition and serve it. Remove it if it is no longer in the configuration."""
         stream, configured = stream_of(name), self._plane.configured
         seat = self.seat_for(stream)
         config = dict(configured.partitions).get(name)
@@ -85,7 +85,8 @@ class Leading:
             if config is None:
                 if name in dict(restore_cluster(journal)[0].partitions):
                     raise Stopped(f"partition {name} was just added by another server")
-                # No agent is connected yet: agents of removed partitions are dismissed on connecting; see `removed`.
+                # No agent is connected yet: agents of removed partitions are dismissed when they connect; see
+                # `removed`.
                 writer.remove(clock())
                 journal.drop(stream)
                 return None
@@ -136,9 +137,9 @@ class Leading:
             self.break_seat(seat, cause)
 
     async def obey_next(self, name: str, user: str) -> Rejected | None:
-        """Let a partition follow the configuration after what is being done with it; return its refusal.
+        """Let a partition adopt the configuration, after other work on its stream; return its refusal.
 
-        If its writer stops meanwhile, there is no refusal: the next writer follows the configuration.
+        Returns None if the writer stops meanwhile: the next writer adopts the configuration.
         """
         stream, refusals = stream_of(name), list[Rejected | None]()
 
@@ -153,7 +154,7 @@ class Leading:
         return refusals[0] if refusals else None
 
     async def obey(self, name: str, user: str = "") -> Rejected | None:
-        """Let a partition that is led here follow the configuration; return its refusal. `begin` does this."""
+        """Let a partition that this server leads adopt the configuration; return its refusal. Runs within `begin`."""
         service, version = self._plane.served.get(name), self._plane.configured.version
         config = dict(self._plane.configured.partitions).get(name)
         if service is None or service.partition.config_version >= version:
@@ -169,9 +170,9 @@ class Leading:
         return None
 
     def fail(self, stream: str, seat: Seat, problem: BaseException) -> None:
-        """Handle that a stream could not be led. The next attempt follows after a pause."""
+        """Record that a stream could not be led. It is tried again after a pause."""
         if self._plane.apart and isinstance(problem, UNABLE):
-            self._plane.able = False  # the other servers lead what this one cannot
+            self._plane.able = False  # let the other servers lead
         seat.led = stream
         self.break_seat(seat, str(problem) or repr(problem), isinstance(problem, NoRoom))
 
@@ -181,7 +182,7 @@ class Leading:
             self._plane.note("the control plane works again")
 
     def break_seat(self, seat: Seat, cause: str, no_room: bool = False) -> None:
-        """Mark a seat whose journal or writer has failed. The next look ends what is led through it."""
+        """Mark a seat as broken, because its journal or writer failed. The reconcile loop ends it."""
         if not seat.cause:
             self._plane.note(f"the writer stopped: {cause}")
         seat.cause = seat.cause or cause
@@ -193,7 +194,7 @@ class Leading:
         self._plane.woken.set()
 
     async def resign(self, name: str) -> None:
-        """Give a partition up, so that another server leads it."""
+        """Give up a partition, so that another server leads it."""
         seat = self._plane.seats.get(stream_of(name))
         if seat is not None:
             self._plane.note(f"partition {name} is given to another server")
@@ -201,7 +202,7 @@ class Leading:
             await self.end(seat)
 
     async def _remove(self, name: str) -> None:
-        """End a partition that left the configuration. Its agents get the effects of its last cycle."""
+        """Remove a partition that is no longer in the configuration. Its agents get the effects of its last cycle."""
         service, stream = self._plane.served[name], stream_of(name)
         seat = self._plane.seats[stream]
 
@@ -224,11 +225,11 @@ class Leading:
     async def _leave(self, stream: str) -> None:
         """Forget a stream that was dropped."""
         self._plane.found = [other for other in self._plane.found if other != stream]
-        if (seat := self._plane.seats.get(stream)) is not None:  # else it has been ended meanwhile
+        if (seat := self._plane.seats.get(stream)) is not None:  # else it has ended meanwhile
             await self.end(seat)
 
     async def end(self, seat: Seat) -> None:
-        """End what is led through a seat, and give its lease back."""
+        """Stop leading through a seat, and release its lease."""
         if seat.ended:
             return
         seat.ended = True
@@ -248,7 +249,7 @@ class Leading:
         await service.live.close()
         await asyncio.gather(running, return_exceptions=True)
         service.close()
-        if name not in self._plane.served:  # else it is led here again, which has ended the work for the service before
+        if name not in self._plane.served:  # else this server leads it again, and has ended the earlier work already
             self._plane.engine.end(name)
             self._plane.pools.end(name)
 

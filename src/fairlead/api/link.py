@@ -1,4 +1,4 @@
-"""The manager interface inside the server, without HTTP: the same requests, for an adapter in this process."""
+"""The resource manager interface without HTTP, for an adapter that runs inside the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairlead.wire import api as wire
 
 
 class DirectLink:
-    """A partition of this server, for one resource manager. `lost` is the error for "try again later"."""
+    """Connects one resource manager to a partition of this server. It raises `lost` if a later try may succeed."""
 
     def __init__(self, control: Control, name: str, partition: str, lost: type[Exception]) -> None:
         self._control = control

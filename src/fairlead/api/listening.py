@@ -1,7 +1,7 @@
 """The listening socket, checks of the TLS files, and accepting connections.
 
-The socket is opened before slow steps of the start, so that early connections wait in its backlog. A connection is
-counted before anything is read from it, and so before its TLS handshake.
+The socket is opened before the slow steps of the start, so that early connections wait in its backlog. A connection is
+counted before anything is read from it, and thus before its TLS handshake.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FAULT_PAUSE = 0.1
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 chooses a free port."""
+    """Return a listening socket. Port 0 picks a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio disables Nagle's algorithm only if the protocol is named; with Nagle answers would take 40 ms.
+    # asyncio disables Nagle's algorithm only if the protocol is named; with it, answers would take 40 ms.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

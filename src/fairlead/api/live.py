@@ -8,15 +8,18 @@ from litestar import Request, Response, get
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from fairlead.api.context import NOT_STORED, USERS, PartitionName, caller_of, services_of, streamed
+from fairlead.api.context import NOT_STORED, USERS, PartitionName, caller_of, seen_by, services_of, streamed
+from fairlead.views.nodemap import map_tasks
 from fairlead.wire import api as wire
+
+MAX_NAMED = 300
 
 HttpRequest = Request[Any, Any, Any]
 
 
 @get("/map", operation_id="map", guards=[USERS], summary="All nodes and queues, for the web page")
 async def node_map(request: HttpRequest, partition: PartitionName = "") -> wire.NodeMap:
-    """Return all nodes of a partition in columns, with the queue tree. It is at most a second old. The answer is always
+    """Return all nodes of a partition in columns, with the queue tree, at most a second old. The answer is always
     compressed with gzip."""
     services = services_of(request)
     board = services.boards.of(services.control.find(partition))
@@ -33,10 +36,23 @@ async def live(
         str, QueryParameter(required=False, max_length=40, description="`at` of the map, or of the last change.")
     ] = "",
 ) -> Stream:
-    """Stream the changes of a map, at most one a second. After `reset` the map has to be read again."""
+    """Stream the changes of the map, at most one a second. After `reset` the map has to be read again."""
     services = services_of(request)
     board = services.boards.of(services.control.find(partition))
     return streamed(services, caller_of(request), board.lines(after))
 
 
-HANDLERS = [node_map, live]
+@get("/map/tasks", operation_id="mapTasks", guards=[USERS], summary="The tasks of some nodes")
+async def tasks_of_nodes(
+    request: HttpRequest,
+    node: Annotated[list[str], QueryParameter(min_items=1, max_items=MAX_NAMED, description="Names of nodes.")],
+    partition: PartitionName = "",
+) -> wire.MapTasks:
+    """List the live tasks of up to 300 nodes, by node and stage. The web page asks for the nodes that it shows large.
+    Tasks of jobs that the caller may not see are without names."""
+    served = services_of(request).control.find(partition)
+    sees = seen_by(request)
+    return await served.read(lambda state: map_tasks(state, node, sees, served.now))
+
+
+HANDLERS = [node_map, live, tasks_of_nodes]

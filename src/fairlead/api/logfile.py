@@ -10,11 +10,11 @@ from pathlib import Path
 from threading import Lock
 
 OLDER = 4
-"""Older files that are kept beside the current one, as `server.log.1` to `server.log.4`."""
+"""Number of older files kept beside the current one, as `server.log.1` to `server.log.4`."""
 
 
 class LogFile:
-    """A log file for all threads. A new file is started when the current one has its share of `total` bytes."""
+    """A log file that all threads may write. It is rotated so that all files together stay below `total` bytes."""
 
     def __init__(self, path: Path, total: int) -> None:
         self._path = path
@@ -28,7 +28,7 @@ class LogFile:
             self._append(b"")
 
     def write(self, text: str) -> None:
-        """Append a line. If that fails, count it as lost; the log gets the number of lost lines when it works again."""
+        """Append a line. If that fails, the line is lost; the log gets the number of lost lines when it works again."""
         data = text.encode(errors="backslashreplace")
         with self._lock:
             try:

@@ -35,11 +35,11 @@ Result = TypeVar("Result")
 HttpRequest = Request[Any, Any, Any]
 MAX_INDEX = 10_000_000
 AWAY_PAUSE = 0.5
-"""Seconds between two looks for a node that is away."""
+"""Seconds between two checks for a node that is away."""
 COPY_PART = 1 << 18
-"""Bytes that are read of a copy at a time."""
+"""Bytes to read at a time from the server's copy."""
 ASKED_AT_ONCE, NODE_TIMEOUT = 100, 5.0
-"""Nodes that are asked at a time for a log whose node is not known, and the seconds for their answers."""
+"""If the node of a log is unknown: nodes to ask at a time, and seconds to wait for their answers."""
 
 
 @get(
@@ -78,7 +78,7 @@ async def log(
 ) -> Stream:
     """Return the output of one attempt of a task as raw bytes. The stage may be left out if the job has only one.
 
-    The header `Fairlead-Attempt` has the number of the attempt. The code `gone` says that no further one will follow.
+    The header `Fairlead-Attempt` has the number of the attempt. The code `gone` says that no further attempt follows.
     """
     if attempt is not None and after is not None:
         raise Refused("after", "give the number of an attempt or the one before it, not both")
@@ -105,7 +105,7 @@ async def log(
 async def _node_with(
     services: Services, served: PartitionService, source: LogSource, number: int, index: int, user: str
 ) -> str:
-    """Return the node that has the log of an attempt. Asks the connected nodes on which tasks of its user may run."""
+    """Return the node that has the log of an attempt, by asking the connected nodes that take tasks of its user."""
 
     def look(state: Partition) -> list[str]:
         nodes = state.nodes
@@ -147,9 +147,9 @@ async def _choose(attempts: TaskAttempts, attempt: int | None, after: int | None
 async def _read(
     services: Services, partition: str, attempts: TaskAttempts, source: LogSource, log_request: LogRequest
 ) -> AsyncIterator[LogPart]:
-    """Yield the log of an attempt: from its node, or the server's copy if the node does not have it any more.
+    """Yield the log of an attempt: from its node, or from the server's copy if the node no longer has it.
 
-    With `follow`, a node that is away is waited for while the attempt runs there.
+    With `follow`, wait for a node that is away while the attempt runs there.
     """
     problem = ""
     while source.node:
@@ -176,7 +176,7 @@ async def _read(
 
 
 async def _copy(services: Services, partition: str, log_request: LogRequest) -> AsyncIterator[LogPart]:
-    """Yield the server's copy of a log; nothing if there is none."""
+    """Yield the server's copy of a log; nothing if there is no copy."""
     outputs, run = services.outputs, services.threads.run
     size = None if outputs is None else await run(outputs.size, partition, log_request)
     if outputs is None or size is None:
@@ -196,7 +196,7 @@ async def _is_copied(services: Services, partition: str, log_request: LogRequest
 
 
 async def _unless_gone(request: HttpRequest, over: asyncio.Event, work: Awaitable[Result]) -> Result:
-    """Return the result of work that may take long. Raise if the caller disconnects or its token ends before."""
+    """Return the result of slow work. Raise if the caller disconnects or its token ends first."""
     result = asyncio.ensure_future(work)
     others = [asyncio.create_task(_gone(request)), asyncio.create_task(over.wait())]
     try:
@@ -206,10 +206,10 @@ async def _unless_gone(request: HttpRequest, over: asyncio.Event, work: Awaitabl
         if over.is_set():
             raise Unserved("unauthenticated", "the token was revoked or has expired; ask with another one")
         others[0].result()
-        raise Refused("log", "the caller has disconnected", "conflict")  # the answer reaches no reader
+        raise Refused("log", "the caller has disconnected", "conflict")  # no reader gets this answer
     finally:
         for task in (result, *others):
-            task.cancel()  # this ends the parts of a log too
+            task.cancel()  # this ends the stream of log parts too
 
 
 async def _gone(request: HttpRequest) -> None:

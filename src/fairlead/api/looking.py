@@ -1,4 +1,4 @@
-"""Which partitions this server leads: it looks at other servers, the configuration and leases, again and again."""
+"""The reconcile loop: decides which partitions this server leads, from heartbeats, leases and the configuration."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fairlead.writer.cluster import Configuration, check_policies, try_configura
 
 
 class Looking:
-    """Decides what this server leads and follows."""
+    """Decides which partitions this server leads and follows."""
 
     def __init__(self, plane: Plane, leading: Leading) -> None:
         self._plane = plane
         self._leading = leading
         self._known = 0
-        """The last record of the log of configurations that was read."""
+        """The last record read from the configuration stream."""
         self._looking = asyncio.Lock()
         self._supervisor: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -36,7 +36,7 @@ class Looking:
         loop = asyncio.get_running_loop()
 
         def woken() -> None:
-            with suppress(RuntimeError):  # the loop has ended
+            with suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(self._plane.woken.set)
 
         self._plane.roster.listen(woken)
@@ -76,7 +76,7 @@ class Looking:
                 failed = min(2 * failed, LONGEST_PAUSE)
 
     async def look(self) -> None:
-        """Look at the other servers and the configuration, and begin to do what follows from them."""
+        """Run one reconcile pass: heartbeat, configuration, then start or stop leading and following."""
         async with self._looking:
             await self._end_broken()
             if self._plane.problem == CLOSING:
@@ -90,7 +90,7 @@ class Looking:
             self._follow()
 
     async def _watch_leases(self) -> None:
-        """End what is led under a lease that has ended, even while the database does not answer."""
+        """Stop leading under a lease that has ended, even while the database does not answer."""
         while True:
             await asyncio.sleep(self._plane.roster.every)
             await self._end_broken()
@@ -104,7 +104,7 @@ class Looking:
         await asyncio.gather(*(self._leading.end(seat) for seat in seats if seat.cause))
 
     async def _hear(self) -> None:
-        """Tell the other servers that this one is up, and read what they told."""
+        """Send a heartbeat; read members and leases."""
         version, able, began = self._plane.configured.version, self._plane.able, self._plane.steady()
         if self._plane.apart and self._plane.roster_seat is None:
             self._plane.roster_seat = Seat(self._plane.new_thread())
@@ -120,7 +120,7 @@ class Looking:
             del self._plane.problems[stream]  # another server leads it
 
     async def _learn(self) -> None:
-        """Lead the log of configurations, or read it."""
+        """Lead the configuration stream, or read it."""
         standing = self._plane.standing
         takes = any(member.takes for member in standing.members if member.id == standing.me)
         others = any(member.takes for member in standing.members if member.id != standing.me)
@@ -174,7 +174,7 @@ class Looking:
             self._leading.succeeded(CLUSTER_STREAM)
 
     def _spread(self) -> None:
-        """Begin to lead streams that should be led here, and to give up others."""
+        """Start leading streams assigned to this server, give up others, and let partitions adopt the configuration."""
         streams = {stream_of(name): name for name in (*self._plane.names(), *self._plane.left_over())}
         take, give = spread(self._plane.standing, list(streams))
         again = [
@@ -193,7 +193,7 @@ class Looking:
                 self._leading.begin(stream_of(name), self._leading.obey(name))
 
     def _follow(self) -> None:
-        """Begin to read what other servers have written."""
+        """Start reading the partitions that other servers lead."""
         if not self._plane.apart:
             return
         seat, leases = self._leading.reading_seat(), self._plane.standing.leases

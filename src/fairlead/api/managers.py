@@ -1,4 +1,4 @@
-"""Resource managers: outside schedulers register, send updates in batches, and follow a stream of events."""
+"""Handlers for resource managers: outside schedulers register, send batches of updates, and follow events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def managers(request: HttpRequest, partition: PartitionName = "") -> wire.
 
 @post("/managers/{manager:str}", operation_id="registerManager", guards=[OPERATORS], status_code=200)
 async def register(request: HttpRequest, manager: ManagerName, partition: PartitionName = "") -> wire.Done:
-    """Register a manager, for the first time or after a restart. The manager then replays its state."""
+    """Register a manager, for the first time or after a restart. The manager then sends its state."""
     control = services_of(request).control
     served = control.find(partition)
     accepted = await control.execute(served, RegisterManager(name=manager, **caller_fields(request)))
@@ -44,7 +44,7 @@ async def register(request: HttpRequest, manager: ManagerName, partition: Partit
 async def remove(
     request: HttpRequest, manager: ManagerName, partition: PartitionName = "", key: Key = None
 ) -> wire.Done:
-    """Remove a manager that does not come back: its jobs are killed and its nodes leave."""
+    """Remove a manager that will not return: its jobs are killed and its nodes leave."""
     control = services_of(request).control
     served = control.find(partition)
     command = RemoveManager(name=manager, **caller_fields(request, key))
@@ -90,7 +90,7 @@ async def update(
 
 @get("/managers/{manager:str}/state", operation_id="managerState", guards=[OPERATORS], summary="The state of a manager")
 async def state_of(request: HttpRequest, manager: ManagerName, partition: PartitionName = "") -> wire.ManagerState:
-    """Return the nodes, jobs and tasks of a manager as the partition knows them, for a manager that starts."""
+    """Return the nodes, jobs and tasks of a manager as the partition knows them. Managers read this when they start."""
     served = services_of(request).control.find(partition)
     return await served.state_of_manager(manager, lambda state: _known(state, manager))
 
@@ -108,7 +108,7 @@ async def waiting(
     data: Annotated[Any, Shaped(wire.WaitingJobsDocument)],
     partition: PartitionName = "",
 ) -> wire.WaitingJobs:
-    """Explain why jobs of a manager wait, many at once."""
+    """Explain why jobs of a manager wait, for many jobs at once."""
     read = Reader(data, "", "a question")
     jobs = read.names("jobs", MAX_EXPLAINED)
     read.close()
@@ -145,14 +145,14 @@ async def events(
 
 
 def _known(state: Partition, manager: str) -> Partition:
-    """Return the partition, or refuse if it has no such manager."""
+    """Return the partition. Raise `Refused` if it has no such manager."""
     if manager not in state.managers:
         raise Refused("name", f"there is no resource manager {shown(manager)}; register it first", "missing")
     return state
 
 
 def _as_missing(refusal: Refused) -> Refused:
-    """Return the refusal of an unknown manager as that of a missing path."""
+    """Return a refusal, changed so that it is answered with 404 if it says that the named manager is unknown."""
     if refusal.code == "unknown" and refusal.field == "name":
         return Refused(refusal.field, refusal.problem, "missing")
     return refusal

@@ -1,4 +1,4 @@
-"""The gate before every route: it checks size, speed and rate of requests, and finds the caller.
+"""The gate before every route: it limits the size, speed and rate of requests, and finds the caller.
 
 It is plain ASGI, so that refused requests cost little. A request that passes has `caller` in its scope.
 """
@@ -36,13 +36,13 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Limits for callers."""
 
     body: int = 8 * 2**20
-    """Bytes of a request."""
+    """Bytes of one request."""
     bodies: int = 4 * 8 * 2**20
     """Bytes of all requests of one user in progress."""
     body_seconds: float = 30.0
-    """How long a request may take to arrive."""
+    """Seconds in which a request has to arrive."""
     requests: float = 5_000.0
-    """Requests per second of one token."""
+    """Requests per second with one token."""
     burst: float = 10_000.0
     failures: float = 5.0
     """Requests per second without a valid token from one address."""
@@ -50,33 +50,33 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     streams: int = 100
     """Open streams of one token."""
     connections: int = 0
-    """Open connections of all callers; 0 for as many as the process has file descriptors for."""
+    """Open connections of all callers; 0 derives it from the process's limit on file descriptors."""
     poll_seconds: float = 60.0
-    """How long a request may wait for a job to end."""
+    """Seconds that a request may wait for a job to end."""
 
 
 class Buckets:
-    """A rate limit for each of many names: `rate` per second, with a burst on top."""
+    """Token buckets by name: each refills at `rate` per second, with a burst on top."""
 
     def __init__(self, rate: float, burst: float, names: int = 10_000) -> None:
         self._rate, self._burst, self._names = rate, burst, names
         self._levels: dict[str, tuple[float, float]] = {}
 
     def take(self, name: str, amount: float = 1.0) -> bool:
-        """Take one if it is allowed, and return True if it is. With the amount 0, only check."""
+        """Take `amount` from a bucket; True if it was allowed. With 0, only check."""
         now = monotonic()
         level, since = self._levels.get(name, (self._burst, now))
         level = min(self._burst, level + (now - since) * self._rate)
         allowed = level >= 1.0
         if amount and allowed:
             if len(self._levels) >= self._names and name not in self._levels:
-                self._levels.clear()  # too generous for a moment, but the table stays small
+                self._levels.clear()  # too generous for a moment, but it bounds the table
             self._levels[name] = (level - amount, now)
         return allowed
 
 
 REVISION_HEADER = b"fairlead-revision"
-"""The header with the last record of the partition that an answer is about."""
+"""The response header with the last record of the partition that the answer reflects."""
 
 
 class Gate:
@@ -85,7 +85,7 @@ class Gate:
     def __init__(
         self, app: App, agents: App, tokens: Tokens, sessions: Sessions, bounds: Bounds, control: Control
     ) -> None:
-        """`app` serves requests, `agents` the WebSockets of agents."""
+        """Take the inner applications: `app` serves requests, `agents` the WebSockets of agents."""
         self._control = control
         self._page = Page()
         self._sessions = sessions
@@ -95,7 +95,7 @@ class Gate:
         self._bounds = bounds
         self.connections = Connections(bounds.connections)
         self._arrived: Counter[str] = Counter()
-        """User → bytes of its requests in progress."""
+        """User → bytes of the user's requests in progress."""
         self._requests = Buckets(bounds.requests, bounds.burst)
         self._failures = Buckets(bounds.failures, bounds.failures_burst)
 
@@ -136,7 +136,7 @@ class Gate:
         else:
             token = self._sessions.find(_header(scope, b"cookie").decode("latin-1"), key) if key else None
         if token is None:
-            # Tokens cannot be guessed; the limit keeps wrong ones from costing much.
+            # Tokens cannot be guessed; the limit bounds the cost of wrong ones.
             if not self._failures.take(client[0]):
                 raise Unserved("too many", "too many requests without a valid token; wait a while", 10)
             if key and not secret:
@@ -158,7 +158,7 @@ class Gate:
 
 
 class Body:
-    """The body of a request. Receiving it fails if it is too large or too slow, or the user sends too much at once."""
+    """The body of a request. Receiving it fails if it is too large or slow, or if its user sends too much at once."""
 
     def __init__(self, scope: Scope, receive: Receive, bounds: Bounds, arrived: Counter[str]) -> None:
         self._receive = receive

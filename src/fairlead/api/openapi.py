@@ -32,7 +32,7 @@ PROBLEMS = {
 
 
 def described(handlers: Sequence[ControllerRouterHandler], version: str) -> bytes:
-    """Return the OpenAPI document of the handlers as JSON. It is built on demand, because building it takes a while."""
+    """Return the OpenAPI document of the handlers as JSON. Building it is slow, so it is built on demand."""
     from litestar.openapi.config import OpenAPIConfig
     from litestar.openapi.plugins import JsonRenderPlugin
     from litestar.openapi.spec import Components, SecurityScheme
@@ -54,7 +54,7 @@ def _document(app: Litestar) -> dict[str, Any]:
     document: dict[str, Any] = app.openapi_schema.to_schema()
     _, components = msgspec.json.schema_components(FORMS, ref_template=REFERENCE)
     schemas = document["components"]["schemas"]
-    # The framework's schemas of these types are incomplete; replace them with schemas that have all bounds.
+    # The framework's schemas of these types are incomplete; replace them with complete ones.
     for name, form in components.items():
         if name.endswith("Document"):
             _allow_null(form)

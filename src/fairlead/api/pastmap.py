@@ -1,4 +1,4 @@
-"""The past of nodes and queues for the web page. A second process replays the journal for it."""
+"""Handlers for past nodes and queues on the web page. A second process replays the journal for them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ HttpRequest = Request[Any, Any, Any]
 
 @get("/map/past", operation_id="pastMap", guards=[USERS], summary="All nodes and queues as they were")
 async def past_map(request: HttpRequest, partition: PartitionName = "", until: Moment = "") -> wire.PastMap:
-    """Return the map of nodes and queues as it was at the time `until`, replayed from the journal; without a map if
-    the journal does not reach back so far."""
+    """Return the map of nodes and queues as it was at the time `until`, replayed from the journal. The map is absent if
+    the journal does not reach back that far."""
     services = services_of(request)
     served = services.control.find(partition)
     _, at = span_of("", until)
@@ -39,8 +39,8 @@ async def past_queues(
     until: Moment = "",
     points: Annotated[int, QueryParameter(required=False, ge=2, le=500, description="The number of times.")] = 60,
 ) -> wire.PastQueues:
-    """Return the share, entitlement, use and loan of each queue at evenly spaced times, by default of the last hour,
-    replayed from the journal as far as it reaches back."""
+    """Return share, entitlement, use and loan of each queue at evenly spaced times, replayed from the journal as far as
+    it reaches back. The default is the last hour."""
     services = services_of(request)
     served = services.control.find(partition)
     first, last = span_of(since, until)

@@ -1,7 +1,7 @@
-"""The state of the control plane that its parts share: what this server leads and follows, and why not.
+"""Shared state of the control plane: the partitions that this server leads and follows, and current problems.
 
-`Control` answers requests with it, `Looking` decides what this server leads, `Leading` begins and ends that, and
-`Configuring` applies configurations. All of it runs in one asyncio loop.
+`Control` answers requests, `Looking` decides which partitions to lead, `Leading` starts and stops leading, and
+`Configuring` applies configurations. All of them run in one asyncio loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fairlead.writer.loop import WriterThread
 from fairlead.writer.observer import Observer
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds before a stopped control plane starts again: after the first failure, and at most."""
+"""Seconds before a failed control plane starts again: after the first failure, and at most."""
 LAPSED = "the lease of this server ended before it could be renewed; another server may lead now"
 CLOSING = "the server is closing"
 SILENT = "the database does not answer this server"
@@ -39,26 +39,26 @@ LOOK_AGAIN = 0.02
 
 
 class Seat:
-    """A journal object, the thread that uses it, and the stream that is led through it, or those that are read."""
+    """A journal object and its thread: for one stream that this server leads, or for all streams that it reads."""
 
     def __init__(self, thread: WriterThread) -> None:
         self.thread = thread
         self.journal: Journal | None = None
         self.led = ""
-        """The stream that is led through it."""
+        """The stream that is led through this seat."""
         self.cause = ""
-        """Why it broke."""
+        """Why the seat is broken; empty if it works."""
         self.ended = False
 
     def opened(self, open_journal: Callable[[], Journal]) -> Journal:
-        """Return the journal; open it if it is not open. This is called in the thread."""
+        """Return the journal, opened on first use. Call it in the seat's thread."""
         if self.journal is None:
             self.journal = open_journal()
         return self.journal
 
 
 class Plane:
-    """What the parts of the control plane are made with, and what they know."""
+    """Shared state of the control plane."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Plane:
         leads: Callable[[str], None] = lambda partition: None,
         roster: Roster | None = None,
     ) -> None:
-        """Take what `Control` was made with."""
+        """Take the arguments of `Control`."""
         self.on_lead = leads
         self.wall = wall or steady_wall()
         self.steady = steady
@@ -94,27 +94,27 @@ class Plane:
         self.served: dict[str, PartitionService] = {}
         self.followed: dict[str, FollowedPartition] = {}
         self.at_work: dict[str, asyncio.Task[None]] = {}
-        """Stream → what is being done to lead it, follow it or give it up."""
+        """Stream → the work in progress to lead it, follow it or give it up."""
         self.seats: dict[str, Seat] = {}
-        """Stream that is led here, or will be → its seat."""
+        """Stream that this server leads or is about to → its seat."""
         self.reader: Seat | None = None
-        """The seat through which other servers' streams are read."""
+        """The seat that reads the streams of other servers."""
         self.roster_seat: Seat | None = None
         self.configuration: Configuration | None = None
-        """The log of configurations, if this server leads it."""
+        """The configuration stream, if this server leads it."""
         self.configured: ClusterConfigured = NOTHING
         self.found: list[str] = []
-        """The streams of a journal that only this server uses, as of its opening."""
+        """The streams found when the journal was opened. Only for a journal that no other server uses."""
         self.standing = Standing("", (), {})
         self.heard = 0.0
-        """When the last look began."""
+        """When the last heartbeat was sent."""
         self.able = True
-        """False if this server cannot lead: a journal cannot be used with this installation."""
+        """False if this installation cannot lead, for example because a policy is missing or a journal is too new."""
         self.started = False
-        """True once the first look has succeeded: from then on problems are noted and not raised."""
+        """True after the first reconcile pass. From then on problems are noted, not raised."""
         self.problem = "starting"
         self.problems: dict[str, str] = {}
-        """Stream → why it is not led here, although it should be."""
+        """Stream → why this server does not lead it although it should."""
         self.woken = asyncio.Event()
 
     @property
@@ -123,7 +123,7 @@ class Plane:
         return max((service.now for service in self.served.values()), default=self.wall() // 1000)
 
     def unserved(self) -> str:
-        """Return why this server can answer nothing; empty if it can."""
+        """Return why this server cannot answer requests; empty if it can."""
         return self.problem or (SILENT if self.steady() > self.heard + self.roster.lasts else "")
 
     def need_serving(self) -> None:
@@ -157,7 +157,7 @@ class Plane:
         return Unserved("unavailable", f"{problem}; ask again in a moment", 1)
 
     def left_over(self) -> list[str]:
-        """Return partitions with records that are not in the configuration: they have to be removed."""
+        """Return partitions that have records but are not in the configuration; they have to be removed."""
         prefix, names = stream_of(""), self.names()
         streams = [stream for stream, lease in self.standing.leases.items() if lease.seq] if self.apart else self.found
         found = [stream.removeprefix(prefix) for stream in streams if stream.startswith(prefix)]

@@ -1,4 +1,4 @@
-"""Pools: their sizes, orders and orphans; pause, resume and scale them."""
+"""Handlers for pools: their sizes, orders and orphans; pause, resume and scale them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PoolName = Annotated[str, PathParameter(max_length=63)]
 
 @get("/usage", operation_id="usage", guards=[USERS], summary="Nodes in use, by pool")
 async def usage(request: HttpRequest, partition: PartitionName = "") -> wire.Usage:
-    """Return the nodes in use of each pool. Empty until the partition is ready."""
+    """Return the numbers of nodes of each pool by use. Empty until the partition is ready."""
     services = services_of(request)
     answer = await services.control.find(partition).read(usage_answer)
     services.log("usage", msgspec.to_builtins(answer))
@@ -46,7 +46,7 @@ async def usage(request: HttpRequest, partition: PartitionName = "") -> wire.Usa
 
 @get("/pools", operation_id="pools", guards=[USERS], summary="Pools, by name")
 async def pools(request: HttpRequest, partition: PartitionName = "") -> wire.Pools:
-    """List pools with their sizes, their orders and the jobs these are for, and orphaned machines."""
+    """List pools with their sizes, their orders, the jobs that the orders are for, and orphaned machines."""
     services, sees = services_of(request), seen_by(request)
     served = services.control.find(partition)
 
@@ -59,7 +59,7 @@ async def pools(request: HttpRequest, partition: PartitionName = "") -> wire.Poo
 
 @get("/pools/{pool:str}", operation_id="pool", guards=[USERS], summary="One pool")
 async def pool(request: HttpRequest, pool: PoolName, partition: PartitionName = "") -> wire.Pool:
-    """Return a pool with its size, its orders and the jobs these are for, and orphaned machines."""
+    """Return a pool with its size, its orders, the jobs that the orders are for, and orphaned machines."""
     services, sees = services_of(request), seen_by(request)
     served = services.control.find(partition)
 
@@ -94,7 +94,7 @@ async def scale_pool(
     partition: PartitionName = "",
     key: Key = None,
 ) -> wire.Done:
-    """Order nodes, or give back idle ones, until the pool has this size. Later demand changes it as usual."""
+    """Order nodes, or give back idle ones, until the pool has this size. Later demand may change the size again."""
     read = Reader(data, "", "a size")
     nodes = read.count("nodes", high=MAX_NODES)
     read.close()

@@ -33,14 +33,14 @@ STATUS = {
     "timeout": 504,
     "unwritten": 507,
 }
-"""Code of a refusal → status of the answer."""
+"""Code of a refusal → HTTP status."""
 
 
 class Unserved(Exception):
     """A request that cannot be served, for a reason other than its content."""
 
     def __init__(self, code: str, problem: str, retry_after: int | None = None, leader: str = "") -> None:
-        """`leader` is the address of the server that can serve it."""
+        """Describe the problem. `leader` is the address of the server that can serve the request."""
         super().__init__(code, problem)
         self.leader = leader
         self.code = code

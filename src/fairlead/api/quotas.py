@@ -1,7 +1,7 @@
-"""Quotas: the number of jobs, and their bytes, that each user may have queued or running in a partition.
+"""Quotas: how many jobs, and how many bytes of them, each user may have queued or running in a partition.
 
-`Quotas` is an observer of writers and counts durable jobs. Submissions without an answer yet are counted too, so that
-many requests at the same time cannot exceed the limits together.
+`Quotas` observes the writers and counts durable jobs. Submissions without an answer yet count too, so that parallel
+requests cannot exceed the limits together.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fairlead.writer.inbox import Slot
 
 
 class Queued(msgspec.Struct):
-    """Jobs of one user in one partition that are not over."""
+    """The jobs of one user in one partition that have not ended."""
 
     jobs: int = 0
     bytes: int = 0
 
 
 class Quotas:
-    """Counts jobs by user. The writer's thread adds to it; the thread of the API reads it."""
+    """Counts jobs by user. Writers' threads update it; the thread of the API reads it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -66,7 +66,7 @@ class Quotas:
     # -- for submissions -----------------------------------------------------------------------------------------
 
     def check(self, partition: str, settings: PartitionSettings, spec: JobSpec) -> int:
-        """Return the size of a job that its user may submit; raise if it would be over a quota."""
+        """Return the size of a job that its user may submit; raise if it would exceed a quota."""
         size = len(pack_spec(spec))
         with self._lock:
             queued = self._queued.get((partition, spec.user), Queued())
@@ -88,7 +88,7 @@ class Quotas:
         return size
 
     def offered(self, partition: str, user: str, size: int, slot: Slot) -> None:
-        """Count an offered job until its answer arrives. By then it is refused, or counted as durable."""
+        """Count a submitted job until its answer arrives; by then the job was refused, or is counted as durable."""
         self._change(partition, user, 1, size)
         slot.add_done_callback(lambda _: self._change(partition, user, -1, -size))
 

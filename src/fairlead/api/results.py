@@ -1,9 +1,10 @@
-"""Result files of tasks: the list, and one file at a time."""
+"""Handlers for result files of tasks: the list, and one file at a time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from tarfile import BLOCKSIZE, GNU_FORMAT, NUL, TarInfo
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -23,8 +24,10 @@ from fairlead.wire import api as wire
 
 HttpRequest = Request[Any, Any, Any]
 PART = 1 << 20
-"""Bytes that are read of a file at a time."""
+"""Bytes to read from a file at a time."""
 KIND = "application/octet-stream"
+ALL = 2**31
+"""More tasks than a job has."""
 
 Stage = Annotated[str, QueryParameter(required=False, max_length=63)]
 Index = Annotated[int | None, QueryParameter(required=False, ge=0, le=MAX_INDEX)]
@@ -45,12 +48,12 @@ async def results(
     cursor: Annotated[str, QueryParameter(required=False, max_length=20)] = "",
     limit: Limit = 100,
 ) -> wire.Results:
-    """List the result files that were collected when tasks ended, by task. The files of `waiting` tasks are on their
-    way from the nodes. A listed file may have been removed since, because of its age or the size of all files."""
+    """List the result files that were collected when tasks ended, by task. The files of `waiting` tasks have not
+    arrived from the nodes yet. A listed file may have been removed since, by its age or the total size limit."""
     services = services_of(request)
     number, _ = await find_job(request, job_id, partition)
     name = services.control.find(partition).name
-    waiting = services.expected_results(name, number)  # before the list is read, so that no task is in neither
+    waiting = services.expected_results(name, number)  # read before the list, so that no task is missing from both
     skip = number_of(cursor) or 0
     rows = await asyncio.to_thread(services.records.results, name, number, stage, index, attempt, skip, limit + 1)
     return wire.Results(
@@ -99,10 +102,78 @@ async def result_file(
     return answer
 
 
+@get(
+    "/jobs/{job_id:str}/results/archive",
+    operation_id="resultArchive",
+    guards=[USERS],
+    media_type=KIND,
+    summary="All result files of a job",
+)
+async def result_archive(
+    request: HttpRequest,
+    job_id: JobId,
+    partition: PartitionName = "",
+    stage: Stage = "",
+    index: Index = None,
+    attempt: Attempt = None,
+) -> Stream:
+    """Return the result files of a job as a tar archive, named `STAGE.INDEX.ATTEMPT/NAME`. Files that were removed are
+    left out. An archive that ends early is not complete: it has no end mark."""
+    services = services_of(request)
+    number, user = await find_job(request, job_id, partition)
+    served = services.control.find(partition).name
+    if services.outputs is None:
+        raise Unserved("unavailable", "the server has no store of result files", 60)
+    rows = await asyncio.to_thread(services.records.results, served, number, stage, index, attempt, 0, ALL)
+    parts = _archive(services.outputs, served, user, number, rows)
+    answer = streamed(services, caller_of(request), _parts(parts), KIND)
+    answer.headers["content-disposition"] = f"attachment; filename*=UTF-8''results-{quote(job_id, safe='')}.tar"
+    answer.headers["x-content-type-options"] = "nosniff"
+    return answer
+
+
+async def _parts(parts: Iterator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield the parts of an archive, put together to about `PART` bytes. Another thread reads the files."""
+
+    def together() -> bytes:
+        read: list[bytes] = []
+        size = 0
+        for part in parts:
+            read.append(part)
+            size += len(part)
+            if size >= PART:
+                break
+        return b"".join(read)
+
+    while data := await asyncio.to_thread(together):
+        yield data
+
+
+def _archive(outputs: Outputs, partition: str, user: str, number: int, rows: list[ResultRow]) -> Iterator[bytes]:
+    """Yield a tar archive of result files in parts. It ends early if a file is removed while it is read."""
+    for row in rows:
+        for name, _ in row.files:
+            size = outputs.result_size(partition, user, number, row, name)
+            if size is None:
+                continue
+            entry = TarInfo(f"{row.stage}.{row.index}.{row.attempt}/{name}")
+            entry.size = size
+            yield entry.tobuf(GNU_FORMAT, "utf-8", "surrogateescape")
+            offset = 0
+            while offset < size:
+                data = outputs.read_result(partition, user, number, row, name, offset, min(PART, size - offset))
+                if not data:
+                    return
+                yield data
+                offset += len(data)
+            yield NUL * (-size % BLOCKSIZE)
+    yield NUL * (2 * BLOCKSIZE)
+
+
 async def _data(
     outputs: Outputs, partition: str, user: str, number: int, row: ResultRow, name: str, size: int
 ) -> AsyncGenerator[bytes]:
-    """Yield a file. If it is removed meanwhile, the answer ends early, and is shorter than its length says."""
+    """Yield a file. If it is removed meanwhile, the answer ends before its announced length."""
     offset = 0
     while offset < size:
         most = min(PART, size - offset)
@@ -123,4 +194,4 @@ def _task(row: ResultRow) -> wire.TaskResults:
     )
 
 
-HANDLERS = [results, result_file]
+HANDLERS = [results, result_file, result_archive]

@@ -1,4 +1,4 @@
-"""The whole API as one application: the handlers, the answers to errors, and the gate before them."""
+"""The whole API as one application: all handlers, the answers to errors, and the gate before them."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def application(services: Services) -> Gate:
     """Return the whole API as an ASGI application."""
 
     def fault(request: Request[Any, Any, Any], error: Exception) -> Response[wire.Problem]:
-        """Answer an internal error. The details go only to the log."""
+        """Answer an internal error. Details go only to the log."""
         services.fault(error)
         problem = plain(500, "a fault of the server, which has been logged; ask its operator", "fault")
         return Response(problem, media_type=MEDIA_TYPE, status_code=500)
 
     def unwritten(request: Request[Any, Any, Any], error: FileProblem) -> Response[wire.Problem]:
-        """Answer that nothing was changed. The name of the file goes only to the log."""
+        """Answer that nothing was changed because a file could not be written. Its name goes only to the log."""
         services.fault(error)
         problem = "nothing was done: the server could not write to its disk; ask again later, or ask its operator"
         return refused(request, Unserved("unavailable", problem, 10))

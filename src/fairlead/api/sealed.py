@@ -1,4 +1,4 @@
-"""An encrypted document: a file of the data directory, or a row of a database. Its key is stored outside of both.
+"""An encrypted document in the data directory or a database. Its key is stored elsewhere.
 
 The key file has one key per line. The first key encrypts; the others only decrypt, during a rotation.
 """
@@ -19,7 +19,7 @@ CREDENTIAL = "secrets-key"
 
 
 def key_path(directory: Path, given: Path | None) -> Path:
-    """Return the path of the key: the given one, else systemd's credential, else beside the data directory."""
+    """Return the path of the key file: the given one, else systemd's credential, else beside the data directory."""
     if given is not None:
         if given.resolve().is_relative_to(directory.resolve()):
             raise FileProblem(
@@ -35,7 +35,7 @@ def key_path(directory: Path, given: Path | None) -> Path:
 
 
 class SealedFile:
-    """Reads and writes one encrypted document. If it exists without its key, it is refused and nothing is changed."""
+    """Reads and writes one encrypted document. A document without its key is refused and left unchanged."""
 
     def __init__(self, place: Path | Document, key: Path) -> None:
         self._document = document_at(place)
@@ -71,7 +71,7 @@ class SealedFile:
         return self._document.is_changed()
 
     def rotate(self, *others: SealedFile) -> None:
-        """Encrypt this document, and others with the same key, with a new key.
+        """Re-encrypt this document, and others with the same key, with a new key.
 
         After a crash at any moment, the key file still has the right key.
         """
@@ -103,7 +103,7 @@ class SealedFile:
             keys = []
         if not keys:
             raise FileProblem(f"{self._key}: this is not a key file; put the right one back")
-        # systemd's credential folder is closed to other users, and its files show an access-list mask as group rights.
+        # systemd closes its credential folder to other users, and the files' access-list mask appears as group rights.
         if mode & (stat.S_IRWXG | stat.S_IRWXO) and str(self._key.parent) != os.environ.get(CREDENTIALS):
             raise FileProblem(f"{self._key}: other users can read the key; run `chmod 600 {self._key}`")
         return keys

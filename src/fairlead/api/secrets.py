@@ -1,4 +1,4 @@
-"""Secrets: values that jobs use by name. They are stored encrypted, and sent to agents with launches."""
+"""Secrets: values that jobs refer to by name. They are stored encrypted, and sent to agents with launches."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fairlead.core.resources import SECOND, shown
 from fairlead.wire import api as wire
 
 MAX_SECRETS = 1_000
-"""Secrets of one user."""
+"""Largest number of secrets of one user."""
 VALUE_BYTES = 64 * 1024
-"""Size of one secret, in UTF-8."""
+"""Largest size of one secret, in bytes of UTF-8."""
 USER_BYTES = 2**20
-"""Size of all secrets of one user. Each change writes the file of all users."""
+"""Largest size of all secrets of one user. Each change rewrites the file of all users."""
 
 HttpRequest = Request[Any, Any, Any]
 SecretName = Annotated[str, PathParameter(max_length=63)]
@@ -42,7 +42,7 @@ class Content(msgspec.Struct, frozen=True):
     """The content of the file."""
 
     gang_seed: bytes
-    """Seed from which the keys of gangs and of sessions of the web page are derived."""
+    """Seed for the keys of gangs and of web page sessions."""
     users: dict[str, dict[str, Value]] = {}
 
 
@@ -50,11 +50,11 @@ class Secrets:
     """The secrets of all users, by user and name, in an encrypted document."""
 
     def __init__(self, place: Path | Document, key: Path, now: Seconds = time) -> None:
-        """`now` is the clock by which secrets expire."""
+        """Load the secrets. `now` is the clock by which they expire."""
         self._now = now
         self._file = SealedFile(place, key)
         self._lock = Lock()
-        """Held by each change until it is in the file."""
+        """Held by each change until it is written."""
         content = self._file.read()
         if content is None:
             self._content = Content(token_bytes(32))
@@ -122,9 +122,9 @@ class Secrets:
             self._save(user, left)
 
     def check(self, spec: JobSpec, caller: str) -> None:
-        """Refuse a job with secrets if its user does not have them, or if another user submits it.
+        """Refuse a job with secrets that its user does not have, or that another user submits.
 
-        The command of a task can print its secrets, so they are only for commands that their user submitted.
+        A task's command can print its secrets, so only commands submitted by their owner may use them.
         """
         valid: dict[str, Value] | None = None
         for at, stage in enumerate(spec.stages):

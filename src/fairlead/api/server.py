@@ -1,4 +1,4 @@
-"""The listening program: uvicorn with limits on the time, size and number of connections."""
+"""The HTTP server: uvicorn with limits on the time, size and number of connections."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from fairlead.wire.agent import MAX_FIRST_MESSAGE_BYTES, MAX_MESSAGE_BYTES
 HEAD_SECONDS = 20.0
 """Time from the first byte of a request, or the start of a connection, to the end of the request's head."""
 IDLE_SECONDS = 75.0
-"""Time from an answer to the first byte of the next request. Other bytes, such as the rest of a body, do not extend
+"""Time from an answer to the first byte of the next request. Stray bytes, such as the rest of a body, do not extend
 it."""
 STUCK_SECONDS = 30.0
-"""Time without any progress after which an unread answer is given up."""
+"""Time without progress after which an unread answer is abandoned."""
 HEAD_BYTES = 64 * 1024
 UNREAD_BYTES = 64 * 1024
 """Unread bytes, beyond the largest message, at which pings are no longer answered and the connection is dropped."""
 FAREWELL_SECONDS = 10.0
-"""Time for the other end of a closed WebSocket to read the last messages."""
+"""Time for the peer of a closed WebSocket to read the last messages."""
 CLOSING = 3
-"""Seconds that requests in progress have when the server stops."""
+"""Seconds that requests in progress have to finish when the server stops."""
 
 
 def _connections(config: uvicorn.Config) -> Connections:
@@ -44,9 +44,9 @@ def _connections(config: uvicorn.Config) -> Connections:
 
 
 def unsent(transport: asyncio.Transport) -> tuple[int, int]:
-    """Return the unsent bytes in this process, and the bytes in the kernel that the other end has not acknowledged.
+    """Return the unsent bytes in this process, and the bytes in the kernel that the peer has not acknowledged.
 
-    The kernel takes more bytes only after many have left, so the first number alone does not show a slow reader.
+    The kernel accepts bytes in large steps, so the first number alone does not show a slow reader.
     """
     try:
         queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
@@ -79,7 +79,7 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._alarm is not None:
             self._head += len(data)
-            # A body may follow in the same piece, so the head is too large only if the piece exceeds both limits.
+            # A body may follow in the same chunk, so the head is too large only if the chunk exceeds both limits.
             if self._head > HEAD_BYTES + self._room_for_body():
                 self._give_up()
                 return
@@ -119,7 +119,7 @@ class Protocol(HttpToolsProtocol):
         self._stuck = self.loop.call_later(STUCK_SECONDS, self._check_unsent, before)
 
     def _check_unsent(self, before: tuple[int, int]) -> None:
-        """Drop the connection if no byte has left. A slow reader may continue."""
+        """Drop the connection if no byte has left since the last check. A slow reader may continue."""
         now = unsent(self.transport)
         if now == before:
             self._give_up()
@@ -144,13 +144,12 @@ class Protocol(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self._stop_alarms()
-        # `close` would wait until the other end has read everything.
+        # `close` would wait until the peer has read everything.
         self.transport.abort()
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """A WebSocket, upgraded from an HTTP connection. It counts as a stranger, and its messages must be small, until the
-    application has authenticated the node."""
+    """A WebSocket. Until its node is authenticated, it counts as a stranger and its messages must be small."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -170,7 +169,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def handle_ping(self) -> None:
-        # The other end can send any number of pings without reading the answers.
+        # The peer can send any number of pings without reading the answers.
         if self.transport.get_write_buffer_size() > UNREAD_BYTES + self._largest:
             self.transport.abort()
         if not self.transport.is_closing():
@@ -188,14 +187,14 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
 
 class Server(uvicorn.Server):
-    """A server in an existing asyncio loop. It leaves signals to its caller."""
+    """A server in an existing asyncio loop. Its caller handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """Listen like uvicorn, with limits that apply from the start of a connection."""
+        """Listen as uvicorn does, with limits that apply from the start of a connection."""
         config = self.config
 
         def protocol() -> Protocol:
@@ -210,7 +209,7 @@ class Server(uvicorn.Server):
 
 def server(application: Gate, certificate: Path | None = None, key: Path | None = None) -> Server:
     """Return a server of this application, with TLS if there is a certificate."""
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # do not log bad requests of strangers
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # do not log bad requests of unauthenticated callers
     config = uvicorn.Config(
         application,
         http=Protocol,
@@ -229,5 +228,5 @@ def server(application: Gate, certificate: Path | None = None, key: Path | None 
         ssl_keyfile=key,
         ssl_version=ssl.PROTOCOL_TLS_SERVER,
     )
-    config.load()  # report a bad certificate before the server is announced as up
+    config.load()  # fail on a bad certificate before the server is announced as up
     return Server(config)

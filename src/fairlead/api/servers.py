@@ -1,4 +1,4 @@
-"""The servers of a cluster that share a database: what each leads, and draining one."""
+"""Handlers for the servers of a cluster that share a database: list, drain and enable them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ServerId = Annotated[str, PathParameter(max_length=63)]
 async def servers(request: HttpRequest) -> wire.Servers:
     """List the servers that are up and share the database, with the partitions that each leads.
 
-    A server without a database is alone and has no address here.
+    A server without a database is the only one and is listed without an address.
     """
     control = services_of(request).control
     return wire.Servers(servers=[_answer(request, member) for member in control.standing.members])
@@ -30,7 +30,7 @@ async def servers(request: HttpRequest) -> wire.Servers:
 
 @post("/servers/{server:str}/drain", operation_id="drainServer", guards=[OPERATORS], status_code=200)
 async def drain_server(request: HttpRequest, server: ServerId) -> wire.Done:
-    """Let a server lead nothing any more, so that it can be stopped. It keeps answering reads."""
+    """Drain a server: it gives up its partitions and can then be stopped. It keeps answering reads."""
     return await _drain(request, server, True)
 
 
@@ -57,7 +57,7 @@ def _answer(request: HttpRequest, member: Member) -> wire.Server:
 
 
 def _alone(request: HttpRequest, member: Member) -> list[str]:
-    """Return the partitions of a server that has no roster."""
+    """Return the partitions of a server that does not share a database."""
     return [] if member.address else services_of(request).control.led()
 
 

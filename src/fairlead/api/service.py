@@ -1,6 +1,6 @@
-"""A running partition: its live writer, its events, and requests that wait for a job to end.
+"""A partition that this server leads: its live writer, its events, and requests that wait for a job to end.
 
-`Control` makes one for each partition that this server leads. All of it runs in one asyncio loop.
+`Control` creates one service per partition. All of them run in one asyncio loop.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ REQUEST_USER: ContextVar[str] = ContextVar("REQUEST_USER", default="")
 """The user of the request that is served; empty for the server itself."""
 BUSY_PAUSE = 0.05
 COPIES = 2
-"""Processes with a copy of a partition's state that run at a time."""
+"""Processes with a copy of a partition's state that may run at a time."""
 
 
 class Revision:
-    """The revision of the answer to one request; 0 if it is about no partition."""
+    """The revision of the answer to one request; 0 if it concerns no partition."""
 
     def __init__(self) -> None:
         self.seq = 0
 
 
 REVISION: ContextVar[Revision | None] = ContextVar("REVISION", default=None)
-"""The revision of the request that is served."""
+"""The revision of the present request's answer."""
 
 
 def note_revision(seq: int) -> None:
-    """Note that the answer of the present request is as of a record, or later."""
+    """Note that the answer to the present request reflects record `seq` or a later one."""
     revision = REVISION.get()
     if revision is not None:
         revision.seq = max(revision.seq, seq)
 
 
 AfterCycle = Callable[[str, int], None]
-"""Called with a partition's name and its last record when it has grown."""
+"""Called with a partition's name and its last record after new records."""
 
 
 class PartitionService:
-    """One running partition: its writer, its events, and requests that wait for a job to end."""
+    """A partition that this server leads: its writer, its events, and requests that wait for a job to end."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class PartitionService:
         self._after_cycle = after_cycle
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._readers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """User → lock held while one of its requests reads the state or waits to read it."""
+        """User → lock held while a request of the user reads the state or waits to read it."""
         self._copies = asyncio.Semaphore(COPIES)
 
     @property
@@ -125,11 +125,11 @@ class PartitionService:
 
     @property
     def lapsed(self) -> bool:
-        """True if another server may lead by now. The clock of this machine only ends a lease early."""
+        """True if another server may have taken over. A wrong clock of this machine can only end a lease early."""
         return self.writer.journal.leads_until() < self._steady()
 
     async def still_leads(self) -> bool:
-        """True if the journal says that this writer's epoch is the newest, and its lease has not ended since."""
+        """True if the journal confirms that this writer's epoch is the newest, and its lease has not ended since."""
         journal, stream = self.writer.journal, self.writer.stream
         try:
             return self.reigns and await self.thread.alone(lambda: journal.epoch(stream)) == self.epoch and self.reigns
@@ -146,7 +146,7 @@ class PartitionService:
         return slot
 
     async def settle(self, command: AnyCommand) -> object:
-        """Carry out a command of the server itself; wait as long as the inbox is full."""
+        """Execute a command of the server itself; wait while the inbox is full."""
         while True:
             try:
                 return await self.offer(command)
@@ -156,7 +156,7 @@ class PartitionService:
     async def read(self, look: Callable[[Partition], Result]) -> Result:
         """Call `look` with the state, between two cycles. It blocks the writer, so it must be quick.
 
-        Only one request of a user waits here at a time, so that many requests of one user do not delay other users.
+        Each user has one reading request at a time, so that many requests of one user do not delay other users.
         """
         user = REQUEST_USER.get()
         if not user:
@@ -173,9 +173,9 @@ class PartitionService:
         return look(self.partition)
 
     async def on_copy(self, work: Callable[[Partition], bytes], seconds: float) -> bytes:
-        """Return the result of work on a copy of the state, in a second process; empty if it fails or takes too long.
+        """Return the result of `work` on a copy of the state, in a second process; empty if it fails or takes too long.
 
-        The writer waits only until the process has begun, and a few such processes run at a time.
+        The writer waits only for the fork. At most `COPIES` such processes run at a time.
         """
         async with self._copies:
             pid, pipe = await self.read(lambda state: fork(lambda: work(state), seconds))
@@ -192,7 +192,7 @@ class PartitionService:
                 if event.what == "state":
                     self._wake(event.job)
         self._pools.follow(self.name, self.partition)
-        if not self.partition.removed:  # the removal of a partition is in no record
+        if not self.partition.removed:  # the removal of a partition has no record
             self._after_cycle(self.name, self.writer.seq)
 
     def dispatch(self, effects: Sequence[Effect]) -> None:
@@ -207,13 +207,13 @@ class PartitionService:
                 self.manager(effect.manager).add(self.writer.seq, tuple(map(_manager_event, effect.events)))
 
     def manager(self, name: str) -> Feed:
-        """Return the feed of a resource manager. It starts with this reign, after which managers replay their state."""
+        """Return the feed of a resource manager. It starts with the reign, when managers send their state anew."""
         if name not in self.managers:
             self.managers[name] = Feed(self.writer.seq)
         return self.managers[name]
 
     async def state_of_manager(self, name: str, check: Callable[[Partition], object]) -> ManagerState:
-        """Return the state of a resource manager. Its events after that state can be followed from now on."""
+        """Return the state of a resource manager. Events after this state can then be followed."""
 
         def look(state: Partition) -> ManagerState:
             check(state)
@@ -248,7 +248,7 @@ class PartitionService:
 
 
 def offered(service: PartitionService, command: AnyCommand) -> Slot:
-    """Offer a command and return the slot of its answer. Raise `Unserved` if the inbox is full."""
+    """Put a command into the inbox and return the slot of its answer. Raise `Unserved` if the inbox is full."""
     try:
         return service.offer(command)
     except Busy as busy:

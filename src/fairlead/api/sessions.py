@@ -1,9 +1,9 @@
-"""Sessions of the web page: a token opens one, and a cookie and a key continue it.
+"""Sessions of the web page: a token opens a session, and a cookie and a key continue it.
 
-A session has two halves. The cookie is out of reach of scripts, and the browser sends it to every port of the host. The
-key is kept by the page, and only pages of this address can read it. A request needs both, so neither a page of another
-site nor another server on the same host can act for the user. Nothing is stored: the cookie names the token by its
-digest, and both halves are sealed with a key of the server. A session ends with its token.
+The cookie cannot be read by scripts, and the browser sends it to every port of the host. The key is kept by the page,
+and only pages of this origin can read it. A request needs both, so neither a page of another site nor another server on
+the same host can act for the user. Nothing is stored: the cookie names the token by its digest, and cookie and key are
+signed with a key of the server. A session ends with its token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Sessions:
     """Opens sessions and finds their tokens."""
 
     def __init__(self, tokens: Tokens, seed: Callable[[], bytes]) -> None:
-        """`seed` returns a secret that all servers of a cluster share."""
+        """Find tokens in `tokens`. `seed` returns a secret that all servers of a cluster share."""
         self._tokens = tokens
         self._seed = seed
 
@@ -37,7 +37,7 @@ class Sessions:
         return f"fairlead-{self._mac('name')[:8]}"
 
     def open(self, token: Token) -> tuple[str, str, float]:
-        """Return the value of the cookie, the key and the end of a new session."""
+        """Return the cookie's value, the key and the expiry of a new session."""
         key = secrets.token_urlsafe(32)
         expires = self._tokens.now() + LASTS
         if token.expires is not None:
@@ -46,7 +46,7 @@ class Sessions:
         return f"{until}.{token.digest}.{self._mac(until, token.digest, key)}", key, float(until)
 
     def find(self, cookies: str, key: str) -> Token | None:
-        """Return the token of a session. It expires with the session."""
+        """Return the token of a session, with the expiry of the session."""
         try:
             value = SimpleCookie(cookies).get(self.cookie)
         except CookieError:

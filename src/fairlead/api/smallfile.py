@@ -1,4 +1,4 @@
-"""Small documents that are written as a whole: files of the data directory, or rows of a database.
+"""Small documents that are always replaced as a whole: files of the data directory, or rows of a database.
 
 Files are written atomically and are readable only by their owner. Rows are shared by the servers of a cluster.
 """
@@ -22,7 +22,7 @@ Content = TypeVar("Content")
 Arguments = ParamSpec("Arguments")
 
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}")
-"""The names of temporary files."""
+"""Matches the names of temporary files."""
 
 
 class FileProblem(Exception):
@@ -30,15 +30,15 @@ class FileProblem(Exception):
 
 
 class Conflict(FileProblem):
-    """Another server has changed the document meanwhile. Nothing was written: read it and try again."""
+    """Another server has changed the document meanwhile. Nothing was written: read it again and retry."""
 
 
 TRIES = 10
-"""How often a change is tried again after a conflict."""
+"""Retries of a change that meets conflicts."""
 
 
 def again_on_conflict(change: Callable[Arguments, Content]) -> Callable[Arguments, Content]:
-    """Decorate a change that reads the present content first, so that it is tried again after a `Conflict`."""
+    """Decorate a change that reads the present content first: it is retried after a `Conflict`."""
 
     @wraps(change)
     def changed(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Content:
@@ -51,7 +51,7 @@ def again_on_conflict(change: Callable[Arguments, Content]) -> Callable[Argument
 
 
 class Document(Protocol):
-    """A small document. `name` is its place, for messages. All methods raise `FileProblem`."""
+    """A small document. `name` tells its location in messages. All methods raise `FileProblem`."""
 
     name: str
 
@@ -59,10 +59,10 @@ class Document(Protocol):
         """Return the content; None if the document does not exist."""
 
     def write(self, content: bytes) -> None:
-        """Replace the content. Raise `Conflict` if another server has changed it since it was read or written here."""
+        """Replace the content. Raise `Conflict` if another server has changed it since this one read or wrote it."""
 
     def is_changed(self) -> bool:
-        """True if another server has changed the content since it was read or written here."""
+        """True if another server has changed the content since this one read or wrote it."""
 
 
 class SmallFile:
@@ -98,7 +98,7 @@ class Rows(Protocol):
     def version(self, name: str) -> int: ...
 
     def put(self, name: str, version: int, content: bytes) -> bool:
-        """Write the content after `version`. False if the document has another version."""
+        """Replace the content of version `version`. False if the document has another version."""
 
 
 class StoredDocument:
@@ -143,7 +143,7 @@ def _problems() -> Iterator[None]:
 def write_small(path: Path, content: bytes) -> None:
     """Replace the content of a file. After a crash at any moment the file has the old or the new content.
 
-    Each write has its own temporary file, so parallel writes do not mix; the last write to finish wins.
+    Each write uses its own temporary file, so parallel writes do not mix; the last to finish wins.
     """
     try:
         _replace(path, path.with_name(f".{path.name}.{secrets.token_hex(8)}"), content)
@@ -152,7 +152,7 @@ def write_small(path: Path, content: bytes) -> None:
 
 
 def is_leftover(name: str) -> bool:
-    """True if the name is that of a temporary file, which only a crash leaves behind."""
+    """True if the name is that of a temporary file. Only a crash leaves one behind."""
     return LEFTOVER.fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""The past: what happened to a job, and all jobs as a trace. A second process reads the journal for it."""
+"""Handlers for the past: the story of a job, and all jobs as a trace. A second process reads the journal."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ import msgspec
 from litestar import Request, get
 
 from fairlead.api.attempts import FLUSH_TIMEOUT
-from fairlead.api.context import OPERATORS, USERS, PartitionName, Services, caller_of, may_see, services_of
+from fairlead.api.context import OPERATORS, USERS, PartitionName, Services, caller_of, seen_by, services_of
 from fairlead.api.future import ask
 from fairlead.api.history import Moment, find_job, span_of
 from fairlead.api.jobs import JobId
-from fairlead.core.model import Micros
+from fairlead.core.model import Job, Micros
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.history.recorder import AttemptRow
+from fairlead.views.answers import by_id
+from fairlead.views.documents import Waiting, explain_view
+from fairlead.views.narration import Narrator
 from fairlead.wire import api as wire
 from fairlead.wire import preview
 
 HttpRequest = Request[Any, Any, Any]
 MOST_ATTEMPTS = 1_000
 LEFT_OUT = ("job", "level", "number")
-"""Fields that a line of a story does not repeat."""
+"""Fields left out of the lines of a story, because they are the same in all."""
 ANOTHER = "a job of another user"
 
 
 @get("/jobs/{job_id:str}/story", operation_id="story", guards=[USERS], summary="What happened to a job")
 async def story(request: HttpRequest, job_id: JobId, partition: PartitionName = "") -> wire.Story:
-    """Tell what happened to a job, in order, with reasons: submission, holds, starts, stops and for which job, ends.
-    Of a time before the journal's last snapshots, only the submission and the attempts of its tasks are known."""
+    """Return what happened to a job, in order, with reasons: submission, holds, starts, stops and the job they were
+    for, ends, and why tasks wait now. For the time before the journal begins, only the submission and the attempts of
+    its tasks are known."""
     services, caller = services_of(request), caller_of(request)
     number, user = await find_job(request, job_id, partition)
     served = services.control.find(partition)
@@ -39,23 +43,24 @@ async def story(request: HttpRequest, job_id: JobId, partition: PartitionName = 
         partition=served.name, seq=served.writer.seq, now=served.now, job=job_id, number=number
     )
     told = await ask(services, question, preview.Story)
+    sees = seen_by(request)
 
-    def look(state: Partition) -> tuple[Micros | None, list[str]]:
+    def look(state: Partition) -> tuple[Micros | None, dict[str, str], list[wire.StoryLine]]:
         job = state.jobs.get(job_id)
-        hidden = [
-            name
-            for line in told.lines
-            for name in [str(line.fields.get("for", "")).removeprefix("job ")]
-            if name in state.jobs and not may_see(caller, state.jobs[name])
-        ]
-        return (job.submitted if job is not None and job.number == number else None), hidden
+        claimants = {_claimant(line.fields): None for line in told.lines}
+        named = {name: _named(name, state.jobs.get(name), caller.operator, sees) for name in claimants}
+        if job is None or job.number != number:
+            return None, named, []
+        views = explain_view(state, job, served.writer.reasons, served.now)
+        waits = [_wait(view.shown_to(by_id(state, sees)), served.now) for view in views]
+        return job.submitted, named, waits
 
-    submitted, hidden = await served.read(look)
-    earlier = await _earlier(services, served.name, job_id, number, user, submitted, told)
-    lines = [*earlier, *(line for line in told.lines)]
+    submitted, named, waits = await served.read(look)
+    lines = [*await _earlier(services, served.name, job_id, number, user, submitted, told), *told.lines]
+    narrator = Narrator(several=any(line.fields.get("tasks", 1) > 1 for line in lines))
     return wire.Story(
         job=job_id,
-        lines=[_line(line, lambda name: name in hidden) for line in lines],
+        lines=[*(_line(line, narrator, named) for line in lines), *waits],
         complete_since=told.since / SECOND,
     )
 
@@ -69,7 +74,7 @@ async def _earlier(
     submitted: Micros | None,
     told: preview.Story,
 ) -> list[preview.StoryLine]:
-    """Return what the history knows of a time before the journal's lines."""
+    """Return lines from the history for the time before the journal begins."""
     lines: list[preview.StoryLine] = []
     if submitted is None:
         row = await services.threads.run(services.records.job, partition, job_id)
@@ -103,34 +108,39 @@ def _of_attempt(row: AttemptRow, before: Micros) -> list[preview.StoryLine]:
     return lines
 
 
-def _line(line: preview.StoryLine, hidden: Callable[[str], bool]) -> wire.StoryLine:
+def _claimant(fields: dict[str, Any]) -> str:
+    """Return the id of the job that tasks were stopped for; empty if there is none."""
+    what, _, name = str(fields.get("for") or "").partition(" ")
+    return name if what == "job" else ""
+
+
+def _named(name: str, job: Job | None, operator: bool, sees: Callable[[Job], bool]) -> str:
+    """Return a job as the caller may know it. The owner of a job that is no longer in the state is not known here."""
+    if operator or (job is not None and sees(job)):
+        return f"job {name}"
+    return "another job" if job is None else ANOTHER
+
+
+def _line(line: preview.StoryLine, narrator: Narrator, named: dict[str, str]) -> wire.StoryLine:
     fields = {name: value for name, value in line.fields.items() if name not in LEFT_OUT}
-    if hidden(str(fields.get("for", "")).removeprefix("job ")):
-        fields["for"] = ANOTHER
-    details = ", ".join(
-        f"{name.replace('_', ' ')} {_shown(value)}" for name, value in fields.items() if _is_told(value)
-    )
+    claimant = _claimant(fields)
+    if claimant:
+        fields["for"] = named[claimant]
     return wire.StoryLine(
-        at=line.at / SECOND, event=line.event, fields=fields, text=f"{line.event}: {details}" if details else line.event
+        at=line.at / SECOND, event=line.event, fields=fields, text=narrator.sentence(line.event, fields)
     )
 
 
-def _is_told(value: object) -> bool:
-    return value is not None and value is not False and value not in ("", [])
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return " ".join(map(str, value))
-    if isinstance(value, float):
-        return f"{value:.1f}"
-    return "yes" if value is True else str(value)
+def _wait(view: Waiting, now: Micros) -> wire.StoryLine:
+    """Return the last line of a story: why tasks of the job wait now."""
+    fields = {"stage": view.stage, "kind": view.kind, "tasks": view.count, "reason": str(view.reason or "")}
+    return wire.StoryLine(at=now / SECOND, event="tasks wait", fields=fields, text=f"now: {view}")
 
 
 @get("/trace", operation_id="trace", guards=[OPERATORS], summary="The past as a trace")
 async def trace(request: HttpRequest, partition: PartitionName = "", since: Moment = "") -> wire.RecordedTrace:
-    """Return the jobs that were submitted since a time, ran and have ended, and the present nodes, as a trace for
-    `fairlead simulate`. Commands, environments and files of the jobs are not part of it."""
+    """Return a trace for `fairlead simulate`: the present nodes, and the jobs submitted since a time that ran and have
+    ended. Commands, environments and files of the jobs are left out."""
     services = services_of(request)
     served = services.control.find(partition)
     first, _ = span_of(since, "")

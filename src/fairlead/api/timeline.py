@@ -1,4 +1,4 @@
-"""The timeline: which tasks ran on which node and when, from the history and the state."""
+"""Handler for the timeline: which tasks ran on which node and when, from the history and the state."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MAX_BARS = 20_000
 async def timeline(
     request: HttpRequest, partition: PartitionName = "", since: Moment = "", until: Moment = ""
 ) -> wire.Timeline:
-    """Return the tasks that ran in a span of time, by default the last hour, with their nodes: those that run, and of
-    those that ended the newest 20,000. Users see their own tasks."""
+    """Return the tasks that ran in a period, by default the last hour, with their nodes: all running tasks, and the
+    newest 20,000 ended ones. Users see their own tasks."""
     services, caller, sees = services_of(request), caller_of(request), seen_by(request)
     served = services.control.find(partition)
     first, last = span_of(since, until)
@@ -56,10 +56,13 @@ async def timeline(
     await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
     user = "" if caller.operator else caller.user
     rows = await services.threads.run(services.records.ran, served.name, start, end, user, MAX_BARS)
+    # The history has the names of jobs that are over.
+    live = {row.job for row, name in rows if not name}
+    names = await served.read(lambda state: {job: state.jobs[job].spec.name for job in live & state.jobs.keys()})
     return wire.Timeline(
         since=start / SECOND,
         until=end / SECOND,
-        bars=[*running, *(_bar(row, name) for row, name in rows if row.node)],
+        bars=[*running, *(_bar(row, name or names.get(row.job, "")) for row, name in rows if row.node)],
         complete=len(rows) < MAX_BARS,
     )
 

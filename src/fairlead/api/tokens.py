@@ -63,11 +63,11 @@ class Tokens:
     """The tokens of one control plane, in a file that no other process writes, or in a document that servers share."""
 
     def __init__(self, place: Path | Document, now: Seconds = time) -> None:
-        """`now` is the clock by which tokens expire."""
+        """Load the tokens. `now` is the clock by which they expire."""
         self._document = document_at(place)
         self.now = now
         self._lock = Lock()
-        """Held by each change until it is in the file."""
+        """Held by each change until it is written."""
         self._unwritten: set[str] = set()
         """Revoked tokens that are still in the file."""
         self._by_digest: dict[str, Token] = {}
@@ -88,11 +88,11 @@ class Tokens:
             self._load()
 
     def find(self, secret: str) -> Token | None:
-        """Return the valid token with this secret. Secrets are long and random, so a fast digest is enough."""
+        """Return the valid token with this secret. Secrets are long and random, so a fast digest is safe."""
         return self.find_digest(_digest(secret))
 
     def find_digest(self, digest: str) -> Token | None:
-        """Return the valid token with this digest."""
+        """Return the valid token whose secret has this digest."""
         token = self._by_digest.get(digest)
         if token is None or (token.expires is not None and token.expires <= self.now()):
             return None
@@ -114,7 +114,7 @@ class Tokens:
         expires_in: float | None = None,
         id: str = "",
     ) -> tuple[str, Token]:
-        """Create a token of a user. Return its secret, which is not stored, and the token."""
+        """Create a token for a user. Return its secret, which is not stored, and the token."""
         secret, token = _new_token("fl", self.now(), expires_in, role=role, user=user, groups=groups, note=note)
         if id:
             token = msgspec.structs.replace(token, id=id)
@@ -152,7 +152,7 @@ class Tokens:
 
     @again_on_conflict
     def spend(self, secret: str, partition: str, node: str, fresh: bool) -> Token:
-        """Use a join token once for a node. `fresh` is True if no other valid key has the name of the node."""
+        """Use a join token for a node. `fresh` is True if no valid key exists for the node's name."""
         with self._lock:
             self._refresh()
             token = self.find(secret)
@@ -178,9 +178,9 @@ class Tokens:
 
     @again_on_conflict
     def revoke(self, id: str) -> None:
-        """Revoke a token. This takes effect at once; the call returns when it is durable."""
+        """Revoke a token. The token is refused immediately; the call returns when the revocation is durable."""
         with self._lock:
-            with suppress(FileProblem):  # the token is revoked here even if that cannot be written
+            with suppress(FileProblem):  # the token is revoked in this process even if that cannot be written
                 self._refresh()
             left = {digest: token for digest, token in self._by_digest.items() if token.id != id}
             if len(left) == len(self._by_digest) and id not in self._unwritten:
@@ -199,7 +199,7 @@ class Tokens:
                 ) from problem
 
     def standing(self, file: Path, id: str, role: Role, user: str, note: str) -> str:
-        """Return the secret of a token that is stored in a file; create a new token if the file has no valid one."""
+        """Return the secret stored in a file if its token is valid; otherwise create a token and store its secret."""
         if file.exists():
             secret = file.read_text().strip()
             if self.find(secret) is not None:
@@ -215,7 +215,7 @@ class Tokens:
         with self._lock:
             self._refresh()
             now = self.now()
-            # Pools create thousands of join tokens, which expire soon; drop the expired ones.
+            # Pools create thousands of short-lived join tokens; drop the expired ones.
             kept = {
                 digest: token
                 for digest, token in self._by_digest.items()

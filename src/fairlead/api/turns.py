@@ -1,6 +1,6 @@
-"""Work of requests that waits for a disk: in threads of its own, and little of one user at a time.
+"""Runs blocking work of requests in threads, with a limit per user.
 
-Many slow requests of one user delay only that user. The server's own work has other threads.
+Many slow requests of one user delay only that user. The server's own work uses other threads.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Result = TypeVar("Result")
 
 THREADS = 32
 EACH = 2
-"""Threads that one user has at a time. Operators have no limit."""
+"""Threads that one user may occupy at a time. Operators have no limit."""
 
 
 class Turns:
-    """Lets each user do a number of things at a time; further ones wait."""
+    """Limits how many requests of each user run at a time; further ones wait."""
 
     def __init__(self, each: int) -> None:
         self._each = each
         self._users: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
-        """User → what limits it, and an entry for each of its requests here."""
+        """User → the user's semaphore, and an entry for each request that runs or waits."""
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
-        """Wait for a turn of the user of this request, and keep it."""
+        """Acquire one of the user's slots."""
         user = REQUEST_USER.get()
         if not user:
             yield
@@ -48,13 +48,13 @@ class Turns:
 
 
 class Threads:
-    """Runs functions that wait for a disk."""
+    """Runs blocking functions in threads."""
 
     def __init__(self) -> None:
         self._turns = Turns(EACH)
         self._threads = ThreadPoolExecutor(THREADS, "requests")
 
     async def run(self, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        """Return the result of a function, called in a thread."""
+        """Call a function in a thread and return its result."""
         async with self._turns.take():
             return await asyncio.wrap_future(self._threads.submit(work, *args, **kwargs))

@@ -1,4 +1,4 @@
-"""The use of users, queues, partitions and jobs in a span of time."""
+"""Handler for the usage report: resources used by users, queues, partitions and jobs in a period."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def usage_report(
     user: Annotated[str, QueryParameter(required=False, max_length=63)] = "",
     partition: PartitionName = "",
 ) -> wire.UsageReport:
-    """Add up the resources of tasks, also of those that run or were preempted, and the waits of jobs, in groups and in
+    """Sum up the resources of tasks, including running and preempted ones, and the waits of jobs, by group and in
     total. Without a partition, all partitions count. Users see their own use."""
     services = services_of(request)
     caller = caller_of(request)
@@ -69,7 +69,7 @@ async def usage_report(
 
 
 def _counted(name: str) -> tuple[int, str]:
-    """Return a key that sorts the ids of jobs that are numbers as numbers: 2 before 10."""
+    """Return a sort key that orders numeric job ids as numbers: 2 before 10."""
     return (int(name) if name.isdecimal() and name.isascii() else 0, name)
 
 
@@ -84,7 +84,7 @@ def _groups(by: str) -> tuple[Group, ...]:
 
 
 def _latest(taken: list[Taken], now: int) -> int:
-    """Return the time up to which running tasks count."""
+    """Return the present time of the partitions, up to which running tasks count."""
     return max((part.now for part in taken), default=now)
 
 

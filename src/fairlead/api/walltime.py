@@ -1,8 +1,8 @@
-"""A wall clock without jumps: the server's time advances steadily, whatever happens to the clock of its machine.
+"""A wall clock without jumps: the server's time advances steadily, whatever happens to the machine's clock.
 
-A jump of years would wrongly expire jobs that are kept for a day and time limits of running tasks. The difference
-between the wall clock and the time since boot is stored in a file, so that the time does not jump at a restart of the
-server either. After a reboot the server has only the clock of the machine.
+A jump of years would wrongly expire kept jobs and the time limits of running tasks. The difference between the wall
+clock and the time since boot is stored in a file, so that restarts of the server cause no jump either. After a reboot
+the server starts from the machine's clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Seconds = Callable[[], float]
 
 
 class Anchor(msgspec.Struct, frozen=True):
-    """The stored relation of the two clocks."""
+    """The stored offset between the two clocks."""
 
     boot: str
     """The boot id for which `offset` is valid."""
@@ -35,7 +35,7 @@ def since_boot() -> int:
 
 
 def steady_wall(wall: Nanoseconds = time_ns, steady: Nanoseconds = since_boot) -> Nanoseconds:
-    """Return a clock that starts with the wall time and then advances on its own."""
+    """Return a clock that starts at the wall time and then follows the steady clock."""
     offset = wall() - steady()
     return lambda: steady() + offset
 
@@ -53,7 +53,7 @@ def kept_wall(
 ) -> Nanoseconds:
     """Return a clock like `steady_wall` that also stays steady over restarts of the server.
 
-    At a restart it follows corrections of the wall clock of up to one hour.
+    At a restart it adopts corrections of the wall clock of up to one hour.
     """
     boot = this_machine() if boot is None else boot
     offset = wall() - steady()

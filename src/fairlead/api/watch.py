@@ -1,4 +1,4 @@
-"""Watching: events of jobs, tasks and nodes as server-sent events. A reader can resume a broken stream."""
+"""Handler for watching: events of jobs, tasks and nodes as server-sent events. A reader can resume a broken stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LastEvent = Annotated[str | None, HeaderParameter(name="Last-Event-ID", required
 
 
 def start_of(feed: Feed, after: int | None, last: str | None) -> int:
-    """Return the record after which a stream starts: where the reader stopped, or the last one."""
+    """Return the record after which a stream starts: the reader's last one, or else the newest."""
     if last:
         if not (last.isascii() and last.isdigit()):
             raise Refused("Last-Event-ID", f"{shown(last)} is not the id of an event; leave it out to begin now")
@@ -32,7 +32,7 @@ def start_of(feed: Feed, after: int | None, last: str | None) -> int:
 
 
 async def lines(feed: Feed, seq: int, wanted: Callable[[Any], bool]) -> AsyncGenerator[bytes]:
-    """Yield the events after a record as lines, without end. After `reset` the reader has to read the state again."""
+    """Yield the events after a record, without end. After `reset` the reader has to read the state again."""
     yield b"retry: 1000\n\n"
     while not feed.closed:
         try:

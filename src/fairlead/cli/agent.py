@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from fairlead.cli.options import LogLevel, LogLevelOption, pairs
+from fairlead.cli.options import LogLevel, LogLevelOption, check_memory, pairs
 
 AGENT_USER = "fairlead"
 LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warning", "error")
@@ -26,62 +26,92 @@ FINAL = 78
 def agent(
     join: Annotated[
         str,
-        typer.Option(help="The server, such as https://host:7070; several of one cluster with commas.", metavar="URL"),
+        typer.Option(
+            help="Address of the server, such as https://host:7070. Several servers of one cluster are separated by "
+            "commas.",
+            metavar="URL",
+        ),
     ],
     name: Annotated[str, typer.Option(help="Name of this node. By default the machine's name.")] = "",
     partition: Annotated[str, typer.Option(help="Partition to join. By default the only one, or `default`.")] = "",
     pool: Annotated[str, typer.Option(help="The pool that this node belongs to.")] = "",
     label: Annotated[
-        list[str] | None, typer.Option(help="A label for selectors, as key=value; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Label of this node, as key=value; jobs choose nodes by it. May be repeated."),
     ] = None,
-    taint: Annotated[list[str] | None, typer.Option(help="A taint that tasks must tolerate; may be repeated.")] = None,
+    taint: Annotated[
+        list[str] | None,
+        typer.Option(help="Taint of this node: only tasks that tolerate it run here. May be repeated."),
+    ] = None,
     resource: Annotated[
         list[str] | None,
         typer.Option(
-            help="Resource that this node offers, as cpu=4 or memory=8Gi, instead of all it has; may be repeated."
+            help="Amount of a resource that tasks may use, as cpu=4 or memory=8Gi, instead of all it has; "
+            "may be repeated."
         ),
     ] = None,
     address: Annotated[
-        str, typer.Option(help="Address at which other nodes reach this one. By default as the server sees it.")
+        str,
+        typer.Option(
+            help="Address at which other nodes reach this one, for gangs. By default the one that the server sees."
+        ),
     ] = "",
-    directory: Annotated[Path | None, typer.Option(help="Directory for state and logs of tasks.")] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for the state of the agent and the logs of tasks. By default `agent` in the data directory."
+        ),
+    ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="File with a join token, for the first join. By default the variable FAIRLEAD_TOKEN."),
+        typer.Option(
+            help="File with a token of `fairlead token create --role join`, needed once. By default the variable "
+            "FAIRLEAD_TOKEN."
+        ),
     ] = None,
     for_user: Annotated[
         list[str] | None,
         typer.Option(
             "--for",
             metavar="USER",
-            help="Take only tasks of this user, and run them as the user of this agent; may be repeated. "
-            "Without root, the default is the user of this agent. As root, --user root is required too.",
+            help="Run only tasks of this user of Fairlead, as the system user of this agent; may be repeated. Without "
+            "root, the default is the user that starts the agent. As root, add --user root.",
         ),
     ] = None,
     user: Annotated[
         str,
-        typer.Option(help="As root: system user that the agent itself runs as.", show_default=AGENT_USER),
+        typer.Option(help="Started as root: system user that the agent itself runs as.", show_default=AGENT_USER),
     ] = "",
     user_map: Annotated[
         Path | None,
-        typer.Option(help="As root: file with lines user=system-user, for names that differ on this node."),
+        typer.Option(
+            help="Started as root: file with lines user=system-user, for users that have another name on this machine."
+        ),
     ] = None,
     uids: Annotated[
-        str, typer.Option(help="As root: uids that tasks may run as, such as 1000-60000. By default from login.defs.")
+        str,
+        typer.Option(
+            help="Started as root: user ids that tasks may run as, such as 1000-60000. By default from /etc/login.defs."
+        ),
     ] = "",
     ca: Annotated[
         Path | None,
-        typer.Option(help="File with certificates to trust. By default the variable FAIRLEAD_CA, else the machine's."),
+        typer.Option(
+            help="PEM file with certificates to trust. By default the variable FAIRLEAD_CA, else those of the machine."
+        ),
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Join a server on another machine without TLS.")] = False,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Allow http:// to another machine: tokens and secrets can be read on the way."),
+    ] = False,
     log_level: LogLevelOption = "info",
 ) -> None:
-    """Run tasks for a server on this machine, until interrupted.
+    """Make this machine a node: run tasks for a server, until Ctrl-C.
 
-    Tasks keep running after that, and the next agent finds them.
+    Tasks keep running after that, and the next agent finds them again.
 
     If the agent is started as root, each task runs as the user that submitted it. Otherwise all tasks run as the user
-    of the agent, and only tasks of that user, or of the users named by --for, are taken.
+    of the agent, and only tasks of that user, or of the users named by --for, run here.
     """
     import uvloop
 
@@ -111,6 +141,7 @@ def agent(
     if ca is None and os.environ.get("FAIRLEAD_CA"):
         ca = Path(os.environ["FAIRLEAD_CA"])
     labels, resources = pairs(label, "--label"), pairs(resource, "--resource")
+    check_memory(resources.get("memory", ""), "--resource")
     whole = (directory or _data() / "agent").absolute()
     _check_users(for_user or [], user, {"--user-map": user_map, "--uids": uids})
     as_users = os.geteuid() == 0 and not for_user
@@ -157,7 +188,7 @@ def agent(
 
 
 def _check_users(for_users: list[str], user: str, others: dict[str, object]) -> None:
-    """Refuse options without effect, and running tasks of other users as root without `--user root`."""
+    """Refuse options without effect, and refuse to run tasks of other users as root without `--user root`."""
     if os.geteuid() != 0:
         for option in [name for name, value in {"--user": user, **others}.items() if value]:
             raise typer.BadParameter(

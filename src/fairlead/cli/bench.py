@@ -13,15 +13,19 @@ from fairlead.cli.output import calls_server, print_json
 
 @calls_server
 def bench(
-    tasks: Annotated[int, typer.Option(help="Number of tasks, each /bin/true.", min=1)] = 1_000,
+    tasks: Annotated[int, typer.Option(help="Number of tasks of the array; each runs /bin/true.", min=1)] = 1_000,
     singles: Annotated[
-        int, typer.Option(help="Number of jobs submitted one after the other, to measure latency.", min=1)
+        int, typer.Option(help="Number of jobs to submit one after the other, to measure the answers.", min=1)
     ] = 50,
     cpu: Annotated[str, typer.Option(help="CPUs of each task.")] = "1",
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Measure tasks per second of an array, and how long the server takes to answer a submit."""
+    """Measure the speed of a running server.
+
+    It submits jobs that do nothing, and prints how many tasks of an array run per second, and how long the server
+    takes to answer a submission.
+    """
     with open_client(partition) as client:
         stage = {"command": ["/bin/true"], "resources": {"cpu": cpu}}
         waits: list[float] = []

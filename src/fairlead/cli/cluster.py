@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fairlead.cli.options import AsJson, Partition, open_client
+from fairlead.cli import completion
+from fairlead.cli.listing import Column, Columns, Watch, chosen
+from fairlead.cli.listing import show as show_list
+from fairlead.cli.options import AsJson, LiveJobName, Partition, Yes, open_client
 from fairlead.cli.output import ago, ahead, amounts, calls_server, print_json, print_list, print_table, print_text
 from fairlead.cli.serving import rotate_key
 
-node = typer.Typer(
-    name="node", help="List and show nodes; drain, disable, enable, release and remove them.", no_args_is_help=True
-)
-queue = typer.Typer(name="queue", help="List queues; stop and start them.", no_args_is_help=True)
-lane = typer.Typer(name="lane", help="List waiting work; move and cancel it.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from fairlead.wire import api as wire
+
+node = typer.Typer(name="node", help="List, show, drain, enable and remove nodes.", no_args_is_help=True)
+queue = typer.Typer(name="queue", help="List, stop and start queues.", no_args_is_help=True)
+lane = typer.Typer(name="lane", help="List waiting tasks by queue; move and cancel them.", no_args_is_help=True)
 partition_app = typer.Typer(name="partition", help="List, add, change and remove partitions.", no_args_is_help=True)
-share = typer.Typer(name="share", help="List and set shares, user patterns and rebalance.", no_args_is_help=True)
+share = typer.Typer(name="share", help="Show and set the shares of queues.", no_args_is_help=True)
 secret = typer.Typer(name="secret", help="List, set and remove secrets that jobs can use.", no_args_is_help=True)
-token = typer.Typer(name="token", help="Create, list and revoke tokens.", no_args_is_help=True)
+token = typer.Typer(name="token", help="Create, list and revoke access tokens.", no_args_is_help=True)
 
 NodeState = Literal["up", "disconnected", "draining", "disabled", "lost"]
 Role = Literal["user", "operator", "admin", "join"]
-NodeName = Annotated[str, typer.Argument(help="The name of a node.", metavar="NODE")]
-Reason = Annotated[str, typer.Option(help="Why, for people; shown by `node list`. At most 200 characters.")]
-QueuePath = Annotated[str, typer.Argument(help="The path of a queue, such as root.ml.", metavar="QUEUE")]
-StageName = Annotated[str, typer.Argument(help="The name of a stage.", metavar="STAGE")]
-JobName = Annotated[str, typer.Argument(help="The id of a job.", metavar="JOB")]
-PartitionName = Annotated[str, typer.Argument(help="The name of a partition.", metavar="PARTITION")]
+NodeName = Annotated[str, typer.Argument(help="Name of a node.", metavar="NODE", autocompletion=completion.nodes)]
+Reason = Annotated[str, typer.Option(help="The reason, which `node list` shows. At most 200 characters.")]
+QueuePath = Annotated[
+    str, typer.Argument(help="Path of a queue, such as root.ml.", metavar="QUEUE", autocompletion=completion.queues)
+]
+StageName = Annotated[str, typer.Argument(help="Name of a stage of the job.", metavar="STAGE")]
+PartitionName = Annotated[
+    str, typer.Argument(help="Name of a partition.", metavar="PARTITION", autocompletion=completion.partitions)
+]
 
 
 def _request(form: Any, method: str, path: str, document: Any = None, **parameters: Any) -> Any:
@@ -62,29 +69,47 @@ def _do(method: str, path: str, as_json: bool, default: str, document: Any = Non
 @calls_server
 def list_nodes(
     state: Annotated[NodeState | None, typer.Option(help="Only nodes in this state.")] = None,
+    columns: Columns = "",
+    watch: Watch = False,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """List nodes with their resources and use."""
+    """List nodes with their state, resources and use.
+
+    A node is `disconnected` while its agent is not connected to the server. It gets no new tasks then, and is `lost`
+    if its agent stays away.
+    """
+    shown = chosen(NODE_COLUMNS, columns, as_json)
     with open_client(partition) as client:
-        nodes = list(client.nodes(state=state))
-    print_list(
-        nodes,
-        as_json,
-        ("NODE", "STATE", "POOL", "TASKS", "USED", "HAS"),
-        lambda node: (
-            node.name,
-            ", ".join(filter(None, (node.state, node.reason, node.credential.removeprefix("valid")))),
-            node.pool,
-            node.tasks,
-            amounts(node.used) or "-",
-            amounts(node.resources),
-        ),
-    )
+        show_list(lambda: list(client.nodes(state=state)), shown, as_json, watch)
+
+
+def _state(node: wire.Node) -> str:
+    """Return the state of a node with what an operator should know about it."""
+    away = "" if node.disconnected is None else f"agent not connected for {ago(node.disconnected)}"
+    return ", ".join(filter(None, (node.state, away, node.reason, node.credential.removeprefix("valid"))))
+
+
+NODE_COLUMNS: tuple[Column[wire.Node], ...] = (
+    Column("node", lambda node: node.name),
+    Column("state", _state),
+    Column("pool", lambda node: node.pool),
+    Column("tasks", lambda node: node.tasks),
+    Column("used", lambda node: amounts(node.used) or "-"),
+    Column("has", lambda node: amounts(node.resources)),
+    Column("labels", lambda node: " ".join(f"{key}={value}" for key, value in sorted(node.labels.items())), False),
+    Column("taints", lambda node: " ".join(node.taints), False),
+    Column("users", lambda node: " ".join(node.users), False),
+    Column("gpus", lambda node: " ".join(f"{used:g}" for used in node.devices), False),
+    Column("kept", lambda node: _kept(node.held_for, node.held_for_others), False),
+    Column("manager", lambda node: node.manager, False),
+    Column("reason", lambda node: node.reason, False),
+)
+"""What `node list` can show of a node."""
 
 
 def _kept(seen: list[str], others: int) -> str:
-    """Return for which jobs a node is kept; empty if it is kept for none."""
+    """Return the jobs that a node is held for, as text; empty if there are none."""
     jobs = [f"job {job}" for job in seen]
     if others:
         jobs.append(f"{others} of other users")
@@ -94,7 +119,7 @@ def _kept(seen: list[str], others: int) -> str:
 @node.command("show")
 @calls_server
 def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Show a node: its state, resources, labels, taints and key."""
+    """Show a node: its state, resources, labels, taints and the state of its key."""
     from fairlead.wire import api as wire
 
     view: wire.Node = _request(wire.Node, "GET", f"nodes/{_part(name, 'node')}", partition=partition)
@@ -103,7 +128,7 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
         return
     print_text(f"node {view.name}: {view.state}, {view.tasks} tasks{', avoided' if view.avoided else ''}")
     for what, value in (
-        ("agent", "" if view.disconnected is None else f"disconnected for {ago(view.disconnected)}"),
+        ("agent", "" if view.disconnected is None else f"not connected for {ago(view.disconnected)}"),
         ("reason", view.reason),
         ("kept", _kept(view.held_for, view.held_for_others)),
         ("has", amounts(view.resources)),
@@ -123,14 +148,14 @@ def show_node(name: NodeName, partition: Partition = "", as_json: AsJson = False
 @node.command()
 @calls_server
 def drain(name: NodeName, reason: Reason = "", partition: Partition = "", as_json: AsJson = False) -> None:
-    """Give a node no new work. Its running tasks finish."""
+    """Let the running tasks of a node finish, and give it no new ones."""
     _do("POST", f"nodes/{_part(name, 'node')}/drain", as_json, f"{name} drains", partition=partition, reason=reason)
 
 
 @node.command()
 @calls_server
 def disable(name: NodeName, reason: Reason = "", partition: Partition = "", as_json: AsJson = False) -> None:
-    """Give a node no new work until it is enabled again."""
+    """Give a node no new tasks until `node enable`, also after its agent restarts. Running tasks go on."""
     _do(
         "POST",
         f"nodes/{_part(name, 'node')}/disable",
@@ -144,24 +169,27 @@ def disable(name: NodeName, reason: Reason = "", partition: Partition = "", as_j
 @node.command()
 @calls_server
 def enable(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Give a node work again."""
+    """Give a drained or disabled node new tasks again."""
     _do("POST", f"nodes/{_part(name, 'node')}/enable", as_json, f"{name} is up", partition=partition)
 
 
 @node.command()
 @calls_server
 def remove(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Remove a node. Tasks running there are lost at once. An agent that still runs joins again: stop it before, or
-    revoke its key."""
+    """Remove a node. Its running tasks count as lost at once.
+
+    An agent that still runs joins again: stop it first, or revoke its key with `node revoke`.
+    """
     _do("DELETE", f"nodes/{_part(name, 'node')}", as_json, f"{name} was removed", partition=partition)
 
 
 @node.command()
 @calls_server
 def revoke(name: NodeName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Revoke the key of a node: its connection ends, and its tasks are lost when its lease expires.
+    """Revoke the key of a node: its agent can no longer connect.
 
-    A token of `fairlead token create --role join --node NODE` admits the node again.
+    Its tasks count as lost when its lease expires. A token of `fairlead token create --role join --node NODE` admits
+    the node again.
     """
     _do("DELETE", f"nodes/{_part(name, 'node')}/credential", as_json, f"{name} was revoked", partition=partition)
 
@@ -178,8 +206,8 @@ def _credential(standing: str, expires: float | None) -> str:
 def list_queues(partition: Partition = "", as_json: AsJson = False) -> None:
     """List queues with their share and use.
 
-    RUNNING is the number of jobs with running tasks. WAITING is the number of asks: one or more for each stage
-    with waiting tasks.
+    RUNNING is the number of jobs with running tasks. WAITING is the number of groups of waiting tasks: one or more
+    for each stage of a job.
     """
     with open_client(partition) as client:
         queues = client.queues()
@@ -202,7 +230,7 @@ def list_queues(partition: Partition = "", as_json: AsJson = False) -> None:
 @queue.command()
 @calls_server
 def stop(path: QueuePath, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Stop a queue: it accepts and starts no jobs. Running tasks continue."""
+    """Stop a queue: it takes no new jobs and starts no tasks. Running tasks go on."""
     _do("POST", f"queues/{_part(path, 'queue')}/stop", as_json, f"{path} is stopped", partition=partition)
 
 
@@ -216,7 +244,11 @@ def start(path: QueuePath, partition: Partition = "", as_json: AsJson = False) -
 @node.command("held")
 @calls_server
 def list_holds(partition: Partition = "", as_json: AsJson = False) -> None:
-    """List nodes held for jobs that have waited too long, and nodes promised to jobs that other tasks stop for."""
+    """List nodes that are kept for a job.
+
+    A node is held for a job that has waited too long, promised to a job for which other tasks stop there, or ordered
+    for it from a pool.
+    """
     from fairlead.wire import api as wire
 
     kept: wire.Holds = _request(wire.Holds, "GET", "holds", partition=partition)
@@ -246,12 +278,12 @@ def list_holds(partition: Partition = "", as_json: AsJson = False) -> None:
 @node.command("release")
 @calls_server
 def release_hold(
-    job: JobName,
+    job: LiveJobName,
     stage: Annotated[str, typer.Argument(help="Name of a stage. By default all stages.", metavar="STAGE")] = "",
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Release the nodes held for a job, so that other work can use them."""
+    """Release the nodes that are held for a job, so that other jobs can use them."""
     document = {"job": job} | ({"stage": stage} if stage else {})
     _do("POST", "holds/release", as_json, f"the hold of {job} is released", document, partition=partition)
 
@@ -259,7 +291,10 @@ def release_hold(
 @lane.command("list")
 @calls_server
 def list_lanes(partition: Partition = "", as_json: AsJson = False) -> None:
-    """List lanes by queue and shape, with their waiting asks."""
+    """List waiting tasks by lane: tasks of one queue that need the same.
+
+    ASKS is the number of groups of waiting tasks, HEAD the job and stage that is next, WAITS how long it has waited.
+    """
     from fairlead.wire import api as wire
 
     answer: wire.Lanes = _request(wire.Lanes, "GET", "lanes", partition=partition, first=1)
@@ -284,7 +319,7 @@ def list_lanes(partition: Partition = "", as_json: AsJson = False) -> None:
 
 @lane.command()
 @calls_server
-def front(job: JobName, stage: StageName = "main", partition: Partition = "", as_json: AsJson = False) -> None:
+def front(job: LiveJobName, stage: StageName = "main", partition: Partition = "", as_json: AsJson = False) -> None:
     """Move the waiting tasks of a stage to the front of their lane."""
     document = {"job": job, "stage": stage}
     _do("POST", "lanes/front", as_json, f"{job} {stage} is at the front", document, partition=partition)
@@ -292,24 +327,26 @@ def front(job: JobName, stage: StageName = "main", partition: Partition = "", as
 
 @lane.command()
 @calls_server
-def cancel(job: JobName, stage: StageName = "main", partition: Partition = "", as_json: AsJson = False) -> None:
-    """Cancel the waiting tasks of a stage."""
+def cancel(job: LiveJobName, stage: StageName = "main", partition: Partition = "", as_json: AsJson = False) -> None:
+    """Cancel the waiting tasks of a stage. Its running tasks go on."""
     document = {"job": job, "stage": stage}
-    _do("POST", "lanes/cancel", as_json, f"{job} {stage} waits no longer", document, partition=partition)
+    _do("POST", "lanes/cancel", as_json, f"cancelled the waiting tasks of {job} {stage}", document, partition=partition)
 
 
 @lane.command()
 @calls_server
 def reset(
     path: QueuePath,
-    job: JobName,
-    give_up: Annotated[bool, typer.Option("--cancel", help="Cancel the head instead.")] = False,
+    job: LiveJobName,
+    give_up: Annotated[
+        bool, typer.Option("--cancel", help="Cancel the waiting tasks instead of moving them to the end.")
+    ] = False,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Move the head of a stuck lane to the tail, if it belongs to this job."""
+    """Move this job to the end if it blocks its lane."""
     document = {"queue": path, "job": job, "cancel": give_up}
-    _do("POST", "lanes/reset", as_json, f"{job} is at the tail", document, partition=partition)
+    _do("POST", "lanes/reset", as_json, f"{job} is at the end of its lane", document, partition=partition)
 
 
 # -- partitions, readiness ---------------------------------------------------------------------------------------
@@ -318,7 +355,7 @@ def reset(
 @partition_app.command("list")
 @calls_server
 def list_partitions(as_json: AsJson = False) -> None:
-    """List partitions with their readiness, nodes and jobs."""
+    """List partitions: whether they place tasks yet, and the number of their nodes and jobs."""
     from fairlead.wire import api as wire
 
     partitions: list[wire.Partition] = _request(wire.Partitions, "GET", "partitions").partitions
@@ -342,11 +379,12 @@ def list_partitions(as_json: AsJson = False) -> None:
 def set_partition(
     name: PartitionName,
     file: Annotated[
-        Path | None, typer.Argument(help="File with its settings, as under partitions.NAME of a configuration.")
+        Path | None,
+        typer.Argument(help="YAML file with its settings, as below `partitions: NAME:` in a configuration."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add a partition, or replace its settings."""
+    """Add a partition, or replace the settings of one."""
     from fairlead.cli.config import document_of, show_differences
     from fairlead.wire import api as wire
 
@@ -360,7 +398,7 @@ def set_partition(
 @calls_server
 def remove_partition(
     name: PartitionName,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove a partition: kill its jobs and remove its nodes at once."""
@@ -373,8 +411,11 @@ def remove_partition(
 
 
 @calls_server
-def ready(name: Annotated[str, typer.Argument(metavar="PARTITION")] = "default", as_json: AsJson = False) -> None:
-    """Mark a partition ready: place tasks now, without waiting for nodes and managers to report after a start."""
+def ready(name: PartitionName = "default", as_json: AsJson = False) -> None:
+    """Place tasks at once after a start of the server.
+
+    Without this, a partition waits up to `ready_after` for the nodes and resource managers that it knows.
+    """
     _do("POST", f"partitions/{_part(name, 'partition')}/ready", as_json, f"{name} is ready")
 
 
@@ -384,7 +425,10 @@ def ready(name: Annotated[str, typer.Argument(metavar="PARTITION")] = "default",
 @share.command("list")
 @calls_server
 def list_shares(partition: Partition = "", as_json: AsJson = False) -> None:
-    """Show the shares of queues, the patterns that lead users to queues, and when loans are taken back."""
+    """Show the shares of queues and their use.
+
+    Also shown are the patterns that choose the queue of a user, and when a queue gets back what others have borrowed.
+    """
     from fairlead.wire import api as wire
 
     shares = _request(wire.Shares, "GET", "shares", partition=partition)
@@ -411,22 +455,28 @@ def list_shares(partition: Partition = "", as_json: AsJson = False) -> None:
             print_text(f"{queue.path}: {user.user} uses {user.use_percent:.1f}%, past {user.past_percent:.1f}%")
     for rule in shares.requestors:
         print_text(f"users that match {rule.match!r} go to {rule.queue}")
-    if shares.rebalance_threshold:
-        typer.echo(f"rebalance when {shares.rebalance_threshold}% apart for {shares.rebalance_after:g} s")
+    if shares.rebalance_threshold != 0 and shares.rebalance_after:
+        apart = "" if shares.rebalance_threshold is None else f" while queues are {shares.rebalance_threshold}% apart"
+        typer.echo(f"loans are stopped when their owner has waited for {shares.rebalance_after:g} s{apart}")
 
 
 @share.command("set")
 @calls_server
 def set_shares(
     path: QueuePath,
-    share: Annotated[int, typer.Argument(help="Share, relative to those of its siblings.", metavar="SHARE", min=0)],
+    share: Annotated[
+        int,
+        typer.Argument(
+            help="Share, relative to those of the other queues below the same parent.", metavar="SHARE", min=0
+        ),
+    ],
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Set the share of a queue, and show the entitlements of its siblings.
+    """Set the share of a queue.
 
-    Siblings divide their parent by their shares: 150 beside 50 is three quarters. A queue without a share is entitled
-    to nothing beside siblings that have one.
+    Queues below the same parent divide its capacity by their shares: 150 beside 50 is three quarters. A queue without
+    a share is entitled to nothing beside queues that have one. The shares of all of them are shown afterwards.
     """
     _set_shares({"shares": {path: share}}, partition, as_json)
     if not as_json:
@@ -434,7 +484,7 @@ def set_shares(
 
 
 def _show_siblings(path: str, partition: str) -> None:
-    """Print the entitlements of a queue and its siblings, and warn of siblings without a share."""
+    """Print the entitlements of a queue and its siblings, and warn about siblings without a share."""
     parent = path.rpartition(".")[0]
     with open_client(partition) as client:
         level = [queue for queue in client.queues() if queue.path.rpartition(".")[0] == parent]
@@ -456,12 +506,15 @@ def _show_siblings(path: str, partition: str) -> None:
 def set_patterns(
     patterns: Annotated[
         list[str] | None,
-        typer.Argument(help="PATTERN=QUEUE; the first match of a user counts.", metavar="PATTERN…"),
+        typer.Argument(
+            help="Pattern of user names and their queue, such as 'ci-*=root.ci'; the first match counts.",
+            metavar="PATTERN=QUEUE…",
+        ),
     ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Set the patterns that lead users to queues. The new list replaces the old one."""
+    """Set the patterns that choose the queue of a user. The new list replaces the old one."""
     requestors = []
     for pattern in patterns or ():
         match, equals, path = pattern.rpartition("=")
@@ -475,13 +528,19 @@ def set_patterns(
 @calls_server
 def rebalance(
     threshold: Annotated[
-        int | None, typer.Option(help="Spread between queues above which loans are taken back, in percent; 0 is never.")
+        int | None,
+        typer.Option(
+            help="Distance in percent between the queue furthest above its share and the one furthest below. Above it, "
+            "tasks on borrowed capacity are stopped; 0 is never."
+        ),
     ] = None,
-    after: Annotated[str | None, typer.Option(help="How long the spread must last before that, such as 4min.")] = None,
+    after: Annotated[
+        str | None, typer.Option(help="How long that distance must last before tasks are stopped, such as 4min.")
+    ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Set when loans are taken back."""
+    """Set when queues get back capacity that other queues have borrowed."""
     options = {"rebalance_threshold": threshold, "rebalance_after": after}
     _set_shares({key: value for key, value in options.items() if value is not None}, partition, as_json)
 
@@ -495,7 +554,7 @@ def _set_shares(document: dict[str, Any], partition: str, as_json: bool) -> None
 
 # -- secrets -----------------------------------------------------------------------------------------------------
 
-SecretName = Annotated[str, typer.Argument(help="The name of a secret.", metavar="SECRET")]
+SecretName = Annotated[str, typer.Argument(help="Name of a secret.", metavar="SECRET")]
 
 
 @secret.command("list")
@@ -515,7 +574,7 @@ def list_secrets(as_json: AsJson = False) -> None:
 @secret.command("set")
 @calls_server
 def set_secret(name: SecretName, as_json: AsJson = False) -> None:
-    """Set a secret to the text on standard input, or to text typed at a prompt: at most 64 KiB."""
+    """Store a secret: the text on standard input, or typed at a prompt. At most 64 KiB."""
     import sys
 
     value = typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
@@ -538,24 +597,45 @@ secret.command("rotate-key")(rotate_key)
 @token.command("create")
 @calls_server
 def create_token(
-    role: Annotated[Role, typer.Option(help="What the token may do; join is for a machine that becomes a node.")],
-    user: Annotated[str | None, typer.Option(help="User that the token identifies.")] = None,
+    role: Annotated[
+        Role,
+        typer.Option(
+            help="What the token allows: to use jobs of one user (user), to operate the cluster (operator), to "
+            "change everything (admin), or to add a machine as a node (join)."
+        ),
+    ],
+    user: Annotated[str | None, typer.Option(help="Name of the user that the token is for.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="A group of the user; may be repeated.")] = None,
-    node_name: Annotated[str | None, typer.Option("--node", help="With join: the only node it admits.")] = None,
-    pool: Annotated[str | None, typer.Option(help="With join: the only pool it admits nodes to.")] = None,
-    partition: Annotated[str | None, typer.Option(help="With join: the only partition it admits nodes to.")] = None,
+    node_name: Annotated[
+        str | None, typer.Option("--node", help="With --role join: the only node that may join with it.")
+    ] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            help="With --role join: nodes that join with it belong to this pool.", autocompletion=completion.pools
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help="With --role join: nodes that join with it belong to this partition.",
+            autocompletion=completion.partitions,
+        ),
+    ] = None,
     for_user: Annotated[
         list[str] | None,
-        typer.Option("--for", help="With join: the node may only take tasks of this user; may be repeated."),
+        typer.Option("--for", help="With --role join: the node runs only tasks of this user; may be repeated."),
     ] = None,
-    uses: Annotated[int | None, typer.Option(help="With join: number of machines it admits, 1 by default.")] = None,
-    note: Annotated[str, typer.Option(help="Note shown in the list of tokens.")] = "",
+    uses: Annotated[
+        int | None, typer.Option(help="With --role join: number of machines that may join with it.", show_default="1")
+    ] = None,
+    note: Annotated[str, typer.Option(help="Note that `token list` shows.")] = "",
     expires_in: Annotated[
-        str | None, typer.Option(help="Lifetime, such as 30d. By default unlimited; with join, 1h.")
+        str | None, typer.Option(help="Lifetime, such as 30d. By default unlimited; with --role join, 1h.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a token and print its secret. The secret cannot be shown again."""
+    """Create a token and print it. It cannot be shown again."""
     from fairlead.wire import api as wire
 
     options = {
@@ -580,7 +660,7 @@ def create_token(
 
 
 def _separation(user: str) -> list[str]:
-    """Return a description of the nodes where tasks of the user are, or are not, separated from those of other users.
+    """Return warnings on nodes that refuse the tasks of the user, or do not separate them from those of other users.
 
     Empty if there is no other user or no node.
     """
@@ -618,7 +698,7 @@ def _names(nodes: list[Any]) -> str:
 @token.command("list")
 @calls_server
 def list_tokens(as_json: AsJson = False) -> None:
-    """List tokens, without their secrets."""
+    """List tokens: whom they are for and when they expire. The tokens themselves are not shown."""
     from fairlead.wire import api as wire
 
     tokens = _request(wire.Tokens, "GET", "tokens").tokens
@@ -657,10 +737,10 @@ def _admits(token: Any) -> str:
 @calls_server
 def revoke_token(
     name: Annotated[str, typer.Argument(help="Id of a token, as shown by `token list`.", metavar="TOKEN")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a token: requests with it are refused, and streams opened with it end.
+    """Revoke a token: it can no longer be used.
 
     Commands on the server's machine use the token `owner`, so revoking it needs a confirmation.
     """

@@ -14,20 +14,20 @@ from fairlead.cli.output import calls_server, fail, need_file, print_json, print
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
-app = typer.Typer(name="config", help="Check, get and apply configurations.", no_args_is_help=True)
+app = typer.Typer(name="config", help="Check, compare and apply the configuration.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Argument(help="The file, such as fairlead.yaml.")]
+File = Annotated[Path, typer.Argument(help="Configuration file, such as fairlead.yaml.")]
 
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="The file, such as fairlead.yaml.")],
+    file: File,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all defaults filled in.")] = False,
 ) -> None:
-    """Read a configuration file and show how it is understood.
+    """Check a configuration file without a server.
 
-    Shows the settings that differ from their defaults. Nothing is changed.
-    Exit code: 0 if the file is in order, 1 if it is not, 2 if there is no such file.
+    The settings that differ from their defaults are printed as they are understood. Exit code: 0 if the file is in
+    order, 1 if it is not, 2 if there is no such file.
     """
     need_file(file)
     import yaml
@@ -60,9 +60,9 @@ app.add_typer(imports)
 def yunikorn(
     file: Annotated[Path, typer.Argument(help="queues.yaml of YuniKorn, or its ConfigMap.")],
 ) -> None:
-    """Convert the queues of YuniKorn and print the configuration.
+    """Convert the queues of YuniKorn and print a configuration for Fairlead.
 
-    What cannot be carried over is listed as a warning that names the field.
+    Each field that has no counterpart is named in a warning.
     """
     import yaml
 
@@ -85,7 +85,7 @@ def get(
     defaults: Annotated[bool, typer.Option("--defaults", help="Also show settings that have their default.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the configuration of the server, as it would be written in a file."""
+    """Print the configuration of the server, as a file for `config apply`."""
     import yaml
 
     from fairlead.client.calls import API, Call
@@ -103,14 +103,17 @@ def get(
 @app.command()
 @calls_server
 def diff(file: File, as_json: AsJson = False) -> None:
-    """Show how a file differs from the configuration of the server. Nothing is changed."""
+    """Show what `config apply` would change. Nothing is changed."""
     _send("POST", "config/validate", file, as_json)
 
 
 @app.command()
 @calls_server
 def apply(file: File, as_json: AsJson = False) -> None:
-    """Apply a file to the server, all of it or nothing, and show what changed."""
+    """Replace the configuration of the server by a file, and show what changed.
+
+    If a part of the file is refused, nothing is changed.
+    """
     _send("PUT", "config", file, as_json)
 
 
@@ -124,7 +127,7 @@ def _send(method: str, path: str, file: Path, as_json: bool) -> None:
 
 
 def document_of(file: Path) -> dict[str, Any]:
-    """Return the document in a file. Exit with an error if there is none."""
+    """Return the document in a file. Exit with an error if it cannot be read or is not a mapping."""
     from fairlead.cli.documents import Unreadable, read_document
 
     need_file(file)

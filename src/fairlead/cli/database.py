@@ -13,30 +13,33 @@ from fairlead.cli.journal import Bar
 from fairlead.cli.output import fail
 from fairlead.cli.past import moment
 
-app = typer.Typer(name="db", help="Copy the data of a server.", no_args_is_help=True)
+app = typer.Typer(name="db", help="Copy the data of a server to another place.", no_args_is_help=True)
 
 PLACE = "a data directory, or a database such as postgresql://host/fairlead"
 
 
 @app.callback()
 def root() -> None:
-    """Copy the data of a server."""
+    """Copy the data of a server to another place."""
 
 
 @app.command()
 def copy(
-    source: Annotated[str, typer.Argument(help=f"The original: {PLACE}.", metavar="FROM")],
-    target: Annotated[str, typer.Argument(help=f"The copy, which must be empty: {PLACE}.", metavar="TO")],
+    source: Annotated[str, typer.Argument(help=f"Where the data are: {PLACE}.", metavar="FROM")],
+    target: Annotated[str, typer.Argument(help=f"Where the copy goes, an empty place: {PLACE}.", metavar="TO")],
     secrets_key: Annotated[
         Path | None,
-        typer.Option(help="File with the key of the secrets, of both. By default beside the data directory."),
+        typer.Option(
+            help="File with the key that encrypts secrets, for both places. By default beside the data directory."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Copy journal, history, tokens, secrets and keys into an empty place, and compare the copy with the original.
+    """Copy all data of a server into an empty place, and compare the copy.
 
-    All servers of both places must be stopped. The original is not changed. Copies of logs of pool nodes are not
-    copied: they are files in the folder of --outputs. If a copy fails, remove it and begin anew.
+    This is how a server moves from files to a database, or back. Journal, history, tokens, secrets and keys are copied.
+    Output is not: it stays in the place of --outputs. All servers of both places must be stopped. If a copy fails,
+    remove it and begin anew.
     """
     from fairlead.backup import Failed, copy_data
 
@@ -58,21 +61,21 @@ def copy(
 
 
 SecretsKey = Annotated[
-    Path | None, typer.Option(help="File with the key of the secrets. By default beside the data directory.")
+    Path | None, typer.Option(help="File with the key that encrypts secrets. By default beside the data directory.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def backup(
-    source: Annotated[str, typer.Argument(help=f"The server's data: {PLACE}.", metavar="FROM")],
-    target: Annotated[Path, typer.Argument(help="The backup: a folder that does not exist yet.", metavar="FOLDER")],
+    source: Annotated[str, typer.Argument(help=f"Where the data of the server are: {PLACE}.", metavar="FROM")],
+    target: Annotated[Path, typer.Argument(help="Folder for the backup, which does not exist yet.", metavar="FOLDER")],
     secrets_key: SecretsKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy all data of a server into a new folder. The server may run meanwhile.
+    """Back up all data of a server into a new folder, while it runs.
 
-    The backup has journal, history, tokens, secrets and keys. Secrets and the server's key are encrypted: keep the key
-    file of the secrets too, in another place. Copies of logs and result files are in the folder of --outputs.
+    The backup has journal, history, tokens, secrets and keys. Secrets and the server's key are encrypted in it: keep
+    the file of --secrets-key too, in another place. Output is not in it: it stays in the place of --outputs.
     """
     from fairlead.backup import Failed, back_up, shown_time
 
@@ -95,26 +98,32 @@ def backup(
 
 
 def restore(
-    source: Annotated[Path, typer.Argument(help="The folder of the backup.", metavar="FOLDER")],
-    target: Annotated[str, typer.Argument(help=f"The place of the data: {PLACE}.", metavar="TO")],
+    source: Annotated[Path, typer.Argument(help="Folder of a backup.", metavar="FOLDER")],
+    target: Annotated[str, typer.Argument(help=f"Where the data go: {PLACE}.", metavar="TO")],
     time: Annotated[
         str,
         typer.Option(help="Restore the state at this time, such as 2026-11-30T12:00, or an age such as 2h."),
     ] = "",
-    revision: Annotated[int, typer.Option(help="Restore the state after this record of --partition.", min=0)] = 0,
-    partition: Annotated[str, typer.Option(help="The partition of --revision.")] = "default",
+    revision: Annotated[
+        int,
+        typer.Option(
+            help="Restore the state after this record of the journal of --partition.", metavar="NUMBER", min=0
+        ),
+    ] = 0,
+    partition: Annotated[str, typer.Option(help="Partition that --revision counts in.")] = "default",
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace data that are there. They are kept under another name.")
+        bool, typer.Option("--replace", help="Replace data that are there already. They are kept under another name.")
     ] = False,
     secrets_key: SecretsKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Restore a backup, by default its latest state, into a data directory or a database.
+    """Restore a backup into a data directory or a database.
 
-    All servers of that place must be stopped. Agents follow the restored servers and keep their tasks. Tasks that the
-    restored state does not know go on; their nodes are drained and reported.
+    By default the latest state of the backup is restored. All servers of the place must be stopped. Agents join the
+    restored servers and keep their tasks. Tasks that the restored state does not know go on; their nodes are drained
+    and reported.
     """
-    from fairlead.backup import Failed, Point, restore_backup, shown_time
+    from fairlead.backup import Failed, Point, keeps_token, restore_backup, shown_time
 
     if time and revision:
         raise typer.BadParameter("name a time or a revision, not both", param_hint="--revision")
@@ -128,11 +137,19 @@ def restore(
             spans, kept = restore_backup(source, target, secrets_key, point, replace, copied.__setitem__, bar.show)
     except Failed as problem:
         fail(str(problem), as_json and {"ok": False, "problem": str(problem)})
+    same_token = keeps_token(target)
     if as_json:
         partitions = {name: span._asdict() for name, span in spans.items()}
-        typer.echo(json.dumps({"ok": True, "copied": copied, "partitions": partitions, "replaced": kept}))
+        answer = {"ok": True, "copied": copied, "partitions": partitions, "replaced": kept, "token_kept": same_token}
+        typer.echo(json.dumps(answer))
         return
     for name, span in spans.items():
         typer.echo(f"partition {name}: restored to revision {span.last}, {shown_time(span.last_time)}")
     if kept:
         typer.echo(f"the data from before are kept in {kept}")
+    if not same_token:
+        where = "its data directory" if "://" in target else target
+        typer.echo(
+            f"the administrator's token changes: the next start of the server writes a new one to the file token in "
+            f"{where}; other tokens are those of the backup"
+        )

@@ -14,7 +14,7 @@ Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Unreadable(Exception):
-    """A file that cannot be read as a document: the problem, and its line if known."""
+    """Raised if a file is not a valid document: the problem, and its line if known."""
 
     def __init__(self, problem: str, line: int | None = None) -> None:
         super().__init__(problem, line)

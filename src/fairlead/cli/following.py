@@ -1,4 +1,4 @@
-"""The output of tasks on the terminal: one attempt, or from attempt to attempt until the task ends."""
+"""Shows the output of tasks on the terminal: one attempt, or one attempt after another until the task ends."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import threading
 import time
 from codecs import getincrementaldecoder
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 from fairlead.cli.output import is_unreachable, print_json, print_text
+from fairlead.cli.statusline import StatusLine, following
 
 if TYPE_CHECKING:
     from fairlead.client import Client
@@ -29,7 +31,7 @@ Show = Callable[[int, bytes], None]
 
 
 def until_started(client: Client, job: str) -> wire.Job:
-    """Wait until a task of the job runs or the job is over. Print why it waits if that takes long."""
+    """Wait until a task of the job runs or the job has ended. Print why it waits if that takes long."""
     pause = 0.01
     due = time.monotonic() + LOG_TIMEOUT
     while True:
@@ -50,25 +52,26 @@ def follow_job(client: Client, job: str) -> None:
     tasks = [(stage.name, index) for stage in view.stages for index in range(stage.count)]
     if len(tasks) > FOLLOWED:
         typer.echo(f"fairlead: only the first {FOLLOWED} of {len(tasks)} tasks are shown", err=True)
-    prefixed = len(tasks) > 1
+    status = StatusLine() if len(tasks) > 1 else None
     threads = [
-        threading.Thread(target=_follow_task, args=(client, job, stage, index, prefixed), daemon=True)
+        threading.Thread(target=_follow_task, args=(client, job, stage, index, status), daemon=True)
         for stage, index in tasks[:FOLLOWED]
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.1)  # short waits, so that Ctrl-C gets through
+    with nullcontext() if status is None else following(client, job, status):
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)  # short waits, so that Ctrl-C gets through
 
 
-def _follow_task(client: Client, job: str, stage: str, index: int, prefixed: bool) -> None:
+def _follow_task(client: Client, job: str, stage: str, index: int, status: StatusLine | None) -> None:
     from fairlead.client import Problem
 
     try:
-        TaskOutput(client, job, stage, index, ("out", "err"), prefixed).follow(after=0)
+        TaskOutput(client, job, stage, index, ("out", "err"), status).follow(after=0)
     except Problem:
-        return  # the command then waits for the end of the job, and prints what is wrong with the server
+        return  # the command then waits for the job, and prints what is wrong with the server
 
 
 class TaskOutput:
@@ -81,16 +84,18 @@ class TaskOutput:
         stage: str,
         index: int,
         streams: tuple[str, ...],
-        prefixed: bool = False,
+        status: StatusLine | None = None,
         show: Show | None = None,
     ) -> None:
-        """With `prefixed`, each line begins with the name of the task. `show` prints instead of that, if given."""
+        """With `status`, the line below the output of several tasks, each line of output begins with the name of its
+        task. `show` prints instead of that, if given."""
         self._client = client
         self._job = job
         self._stage = stage
         self._index = index
         self._streams = streams
-        self._prefix = f"{stage}[{index}] ".encode() if prefixed else b""
+        self._prefix = b"" if status is None else f"{stage}[{index}] ".encode()
+        self._status = status
         self._show = show
         self._name = f"{stage}[{index}]" if stage else str(index)
         self._lock = threading.Lock()
@@ -100,7 +105,7 @@ class TaskOutput:
     def follow(self, after: int | None = None, offset: int = 0) -> None:
         """Show the attempts of the task, with a line between them, until the task ends.
 
-        They are those above the number `after`; by default the last one and those that follow.
+        Starts with the first attempt above `after`, or by default with the last one.
         """
         from fairlead.client import Problem
 
@@ -128,11 +133,11 @@ class TaskOutput:
     def show(
         self, stream: str, follow: bool, attempt: int | None = None, after: int | None = None, offset: int = 0
     ) -> None:
-        """Show one attempt. Go on after a stream that broke off, such as by a restart of the server."""
+        """Show one attempt. Resume a stream that broke off, for example by a restart of the server."""
         from fairlead.client import Problem
 
         printer = self._show or _Lines(
-            sys.stdout if stream in ("out", *self._streams[:1]) else sys.stderr, self._prefix
+            sys.stdout if stream in ("out", *self._streams[:1]) else sys.stderr, self._prefix, self._status
         )
         begun: list[int] = []
         pause = FIRST_PAUSE
@@ -165,26 +170,29 @@ class TaskOutput:
         with self._lock:
             before, self._attempt = self._attempt, attempt
         if before not in (None, attempt) and self._show is None:
-            print_text(f"fairlead: attempt {attempt} of task {self._name}", err=True)
+            with nullcontext() if self._status is None else self._status.hidden():
+                print_text(f"fairlead: attempt {attempt} of task {self._name}", err=True)
 
 
 class _Lines:
     """Prints output as it is; with a prefix, line by line."""
 
-    def __init__(self, target: TextIO, prefix: bytes) -> None:
+    def __init__(self, target: TextIO, prefix: bytes, status: StatusLine | None) -> None:
         self._target = target.buffer
         self._prefix = prefix
+        self._status = status
         self._unfinished = b""
 
     def __call__(self, attempt: int, part: bytes) -> None:
         if self._prefix:
             *lines, self._unfinished = (self._unfinished + part).split(b"\n")
             part = b"".join(self._prefix + line + b"\n" for line in lines)
-        self._target.write(part)
-        self._target.flush()
+        with nullcontext() if self._status is None else self._status.hidden():
+            self._target.write(part)
+            self._target.flush()
 
     def end(self) -> None:
-        """Print a last line that has no end."""
+        """Print an unfinished last line."""
         if self._unfinished:
             self(0, b"\n")
 

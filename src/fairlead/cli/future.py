@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairlead.cli import completion
 from fairlead.cli.options import AsJson, JobName, Partition, open_client, pairs, seconds_of
 from fairlead.cli.output import calls_server, fail, lasted, need_file, print_json, print_table, print_text
 from fairlead.cli.past import Since, moment
@@ -16,20 +17,23 @@ if TYPE_CHECKING:
     from fairlead.wire.api import WhatIf
 
 POLICIES = ("fcfs", "easy", "shortest", "conservative", "learned")
+UNKNOWN = "not known"
 SHOWN = 20
 """Jobs that `whatif` lists; --json prints all."""
 
 
 @calls_server
 def eta(
-    jobs: Annotated[list[str], typer.Argument(help="The ids of jobs.", metavar="JOB...")],
+    jobs: Annotated[
+        list[str], typer.Argument(help="Ids of jobs.", metavar="JOB…", autocompletion=completion.live_jobs)
+    ],
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show when waiting jobs start: about when, and an interval of 90 %.
+    """Predict when waiting jobs start.
 
-    A second process of the server runs a copy of the cluster forward several times, with run times and new jobs as in
-    the past.
+    The answer is a likely time, and a span of time in which the job starts in 9 of 10 cases. The server lets a copy of
+    the cluster run ahead several times, with run times and new jobs as in the past.
     """
     with open_client(partition) as client:
         etas = client.eta(*jobs)
@@ -42,7 +46,7 @@ def eta(
 
 @calls_server
 def story(job: JobName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Tell what happened to a job, in order, and why."""
+    """Tell what happened to a job, when and why."""
     from datetime import datetime
 
     with open_client(partition) as client:
@@ -56,13 +60,14 @@ def story(job: JobName, partition: Partition = "", as_json: AsJson = False) -> N
 
 @calls_server
 def export_trace(
-    file: Annotated[Path, typer.Argument(help="The file to write; its name ends in .yaml.", metavar="FILE.yaml")],
+    file: Annotated[Path, typer.Argument(help="File to write; its name ends in .yaml.", metavar="FILE.yaml")],
     since: Since = "",
     partition: Partition = "",
 ) -> None:
-    """Write the jobs of the past as a trace for `fairlead simulate`. Only operators may do this.
+    """Write recorded jobs to a file for `fairlead simulate`.
 
-    The trace has the jobs that ran and have ended, with their run times, and the nodes as they are now.
+    The file has the jobs that ran and have ended, with their run times, and the nodes as they are now. Only operators
+    may do this.
     """
     if file.suffix not in (".yaml", ".yml"):
         raise typer.BadParameter("the name of a trace ends in .yaml", param_hint="FILE.yaml")
@@ -89,26 +94,40 @@ def export_trace(
 @calls_server
 def whatif(
     add_nodes: Annotated[
-        list[str] | None, typer.Option(help="More nodes like those of a pool, or like a node.", metavar="NAME:N")
+        list[str] | None,
+        typer.Option(
+            help="Suppose N more nodes like those of a pool, or like a node; may be repeated.", metavar="POOL|NODE:N"
+        ),
     ] = None,
-    remove_node: Annotated[list[str] | None, typer.Option(help="Without this node.", metavar="NODE")] = None,
-    share: Annotated[list[str] | None, typer.Option(help="Another share of a queue.", metavar="QUEUE=N")] = None,
-    priority: Annotated[list[str] | None, typer.Option(help="Another priority of a job.", metavar="JOB=N")] = None,
+    remove_node: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Suppose that this node is gone; may be repeated.", metavar="NODE", autocompletion=completion.nodes
+        ),
+    ] = None,
+    share: Annotated[
+        list[str] | None, typer.Option(help="Suppose this share for the queue; may be repeated.", metavar="QUEUE=N")
+    ] = None,
+    priority: Annotated[
+        list[str] | None, typer.Option(help="Suppose this priority for the job; may be repeated.", metavar="JOB=N")
+    ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(help=f"{', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE")
+        list[str] | None,
+        typer.Option(help=f"Suppose this policy: {', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE"),
     ] = None,
     replay: Annotated[
         list[str] | None,
         typer.Option(
-            help="Run the jobs of this time again, such as 7d, instead of those that wait now.", metavar="TEXT"
+            help="Run the jobs of the last days or hours again, such as 7d, instead of those that wait now.",
+            metavar="AGE",
         ),
     ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show what a change would bring: which jobs would start earlier or later. Nothing is changed.
+    """Predict which jobs would start earlier or later if nodes, shares, priorities or the policy changed.
 
-    Only operators may do this.
+    Nothing is changed. Only operators may do this.
     """
     time = _once(replay, "--replay")
     if time is not None and not seconds_of(time):
@@ -129,18 +148,22 @@ def whatif(
     if as_json:
         print_json(found)
         return
-    print_text(_moves(found))
+    print_text(_moves(found, time is not None))
     never_before = found.never + sum(job.never_before for job in found.jobs) == found.compared
     never_after = found.never + found.no_longer == found.compared
     rows = [
-        ("mean wait", _wait(found.mean_wait_before, never_before), _wait(found.mean_wait_after, never_after)),
-        ("utilisation", _percent(found.utilisation_before), _percent(found.utilisation_after)),
+        (
+            "mean wait for the start",
+            _wait(found.mean_wait_before, never_before),
+            _wait(found.mean_wait_after, never_after),
+        ),
+        ("use of the GPUs or CPUs", _percent(found.utilisation_before), _percent(found.utilisation_after)),
     ]
-    print_table(("", "NOW", "THEN"), rows)
+    print_table(("", "NOW", "WITH CHANGE"), [row for row in rows if row[1:] != (UNKNOWN, UNKNOWN)])
     if found.jobs:
         moved = sorted(found.jobs, key=lambda job: -abs((job.wait_after or 0) - (job.wait_before or 0)))
         print_table(
-            ("JOB", "NAME", "USER", "QUEUE", "WAIT", "THEN"),
+            ("JOB", "NAME", "USER", "QUEUE", "WAITS", "WITH CHANGE"),
             [
                 (
                     job.job,
@@ -170,7 +193,7 @@ def _numbers(values: list[str] | None, option: str, form: str, separator: str = 
 
 
 def _once(values: list[str] | None, option: str) -> str | None:
-    """Return the value of an option that may be given once; None if it is not given."""
+    """Return the value of an option that may be given once; None if it is absent."""
     if values and len(values) > 1:
         raise typer.BadParameter(f"given {len(values)} times; drop all but one", param_hint=option)
     return values[0] if values else None
@@ -197,23 +220,27 @@ def _policy(policy: str | None) -> str | dict[str, Any] | None:
     return document
 
 
-def _moves(found: WhatIf) -> str:
-    """Return in words how many jobs would start when."""
-    text = f"of {found.compared} jobs {found.earlier} would start earlier, {found.later} later, "
-    others = [
-        (found.no_longer, "no longer start"),
-        (found.never, "start in neither case"),
-        (found.unknown, "start at a time that cannot be told"),
+def _moves(found: WhatIf, replayed: bool) -> str:
+    """Return how many jobs start earlier, later or not at all, as text."""
+    if not found.compared:
+        return "no job of that time has ended" if replayed else "no job waits, so none would start earlier or later"
+    parts = [
+        (found.earlier, "would start earlier"),
+        (found.later, "would start later"),
+        (found.same, "would start at the same time"),
+        (found.no_longer, "would no longer start"),
+        (found.never, "would start neither now nor with the change"),
+        (found.unknown, "would start at a time that cannot be predicted"),
     ]
-    parts = [f"{found.same} at the same time", *(f"{number} would {what}" for number, what in others if number)]
-    return text + "; ".join(parts)
+    jobs = ("1 job" if found.compared == 1 else f"{found.compared} jobs") + ("" if replayed else " waiting now")
+    return f"of {jobs}: " + ", ".join(f"{number} {what}" for number, what in parts if number)
 
 
 def _wait(seconds: float | None, never: bool) -> str:
     if seconds is None:
-        return "no start" if never else "cannot be told"
-    return lasted(max(0.0, seconds))
+        return "no start" if never else UNKNOWN
+    return "0s" if seconds < 1 else lasted(seconds)
 
 
 def _percent(part: float | None) -> str:
-    return "unknown" if part is None else f"{100 * part:.1f} %"
+    return UNKNOWN if part is None else f"{100 * part:.0f} %"

@@ -1,4 +1,4 @@
-"""Interrupts of a command that waits for its own job: Ctrl-C, SIGTERM and SIGHUP."""
+"""Handles interrupts of a command that waits for its own job: Ctrl-C, SIGTERM and SIGHUP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Interrupt:
         self._raising = False
 
     def raises(self) -> None:
-        """Raise for signals from now on, and now if one came before: the job has an id by which it can be killed."""
+        """Raise on signals from now on, and at once if one has arrived: now the job has an id and can be killed."""
         self._raising = True
         if self._heard:
             raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,8 +13,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fairlead.cli import completion
 from fairlead.cli.interrupts import interrupts
-from fairlead.cli.options import AsJson, JobName, Partition, open_client, pairs, seconds_of
+from fairlead.cli.listing import Column, Columns, Watch, chosen
+from fairlead.cli.listing import show as show_list
+from fairlead.cli.options import (
+    AsJson,
+    JobName,
+    LiveJobName,
+    Partition,
+    QueueFilter,
+    Yes,
+    check_duration,
+    check_memory,
+    open_client,
+    pairs,
+    seconds_of,
+)
 from fairlead.cli.output import (
     TIME_OVER,
     ago,
@@ -28,7 +44,6 @@ from fairlead.cli.output import (
     print_table,
     print_text,
     problem_document,
-    progress,
     say_cut,
     state_of,
 )
@@ -44,46 +59,105 @@ Command = Annotated[
     list[str] | None,
     typer.Argument(help="The program and its arguments. Options of Fairlead come before it.", metavar="COMMAND…"),
 ]
-Name = Annotated[str | None, typer.Option(help="Name of the job.")]
-Queue = Annotated[str | None, typer.Option("--queue", "-q", help="Queue of the job.")]
+Name = Annotated[str | None, typer.Option(help="Name of the job. By default the name of the program.")]
+Queue = Annotated[
+    str | None,
+    typer.Option(
+        "--queue",
+        "-q",
+        help="Queue of the job, such as root.ml. By default the one that the configuration gives to its user.",
+        autocompletion=completion.queues,
+    ),
+]
 ArraySize = Annotated[
-    int | None, typer.Option("--array", help="Array size: N equal tasks that start one by one.", metavar="N", min=1)
+    int | None,
+    typer.Option(
+        "--array",
+        help="Run N equal tasks, each as soon as there is capacity. FAIRLEAD_INDEX is the number of the task, from 0.",
+        metavar="N",
+        min=1,
+    ),
 ]
 GangSize = Annotated[
-    int | None, typer.Option("--gang", help="Gang size: start all N tasks or none.", metavar="N", min=1)
+    int | None, typer.Option("--gang", help="Run N tasks that start together, or not at all.", metavar="N", min=1)
 ]
 Cpu = Annotated[str | None, typer.Option(help="CPUs of each task, such as 2 or 500m.", show_default="1")]
-Memory = Annotated[str | None, typer.Option(help="Memory of each task, such as 512Mi.")]
+Memory = Annotated[str | None, typer.Option(help="Memory of each task, such as 512Mi or 8Gi.")]
 Gpu = Annotated[str | None, typer.Option(help="GPUs of each task: 2, or a fraction of one, such as 0.5.")]
-Resource = Annotated[list[str] | None, typer.Option(help="Another resource, as name=amount; may be repeated.")]
+Resource = Annotated[
+    list[str] | None, typer.Option(help="Another resource of each task, as name=amount; may be repeated.")
+]
 Priority = Annotated[
     int | None,
     typer.Option(
-        help="Jobs with a higher priority start first in their queue; your max_priority there is the most you may give."
+        help="Jobs with a higher number start first, in queues with the order `priority`. The most that you may give "
+        "is your max_priority in the queue, 0 unless an administrator has set it."
     ),
 ]
-After = Annotated[list[str] | None, typer.Option(help="Id of a job that must succeed first; may be repeated.")]
+After = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Id of a job that must succeed before this one starts; may be repeated.",
+        autocompletion=completion.live_jobs,
+    ),
+]
 Env = Annotated[
     list[str] | None, typer.Option("--env", "-e", help="Environment variable, as NAME=value; may be repeated.")
 ]
 Secret = Annotated[
-    list[str] | None, typer.Option(help="Secret to pass in a variable, as VARIABLE=name; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        help="Pass a secret in an environment variable, as VARIABLE=secret; may be repeated. `fairlead secret set` "
+        "stores secrets."
+    ),
 ]
 Label = Annotated[
-    list[str] | None, typer.Option("--label", "-l", help="Label of the job, as key=value; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--label",
+        "-l",
+        help="Label of the job, as key=value; may be repeated.",
+        autocompletion=completion.job_labels,
+    ),
 ]
 Selector = Annotated[
-    list[str] | None, typer.Option(help="Run only on nodes with this label, as key=value; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        help="Run only on nodes with this label, as key=value; may be repeated.",
+        autocompletion=completion.node_labels,
+    ),
 ]
-Pool = Annotated[str | None, typer.Option(help="Run only on nodes of this pool.")]
+Pool = Annotated[str | None, typer.Option(help="Run only on nodes of this pool.", autocompletion=completion.pools)]
 Toleration = Annotated[
-    list[str] | None, typer.Option(help="Taint that the tasks tolerate, as written on the node; may be repeated.")
+    list[str] | None,
+    typer.Option(help="Run also on nodes with this taint, written as `fairlead node show` does; may be repeated."),
 ]
 Estimate = Annotated[
-    str | None, typer.Option(help="Expected run time of a task, such as 30min; waiting jobs are planned with it.")
+    str | None,
+    typer.Option(
+        help="Expected run time of a task, such as 30min. A job with an estimate may start earlier, in a gap; "
+        "it is no limit."
+    ),
 ]
-TimeLimit = Annotated[str | None, typer.Option(help="Longest run time of a task, such as 2h or 02:00:00.")]
-Tries = Annotated[int | None, typer.Option(help="Number of times a task may be tried.", min=1)]
+TimeLimit = Annotated[str | None, typer.Option(help="Stop a task that runs longer than this, such as 2h or 02:00:00.")]
+Tries = Annotated[
+    int | None, typer.Option(help="Run a task up to this many times, until it succeeds.", min=1, show_default="1")
+]
+Policy = Literal["replace", "restart", "fail"]
+OnFailure = Annotated[
+    Policy | None,
+    typer.Option(
+        help="When a task fails and has tries left: replace it, restart its gang as one try, or fail the job.",
+        show_default="restart for a gang, else replace",
+    ),
+]
+OnLoss = Annotated[
+    Policy | None,
+    typer.Option(
+        help="When a task is lost with its node: replace it, restart its gang, or fail the job. This uses no try.",
+        show_default="restart for a gang, else replace",
+    ),
+]
 Directory = Annotated[
     str | None, typer.Option(help="Working directory. By default this one, if the server is on this machine.")
 ]
@@ -92,8 +166,8 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="File for standard output, and for standard error without --error, instead of a log. "
-        "%j is the job, %s the stage, %a the index, %r the attempt.",
+        help="Write standard output, and standard error unless --error is given, to this file on the node instead of a "
+        "log. %j is the number of the job, %s the stage, %a the index of the task, %r the attempt.",
         metavar="PATTERN",
     ),
 ]
@@ -101,22 +175,37 @@ ResultPattern = Annotated[
     list[str] | None,
     typer.Option(
         "--result",
-        help="Files to collect when a task ends by itself, such as 'out/*.csv' or 'model/**', below the working "
-        "directory; may be repeated. %a is the index, and so on as for --output.",
+        help="Collect these files when a task ends by itself, such as 'out/*.csv' or 'model/**' below its working "
+        "directory; may be repeated. %a is the index of the task, and so on as for --output. `fairlead results` "
+        "fetches them.",
         metavar="PATTERN",
     ),
 ]
-Error = Annotated[str | None, typer.Option("--error", help="File for standard error.", metavar="PATTERN")]
-Shell = Annotated[bool, typer.Option("--shell", help="Run the command with /bin/sh -c.")]
+Error = Annotated[
+    str | None,
+    typer.Option("--error", help="Write standard error to this file; named like --output.", metavar="PATTERN"),
+]
+Shell = Annotated[
+    bool, typer.Option("--shell", help="Run the words of COMMAND as one line of the shell, with /bin/sh -c.")
+]
 Engine = Annotated[
     Literal["agents", "kubernetes"],
     typer.Option(
-        help="Run tasks on nodes with agents, or as pods: then the job becomes a Job of a Kubernetes cluster."
+        help="agents: run tasks on the nodes of Fairlead. kubernetes: create a Job of a Kubernetes cluster, whose pods "
+        "Fairlead schedules."
     ),
 ]
-Image = Annotated[str | None, typer.Option(help="Image of the pods.")]
-Namespace = Annotated[str | None, typer.Option(help="Namespace of the pods. By default that of the context.")]
-Kubeconfig = Annotated[str | None, typer.Option(help="File with the cluster of the pods. By default KUBECONFIG.")]
+Image = Annotated[str | None, typer.Option(help="With --engine kubernetes: container image of the pods.")]
+Namespace = Annotated[
+    str | None,
+    typer.Option(help="With --engine kubernetes: namespace of the pods. By default that of the current context."),
+]
+Kubeconfig = Annotated[
+    str | None,
+    typer.Option(
+        help="With --engine kubernetes: kubeconfig file. By default the variable KUBECONFIG, or ~/.kube/config."
+    ),
+]
 File = Annotated[
     Path | None, typer.Option("--file", "-f", help="File with a job in YAML or JSON; - for standard input.")
 ]
@@ -145,18 +234,27 @@ def submit(
     estimate: Estimate = None,
     time_limit: TimeLimit = None,
     tries: Tries = None,
+    on_failure: OnFailure = None,
+    on_loss: OnLoss = None,
     directory: Directory = None,
     output: Output = None,
     error: Error = None,
     result: ResultPattern = None,
     shell: Shell = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the job and exit with its status.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the end of the job and exit with its status. Ctrl-C kills the job.")
+    ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Show the output of the job and exit with its status.")
+        bool,
+        typer.Option(
+            "--follow", help="Show the output of the job until its end and exit with its status. Ctrl-C kills the job."
+        ),
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show whether and where the job would start now, or why not; submit nothing."),
+        typer.Option(
+            "--dry-run", help="Submit nothing. Show whether and where the job would start now, or why it would wait."
+        ),
     ] = False,
     engine: Engine = "agents",
     image: Image = None,
@@ -165,9 +263,13 @@ def submit(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Submit a job: a command with options, or a file.
+    """Submit a job and print its id.
+
+    The job is a command with options, or a file:
 
     fairlead submit --array 100 --cpu 2 ./simulate --fast
+
+    fairlead submit -f train.yaml
     """
     options = {key: value for key, value in locals().items() if key in DOCUMENT_OPTIONS}
     if engine == "kubernetes":
@@ -212,6 +314,8 @@ def run(
     estimate: Estimate = None,
     time_limit: TimeLimit = None,
     tries: Tries = None,
+    on_failure: OnFailure = None,
+    on_loss: OnLoss = None,
     directory: Directory = None,
     output: Output = None,
     error: Error = None,
@@ -220,10 +324,11 @@ def run(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run a command on the cluster, show its output, and exit with its exit code.
+    """Run a command on the cluster and show its output.
 
-    Ctrl-C kills the job, and so do SIGTERM and SIGHUP to this command. The command reads no standard input; input in a
-    file or a pipe is refused.
+    The exit code is that of the command. Ctrl-C kills the job, and so do SIGTERM and SIGHUP to `fairlead run`; a
+    second Ctrl-C leaves at once, without waiting until the job has stopped. The command reads no standard input: input
+    from a file or a pipe is refused.
     """
     from fairlead.cli.stdin import REMEDY, has_input
 
@@ -233,13 +338,13 @@ def run(
     try:
         _submit(None, options, partition, False, True, as_json, or_file="")
     finally:
-        if has_input():  # it came later
+        if has_input():  # input that arrived later
             typer.echo(f"fairlead: warning: standard input was ignored: {REMEDY}", err=True)
 
 
 DOCUMENT_OPTIONS = frozenset(
     "command name queue array gang cpu memory gpu resource priority after env secret label selector toleration pool "
-    "estimate time_limit tries directory output error result shell".split()
+    "estimate time_limit tries on_failure on_loss directory output error result shell".split()
 )
 
 
@@ -253,6 +358,7 @@ def _submit(
     or_file: str = ", or --file",
 ) -> None:
     from fairlead.cli.following import follow_job
+    from fairlead.cli.statusline import wait_for
     from fairlead.client import calls
 
     with open_client(partition) as client:
@@ -275,7 +381,7 @@ def _submit(
                 interrupt.raises()
                 if follow:
                     follow_job(client, job)
-                view = client.wait(job)
+                view = client.wait(job) if as_json else wait_for(client, job)
             except KeyboardInterrupt:
                 _kill_own(client, job)
                 raise typer.Exit(128 + interrupt.signal) from None
@@ -285,7 +391,7 @@ def _submit(
 
 
 def _dry_run(file: Path | None, options: dict[str, Any], partition: str, as_json: bool) -> None:
-    """Show what would become of a job. Exit code 1 if it can never run as the cluster is now."""
+    """Show what would happen to a job. Exit with 1 if it can never run as the cluster is now."""
     with open_client(partition) as client:
         document = _from_file(file, options) if file is not None else _from_options(client, options, ", or --file")
         tried = client.dry_run(document=document, eta=as_json)
@@ -297,7 +403,7 @@ def _dry_run(file: Path | None, options: dict[str, Any], partition: str, as_json
                 tasks = "task" if placed.tasks == 1 else "tasks"
                 print_text(f"{placed.stage}: {placed.tasks} {tasks} on {placed.node}")
             _print_waiting(tried.waiting)
-            if not tried.starts and not tried.never:  # this takes longer
+            if not tried.starts and not tried.never:  # the prediction takes longer
                 foretold = client.dry_run(document=document, eta=True).eta
                 print_text(foretold.text if foretold is not None else "it would start now")
     if tried.never:
@@ -305,13 +411,13 @@ def _dry_run(file: Path | None, options: dict[str, Any], partition: str, as_json
 
 
 def _warn(submitted: wire.Submitted) -> None:
-    """Say that a job can never run as the cluster is now."""
+    """Print the warning that a job can never run as the cluster is now."""
     if submitted.warning:
         print_text(f"fairlead: warning: job {submitted.job}: {submitted.warning}", err=True)
 
 
 def _kill_own(client: Client, job: str) -> None:
-    """Kill a job and wait for the end of its last process. Another interrupt ends the wait."""
+    """Kill a job and wait until its last process has ended. Another interrupt ends the wait."""
     client.kill(job)
     with suppress(OSError):  # the terminal may be gone
         typer.echo(f"fairlead: killing job {job}; interrupt again to leave it", err=True)
@@ -361,6 +467,10 @@ def _from_options(client: Client, options: dict[str, Any], or_file: str) -> dict
             if key in resources:
                 raise typer.BadParameter(f"{key} is given twice; drop it, or --{key}", param_hint="--resource")
             resources[key] = options[key]
+    if "memory" in resources:
+        check_memory(resources["memory"], "--resource" if options["memory"] is None else "--memory")
+    for key in ("estimate", "time_limit"):
+        check_duration(options[key], f"--{key.replace('_', '-')}")
     resources.setdefault("cpu", "1")
     directory = options["directory"]
     if directory is None and any(host in client.url for host in ("//127.", "//localhost", "//[::1]")):
@@ -378,6 +488,8 @@ def _from_options(client: Client, options: dict[str, Any], or_file: str) -> dict
         "estimate": options["estimate"],
         "time_limit": options["time_limit"],
         "tries": options["tries"],
+        "on_failure": options["on_failure"],
+        "on_loss": options["on_loss"],
         "directory": directory,
         "output": options["output"],
         "error": options["error"],
@@ -401,7 +513,7 @@ def _stage_keys() -> set[str]:
 
 
 def _name_of(program: str) -> str:
-    """Return a job name made from the name of its program, without characters that a name cannot have."""
+    """Return a job name made from the name of its program, without invalid characters."""
     words = program.split(maxsplit=1)
     last = Path(words[0]).name if words else ""
     kept = "".join(char for char in last if (char.isascii() and char.isalnum()) or char in "._-")
@@ -415,38 +527,38 @@ def _name_of(program: str) -> str:
 def ps(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also list finished jobs.")] = False,
     user: Annotated[str, typer.Option(help="Only jobs of this user.")] = "",
-    queue: Annotated[str, typer.Option("--queue", "-q", help="Only jobs in this queue and the queues below it.")] = "",
-    state: Annotated[list[str] | None, typer.Option(help="Only jobs in this state; may be repeated.")] = None,
-    label: Annotated[str, typer.Option(help="Only jobs with this label, as key=value.")] = "",
+    queue: QueueFilter = "",
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only jobs in this state: pending, running, stopping, succeeded, failed or killed; may be repeated."
+        ),
+    ] = None,
+    label: Annotated[
+        str, typer.Option(help="Only jobs with this label, as key=value.", autocompletion=completion.job_labels)
+    ] = "",
     limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 100,
+    columns: Columns = "",
+    watch: Watch = False,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """List running, stopping and waiting jobs, newest first. REASON says in short why tasks of a job wait; `fairlead
-    explain JOB` has the details."""
+    """List running and waiting jobs, newest first.
+
+    REASON says in short why tasks of a job wait, or why the job ended; `fairlead explain JOB` says it in full.
+    """
+    shown = chosen(JOB_COLUMNS, columns, as_json)
     states = state or ([] if everything else ["pending", "running", "stopping"])
     with open_client(partition) as client:
-        matching = client.jobs(state=states, user=user, queue=queue, label=label, limit=min(limit + 1, 1000))
-        jobs, cut = first(limit, matching)
-    if cut:
-        say_cut(limit, "jobs, the newest,")
-    if as_json:
-        print_json(jobs)
-        return
-    rows = [
-        (
-            job.id,
-            job.name,
-            job.user,
-            job.queue,
-            state_of(job),
-            _progress(job),
-            ago(job.submitted),
-            job.waits_for or job.reason,
-        )
-        for job in jobs
-    ]
-    print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "AGE", "REASON"), rows)
+
+        def read() -> list[wire.Job]:
+            matching = client.jobs(state=states, user=user, queue=queue, label=label, limit=min(limit + 1, 1000))
+            jobs, cut = first(limit, matching)
+            if cut and not watch:
+                say_cut(limit, "jobs, the newest,")
+            return jobs
+
+        show_list(read, shown, as_json, watch)
 
 
 def _progress(job: wire.Job) -> str:
@@ -464,6 +576,27 @@ def _progress(job: wire.Job) -> str:
     return ", ".join(parts + [f"{number} {outcome}" for outcome, number in sorted(ended.items())])
 
 
+JOB_COLUMNS: tuple[Column[wire.Job], ...] = (
+    Column("job", lambda job: job.id),
+    Column("name", lambda job: job.name),
+    Column("user", lambda job: job.user),
+    Column("queue", lambda job: job.queue),
+    Column("state", state_of),
+    Column("tasks", _progress),
+    Column("age", lambda job: ago(job.submitted)),
+    Column("reason", lambda job: job.waits_for or job.reason),
+    Column("priority", lambda job: job.priority, False),
+    Column("labels", lambda job: " ".join(f"{key}={value}" for key, value in sorted(job.labels.items())), False),
+    Column("after", lambda job: " ".join(job.after), False),
+    Column("submitted", lambda job: clock(job.submitted), False),
+    Column("ended", lambda job: clock(job.ended), False),
+    Column("held-by", lambda job: job.held_by, False),
+    Column("resources", lambda job: "; ".join(dict.fromkeys(amounts(stage.resources) for stage in job.stages)), False),
+    Column("command", lambda job: "; ".join(" ".join(stage.command) for stage in job.stages)[:200], False),
+)
+"""What `ps` can show of a job."""
+
+
 @calls_server
 def show(
     job: JobName,
@@ -471,7 +604,10 @@ def show(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show a job with its tasks. Of a job that the scheduler has forgotten, show its attempts."""
+    """Show a job with its tasks.
+
+    For a job that ended long ago, which only the history still has, the attempts of its tasks are shown.
+    """
     with open_client(partition) as client:
         view = client.job(job)
         tasks, cut = ([], False) if view.forgotten else first(limit, client.tasks(job))
@@ -527,7 +663,7 @@ def _attempts(client: Client, job: str) -> list[wire.Attempt]:
 
 
 def _times(job: wire.Job, starts: list[float | None], ends: list[float]) -> str:
-    """Return when a job was submitted and started, and how long it ran: until its last attempt has ended."""
+    """Return when a job was submitted and started, and how long it ran, up to the end of its last attempt."""
     start = min((moment for moment in starts if moment is not None), default=None)
     end = None if job.ended is None else max([job.ended, *ends])
     ended = f", ended {clock(end)}" if end is not None else ""
@@ -566,7 +702,7 @@ Past = dict[tuple[str, int], tuple[str, str, str]]
 
 
 def _past(tasks: list[wire.Task], attempts: list[wire.Attempt], limit: int) -> Past:
-    """Return node, start and run time of finished tasks, as far as the history knows them."""
+    """Return node, start and run time of finished tasks, as far as the history has them."""
     over = {(task.stage, task.index, task.attempt) for task in tasks if task.node is None and task.attempt}
     past: Past = {}
     for attempt in attempts if over else ():
@@ -586,12 +722,18 @@ def _code(exit_code: int | None) -> str:
 def logs(
     job: JobName,
     index: Annotated[
-        int | None, typer.Option("--index", "-i", help="Index of the task.", min=0, show_default="0")
+        int | None, typer.Option("--index", "-i", help="Index of the task, from 0.", min=0, show_default="0")
     ] = None,
     stage: Annotated[str, typer.Option(help="Name of the stage, if the job has several.")] = "",
     stderr: Annotated[bool, typer.Option("--stderr", help="Show standard error instead of standard output.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show new output until the task ends, also of its later attempts.")
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Go on with new output until the task ends, also if it is tried again. Ctrl-C ends the display; the "
+            "task goes on.",
+        ),
     ] = False,
     attempt: Annotated[
         int | None, typer.Option(help="Number of the attempt. By default the last one.", metavar="N", min=1)
@@ -600,7 +742,10 @@ def logs(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the output of a task. With --json, print one document per piece of output, each on its own line."""
+    """Show the output of a task.
+
+    With --json, each piece of output is a document on a line of its own.
+    """
     from fairlead.cli.following import TaskOutput, documents, until_started
 
     with open_client(partition) as client:
@@ -622,10 +767,11 @@ def logs(
 
 @calls_server
 def explain(job: JobName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Show why a job waits, stops, or runs where it runs, and what would be enough to start what waits.
+    """Show why a job waits, and what would start it.
 
-    One sentence comes first. Then, for tasks that wait: what is missing, what is ahead of them, and remedies. When all
-    that one remedy says is done, the tasks start in the next cycle.
+    One sentence comes first. For tasks that wait, it is followed by what they lack, what is ahead of them, and
+    remedies: when all that one remedy says is done, the tasks start. For running tasks it says why they run where they
+    run, and for stopping tasks what they stop for.
     """
     with open_client(partition) as client:
         explanation = client.explain(job)
@@ -639,23 +785,45 @@ def explain(job: JobName, partition: Partition = "", as_json: AsJson = False) ->
 
 
 def _print_waiting(waiting: list[wire.Waiting]) -> None:
+    said: list[wire.Remedy] = []
     for ask in waiting:
         print_text(ask.text)
-        for remedy in ask.remedies:
-            print_text(f"  enough: {remedy.text}" if remedy.steps else "  it starts in the next cycle")
+        for coming in ask.comes:
+            print_text(f"  comes by itself: {coming}")
+        for remedy in ask.remedies if ask.remedies != said else ():  # stages that start together share them
+            print_text(f"  would start if: {remedy.text}" if remedy.steps else "  it starts in the next cycle")
+        said = ask.remedies
 
 
 # -- changing ----------------------------------------------------------------------------------------------------
 
 
 ChosenJobs = Annotated[
-    list[str] | None, typer.Argument(help="Ids of jobs. By default the jobs that the options select.", metavar="JOB…")
+    list[str] | None,
+    typer.Argument(
+        help="Ids of jobs, or none if --user, --queue or --label select them.",
+        metavar="JOB…",
+        autocompletion=completion.live_jobs,
+    ),
 ]
-OfUser = Annotated[str, typer.Option("--user", help="All jobs of this user that are not over.")]
+OfUser = Annotated[str, typer.Option("--user", help="Select all running and waiting jobs of this user.")]
 InQueue = Annotated[
-    str, typer.Option("--queue", "-q", help="All jobs in this queue and the queues below it that are not over.")
+    str,
+    typer.Option(
+        "--queue",
+        "-q",
+        help="Select all running and waiting jobs in this queue and the queues below it.",
+        autocompletion=completion.queues,
+    ),
 ]
-WithLabel = Annotated[str, typer.Option("--label", help="All jobs with this label, as key=value, that are not over.")]
+WithLabel = Annotated[
+    str,
+    typer.Option(
+        "--label",
+        help="Select all running and waiting jobs with this label, as key=value.",
+        autocompletion=completion.job_labels,
+    ),
+]
 
 
 @calls_server
@@ -667,7 +835,10 @@ def kill(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Kill jobs: cancel their waiting tasks and stop their running tasks. Exit code 1 if a job cannot be killed."""
+    """Kill jobs: cancel waiting tasks and stop running ones.
+
+    The exit code is 1 if a job cannot be killed.
+    """
     with open_client(partition) as client:
         _change(client, client.kill, "killed", jobs, {"user": user, "queue": queue, "label": label}, as_json)
 
@@ -681,9 +852,10 @@ def hold(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Hold jobs back: running tasks go on, and no other task starts before `fairlead release`. They keep their places.
+    """Hold jobs back: none of their waiting tasks start.
 
-    A job that an operator holds can be released only by an operator.
+    Running tasks go on. Held jobs keep their places in their queues until `fairlead release`. Only an operator can
+    release a job that an operator holds.
     """
     with open_client(partition) as client:
         _change(client, client.hold, "held", jobs, {"user": user, "queue": queue, "label": label}, as_json)
@@ -712,7 +884,10 @@ def requeue(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Stop the running tasks of jobs, which then wait again at their earlier place. No try is used."""
+    """Stop the running tasks of jobs and let them wait again.
+
+    The tasks get their earlier places in their queues. The stopped run does not count as one of their --tries.
+    """
     with open_client(partition) as client:
         _change(client, client.requeue, "requeued", jobs, {"user": user, "queue": queue, "label": label}, as_json)
 
@@ -725,7 +900,7 @@ def _change(
     select: dict[str, str],
     as_json: bool,
 ) -> None:
-    """Do something to the named jobs, or to those that filters select, and print the answers."""
+    """Change the named jobs, or those that the filters select, and print the answers."""
     from fairlead.client import Problem
 
     if bool(named) == any(select.values()):
@@ -757,13 +932,16 @@ def _change(
 
 @calls_server
 def scale(
-    job: JobName,
-    count: Annotated[int, typer.Argument(help="Number of tasks that the stage should have.", min=0)],
+    job: LiveJobName,
+    count: Annotated[int, typer.Argument(help="Number of tasks that the stage should have.", metavar="TASKS", min=0)],
     stage: Annotated[str, typer.Option(help="Name of the stage, if the job has several.")] = "",
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Change the number of tasks of a stage. A job that has no tasks left ends."""
+    """Change the number of tasks of a job.
+
+    A job that has no tasks left ends.
+    """
     with open_client(partition) as client:
         note = client.scale(job, count, stage)
         if not count and not note and not any(entry.count for entry in client.job(job).stages):
@@ -776,39 +954,78 @@ def scale(
 
 @calls_server
 def priority(
-    job: JobName,
+    job: LiveJobName,
     number: Annotated[int, typer.Argument(help="The new priority; the highest goes first.", metavar="PRIORITY")],
+    yes: Yes = False,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Change the priority of a job. Owners may raise it up to their max_priority, operators as they like.
+    """Change the priority of a job.
+
+    Owners may raise it up to their max_priority in the queue, operators further. If running tasks of other jobs would
+    be stopped for the job now, they are listed first, and on a terminal a confirmation is asked for.
 
     A negative number follows --: fairlead priority 17 -- -5
     """
     with open_client(partition) as client:
+        stops = client.try_priority(job, number)
+        if stops.tasks and not as_json:
+            print_text(_stops(job, number, stops), err=True)
+            if not yes and sys.stdin.isatty():
+                typer.confirm("Change the priority?", abort=True, err=True)
         note = client.set_priority(job, number)
     if as_json:
-        print_json({"note": note})
+        print_json({"note": note, "stops": stops})
     else:
         print_text(f"{job}: {note or f'priority {number}'}")
 
 
+def _stops(job: str, number: int, stops: wire.PriorityStops) -> str:
+    """Return in words which tasks stop for a job with another priority."""
+    parts = [
+        f"{_tasks(entry.tasks)} of job {entry.job} ({entry.name} of {entry.user}) on {entry.node}"
+        for entry in stops.stops
+    ]
+    hidden = stops.tasks - sum(entry.tasks for entry in stops.stops)
+    if hidden:
+        parts.append(f"{_tasks(hidden)} of jobs of other users")
+    return f"fairlead: with priority {number}, running tasks stop for job {job} at once: {', '.join(parts)}"
+
+
+def _tasks(number: int) -> str:
+    return "1 task" if number == 1 else f"{number} tasks"
+
+
 @calls_server
 def wait(
-    jobs: Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB…")],
+    jobs: Annotated[
+        list[str], typer.Argument(help="Ids of jobs.", metavar="JOB…", autocompletion=completion.live_jobs)
+    ],
     timeout: Annotated[
-        str | None, typer.Option(help="Longest wait, such as 5m or 30 (seconds); after it the exit code is 124.")
+        str | None,
+        typer.Option(help="Wait at most this long, such as 5m or 30 (seconds); after it the exit code is 124."),
     ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Wait until jobs have finished. The exit code is 0 if all succeeded, 1 otherwise."""
+    """Wait until jobs have ended.
+
+    The exit code is 0 if all jobs succeeded, 1 otherwise. Ctrl-C ends the wait; the jobs go on. A terminal shows
+    the progress.
+    """
+    from fairlead.cli.statusline import wait_for
+
     deadline = None if timeout is None else time.monotonic() + _wait_seconds(timeout)
     results: list[wire.Job] = []
-    with open_client(partition) as client, progress("jobs", jobs, as_json) as waiting:
-        for job in waiting:
+    with open_client(partition) as client:
+        for at, job in enumerate(jobs):
             try:
-                results.append(client.wait(job, None if deadline is None else max(0.0, deadline - time.monotonic())))
+                if as_json:
+                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    results.append(client.wait(job, left))
+                else:
+                    before = f"{at} of {len(jobs)} jobs over; " if len(jobs) > 1 else ""
+                    results.append(wait_for(client, job, deadline, before))
             except TimeoutError as late:
                 fail(str(late), as_json and {"ok": False, "problem": str(late)}, TIME_OVER)
     if as_json:

@@ -15,26 +15,30 @@ from fairlead.cli.output import fail, need_file
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-app = typer.Typer(name="journal", help="Check a journal.", no_args_is_help=True)
+app = typer.Typer(name="journal", help="Check the journal of a server for damage.", no_args_is_help=True)
 
 
 @app.callback()
 def root() -> None:
-    """Check a journal."""
+    """Check the journal of a server for damage."""
 
 
 @app.command()
 def verify(
     place: Annotated[
         str,
-        typer.Argument(help="The journal's file, or its database such as postgresql://host/fairlead.", metavar="PATH"),
+        typer.Argument(
+            help="File of the journal (`journal` in a data directory), or a database such as "
+            "postgresql://host/fairlead.",
+            metavar="PATH",
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check a whole journal: digests, snapshots, and that replaying it gives a sound state.
 
-    Prints one line per stream. Nothing is written; a running server is not disturbed.
-    Exit code: 0 if all streams are sound, 1 if one is damaged, 2 if there is no such file.
+    One line is printed for each stream: one for the cluster, and one for each partition. Nothing is written, and the
+    server may run meanwhile. Exit code: 0 if all streams are sound, 1 if one is damaged, 2 if there is no such file.
     """
     if not place.startswith(("postgresql://", "postgres://")):
         _need_journal(Path(place))
@@ -66,7 +70,7 @@ def _need_journal(path: Path) -> None:
     if not path.name:
         need_file(path)  # a directory such as `.`
     if not any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-head", "-snapshots")):
-        need_file(path)  # with one of these files the name is right, and the journal itself is missing
+        need_file(path)  # with one of these files the path is right, and the journal itself is missing
 
 
 def _print(report: dict[str, Any]) -> None:

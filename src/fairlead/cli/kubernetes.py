@@ -14,35 +14,41 @@ from fairlead.cli.output import fail
 
 def kubernetes(
     server: Annotated[
-        str, typer.Option(help="The Fairlead server. By default FAIRLEAD_URL, or the server on this machine.")
+        str, typer.Option(help="URL of the Fairlead server. By default FAIRLEAD_URL, or the server on this machine.")
     ] = "",
     partition: Annotated[str, typer.Option(help="Partition to use. By default the only one, or `default`.")] = "",
-    name: Annotated[str, typer.Option(help="Name of the resource manager, one for each cluster.")] = "kubernetes",
+    name: Annotated[
+        str, typer.Option(help="Name of this resource manager; another one for each Kubernetes cluster.")
+    ] = "kubernetes",
     kubeconfig: Annotated[
-        str, typer.Option(help="File with the cluster. By default KUBECONFIG, or the service account of this pod.")
+        str,
+        typer.Option(help="Kubeconfig file of the cluster. By default KUBECONFIG, or the service account of this pod."),
     ] = "",
     context: Annotated[str, typer.Option(help="Context in that file. By default its current context.")] = "",
-    rules: Annotated[Path | None, typer.Option(help="File that maps namespaces and labels to queues.")] = None,
-    scheduler_name: Annotated[
-        str, typer.Option(help="Pods with this schedulerName are bound by Fairlead.")
-    ] = "fairlead",
+    rules: Annotated[
+        Path | None, typer.Option(help="YAML file that chooses the queue of a pod by its namespace and labels.")
+    ] = None,
+    scheduler_name: Annotated[str, typer.Option(help="Schedule pods with this schedulerName.")] = "fairlead",
     lease: Annotated[
         str,
         typer.Option(
-            help="Lease for leader election, as NAMESPACE/NAME; `none` for no election. By default `fairlead-` and the "
-            "name, in the namespace of the context or pod.",
+            help="Lease for leader election among several copies of this program, as NAMESPACE/NAME; `none` for no "
+            "election. By default `fairlead-` and --name, in the namespace of the context or pod.",
         ),
     ] = "",
     listen: Annotated[
-        str, typer.Option(help="Address of /readyz, /healthz and /metrics, as HOST:PORT; `none` for none.")
+        str, typer.Option(help="Serve /readyz, /healthz and /metrics at HOST:PORT; `none` for nowhere.")
     ] = "127.0.0.1:7071",
-    at_once: Annotated[int, typer.Option(min=1, max=1000, help="Calls to the API server under way at once.")] = 16,
+    at_once: Annotated[
+        int, typer.Option(min=1, max=1000, help="Most calls to the API server of Kubernetes at a time.")
+    ] = 16,
     log_level: LogLevelOption = "info",
 ) -> None:
-    """Schedule the pods of a Kubernetes cluster, as a resource manager of a Fairlead server.
+    """Schedule the pods of a Kubernetes cluster by a Fairlead server.
 
-    Pods with `schedulerName: fairlead` are bound; pods with the scheduling gate of Fairlead are pinned and ungated. The
-    token in FAIRLEAD_TOKEN needs the role operator.
+    Pods with `schedulerName: fairlead` are bound to nodes by Fairlead. Pods with the scheduling gate of Fairlead get a
+    node selector and lose the gate, and their own scheduler binds them. The token in FAIRLEAD_TOKEN needs the role
+    operator.
     """
     from fairlead.app import logger_to
     from fairlead.client.calls import Problem, tls_context

@@ -7,15 +7,19 @@ Results go to stdout, errors to stderr; `cli/output.py` has the exit codes.
 import sys
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Annotated
+from inspect import cleandoc
+from itertools import chain
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fairlead import __version__
 from fairlead.cli import (
     agent,
     bench,
     cluster,
+    completion,
     config,
     database,
     future,
@@ -32,53 +36,107 @@ from fairlead.cli import (
 from fairlead.cli.kubernetes import kubernetes
 from fairlead.cli.simulate import simulate
 
+
+def demo() -> None:
+    """Show a small cluster at work, on a virtual clock.
+
+    The real scheduler runs against virtual nodes. Nothing is started on this machine and nothing is written.
+    """
+    from fairlead.demo import run
+
+    run()
+
+
+PANELS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
+    "Run work": (jobs.submit, jobs.run, jobs.wait, jobs.logs, results.results),
+    "Look": (
+        jobs.ps,
+        jobs.show,
+        jobs.explain,
+        future.eta,
+        future.story,
+        top.top,
+        watch.watch,
+        past.history,
+        past.usage,
+    ),
+    "Change": (jobs.kill, jobs.hold, jobs.release, jobs.requeue, jobs.scale, jobs.priority),
+    "Cluster": (
+        cluster.node,
+        pools.pool,
+        cluster.queue,
+        cluster.share,
+        cluster.lane,
+        cluster.partition_app,
+        cluster.ready,
+        managers.manager,
+    ),
+    "Administer": (
+        serving.up,
+        serving.down,
+        serving.server_group,
+        agent.agent,
+        kubernetes,
+        config.app,
+        cluster.token,
+        cluster.secret,
+        database.backup,
+        database.restore,
+        database.app,
+        journal.app,
+        bench.bench,
+    ),
+    "Simulate": (demo, simulate, future.whatif, future.export_trace),
+}
+"""The commands by task, in the order of `fairlead --help`."""
+WORDS_AFTER = (jobs.submit, jobs.run)
+"""Commands of which all words after the program belong to the program: `fairlead run ls -l` runs `ls -l`."""
+
+
+def name_of(command: Callable[..., object] | typer.Typer | None) -> str:
+    """Return the name of a command or of a group of commands."""
+    if isinstance(command, typer.Typer):
+        return str(command.info.name)
+    return "" if command is None else command.__name__.replace("_", "-")
+
+
+ORDER = {name_of(command): at for at, command in enumerate(chain(*PANELS.values()))}
+
+
+class Commands(TyperGroup):
+    """All commands, in the order of `PANELS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=lambda name: ORDER[name])
+
+
 app = typer.Typer(
     name="fairlead",
+    cls=Commands,
     help="Share a fleet of machines fairly among people and jobs.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-app.add_typer(config.app)
-app.add_typer(journal.app)
-app.add_typer(database.app)
-app.command()(serving.up)
-app.command()(serving.down)
-app.add_typer(serving.server_group)
-app.command()(database.backup)
-app.command()(database.restore)
-app.command()(simulate)
-app.command()(agent.agent)
-app.command()(kubernetes)
-# Words after the program belong to the program: `fairlead run ls -l` runs `ls -l`.
-app.command(context_settings={"allow_interspersed_args": False})(jobs.submit)
-app.command(context_settings={"allow_interspersed_args": False})(jobs.run)
-for command in (
-    jobs.ps,
-    jobs.show,
-    jobs.logs,
-    results.results,
-    jobs.kill,
-    jobs.hold,
-    jobs.release,
-    jobs.requeue,
-    jobs.scale,
-    jobs.priority,
-    jobs.wait,
-    jobs.explain,
-    future.eta,
-    future.story,
-    future.whatif,
-    past.history,
-    past.usage,
-    future.export_trace,
-    cluster.ready,
-    top.top,
-    watch.watch,
-    bench.bench,
-):
-    app.command()(command)
-for group in (*cluster.GROUPS, pools.pool, managers.manager):
-    app.add_typer(group)
+for panel, entries in PANELS.items():
+    for entry in entries:
+        if isinstance(entry, typer.Typer):
+            app.add_typer(entry, rich_help_panel=panel)
+        else:
+            settings = {"allow_interspersed_args": False} if entry in WORDS_AFTER else None
+            app.command(rich_help_panel=panel, context_settings=settings)(entry)
+
+
+def _flow(commands: typer.Typer) -> None:
+    """Join the lines of each paragraph of the help texts: Typer breaks lines anew only in the first one."""
+    for entry in commands.registered_commands:
+        paragraphs = cleandoc((entry.callback and entry.callback.__doc__) or "").split("\n\n")
+        entry.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    for group in commands.registered_groups:
+        if group.typer_instance is not None:
+            _flow(group.typer_instance)
+
+
+_flow(app)
 
 
 def _show_version(wanted: bool) -> None:
@@ -97,24 +155,13 @@ def root(
     """Share a fleet of machines fairly among people and jobs."""
 
 
-@app.command()
-def demo() -> None:
-    """Show a small cluster at work, on a virtual clock.
-
-    The real scheduler runs against virtual nodes. Nothing is started on this machine and nothing is written.
-    """
-    from fairlead.demo import run
-
-    run()
-
-
 def narrow_app(words: Sequence[str]) -> typer.Typer:
-    """Return the app with only the called command, or the whole app if no command is called.
+    """Return the app with only the called command, or the whole app if none is called.
 
     Building all commands takes longer than running most of them.
     """
     called = words[0] if words else ""
-    commands = [entry for entry in app.registered_commands if called == (entry.name or _name_of(entry.callback))]
+    commands = [entry for entry in app.registered_commands if called == name_of(entry.callback)]
     groups = [
         entry for entry in app.registered_groups if entry.typer_instance and called == entry.typer_instance.info.name
     ]
@@ -125,13 +172,11 @@ def narrow_app(words: Sequence[str]) -> typer.Typer:
     return narrow
 
 
-def _name_of(command: Callable[..., object] | None) -> str:
-    return "" if command is None else command.__name__.replace("_", "-")
-
-
 def main() -> None:
     """Run the command line. Print an error of the operating system as one line on stderr."""
     try:
+        if completion.is_asked_for():
+            completion.complete(lambda words: narrow_app(words)())
         narrow_app(sys.argv[1:])()
     except OSError as error:
         typer.echo(f"fairlead: error: {error}", err=True)

@@ -110,12 +110,16 @@ def print_json(value: Any) -> None:
     print_safe_json(msgspec.json.encode(value).decode())
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table with columns as wide as their cells. The header is bold on a terminal."""
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Return a table with columns as wide as their cells, as lines. The first line is the header."""
     cells = [list(columns), *([plain(str(cell)).replace("\n", "?") for cell in row] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
-    for at, row in enumerate(cells):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table. The header is bold on a terminal."""
+    for at, line in enumerate(table_lines(columns, rows)):
         typer.secho(line, bold=at == 0 and sys.stdout.isatty())
 
 
@@ -142,19 +146,19 @@ def progress(label: str, steps: Sequence[Step], hidden: bool = False) -> Iterato
 
 
 def state_of(job: wire.Job) -> str:
-    """Return the state of a job; `assigned` if no agent has confirmed yet that one of its tasks runs."""
+    """Return the state of a job; `assigned` if no agent has confirmed a running task of it yet."""
     confirmed = any(stage.running or stage.stopping for stage in job.stages)
     assigned = job.state == "running" and not confirmed and any(stage.assigned for stage in job.stages)
     return "assigned" if assigned else job.state
 
 
 def ago(moment: float | None) -> str:
-    """Return the time since a moment, as text in a fitting unit."""
+    """Return the time since a moment as text, in a suitable unit."""
     return "" if moment is None else lasted(max(0.0, time() - moment))
 
 
 def clock(moment: float | None) -> str:
-    """Return a moment in local time, with its date unless it is today's."""
+    """Return a moment in local time, with its date unless it is today."""
     if moment is None:
         return ""
     today = strftime("%Y-%m-%d", localtime())
@@ -172,12 +176,13 @@ def say_cut(shown: int, what: str) -> None:
 
 
 def ahead(moment: float) -> str:
-    """Return the time until a moment, as text in a fitting unit."""
+    """Return the time until a moment as text, in a suitable unit."""
     return lasted(max(0.0, moment - time()))
 
 
 def lasted(seconds: float) -> str:
-    """Return a duration as text in a fitting unit."""
+    """Return a duration as text in a fitting unit. Clocks of two machines may make it negative: then it is 0."""
+    seconds = max(0.0, seconds)
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f}{unit}"

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fairlead.cli.options import AsJson, Partition, open_client, seconds_of
-from fairlead.cli.output import ago, calls_server, first, lasted, print_json, print_table, say_cut
+from fairlead.cli import completion
+from fairlead.cli.listing import Column, Columns, Watch, chosen, show
+from fairlead.cli.options import AsJson, Partition, QueueFilter, open_client, seconds_of
+from fairlead.cli.output import ago, calls_server, clock, first, lasted, print_json, print_table, say_cut
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -20,15 +22,15 @@ if TYPE_CHECKING:
 EndState = Literal["succeeded", "failed", "killed"]
 Since = Annotated[
     str,
-    typer.Option(help="Begin of the time: a date such as 2026-11-30 or 2026-11-30T12:00, or an age such as 7d or 12h."),
+    typer.Option(help="From this time on: a date such as 2026-11-30 or 2026-11-30T12:00, or an age such as 7d or 12h."),
 ]
-Until = Annotated[str, typer.Option(help="End of the time, written like --since. By default now.")]
+Until = Annotated[str, typer.Option(help="Up to this time, written like --since. By default now.")]
 EPOCH = re.compile(r"[0-9]{9,12}(\.[0-9]+)?")
 GIB = 2**30
 
 
 def moment(text: str, option: str) -> float | None:
-    """Return the seconds since 1970 that an option names; None if it is empty."""
+    """Return the moment that an option names, in seconds since 1970; None if the option is empty."""
     if not text:
         return None
     if EPOCH.fullmatch(text):
@@ -46,62 +48,91 @@ def moment(text: str, option: str) -> float | None:
 @calls_server
 def history(
     user: Annotated[str, typer.Option(help="Only jobs of this user.")] = "",
-    queue: Annotated[str, typer.Option("--queue", "-q", help="Only jobs of this queue and the queues below it.")] = "",
+    queue: QueueFilter = "",
     state: Annotated[EndState | None, typer.Option(help="Only jobs in this state.")] = None,
     name: Annotated[
         str, typer.Option(help="Only jobs with this name, or with a name like 'train-*'.", metavar="PATTERN")
     ] = "",
-    label: Annotated[str, typer.Option("--label", "-l", help="Only jobs with this label, as key=value.")] = "",
-    node: Annotated[str, typer.Option(help="Only jobs with a task that ran on this node.")] = "",
+    label: Annotated[
+        str,
+        typer.Option(
+            "--label", "-l", help="Only jobs with this label, as key=value.", autocompletion=completion.job_labels
+        ),
+    ] = "",
+    node: Annotated[
+        str,
+        typer.Option(help="Only jobs with a task that ran on this node.", autocompletion=completion.nodes),
+    ] = "",
     since: Since = "",
     until: Until = "",
     limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 50,
+    columns: Columns = "",
+    watch: Watch = False,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """List finished jobs, including those already forgotten by the scheduler. A job counts at the time of its end."""
+    """List finished jobs, newest first.
+
+    --since and --until choose by the time at which a job ended.
+    """
+    shown = chosen(PAST_COLUMNS, columns, as_json)
     times = {"since": moment(since, "--since"), "until": moment(until, "--until")}
     filters = {"user": user, "queue": queue, "state": state, "name": name, "label": label, "node": node, **times}
     with open_client(partition) as client:
-        jobs, cut = first(limit, client.history(**filters, limit=min(limit + 1, 1000)))
-    if cut:
-        say_cut(limit, "jobs, the newest,")
-    if as_json:
-        print_json(jobs)
-        return
-    rows = [
-        (
-            job.id,
-            job.name,
-            job.user,
-            job.queue,
-            job.state,
-            ", ".join(f"{number} {outcome}" for outcome, number in sorted(job.tasks.items())),
-            lasted((job.ended if job.started is None else job.started) - job.submitted),
-            "" if job.started is None else lasted(job.ended - job.started),
-            ago(job.ended),
-        )
-        for job in jobs
-    ]
-    print_table(("JOB", "NAME", "USER", "QUEUE", "STATE", "TASKS", "WAITED", "RAN", "ENDED"), rows)
+
+        def read() -> list[wire.PastJob]:
+            jobs, cut = first(limit, client.history(**filters, limit=min(limit + 1, 1000)))
+            if cut and not watch:
+                say_cut(limit, "jobs, the newest,")
+            return jobs
+
+        show(read, shown, as_json, watch)
+
+
+PAST_COLUMNS: tuple[Column[wire.PastJob], ...] = (
+    Column("job", lambda job: job.id),
+    Column("name", lambda job: job.name),
+    Column("user", lambda job: job.user),
+    Column("queue", lambda job: job.queue),
+    Column("state", lambda job: job.state),
+    Column("tasks", lambda job: ", ".join(f"{number} {outcome}" for outcome, number in sorted(job.tasks.items()))),
+    Column("waited", lambda job: lasted((job.ended if job.started is None else job.started) - job.submitted)),
+    Column("ran", lambda job: "" if job.started is None else lasted(job.ended - job.started)),
+    Column("ended", lambda job: ago(job.ended)),
+    Column("reason", lambda job: job.reason, False),
+    Column("labels", lambda job: " ".join(f"{key}={value}" for key, value in sorted(job.labels.items())), False),
+    Column("submitted", lambda job: clock(job.submitted), False),
+    Column("started", lambda job: clock(job.started), False),
+    Column("end", lambda job: clock(job.ended), False),
+)
+"""What `history` can show of a job."""
 
 
 @calls_server
 def usage(
     by: Annotated[
-        str, typer.Option(help="Groups: user, queue, partition, job, or several with commas.", metavar="GROUPS")
+        str,
+        typer.Option(
+            help="One row for each user, queue, partition or job, or for a combination such as user,queue.",
+            metavar="GROUPS",
+        ),
     ] = "user",
     since: Since = "",
     until: Until = "",
     user: Annotated[str, typer.Option(help="Only work of this user.")] = "",
-    partition: Annotated[str, typer.Option("--partition", "-p", help="Partition. By default all of them.")] = "",
+    partition: Annotated[
+        str,
+        typer.Option(
+            "--partition", "-p", help="Partition. By default all of them.", autocompletion=completion.partitions
+        ),
+    ] = "",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the resources that tasks had, in hours, with waits and preemptions.
+    """Add up the CPU-, GPU- and memory-hours of users, queues or jobs.
 
-    Attempts count from their start to their end or until now, also those that were preempted or failed. The wait of a
-    job is the time from its submission to the start of its first task.
+    Each run of a task counts from its start to its end or until now, also if it failed or was preempted. WAIT, MEDIAN
+    and 95% are the mean, the median and the 95th percentile of the times from submission to first start.
 
     fairlead usage --by user,queue --since 7d
     """

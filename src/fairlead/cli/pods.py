@@ -17,6 +17,8 @@ ONLY_AGENTS = {
     "secret": "use a Secret of Kubernetes in a Job of your own",
     "toleration": "write a Job of Kubernetes",
     "pool": "choose nodes with --selector",
+    "on_failure": "the Job restarts its pods",
+    "on_loss": "annotate pods with fairlead.dev/on-loss in a Job of your own",
     "directory": "the image decides",
     "output": "see `kubectl logs`",
     "error": "see `kubectl logs`",
@@ -36,7 +38,7 @@ def submit_pods(
 
     for key, remedy in ONLY_AGENTS.items():
         if options[key]:
-            raise typer.BadParameter(f"pods do not have it; {remedy}", param_hint=f"--{key}")
+            raise typer.BadParameter(f"pods do not have it; {remedy}", param_hint=f"--{key.replace('_', '-')}")
     if not image:
         raise typer.BadParameter("missing; pods need one", param_hint="--image")
     if not options["command"]:

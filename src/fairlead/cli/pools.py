@@ -6,21 +6,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fairlead.cli import completion
 from fairlead.cli.options import AsJson, Partition, open_client
 from fairlead.cli.output import ago, amounts, calls_server, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
-pool = typer.Typer(name="pool", help="Show, pause, resume and scale pools of nodes.", no_args_is_help=True)
+pool = typer.Typer(name="pool", help="Show, pause, resume and scale pools of machines.", no_args_is_help=True)
 
-PoolName = Annotated[str, typer.Argument(help="The name of a pool.", metavar="POOL")]
+PoolName = Annotated[str, typer.Argument(help="Name of a pool.", metavar="POOL", autocompletion=completion.pools)]
 
 
 @pool.command("list")
 @calls_server
 def list_pools(partition: Partition = "", as_json: AsJson = False) -> None:
-    """List pools with their nodes: available, pending, idle, ordered and disabled."""
+    """List pools with the numbers of their nodes.
+
+    AVAILABLE nodes are empty and take tasks, waiting tasks need PENDING nodes, and IDLE is the difference: below 0 if
+    nodes are missing. ORDERED nodes are on their way. ORPHANS are machines without a node or an order.
+    """
     with open_client(partition) as client:
         pools = client.pools()
     if as_json:
@@ -44,7 +49,7 @@ def list_pools(partition: Partition = "", as_json: AsJson = False) -> None:
 @pool.command("show")
 @calls_server
 def show_pool(name: PoolName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Show a pool: its size, its orders with their jobs, and its orphans (machines without a node or an order)."""
+    """Show a pool: its nodes, its orders and the jobs that they are for."""
     with open_client(partition) as client:
         pool = client.pool(name)
     if as_json:
@@ -57,7 +62,7 @@ def show_pool(name: PoolName, partition: Partition = "", as_json: AsJson = False
 @pool.command()
 @calls_server
 def pause(name: PoolName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Pause a pool: it neither grows nor shrinks by itself."""
+    """Stop a pool from growing and shrinking by itself, until `pool resume`."""
     with open_client(partition) as client:
         _print_note(client.pause_pool(name), f"{name} is paused", as_json)
 
@@ -65,7 +70,7 @@ def pause(name: PoolName, partition: Partition = "", as_json: AsJson = False) ->
 @pool.command()
 @calls_server
 def resume(name: PoolName, partition: Partition = "", as_json: AsJson = False) -> None:
-    """Resume a pool at once, even if an order has just failed."""
+    """Let a paused pool grow and shrink again, and order at once even after a failed order."""
     with open_client(partition) as client:
         _print_note(client.resume_pool(name), f"{name} is resumed", as_json)
 
@@ -74,11 +79,11 @@ def resume(name: PoolName, partition: Partition = "", as_json: AsJson = False) -
 @calls_server
 def scale(
     name: PoolName,
-    nodes: Annotated[int, typer.Argument(help="Number of nodes that the pool should have.", min=0)],
+    nodes: Annotated[int, typer.Argument(help="Number of nodes that the pool should have.", metavar="NODES", min=0)],
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Order nodes or give back idle ones until a pool has this size. Later demand changes it as usual."""
+    """Order nodes, or give back idle ones, until a pool has this size. Demand changes it later as usual."""
     with open_client(partition) as client:
         _print_note(client.scale_pool(name, nodes), f"{name}: {nodes} nodes", as_json)
 

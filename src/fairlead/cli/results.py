@@ -9,6 +9,7 @@ import typer
 
 from fairlead.cli.options import AsJson, JobName, Partition, open_client
 from fairlead.cli.output import calls_server, fail, print_json, print_table, print_text
+from fairlead.cli.statusline import StatusLine
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -18,32 +19,46 @@ if TYPE_CHECKING:
 def results(
     job: JobName,
     index: Annotated[
-        list[int] | None, typer.Option("--index", "-i", help="Only this task; may be repeated.", min=0)
+        list[int] | None, typer.Option("--index", "-i", help="Only the task with this index; may be repeated.", min=0)
     ] = None,
     stage: Annotated[str, typer.Option(help="Only tasks of this stage.")] = "",
     attempt: Annotated[
-        int | None, typer.Option(help="Number of the attempt. By default the last with files.", metavar="N", min=1)
+        int | None,
+        typer.Option(
+            help="Files of the Nth run of a task. By default of the last run that has files.", metavar="N", min=1
+        ),
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the files here, as STAGE.INDEX/NAME.", metavar="DIRECTORY"),
+        typer.Option(
+            "--output", "-o", help="Fetch the files into this directory, as STAGE.INDEX/NAME.", metavar="DIRECTORY"
+        ),
     ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the files that a job's tasks had for --result when they ended, or write them to a directory.
+    """List or fetch the result files of a job.
 
-    Files that are on their way from nodes are waited for. Exit code 1 if they do not arrive within a minute.
+    They are the files that `fairlead submit --result` named, collected when each task ended. The command waits for
+    files that are still on their way from the nodes; the exit code is 1 if none arrives for a minute.
     """
     tasks: list[wire.TaskResults] = []
     paths: list[Path] = []
+    status = StatusLine()
+
+    def told(what: str, done: int, total: int) -> None:
+        if what == "fetching":
+            status.draw(f"{done:,} of {total:,} files fetched")
+        else:
+            status.draw(f"the files of {done:,} of {total:,} tasks have arrived from their nodes")
+
     with open_client(partition) as client:
         try:
             chosen: list[int | None] = [*index] if index else [None]
             for number in chosen:
-                tasks += client.results(job, stage, number, attempt)
+                tasks += client.results(job, stage, number, attempt, told=told)
                 if directory is not None:
-                    paths += client.fetch(job, directory, stage, number, attempt)
+                    paths += client.fetch(job, directory, stage, number, attempt, told=told)
         except TimeoutError as problem:
             fail(f"{problem}; ask again later", as_json and {"ok": False, "problem": str(problem)})
         except OSError as problem:
@@ -51,6 +66,8 @@ def results(
                 f"{problem.filename or directory}: {problem.strerror}",
                 as_json and {"ok": False, "problem": str(problem)},
             )
+        finally:
+            status.draw("")
     if as_json:
         document: dict[str, Any] = {"tasks": tasks}
         print_json(document if directory is None else {**document, "written": [str(path) for path in paths]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import getpass
 import json
@@ -20,10 +21,11 @@ import typer
 
 from fairlead import __version__
 from fairlead.cli.agent import FINAL, own_name
-from fairlead.cli.options import LogLevel, LogLevelOption, open_client, pairs
+from fairlead.cli.options import LogLevel, LogLevelOption, check_memory, open_client, pairs
 from fairlead.cli.output import calls_server, fail, print_json, print_table, progress
 
 if TYPE_CHECKING:
+    import asyncio
     import socket
 
 PORT = 7070
@@ -37,8 +39,10 @@ AGENT_NOTE = "the agent that `up` starts"
 """The note of that token."""
 STOPPING = 20.0
 """Seconds that a server has to stop."""
+JOINING = 5.0
+"""Seconds after which `up` says that it waits for its agent."""
 ROTATION = 60.0
-"""Seconds between two looks at the size of the agent's log."""
+"""Seconds between two checks of the size of the agent's log."""
 GRACE = 10.0
 """Seconds that tasks have to stop when no server runs that could set their grace period."""
 
@@ -49,14 +53,16 @@ Port = Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.
 Config = Annotated[
     Path | None,
     typer.Option(
-        help="Configuration file, for a data directory that has none yet; later `fairlead config apply` changes it."
+        help="Configuration file for the first start. Later starts keep the configuration that the data directory has; "
+        "`fairlead config apply` changes it."
     ),
 ]
 Database = Annotated[
     str,
     typer.Option(
-        help="PostgreSQL database for all data that must not be lost, such as postgresql://host/fairlead. Several "
-        "servers may share it: one leads, the others stand by.",
+        help="Keep the data in this PostgreSQL database, such as postgresql://host/fairlead, instead of the data "
+        "directory. Several servers may share it: the partitions are spread over them, and each takes over those of a "
+        "server that fails.",
         envvar="FAIRLEAD_DATABASE",
         metavar="URL",
         show_envvar=True,
@@ -65,35 +71,40 @@ Database = Annotated[
 SecretsKey = Annotated[
     Path | None,
     typer.Option(
-        help="File with the key of the secrets. By default systemd's credential, else beside the data directory."
+        help="File with the key that encrypts secrets. By default the credential of systemd, else a file "
+        "beside the data directory."
     ),
 ]
 LogSize = Annotated[str, typer.Option(help="Largest size of the server's log; older lines are dropped.")]
-HistorySize = Annotated[str, typer.Option(help="Largest size of the history; jobs that ended first are dropped.")]
+HistorySize = Annotated[
+    str, typer.Option(help="Largest size of the history of finished jobs; the oldest jobs are dropped.")
+]
 HistoryAge = Annotated[
-    str, typer.Option(help="Age at which jobs leave the history, such as 365d. By default only its size counts.")
+    str, typer.Option(help="Drop jobs from the history at this age, such as 365d. By default only its size counts.")
 ]
 JournalAge = Annotated[
-    str, typer.Option(help="How long records stay in the journal, so that a backup can be restored to an earlier time.")
+    str,
+    typer.Option(help="Keep records in the journal for this time. A backup can be restored to any moment within it."),
 ]
 Outputs = Annotated[
     str,
     typer.Option(
-        help="Folder, or object store s3://BUCKET/PREFIX, for result files and for copies of the logs of pool nodes. "
-        "By default a folder in the data directory.",
+        help="Where to keep output: result files of all tasks, and logs of tasks on nodes of pools, copied before such "
+        "a node is removed. A folder, or an object store as s3://BUCKET/PREFIX. By default a folder in the data "
+        "directory.",
         metavar="PLACE",
     ),
 ]
 OutputsEndpoint = Annotated[
-    str, typer.Option(help="Address of the object store, if it is not that of AWS.", metavar="URL")
+    str, typer.Option(help="With --outputs s3://…: address of the object store, if it is not AWS.", metavar="URL")
 ]
-OutputsSize = Annotated[str, typer.Option(help="Largest size of this output; the oldest is dropped.")]
-OutputsAge = Annotated[str, typer.Option(help="Age at which this output is dropped.")]
+OutputsSize = Annotated[str, typer.Option(help="Largest size of all kept output; the oldest is dropped.")]
+OutputsAge = Annotated[str, typer.Option(help="Age at which kept output is dropped.")]
 Traces = Annotated[
     str,
     typer.Option(
-        help="OpenTelemetry collector that gets spans of jobs by OTLP over HTTP, such as "
-        "http://127.0.0.1:4318/v1/traces. By default none are sent. Needs fairlead[otel].",
+        help="Send a trace of each job to this OpenTelemetry collector (OTLP over HTTP), such as "
+        "http://127.0.0.1:4318/v1/traces. Needs the extra: pip install 'fairlead\\[otel]'.",
         metavar="URL",
     ),
 ]
@@ -107,7 +118,10 @@ def up(
     name: Annotated[str, typer.Option(help="Name of this machine's node. By default the machine's name.")] = "",
     resource: Annotated[
         list[str] | None,
-        typer.Option(help="Resource that this machine offers, as cpu=4, instead of all it has; may be repeated."),
+        typer.Option(
+            help="Amount of a resource that tasks may use, as cpu=4 or memory=8Gi, instead of all that this machine "
+            "has; may be repeated."
+        ),
     ] = None,
     secrets_key: SecretsKey = None,
     log_size: LogSize = "160Mi",
@@ -122,11 +136,13 @@ def up(
     traces: Traces = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run everything on this machine: control plane, API and an agent. Ctrl-C stops it; tasks keep running.
+    """Run Fairlead on this machine: a server, and an agent that runs tasks.
 
-    The next `up` finds the tasks again; `fairlead down --kill` ends them.
+    Ctrl-C stops both. Running tasks go on, and the next `up` finds them again; `fairlead down --kill` ends them.
     """
-    _check_node(name, pairs(resource, "--resource"))
+    resources = pairs(resource, "--resource")
+    check_memory(resources.get("memory", ""), "--resource")
+    _check_node(name, resources)
     options = [
         "--log-level",
         log_level,
@@ -156,7 +172,7 @@ def up(
 
 
 server_group = typer.Typer(
-    name="server", help="Run a server; list and drain the servers of a cluster.", invoke_without_command=True
+    name="server", help="Run a server without an agent; list and drain servers.", invoke_without_command=True
 )
 
 
@@ -165,21 +181,23 @@ def server(
     context: typer.Context,
     data: Data = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. TLS is required if other machines can reach it.")
+        str, typer.Option(help="Address to listen on. One that other machines can reach needs --certificate and --key.")
     ] = "127.0.0.1",
     port: Port = PORT,
     config: Config = None,
-    certificate: Annotated[Path | None, typer.Option(help="File with the certificate, for TLS.")] = None,
-    key: Annotated[Path | None, typer.Option(help="File with the key of the certificate.")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="PEM file with the certificate for TLS.")] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file with the private key of --certificate.")] = None,
     secrets_key: SecretsKey = None,
     database: Database = "",
     lease: Annotated[
-        str, typer.Option(help="With --database: how long this server leads after its last sign of life.")
+        str,
+        typer.Option(help="With --database: other servers take over from one that has been silent for this time."),
     ] = "3s",
     advertise: Annotated[
         str,
         typer.Option(
-            help="With --database: the URL at which agents and users reach this server. By default host and port.",
+            help="With --database: URL at which agents, users and other servers reach this one. By default made from "
+            "--host and --port.",
             metavar="URL",
         ),
     ] = "",
@@ -197,17 +215,22 @@ def server(
         str,
         typer.Option(
             metavar="FILE",
-            help="Schedule the pods of the cluster in this kubeconfig file, as `fairlead kubernetes` does; `pod` for "
-            "the cluster that this server runs in.",
+            help="Also schedule the pods of the Kubernetes cluster in this kubeconfig file, as `fairlead kubernetes` "
+            "does; `pod` means the cluster that this server runs in.",
         ),
     ] = "",
-    kubernetes_rules: Annotated[Path | None, typer.Option(help="Its --rules.")] = None,
-    kubernetes_lease: Annotated[str, typer.Option(help="Its --lease.")] = "",
+    kubernetes_rules: Annotated[
+        Path | None, typer.Option(help="Rules file for pods, as in `fairlead kubernetes --rules`.")
+    ] = None,
+    kubernetes_lease: Annotated[
+        str, typer.Option(help="Lease for leader election, as in `fairlead kubernetes --lease`.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run the control plane and the API, without an agent. Agents join with `fairlead agent --join URL`.
+    """Run a server without an agent; list and drain servers.
 
-    With a command: list and drain the servers of a cluster.
+    Agents on other machines join it with `fairlead agent --join URL`. With a command, list, drain or enable the
+    servers that share one database.
     """
     if context.invoked_subcommand is not None:
         for name in context.params:
@@ -243,7 +266,7 @@ def server(
 @server_group.command("list")
 @calls_server
 def list_servers(as_json: AsJson = False) -> None:
-    """List the servers that are up, with the partitions that each leads."""
+    """List the running servers, with the partitions that each one schedules."""
     from fairlead.client import calls
 
     with open_client("") as client:
@@ -254,20 +277,20 @@ def list_servers(as_json: AsJson = False) -> None:
     print_table(("SERVER", "STATE", "LEADS"), rows)
 
 
-ServerName = Annotated[str, typer.Argument(help="The URL or the id of a server.", metavar="SERVER")]
+ServerName = Annotated[str, typer.Argument(help="URL or id of a server, as `server list` shows it.", metavar="SERVER")]
 
 
 @server_group.command("drain")
 @calls_server
 def drain_server(name: ServerName, as_json: AsJson = False) -> None:
-    """Let a server lead nothing, so that it can be stopped. Other servers lead its partitions; tasks keep running."""
+    """Move the partitions of a server to other servers, so that it can be stopped. Tasks keep running."""
     _move_server(name, "drain", "drains", as_json)
 
 
 @server_group.command("enable")
 @calls_server
 def enable_server(name: ServerName, as_json: AsJson = False) -> None:
-    """Let a drained server lead partitions again."""
+    """Give a drained server partitions again."""
     _move_server(name, "enable", "leads again", as_json)
 
 
@@ -289,9 +312,9 @@ def down(
     kill: Annotated[bool, typer.Option("--kill", help="Kill all running and waiting jobs first.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop the local server. Tasks keep running unless --kill is given.
+    """Stop the server on this machine.
 
-    With --kill, tasks that an earlier server left running are ended too.
+    Tasks keep running unless --kill is given. With --kill, tasks that an earlier server left running are ended too.
     """
     from fairlead.client.endpoint import running
 
@@ -325,9 +348,10 @@ def down(
 def rotate_key(
     data: Data = None, secrets_key: SecretsKey = None, database: Database = "", as_json: AsJson = False
 ) -> None:
-    """Encrypt all secrets with a new key, or create the first key. The server must be stopped.
+    """Encrypt all secrets with a new key, or create the first key.
 
-    With --database all servers must be stopped, and need the new key file before they start.
+    The server must be stopped. With --database all servers must be stopped, and need the new key file before they
+    start.
     """
     from fairlead.app import Failed, rotate_secrets_key
 
@@ -412,7 +436,7 @@ def _run(
         if agent is not None:
             node = agent[agent.index("--name") + 1] if "--name" in agent else host_name()
             for token in tokens.all():
-                if token.role == "join" and token.note == AGENT_NOTE:  # an earlier start did not use it
+                if token.role == "join" and token.note == AGENT_NOTE:  # left by an earlier start that did not use it
                     tokens.revoke(token.id)
             [(secret, _)] = Identities(directory, tokens).invite((node,), users=(getpass.getuser(),), note=AGENT_NOTE)
             write_small(directory / JOIN_TOKEN, secret.encode())
@@ -421,7 +445,7 @@ def _run(
     try:
         listening = listen(host, port)
     except OSError as problem:
-        fail(f"port {port} of {host}: {problem.strerror}; choose another one with --port")
+        fail(_not_listening(host, port, problem))
     port = listening.getsockname()[1]
     url = advertise or _url("http" if certificate is None else "https", host, port)
     import uvloop
@@ -458,13 +482,21 @@ def _run(
         os.close(lock)
 
 
+def _not_listening(host: str, port: int, problem: OSError) -> str:
+    if problem.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is used by another program; choose another one with --port, such as {port + 1}"
+    if problem.errno == errno.EACCES:
+        return f"port {port} of {host} is for root only; choose one above 1023 with --port"
+    return f"{host} is no address of this machine ({problem.strerror}); choose another one with --host"
+
+
 def _check_database(database: str) -> None:
     if database and not database.startswith(("postgresql://", "postgres://")):
         fail("--database: it is not an address such as postgresql://host/fairlead", code=2)
 
 
 def _url(scheme: str, host: str, port: int) -> str:
-    """Return the address for people, agents and pools. A server that listens everywhere is named by its machine."""
+    """Return the address for people, agents and pools. A server on all addresses is named by its machine."""
     if host in ("0.0.0.0", "::"):
         host = os.uname().nodename
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -484,40 +516,56 @@ async def _main(settings: Any, listening: socket.socket, url: str, as_json: bool
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
     directory: Path = settings.directory
+    joined = asyncio.Event()
+    """Set when the agent of this machine has joined, or cannot join."""
     # The agent starts at the same time as the server: its connection waits in the backlog of the socket.
-    beside = asyncio.create_task(_keep_agent(directory, url, agent)) if agent is not None else None
+    beside = asyncio.create_task(_keep_agent(directory, url, agent, joined)) if agent is not None else None
     await asyncio.sleep(0)
     from fairlead.app import serve
     from fairlead.client.endpoint import Running
 
     started = False
+    greeting: asyncio.Task[None] | None = None
+
+    async def greet() -> None:
+        if agent is not None:
+            try:
+                await asyncio.wait_for(joined.wait(), JOINING)
+            except TimeoutError:
+                typer.echo(f"waiting for the agent of this machine; its log is {directory / 'agent.log'}", err=True)
+                await joined.wait()
+        _greet(url, directory, as_json, agent is not None)
 
     def is_up(warning: str) -> None:
         import msgspec
 
-        nonlocal started
+        nonlocal started, greeting
         started = True
         fresh = directory / "server.json.new"
         fresh.write_bytes(msgspec.json.encode(Running(pid=os.getpid(), url=url)))
         fresh.replace(directory / "server.json")
         if warning:
             typer.echo(f"fairlead: warning: {warning}", err=True)
-        _greet(url, directory, as_json, agent is not None)
+        greeting = asyncio.create_task(greet())
 
     try:
-        await serve(settings, listening, is_up, over)
+        await serve(settings, listening, is_up, over, joined.set)
     finally:
-        if beside is not None:
-            beside.cancel()
-            with suppress(asyncio.CancelledError):
-                await beside
+        for task in (beside, greeting):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
         if started and not as_json:
             # `fairlead down` says itself what happens to tasks.
             typer.echo("stopped; running tasks continue" if agent is not None and interrupted else "stopped")
 
 
-async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
-    """Run an agent on this machine and restart it when it ends. It ends with the server."""
+async def _keep_agent(directory: Path, url: str, options: list[str], joined: asyncio.Event) -> None:
+    """Run an agent on this machine and restart it when it ends. It ends with the server.
+
+    `joined` is set if the agent can never join.
+    """
     import asyncio
 
     command = [sys.executable, "-P", "-c", "from fairlead.cli import main; main()", "agent", "--join", url]
@@ -536,6 +584,7 @@ async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
                 typer.echo(
                     f"{cause}\nfairlead: this machine runs no tasks until that is mended; start it again", err=True
                 )
+                joined.set()
                 return
             said = f"the agent ended with code {code} and is started again; its log is {directory / 'agent.log'}"
             typer.echo(f"fairlead: {said}", err=True)
@@ -550,7 +599,7 @@ async def _keep_agent(directory: Path, url: str, options: list[str]) -> None:
 
 
 async def _rotate(path: str) -> None:
-    """Keep the size of the agent's log bounded."""
+    """Limit the size of the agent's log."""
     import asyncio
 
     from fairlead.agent.spawner.files import rotate
@@ -599,7 +648,7 @@ def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
 
 
 def _program() -> str:
-    """Return how this program is called in any terminal: by its name if it is on PATH, else by its whole path."""
+    """Return how to call this program in any terminal: by its name if it is on PATH, else by its full path."""
     called = Path(sys.argv[0]).absolute()
     on_path = shutil.which(called.name)
     if on_path is not None and Path(on_path).absolute() == called:
@@ -653,7 +702,7 @@ def _is_locked(directory: Path) -> bool:
 def _end_left_tasks(directory: Path, as_json: bool) -> None:
     """End the tasks that an earlier server left running.
 
-    Their jobs stay as they are: jobs are in the journal, which only a server writes.
+    Their jobs do not change: jobs are in the journal, which only a server writes.
     """
     ended = _end_agent(directory)
     machines = _end_machines(directory)

@@ -27,40 +27,56 @@ Overrun = Literal["extend", "kill"]
 def simulate(
     traces: Annotated[
         list[Path],
-        typer.Argument(metavar="TRACE…", help="Trace files: .swf, .csv (openb lists, or Fairlead's own) or .yaml."),
+        typer.Argument(
+            metavar="TRACE…",
+            help="Files with recorded jobs: .swf, .csv (openb lists, or Fairlead's own format) or .yaml.",
+        ),
     ],
     policy: Annotated[
         str,
         typer.Option(
-            help="fcfs, easy, shortest, conservative, learned, fair, or a configuration such as fairlead.yaml. "
-            "With --packing, a placement.",
+            help="Policy to try: fcfs, easy, shortest, conservative, learned, fair, or a configuration file such as "
+            "fairlead.yaml. With --packing, a placement such as pack.",
             show_default="fcfs; with --packing, pack",
         ),
     ] = "",
-    compare: Annotated[str, typer.Option(help="Policies to compare side by side, separated by commas.")] = "",
+    compare: Annotated[
+        str, typer.Option(help="Try several policies, separated by commas, and show them side by side.")
+    ] = "",
     nodes: Annotated[
-        str, typer.Option(help="Nodes to use instead of the trace's: 64, 8x16 (CPUs), 8xcpu=16,gpu=2, or a file.")
+        str,
+        typer.Option(
+            help="Nodes instead of those of the trace: 64 (nodes with one CPU), 8x16 (8 nodes with 16 CPUs), "
+            "8xcpu=16,gpu=2, or a file."
+        ),
     ] = "",
     jobs: Annotated[int | None, typer.Option(min=1, help="Use only the first N jobs.", metavar="N")] = None,
     until: Annotated[str, typer.Option(help="Stop at this simulated time, such as 30d.")] = "",
     overrun: Annotated[
         Overrun,
-        typer.Option(help="For jobs that run longer than their estimate: extend the estimate, or kill the job then."),
+        typer.Option(help="What happens to a job that runs longer than its estimate: go on (extend), or end (kill)."),
     ] = "extend",
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed for generated values and random orders.")] = None,
-    faults: Annotated[str, typer.Option(metavar="PROFILE", help="Let nodes fail and come back: light or heavy.")] = "",
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed for everything random, so that a run can be repeated.")
+    ] = None,
+    faults: Annotated[
+        str, typer.Option(metavar="PROFILE", help="Let nodes fail and come back: light (rarely) or heavy (often).")
+    ] = "",
     packing: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=1000,
             metavar="PERCENT",
-            help="Only place tasks, without time: jobs arrive until they have asked for this percentage of all GPUs.",
+            help="Measure how well tasks are packed, without time: jobs arrive and never end, until they have asked "
+            "for this percentage of all GPUs.",
         ),
     ] = None,
     shuffles: Annotated[
         int | None,
-        typer.Option(min=1, help="With --packing: number of random orders to average.", show_default="10"),
+        typer.Option(
+            min=1, help="With --packing: repeat with N random orders of jobs, and show the mean.", show_default="10"
+        ),
     ] = None,
     json_file: Annotated[
         str, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for stdout.")
@@ -70,10 +86,10 @@ def simulate(
     ] = "",
     report: Annotated[str, typer.Option(metavar="FILE.html", help="Write a page with charts.")] = "",
 ) -> None:
-    """Run a trace through the real scheduler on a virtual clock, and show how long jobs would have waited.
+    """Run recorded jobs through the scheduler on a virtual clock, and show how long they wait.
 
-    Nothing is started on this machine. Ctrl-C stops the simulation and shows the figures so far.
-    Exit code: 0 if the simulation finished, 1 if it failed, 2 if a file does not exist, 130 if interrupted.
+    Nothing is started on this machine. Ctrl-C stops the simulation and shows the figures so far. Exit code: 0 if the
+    simulation finished, 1 if it failed, 2 if a file does not exist, 130 if interrupted.
     """
     for path in traces:
         need_file(path)
@@ -96,7 +112,7 @@ def simulate(
         load_policies()
         with refusals_as_failed(), _interrupts() as interrupted:
             names = [name.strip() for name in compare.split(",") if name.strip()] or [policy] * bool(policy)
-            # Reading a trace may take a while, so wrong names are refused before.
+            # Refuse wrong names first, because reading a trace may take a while.
             for name in names:
                 check_placement(name) if packing is not None else _check_policy(name)
             fleet = parse_nodes(nodes, _load) if nodes else None
@@ -194,7 +210,7 @@ def _policy(name: str, trace: Any) -> Any:
 
 
 def _check_policy(name: str) -> None:
-    """Refuse a name that is neither one of a policy nor one of a file."""
+    """Refuse a text that names neither a policy nor a file."""
     from fairlead.sim.policies import check_name
 
     if "." in name:

@@ -1,4 +1,4 @@
-"""Standard input of `fairlead run`, which no task reads: input that waits there is refused, and never read."""
+"""Refuses input to `fairlead run`: no task reads standard input, so waiting input would be lost."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def has_input() -> bool:
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
             (waiting,) = struct.unpack("i", fcntl.ioctl(STDIN, termios.FIONREAD, b"\0" * 4))
             return bool(waiting)
-    except OSError:  # closed, or of a kind that cannot tell
+    except OSError:  # closed, or a kind of file that cannot be polled
         pass
     return False

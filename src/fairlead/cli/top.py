@@ -32,7 +32,7 @@ class Snapshot(NamedTuple):
     jobs: list[wire.Job]
     """Running jobs, then waiting jobs, oldest first."""
     cut: bool
-    """True if there are older jobs, which were not read."""
+    """True if older jobs exist that were not read."""
 
 
 @calls_server
@@ -42,7 +42,10 @@ def top(
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show nodes, queues, and running and waiting jobs, until interrupted. With --json, print one line per refresh."""
+    """Show nodes, queues and jobs live, until Ctrl-C.
+
+    With --json, print one line per refresh.
+    """
     with open_client(partition) as client, suppress(KeyboardInterrupt):
         if as_json:
             print_json(_read(client)._asdict())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fairlead.cli import completion
 from fairlead.cli.options import AsJson, Partition, open_client
 from fairlead.cli.output import calls_server, clock, print_json, print_text
 
@@ -15,21 +16,31 @@ if TYPE_CHECKING:
 
 
 class _Over(Exception):
-    """The watched job was over when the stream began."""
+    """Raised if the watched job had ended when the stream began."""
 
 
 @calls_server
 def watch(
-    job: Annotated[str, typer.Argument(help="The id of a job. By default all jobs and nodes.", metavar="JOB")] = "",
+    job: Annotated[
+        str,
+        typer.Argument(
+            help="Id of a job. By default all jobs and nodes.", metavar="JOB", autocompletion=completion.live_jobs
+        ),
+    ] = "",
     after: Annotated[
-        int | None, typer.Option(help="Begin after this record of the journal, instead of now.", min=0)
+        int | None,
+        typer.Option(
+            help="Begin with the events after this record of the server's journal, instead of now.",
+            metavar="NUMBER",
+            min=0,
+        ),
     ] = None,
     partition: Partition = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show what happens to jobs, tasks and nodes, until interrupted. With --json, print one line per event.
+    """Print events of jobs, tasks and nodes as they happen, until Ctrl-C.
 
-    With the id of a job, end when that job is over.
+    With the id of a job, only events of that job, until it is over. With --json, each event is one line of JSON.
     """
     with open_client(partition) as client, suppress(KeyboardInterrupt, _Over):
 
@@ -47,7 +58,7 @@ def watch(
 
 
 def _line(event: wire.Event) -> str:
-    """Return an event as one line: when, what, of which job or node, and why."""
+    """Return an event as one line: time, event, job or node, and reason."""
     spans = [event.indices[at : at + 2] for at in range(0, len(event.indices), 2)]
     tasks = ",".join(f"{first}-{end - 1}" if end - first > 1 else f"{first}" for first, end in spans)
     what = [

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncClient", "Client", "Endpoint", "Executor", "NeverRuns", "NotFound", "Problem", "find_endpoint"]
 
 LATER = {"AsyncClient": "aio", "Client": "sync", "Executor": "executor"}
-"""Names imported on first use. A server imports this package only for its `endpoint` module, and should start fast."""
+"""Names imported on first use. The server imports this package only for `endpoint`, and should start fast."""
 
 
 def __getattr__(name: str) -> Any:

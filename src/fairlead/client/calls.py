@@ -11,7 +11,7 @@ import re
 import ssl
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from math import isfinite
 from typing import Any, Generic, Protocol, TypeVar
@@ -26,7 +26,7 @@ from fairlead.wire.addresses import is_exposed
 
 
 class Paged(Protocol):
-    """A page of a list, with the cursor of the next page; empty at the end."""
+    """A page of a list. `next` is the cursor of the next page; empty on the last page."""
 
     @property
     def next(self) -> str: ...
@@ -44,12 +44,12 @@ TRIES = 8
 REQUEST_TIMEOUT = 30.0
 """Seconds to wait for an answer."""
 POLL = 30.0
-"""Seconds that one request waits for the end of a job."""
+"""Seconds that one request waits for a job to end."""
 RESULTS = 60.0
-"""Seconds to wait for result files that are on their way from nodes, after the last one that arrived."""
+"""Seconds to wait for result files from nodes, counted from the last arrival."""
 RESULT_POLL = 0.2
 REPORT = 600.0
-"""Seconds that a report of use may take; it may read the whole history."""
+"""Seconds that a usage report may take; it may read the whole history."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 REVISION = "fairlead-revision"
 """The header with the revision of an answer."""
@@ -57,7 +57,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 
 
 class Problem(Exception):
-    """A refusal of the server, or a server that cannot be reached. `status` is 0 if there was no answer."""
+    """Raised if the server refuses a request or cannot be reached. `status` is 0 if there was no answer."""
 
     def __init__(self, detail: str, status: int = 0, code: str = "unreachable", field: str = "") -> None:
         super().__init__(detail, status, code, field)
@@ -71,11 +71,11 @@ class Problem(Exception):
 
 
 class NeverRuns(UserWarning):
-    """The server accepted a job that can never run as the cluster is now."""
+    """Warning: the server accepted a job that can never run as the cluster is now."""
 
 
 def warn(job: str, warning: str, level: int) -> None:
-    """Issue the warning of a submission, if there is one, at the caller `level` frames up."""
+    """Issue the warning of a submission, if any, for the caller `level` frames up."""
     if warning:
         warnings.warn(f"job {job}: {warning}", NeverRuns, level + 1)
 
@@ -92,7 +92,7 @@ class Call(Generic[Answer]):
         seconds: float = 0.0,
         **parameters: Any,
     ) -> None:
-        """`seconds` is the time the server may wait before it answers."""
+        """Describe a request. `seconds` is added to its timeout, for requests that the server may answer late."""
         self.form = form
         self.method = method
         self.path = path
@@ -101,22 +101,22 @@ class Call(Generic[Answer]):
         self.parameters = {name: value for name, value in parameters.items() if value not in (None, "", [])}
         self.headers = {} if document is None else {"content-type": "application/json"}
         self.follows = False
-        """True if a server that does not lead may answer, as of a revision."""
+        """True if a server that follows the partition, and does not lead it, may answer."""
         if method != "GET":
             self.headers["idempotency-key"] = uuid4().hex
 
     def following(self) -> Call[Answer]:
-        """Return the call as one that a server may answer which does not lead."""
+        """Allow a server that does not lead the partition to answer, and return the call."""
         self.follows = True
         return self
 
     def after(self, revision: int) -> None:
-        """Ask for an answer as of a revision or later, if other servers than the leader may answer."""
+        """Require an answer as of this revision or later, if a follower may answer."""
         if self.follows and revision:
             self.parameters["min_revision"] = revision
 
     def read(self, status: int, content: bytes) -> Answer:
-        """Return the answer, or raise the problem that the server answered with."""
+        """Decode the answer, or raise the problem that it contains."""
         if status >= 400:
             raise problem_of(status, content)
         try:
@@ -152,19 +152,19 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext | bool:
 
 
 def chunks_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Split documents into chunks that fit into one request."""
+    """Split documents into chunks, each for one request."""
     waiting = list(documents)
     for start in range(0, len(waiting), MAX_JOBS):
         yield waiting[start : start + MAX_JOBS]
 
 
 def poll_seconds(deadline: float | None) -> float:
-    """Return how long the next request for the end of a job may wait."""
+    """Return the seconds that the next polling request for the end of a job may wait."""
     return POLL if deadline is None else max(0.0, min(POLL, deadline - time.monotonic()))
 
 
 def problem_of(status: int, content: bytes) -> Problem:
-    """Return the problem in the body of an answer."""
+    """Return the problem that an answer contains."""
     try:
         body = msgspec.json.decode(content, type=wire.Problem)
     except msgspec.DecodeError:
@@ -195,14 +195,14 @@ def unreachable(url: str, problem: Exception) -> Problem:
 
 
 def may_resume(problem: Problem, failures: int) -> bool:
-    """True if a stream that broke off, or could not begin, is tried again."""
+    """True if a stream that broke off, or could not begin, should be retried."""
     return (problem.code == "unreachable" or problem.status in RETRIED) and failures < TRIES
 
 
 def pause(attempt: int, retry_after: str | None = None, servers: int = 1) -> float:
-    """Return the seconds before the next attempt: longer each time, and random so that clients spread out.
+    """Return the seconds before the next attempt. They grow with each attempt, and are random to spread clients.
 
-    With several servers, each is tried once without a pause in between.
+    With several servers, each is tried once before the first pause.
     """
     if attempt % servers != servers - 1:
         return 0.0
@@ -218,7 +218,7 @@ MAX_JOBS = 1_000
 
 
 def job_document(command: list[str] | None, document: Document | None, fields: dict[str, Any]) -> Document:
-    """Return a job document: the given document, or one made of a command and fields of the job and its only stage."""
+    """Return a job document: the given one, or one built from a command and fields of the job and its only stage."""
     if document is not None:
         if command or fields:
             raise TypeError("give a document, or a command with fields, not both")
@@ -240,7 +240,7 @@ def job_document(command: list[str] | None, document: Document | None, fields: d
 
 
 def _hint(wrong: str, known: Iterable[str]) -> str:
-    """Return what may have been meant by a field that a job does not have."""
+    """Return a suggestion for a field that jobs do not have."""
     from difflib import get_close_matches
 
     if wrong in ("cpu", "cpus", "memory", "gpu", "gpus"):
@@ -276,7 +276,7 @@ def dry_run(document: Document, partition: str, eta: bool = False) -> Call[wire.
 
 
 def explain(name: str, partition: str, remedies: bool = True) -> Call[wire.Explanation]:
-    # Servers without remedies do not know the parameter, so it is sent only to leave them out.
+    # Send the parameter only to leave remedies out, because older servers do not know it.
     without = None if remedies else "false"
     return Call(wire.Explanation, "GET", f"{API}/jobs/{part(name)}/explain", partition=partition, remedies=without)
 
@@ -295,7 +295,7 @@ def trace(partition: str, since: float | None) -> Call[wire.RecordedTrace]:
 
 
 def in_order(names: Iterable[str], etas: Iterable[wire.Eta]) -> list[wire.Eta]:
-    """Return the answers by the names that were asked for. The server answers each name once."""
+    """Return the answers in the order of the requested names. The server answers each name once."""
     names = list(names)
     by_name = dict(zip(dict.fromkeys(names), etas, strict=True))
     return [by_name[name] for name in names]
@@ -303,7 +303,7 @@ def in_order(names: Iterable[str], etas: Iterable[wire.Eta]) -> list[wire.Eta]:
 
 def what_if(document: Mapping[str, Any], partition: str) -> Call[wire.WhatIf]:
     replay = document.get("replay")
-    if isinstance(replay, float) and not isfinite(replay):  # JSON has no number for it
+    if isinstance(replay, float) and not isfinite(replay):  # JSON has no such number
         raise Problem(
             f"{replay} is no time to run again; write one such as 7d, or leave it out", 422, "invalid", "replay"
         )
@@ -327,6 +327,11 @@ def scale(name: str, count: int, stage: str, partition: str) -> Call[wire.Done]:
 def set_priority(name: str, priority: int, partition: str) -> Call[wire.Done]:
     document = {"priority": priority}
     return Call(wire.Done, "POST", f"{API}/jobs/{part(name)}/priority", document, partition=partition)
+
+
+def try_priority(name: str, priority: int, partition: str) -> Call[wire.PriorityStops]:
+    path = f"{API}/jobs/{part(name)}/priority/dry-run"
+    return Call(wire.PriorityStops, "POST", path, {"priority": priority}, partition=partition)
 
 
 def nodes(partition: str, **filters: Any) -> Call[wire.Nodes]:
@@ -375,7 +380,7 @@ def watch(name: str, partition: str, after: int | None) -> Call[bytes]:
 
 
 class EventReader:
-    """Reads the events of a stream from its parts."""
+    """Parses the events of a stream from its parts."""
 
     def __init__(self, after: int | None) -> None:
         self.after = after
@@ -383,11 +388,11 @@ class EventReader:
         self._rest = b""
 
     def restart(self) -> None:
-        """Forget the part of an event that a broken stream ended with."""
+        """Drop the incomplete event at the end of a broken stream."""
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[wire.Event]:
-        """Yield the events that are complete with this part."""
+        """Yield the events that this part completes."""
         *blocks, self._rest = (self._rest + data).split(b"\n\n")
         for block in blocks:
             fields = dict(line.split(b": ", 1) for line in block.split(b"\n") if b": " in line)
@@ -472,8 +477,16 @@ def result_file(name: str, task: wire.TaskResults, file: str, partition: str) ->
     return Call(bytes, "GET", f"{API}/jobs/{part(name)}/results/file", partition=partition, **options)
 
 
+def result_archive(name: str, partition: str, **filters: Any) -> Call[bytes]:
+    return Call(bytes, "GET", f"{API}/jobs/{part(name)}/results/archive", partition=partition, **filters)
+
+
+Told = Callable[[str, int, int], None]
+"""Is called with the progress of a transfer: what is done (`waiting` or `fetching`), how much of it, and the whole."""
+
+
 class Patience:
-    """The wait for result files of a job. It ends `timeout` seconds after the last file arrived."""
+    """Limits the wait for result files of a job: it ends `timeout` seconds after the last arrival."""
 
     def __init__(self, job: str, timeout: float) -> None:
         self._job = job
@@ -482,7 +495,7 @@ class Patience:
         self._deadline = 0.0
 
     def note(self, waiting: int, now: float) -> None:
-        """Note the number of tasks whose files have not arrived yet. Raises `TimeoutError` when the wait is over."""
+        """Note the number of tasks whose files are missing. Raise `TimeoutError` when the wait is over."""
         if self._fewest is None or waiting < self._fewest:
             self._fewest, self._deadline = waiting, now + self._timeout
         elif now >= self._deadline:

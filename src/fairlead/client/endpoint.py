@@ -12,17 +12,17 @@ INSECURE = "FAIRLEAD_INSECURE"
 
 
 class NotFound(Exception):
-    """The address or the token of the server is not known."""
+    """Raised if the address or the token of the server is not known."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Address of a server, the token to use there, and TLS settings."""
+    """The address of a server, the token to use there, and TLS settings."""
 
     url: str
-    """One URL, or those of several servers of a cluster, separated by commas: the client finds the one that leads."""
+    """One URL, or the URLs of several servers of a cluster, separated by commas: the client finds the leader."""
     token: str = ""
     authority: str = ""
-    """A file with the certificates to trust, instead of the machine's."""
+    """A file with the certificates to trust instead of the machine's."""
     insecure: bool = False
     """True to send the token to another machine without TLS."""
 
@@ -36,14 +36,14 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def data_directory() -> Path:
-    """Return the data directory: FAIRLEAD_DATA, else the default of this user."""
+    """Return the data directory: FAIRLEAD_DATA, or the default for this user."""
     if os.environ.get(DATA):
         return Path(os.environ[DATA])
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "fairlead"
 
 
 def running(directory: Path) -> Running | None:
-    """Return the server that runs on a data directory, according to the file it wrote there."""
+    """Return the server that runs on a data directory, according to the file that it wrote there."""
     try:
         return msgspec.json.decode((directory / "server.json").read_bytes(), type=Running)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -51,7 +51,7 @@ def running(directory: Path) -> Running | None:
 
 
 def find_endpoint(directory: Path | None = None, url: str = "") -> Endpoint:
-    """Return the server of `url` or of FAIRLEAD_URL, else the server that runs on the data directory."""
+    """Return the endpoint of `url` or FAIRLEAD_URL, or of the server that runs on the data directory."""
     directory = directory or data_directory()
     url, token = url.rstrip("/") or os.environ.get(URL, ""), os.environ.get(TOKEN, "")
     authority = os.environ.get(AUTHORITY, "")

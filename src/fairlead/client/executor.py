@@ -31,24 +31,24 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 GATHER = 0.005
-"""Seconds that calls are collected before they are submitted together."""
+"""Seconds to collect calls before they are submitted together."""
 LIFE = 7 * 24 * 3600.0
 """Seconds that the server keeps the key for tasks, unless it is stored again."""
 
 
 class Remote(Exception):
-    """The traceback of a function on its node, as text. It is the cause of the error that is raised here."""
+    """The traceback of a function on its node, as text. It is the cause of the exception raised here."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class Lost(Exception):
-    """A call without a result: its task was killed, lost or never started."""
+    """Raised for a call without a result: its task was killed, lost or never started."""
 
 
 class CallFuture(Future[Result]):
-    """The future of a call. Cancelling it kills its job, even while it runs."""
+    """The future of a call. Cancelling it kills the call's job, even while it runs."""
 
     def __init__(self, cancelled: Callable[[Future[Any]], None], call: str) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class CallFuture(Future[Result]):
         self.call = call
         """The id of the call, which is part of its seals."""
         self.job = ""
-        """The id of its job; empty before it is submitted."""
+        """The id of the call's job; empty until it is submitted."""
 
     def cancel(self) -> bool:
         if not super().cancel():
@@ -69,8 +69,8 @@ class CallFuture(Future[Result]):
 class Executor(Base):
     """Runs functions on the cluster: `with Executor(resources={"cpu": 1}) as ex: ex.submit(f, 1).result()`.
 
-    `fields` are fields of a job and its stage, and apply to every call; `but` returns an executor with other fields.
-    `python` is the interpreter on the nodes. It needs `cloudpickle` and the modules that the functions import.
+    `fields` are fields of a job and its stage, for every call; `but` returns an executor with other fields. `python` is
+    the interpreter on the nodes. It needs `cloudpickle` and the modules that the functions import.
     """
 
     def __init__(self, client: Client | None = None, python: str = "", **fields: Any) -> None:
@@ -99,7 +99,7 @@ class Executor(Base):
     def map(
         self, fn: Callable[..., Result], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Result]:
-        """As in `concurrent.futures`; each chunk of `chunksize` calls is one task."""
+        """Map as in `concurrent.futures`; each chunk of `chunksize` calls is one task."""
         calls = list(zip(*iterables, strict=False))
         chunks = [calls[at : at + chunksize] for at in range(0, len(calls), max(1, chunksize))]
         futures = [self.submit(_each, fn, chunk) for chunk in chunks]
@@ -128,12 +128,12 @@ def _settle(future: Future[Any], result: Any = None, error: BaseException | None
 
 
 def _each(fn: Callable[..., Result], calls: list[tuple[Any, ...]]) -> list[Result]:
-    """Call a function with each tuple of arguments. It is pickled by name, so nodes must know it by this name."""
+    """Call a function with each tuple of arguments. Pickled by name, so nodes must know it by this name."""
     return [fn(*arguments) for arguments in calls]
 
 
 class _Shared:
-    """State that executors with different fields share: the open calls, the key and the threads."""
+    """State shared by executors with different fields: the open calls, the key and the threads."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -141,7 +141,7 @@ class _Shared:
         self.secret = f"executor-{secrets.token_hex(8)}"
         """The name of the secret that holds the key for tasks."""
         self._store_key_at = 0.0
-        """When the key is stored on the server again; 0 before the first time."""
+        """When to store the key on the server again; 0 before the first time."""
         self._lock = threading.Condition()
         self._new: list[tuple[dict[str, Any], CallFuture[Any]]] = []
         self._sent: list[CallFuture[Any]] = []
@@ -152,7 +152,7 @@ class _Shared:
         self._ended: queue.SimpleQueue[tuple[str, CallFuture[Any]] | None] = queue.SimpleQueue()
         self._closed = False
         self._following = threading.Event()
-        """Set when job events arrive, or cannot be received."""
+        """Set once job events arrive, or cannot be received."""
         self._threads: list[threading.Thread] = []
 
     def start(self, document: dict[str, Any], call: str) -> CallFuture[Any]:
@@ -183,7 +183,7 @@ class _Shared:
             for future in waiting:
                 future.cancel()
         if wait:
-            with self._lock:  # calls that are being submitted must be killed if they were cancelled
+            with self._lock:  # cancelled calls must be killed even while they are being submitted
                 self._lock.wait_for(lambda: not (self._new or self._sent))
             for future in waiting:
                 if not future.cancelled():
@@ -229,8 +229,8 @@ class _Shared:
             for _, future in new:
                 _settle(future, error=error)
             return
-        for item in [item for item in items if item.warning][:1]:  # the calls of a batch are mostly alike
-            with suppress(NeverRuns):  # raised if warnings are errors: it would end the thread
+        for item in [item for item in items if item.warning][:1]:  # once, because calls of a batch are mostly alike
+            with suppress(NeverRuns):  # it is raised if warnings are errors, and would end the thread
                 warn(item.job, item.warning, 2)
         for (_, future), item in zip(new, items, strict=True):
             if item.problem is not None:
@@ -255,7 +255,7 @@ class _Shared:
             self._store_key_at = now + LIFE / 8
 
     def _remove_key(self) -> None:
-        """Remove the key from the server: no open call needs it. If the server cannot be reached, the key expires."""
+        """Remove the key from the server, when no open call needs it. If this fails, the key expires."""
         with self._lock:
             stored, self._store_key_at = self._store_key_at, 0.0
         if stored:
@@ -336,7 +336,7 @@ class _Shared:
             if ended is None:
                 return
             if self._store_key_at:
-                with suppress(Problem, RuntimeError):  # more tries follow before the key expires
+                with suppress(Problem, RuntimeError):  # more attempts follow before the key expires
                     self._store_key()
             if not ended:
                 continue

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import RawIOBase
 from pathlib import Path
+from shutil import copyfileobj
 from typing import BinaryIO
 from uuid import uuid4
 
@@ -18,16 +20,17 @@ from fairlead.wire import api as wire
 from fairlead.wire.results import is_safe_name
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+CHUNK = 1 << 16
 FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Broken(Exception):
-    """The answer had another length than the file. It is asked for again."""
+    """Raised if the answer is shorter or longer than the file. The file is then requested again."""
 
 
 @contextmanager
 def new_file(directory: Path, task: wire.TaskResults, file: wire.ResultFile) -> Iterator[BinaryIO]:
-    """Yield a file to write a result to. It is moved to `target` at the end, and removed after an error."""
+    """Yield a file to write a result to. Afterwards it is moved to `target`, or removed if there was an error."""
     if not is_safe_name(file.name):
         raise Problem(f"the server named a result file {file.name[:100]!r}, which is not written", code="unsafe")
     directory.mkdir(parents=True, exist_ok=True)
@@ -52,6 +55,59 @@ def new_file(directory: Path, task: wire.TaskResults, file: wire.ResultFile) -> 
             raise
     finally:
         os.close(folder)
+
+
+class Wanted:
+    """The result files that have not been written yet."""
+
+    def __init__(self, directory: Path, tasks: list[wire.TaskResults]) -> None:
+        self._directory = directory
+        self._files = {_entry(task, file.name): (task, file) for task in tasks for file in task.files}
+        """Name in an archive → the file."""
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[tuple[wire.TaskResults, wire.ResultFile]]:
+        return iter(self._files.values())
+
+    def remove(self, task: wire.TaskResults, file: wire.ResultFile) -> None:
+        del self._files[_entry(task, file.name)]
+
+    def unpack(self, parts: Iterator[bytes]) -> Iterator[None]:
+        """Write the wanted files of an archive, and yield after each. An archive that breaks off ends this early."""
+        from tarfile import TarError, open
+
+        with suppress(TarError), open(fileobj=_Reader(parts), mode="r|", bufsize=CHUNK) as archive:
+            for entry in archive:
+                wanted = self._files.get(entry.name)
+                data = archive.extractfile(entry) if wanted is not None and entry.isfile() else None
+                if wanted is None or data is None:
+                    continue
+                with suppress(Broken):
+                    with new_file(self._directory, *wanted) as output:
+                        copyfileobj(data, output)
+                    self.remove(*wanted)
+                yield
+
+
+def _entry(task: wire.TaskResults, name: str) -> str:
+    return f"{task.stage}.{task.index}.{task.attempt}/{name}"
+
+
+class _Reader(RawIOBase):
+    """The parts of an answer as a file."""
+
+    def __init__(self, parts: Iterator[bytes]) -> None:
+        self._parts = parts
+        self._rest = b""
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes, at most `size`; nothing at the end."""
+        if not self._rest:
+            self._rest = next(self._parts, b"")
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
 
 
 def target(directory: Path, task: wire.TaskResults, file: wire.ResultFile) -> Path:

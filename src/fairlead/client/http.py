@@ -1,7 +1,7 @@
 """Reusable connections to a server, for the blocking client.
 
-They use the HTTP client of the standard library: a request takes a quarter of the time that it takes with a
-general-purpose library (decision 0025), and the command line starts faster.
+They use the HTTP client of the standard library: requests take a quarter of the time of a general-purpose library
+(decision 0025), and the command line starts faster.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Reply(NamedTuple):
 
 
 class Connections:
-    """A pool of connections. Threads may share it: each request uses a connection alone."""
+    """A pool of connections. Threads may share it: a connection serves one request at a time."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._addresses = [_address(url) for url in servers(endpoint.url) or [endpoint.url]]
         self._at = 0
-        """The number of the address to which requests are sent."""
+        """The index of the address that requests go to."""
         if not endpoint.token.isascii() or not endpoint.token.isprintable():
             raise Problem("the token has characters that no token has; copy it again", code="token")
         self._trust = tls_context(endpoint)
@@ -53,14 +53,14 @@ class Connections:
         return len(self._addresses)
 
     def turn(self) -> None:
-        """Send further requests to the next server, if there are several: this one does not lead or answer."""
+        """Send further requests to the next server, if there are several, because this one does not lead or answer."""
         if len(self._addresses) > 1:
             self._at = (self._at + 1) % len(self._addresses)
             while self._idle:
                 self._idle.pop().close()
 
     def close(self) -> None:
-        """Close all connections, including streams that other threads still read: they would wait forever."""
+        """Close all connections, including streams that other threads read; those would wait forever otherwise."""
         self._closed = True
         for sock in list(self._streams):
             with suppress(OSError):
@@ -68,11 +68,11 @@ class Connections:
         while self._idle:
             self._idle.pop().close()
 
-    def request(self, call: Call[Any]) -> Reply:
-        """Send a call and read its whole answer."""
+    def request(self, call: Call[Any], seconds: float = REQUEST_TIMEOUT) -> Reply:
+        """Send a call and read its whole answer, which has to arrive within `seconds` and the time of the call."""
         link = self._take()
         try:
-            answer = self._send(link, call, REQUEST_TIMEOUT + call.seconds)
+            answer = self._send(link, call, seconds + call.seconds)
             reply = Reply(
                 answer.status, answer.read(), answer.getheader("retry-after"), answer.getheader(REVISION, "0")
             )
@@ -87,7 +87,7 @@ class Connections:
 
     @contextmanager
     def stream(self, call: Call[Any]) -> Iterator[HTTPResponse]:
-        """Send a call with a streaming answer, and yield the answer without a limit of time."""
+        """Send a call with a streaming answer, and yield the answer. Reading it has no time limit."""
         link = self._take()
         try:
             answer = self._send(link, call, REQUEST_TIMEOUT)

@@ -1,7 +1,7 @@
 """Packs and seals calls and results that travel between an executor and its tasks, with the executor's key.
 
-A seal is an HMAC-SHA256 over the purpose of the bytes and the bytes. It is checked before anything is unpickled,
-because unpickling can run any code. The key reaches tasks as a secret of their job.
+A seal is an HMAC-SHA256 over the purpose and the bytes. It is checked before anything is unpickled, because unpickling
+can run any code. The key reaches tasks as a secret of their job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KEY = "FAIRLEAD_CALL_KEY"
 SEAL = 64
 """Characters of a seal."""
 PIECE = 100_000
-"""Characters of one argument; the system allows 131,071."""
+"""Characters of one argument of a command; the system allows 131,071."""
 MAX_SENT = 1_500_000
 MAX_RETURNED = 8_000_000
 
@@ -72,7 +72,7 @@ os._exit(code)
 
 
 class Forged(Exception):
-    """Output without a valid seal: it was changed or replaced. None of it was unpickled."""
+    """Raised for output without a valid seal: it was changed or replaced. None of it was unpickled."""
 
 
 def call_arguments(key: bytes, call: str, packed: bytes) -> list[str]:
@@ -87,7 +87,7 @@ def call_arguments(key: bytes, call: str, packed: bytes) -> list[str]:
 
 
 def result_of(key: bytes, call: str, job: str, output: bytes) -> tuple[str, Any]:
-    """Return the output of the task of a call, as its kind ("result" or "error") and the value."""
+    """Return the output of a call's task as its kind ("result" or "error") and the value."""
     seal, text = output[:SEAL], output[SEAL:]
     expected = _sealed(key, "result", call, job, "0", text.decode("latin-1"))
     if not hmac.compare_digest(seal, expected.encode()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,7 +32,7 @@ from fairlead.wire.addresses import servers
 
 
 class Client:
-    """A client of a server; without arguments, of the server that `fairlead up` runs on this machine.
+    """A blocking client. Without arguments it uses FAIRLEAD_URL, or the server that `fairlead up` runs on this machine.
 
     Requests that fail on the way are sent again and take effect only once. Refusals are raised as `Problem`. Threads
     may share a client.
@@ -40,15 +41,16 @@ class Client:
     def __init__(
         self, url: str = "", token: str = "", authority: str = "", partition: str = "", insecure: bool = False
     ) -> None:
-        """`url` may name several servers of a cluster, separated by commas: requests go to the one that leads.
+        """Use the server at `url`, or the default one.
 
-        `insecure` sends the token to another machine without TLS.
+        `url` may list several servers of a cluster, separated by commas: requests go to the one that leads. `insecure`
+        allows sending the token to another machine without TLS.
         """
         endpoint = Endpoint(url, token, authority, insecure) if url else find_endpoint()
         self.url = ",".join(servers(endpoint.url)) or endpoint.url
         self.partition = partition
         self._revision = 0
-        """The revision of the last change that was answered. Reads from other servers show it too."""
+        """The revision of this client's last change. Reads from other servers include it."""
         self._connections = Connections(endpoint)
 
     def __enter__(self) -> Self:
@@ -60,7 +62,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close all connections, including streams that other threads still read: they would wait forever."""
+        """Close all connections, including streams that other threads read; those would wait forever otherwise."""
         self._connections.close()
 
     # -- jobs ----------------------------------------------------------------------------------------------------
@@ -68,15 +70,15 @@ class Client:
     def submit(self, command: list[str] | None = None, document: Document | None = None, **fields: Any) -> str:
         """Submit a job and return its id.
 
-        The job is a command with fields (`array=3, resources={"cpu": 1}, queue=…`), or a whole document with stages.
-        A `NeverRuns` warning is issued if it can never run as the cluster is now.
+        Give a command and fields (`array=3, resources={"cpu": 1}, queue=…`), or a whole document with stages. Issues a
+        `NeverRuns` warning if the job can never run as the cluster is now.
         """
         answer = self.send(calls.submit(calls.job_document(command, document, fields), self.partition))
         calls.warn(answer.job, answer.warning, 2)
         return answer.job
 
     def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:
-        """Submit many jobs. Return the job id and warning or the problem of each, in the order of the documents."""
+        """Submit many jobs. Return for each, in order, its id and warning, or the problem."""
         items: list[wire.BatchItem] = []
         for chunk in calls.chunks_of(documents):
             items += self.send(calls.submit_many(chunk, self.partition)).items
@@ -85,9 +87,9 @@ class Client:
     def dry_run(
         self, command: list[str] | None = None, document: Document | None = None, eta: bool = False, **fields: Any
     ) -> wire.DryRun:
-        """Return what the next cycle would do with a job, without submitting it. The job is given as to `submit`.
+        """Return what the next cycle would do with a job, without submitting it. Arguments are as for `submit`.
 
-        With `eta`, the answer to a job that would wait has its start, and takes longer.
+        With `eta`, the predicted start is added if the job would wait; that takes longer.
         """
         job = calls.job_document(command, document, fields)
         return self.send(calls.dry_run(job, self.partition, eta))
@@ -102,14 +104,14 @@ class Client:
             yield from page.jobs
 
     def tasks(self, job: str, stage: str = "") -> Iterator[wire.Task]:
-        """Yield the tasks of a job, or of one of its stages, by index."""
+        """Yield the tasks of a job, or of one of its stages, ordered by index."""
         for page in self._pages(
             lambda cursor: calls.tasks(job, self.partition, stage=stage, cursor=cursor, limit=1000)
         ):
             yield from page.tasks
 
     def wait(self, job: str, timeout: float | None = None) -> wire.Job:
-        """Wait until a job is over and return it. Raise `TimeoutError` after `timeout` seconds."""
+        """Wait until a job has ended and return it. Raise `TimeoutError` after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             view = self.send(calls.job(job, self.partition, calls.poll_seconds(deadline)))
@@ -119,57 +121,64 @@ class Client:
                 raise TimeoutError(f"job {job} is still {view.state}")
 
     def kill(self, job: str) -> str:
-        """Kill a job. Returns a note, such as that it was over already."""
+        """Kill a job. Return the server's note, such as that the job had ended already."""
         return self.send(calls.change(job, "kill", self.partition)).note
 
     def hold(self, job: str) -> str:
-        """Hold a job back: none of its waiting tasks start until it is released. Returns a note."""
+        """Hold a job: none of its waiting tasks start until it is released. Return the server's note."""
         return self.send(calls.change(job, "hold", self.partition)).note
 
     def release(self, job: str) -> str:
-        """Release a job that is held back. Returns a note."""
+        """Release a held job. Return the server's note."""
         return self.send(calls.change(job, "release", self.partition)).note
 
     def requeue(self, job: str) -> str:
-        """Stop the running tasks of a job; they wait again at their earlier place. Returns a note."""
+        """Stop the running tasks of a job; they wait again at their earlier place. Return the server's note."""
         return self.send(calls.change(job, "requeue", self.partition)).note
 
     def scale(self, job: str, count: int, stage: str = "") -> str:
-        """Give a job, or one of its stages, another number of tasks."""
+        """Change the number of tasks of a stage; `stage` may be empty if the job has only one."""
         return self.send(calls.scale(job, count, stage, self.partition)).note
 
     def set_priority(self, job: str, priority: int) -> str:
-        """Change the priority of a job. Owners may lower it, operators may raise it too."""
+        """Change the priority of a job. Return the server's note.
+
+        Owners may lower it, or raise it up to their `max_priority` in its queue; operators may raise it further.
+        """
         return self.send(calls.set_priority(job, priority, self.partition)).note
+
+    def try_priority(self, job: str, priority: int) -> wire.PriorityStops:
+        """Return the running tasks that would stop at once for a job with another priority. Nothing is changed."""
+        return self.send(calls.try_priority(job, priority, self.partition))
 
     def explain(self, job: str, remedies: bool = True) -> wire.Explanation:
         """Return why a job is in its state, and what would be enough to start its waiting tasks.
 
-        Without `remedies` the answer comes sooner.
+        `remedies=False` leaves out what would be enough, and is faster.
         """
         return self.send(calls.explain(job, self.partition, remedies))
 
     def eta(self, *jobs: str) -> list[wire.Eta]:
-        """Return when jobs start, up to 1,000 of them: a likely start and an interval of 90 %."""
+        """Return the predicted starts of up to 1,000 jobs: a likely time and a 90 % interval each."""
         return calls.in_order(jobs, self.send(calls.etas(list(jobs), self.partition)).etas)
 
     def story(self, job: str) -> wire.Story:
-        """Return what happened to a job, in order."""
+        """Return what happened to a job, earliest first."""
         return self.send(calls.story(job, self.partition))
 
     def trace(self, since: float | None = None) -> wire.RecordedTrace:
-        """Return the jobs of the past as a trace for the simulator. Only operators may call it."""
+        """Return past jobs, submitted since a time, as a trace for the simulator. Only for operators."""
         return self.send(calls.trace(self.partition, since))
 
     def what_if(self, **changes: Any) -> wire.WhatIf:
-        """Return what a supposed change would bring. Only operators may call it.
+        """Return the effect of a supposed change on start times. Only for operators.
 
         The keys are those of `WhatIfDocument`: `add_nodes`, `remove_nodes`, `shares`, `priorities`, `policy`, `replay`.
         """
         return self.send(calls.what_if(changes, self.partition))
 
     def attempts(self, job: str) -> wire.Attempts:
-        """Return the attempts of a job's tasks: where and when they ran, and how they ended."""
+        """Return the ended attempts of a job's tasks: where and when they ran, and how they ended."""
         return self.send(calls.attempts(job, self.partition, limit=1000))
 
     def log(
@@ -184,11 +193,11 @@ class Client:
         after: int | None = None,
         began: Callable[[int], None] = lambda attempt: None,
     ) -> Iterator[bytes]:
-        """Yield the output of one attempt of a task as it arrives: of the last attempt by default.
+        """Yield the output of one attempt of a task as it arrives; by default of the last attempt.
 
-        `after` chooses the first attempt above a number. With `follow` it is waited for; if the task has ended and no
-        further attempt follows, a `Problem` with the code `gone` is raised. `began` is called with the number of the
-        attempt before its output.
+        `after=N` selects the first attempt above N; with `follow`, wait for that attempt. If the task has ended and has
+        no such attempt, raise a `Problem` with the code `gone`. `began` is called with the attempt's number before its
+        output.
         """
         options = {"stage": stage, "index": index, "stream": stream, "follow": follow, "offset": offset}
         call = calls.log(job, self.partition, **options, attempt=attempt, after=after)
@@ -201,17 +210,21 @@ class Client:
         index: int | None = None,
         attempt: int | None = None,
         timeout: float = calls.RESULTS,
+        told: calls.Told = lambda what, done, total: None,
     ) -> list[wire.TaskResults]:
-        """Return the result files that were collected when tasks of a job ended: of their last attempts by default.
+        """Return the result files that were collected when tasks of a job ended; by default of the last attempts.
 
-        Files that are on their way from nodes are waited for; `TimeoutError` is raised if none arrives for `timeout`
-        seconds.
+        Waits for files that have not arrived from the nodes yet. Raises `TimeoutError` if none arrives for `timeout`
+        seconds. `told` is called with the progress of that.
         """
         filters: dict[str, Any] = {"stage": stage, "index": index, "attempt": attempt}
-        count = calls.results(job, self.partition, **filters, limit=1)  # while files arrive, a long list is not read
+        count = calls.results(job, self.partition, **filters, limit=1)  # poll with a short list while files arrive
         patience = calls.Patience(job, timeout)
+        most = 0
         while waiting := self.send(count).waiting:
             patience.note(waiting, time.monotonic())
+            most = max(most, waiting)
+            told("waiting", most - waiting, most)
             time.sleep(calls.RESULT_POLL)
         filters["limit"] = 1000
         pages = self._pages(lambda cursor: calls.results(job, self.partition, cursor=cursor, **filters))
@@ -225,21 +238,29 @@ class Client:
         index: int | None = None,
         attempt: int | None = None,
         timeout: float = calls.RESULTS,
+        told: calls.Told = lambda what, done, total: None,
     ) -> list[Path]:
         """Write the result files of a job below a directory, as `STAGE.INDEX/NAME`, and return their paths.
 
-        Existing files are replaced. Links in the directory are not followed.
+        Existing files are replaced. Links in the directory are not followed. `told` is called with the progress.
         """
         place = Path(directory)
-        paths: list[Path] = []
-        for task in self.results(job, stage, index, attempt, timeout):
-            for file in task.files:
-                self._fetch(job, place, task, file)
-                paths.append(fetching.target(place, task, file))
-        return paths
+        tasks = self.results(job, stage, index, attempt, timeout, told)
+        files = fetching.Wanted(place, tasks)
+        total = len(files)
+        if total > 1:  # all in one answer; what does not come with it is fetched file by file
+            archive = calls.result_archive(job, self.partition, stage=stage, index=index, attempt=attempt)
+            with suppress(Problem):
+                for _ in files.unpack(self.stream(archive)):
+                    told("fetching", total - len(files), total)
+        for task, file in list(files):
+            self._fetch(job, place, task, file)
+            files.remove(task, file)
+            told("fetching", total - len(files), total)
+        return [fetching.target(place, task, file) for task in tasks for file in task.files]
 
     def _fetch(self, job: str, place: Path, task: wire.TaskResults, file: wire.ResultFile) -> None:
-        """Fetch one file. A transfer that breaks off is started again."""
+        """Fetch one file, and start again if the transfer breaks off."""
         failures = 0
         while True:
             try:
@@ -272,17 +293,17 @@ class Client:
         return self.send(calls.queues(self.partition)).queues
 
     def lanes(self, first: int = 10) -> wire.Lanes:
-        """Return the waiting work by queue and shape, with the first asks of each lane."""
+        """Return waiting work by lane (queue and shape), with the first `first` asks of each."""
         return self.send(calls.lanes(self.partition, first))
 
     def watch(
         self, job: str = "", after: int | None = None, began: Callable[[], None] = lambda: None
     ) -> Iterator[wire.Event]:
-        """Yield events of jobs, tasks and nodes as they happen, without end: of one job, or of all that are visible.
+        """Yield events as they happen, without end: of one job, or of all visible jobs and the nodes.
 
-        `after` is the number of a record to begin after, instead of now. A broken stream is resumed. The event `reset`
-        means that events were missed: read the state again. `began` is called when the stream has begun, and again when
-        it was resumed: what happens from then on is not missed.
+        `after` is the number of a record: start after it instead of now. A broken stream is resumed. The event `reset`
+        means that events were missed: read the state again. `began` is called each time the stream has begun or
+        resumed; no event after that is missed.
         """
         reader = calls.EventReader(after)
         failures = 0
@@ -303,19 +324,19 @@ class Client:
         return self.send(calls.managers(self.partition)).managers
 
     def remove_manager(self, name: str) -> str:
-        """Remove a resource manager: its jobs are killed and its nodes leave."""
+        """Remove a resource manager: its jobs are killed and its nodes leave. Only for operators."""
         return self.send(calls.remove_manager(name, self.partition)).note
 
     def holds(self) -> list[wire.Hold]:
-        """Return the nodes that are held for jobs that have waited too long."""
+        """Return the holds: nodes kept free for jobs that have waited too long."""
         return self.send(calls.holds(self.partition)).holds
 
     def promises(self) -> list[wire.Promise]:
-        """Return the nodes with capacity on its way that only one job may use."""
+        """Return the promises: nodes on which capacity becomes free for one job only."""
         return self.send(calls.holds(self.partition)).promises
 
     def release_hold(self, job: str, stage: str = "") -> str:
-        """Release the nodes held for a job, or for one of its stages."""
+        """Release the nodes held for a job, or for one of its stages. Only for operators."""
         return self.send(calls.release_hold(job, stage, self.partition)).note
 
     def pools(self) -> list[wire.Pool]:
@@ -339,7 +360,7 @@ class Client:
         return self.send(calls.scale_pool(pool, nodes, self.partition)).note
 
     def usage(self) -> wire.Usage:
-        """Return the nodes of each pool: existing, needed for waiting work, and ordered."""
+        """Return the numbers of nodes of each pool: available, needed by waiting work, idle and ordered."""
         return self.send(calls.usage(self.partition))
 
     def usage_report(
@@ -349,9 +370,9 @@ class Client:
         until: Moment | None = None,
         user: str = "",
     ) -> wire.UsageReport:
-        """Return the use of resources, waits and preemptions in a span of time, in total and grouped.
+        """Return resource use, waits and preemptions in a period, by group and in total.
 
-        `by` has `user`, `queue`, `partition` or `job`, or several of them.
+        `by` is `user`, `queue`, `partition` or `job`, or several of them.
         """
         return self.send(calls.usage_report(by, since, until, user, self.partition))
 
@@ -359,7 +380,7 @@ class Client:
         """Yield finished jobs, newest first.
 
         Filters: `user`, `queue` (with the queues below it), `state`, `name` (a pattern such as `train-*`), `label`
-        (`key=value`), `node`, and `since` and `until`, which choose by the end of a job.
+        (`key=value`), `node`, and `since` and `until`, which select by the end of a job.
         """
         for page in self._pages(lambda cursor: calls.history(self.partition, cursor=cursor, **filters)):
             yield from page.jobs
@@ -369,7 +390,7 @@ class Client:
         return self.send(calls.secrets()).secrets
 
     def set_secret(self, name: str, value: str, expires_in: float | None = None) -> None:
-        """Store a secret that the caller's jobs can use, for `expires_in` seconds or until it is removed."""
+        """Store a secret for the caller's jobs, for `expires_in` seconds or until it is removed."""
         self.send(calls.set_secret(name, value, expires_in))
 
     def remove_secret(self, name: str) -> None:
@@ -379,7 +400,7 @@ class Client:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def send(self, call: Call[Answer]) -> Answer:
-        """Send a call, retry it if needed, and return its answer."""
+        """Send a call and return its answer. Retry if the answer is lost or the server is overloaded."""
         tries = TRIES * self._connections.servers
         for attempt in range(tries):
             last = attempt == tries - 1
@@ -395,7 +416,7 @@ class Client:
                 if answer.status not in RETRIED or last:
                     if call.method != "GET":
                         self._revision = max(self._revision, int(answer.revision))
-                    elif answer.status in (409, 503):  # an older state may have been restored: the revision is gone
+                    elif answer.status in (409, 503):  # an older state may have been restored, without this revision
                         self._revision = 0
                     return call.read(answer.status, answer.content)
                 retry_after = answer.retry_after
@@ -404,7 +425,7 @@ class Client:
         raise AssertionError
 
     def _pages(self, call: Callable[[str], Call[Page]]) -> Iterator[Page]:
-        """Yield the pages of a list. Each request carries the cursor of the page before."""
+        """Yield the pages of a list. Each request carries the cursor of the previous page."""
         cursor = ""
         while True:
             page = self.send(call(cursor))
@@ -416,7 +437,7 @@ class Client:
     def stream(
         self, call: Call[Any], began: Callable[[Mapping[str, str]], None] = lambda headers: None
     ) -> Iterator[bytes]:
-        """Yield the parts of a streaming answer. The call is not sent again if the stream breaks off.
+        """Yield the parts of a streaming answer. The call is not retried if the stream breaks off.
 
         `began` is called with the headers of the answer.
         """

@@ -1,9 +1,9 @@
-"""Admission: may an ask start now, and if not, why not? One list of checks for everything that starts work.
+"""Admission: decides whether an ask may start now, and gives the reason if not.
 
-Single turns, floods of single tasks, gangs, chains, holds, claims and orders of nodes all ask here. A check is a
-function from an ask, and the tasks of it that would start, to a reason or None. The first reason counts. A new check
-is one function and one row of `CHECKS`. Rows with `always` apply everywhere and come first; the others follow in the
-order of the partition's setting `checks`.
+All code that starts tasks, or keeps, frees or orders nodes for them, uses one list of checks. A check takes an ask and
+those of its tasks that would start, and returns a reason to refuse them, or None. The first reason counts. To add a
+check, write one function and one row of `CHECKS`. Rows with `always` apply in every partition and come first; the
+others follow in the order of the partition's setting `checks`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fairlead.core.state import Partition
 
 
 class Admission:
-    """Checks asks of one partition. `count` adds starts that the caller has decided but not booked."""
+    """Checks asks of one partition. `count` adds starts that the caller has decided and not booked yet."""
 
     def __init__(self, partition: Partition, rights: Entitlements | None = None) -> None:
         """`rights` are the entitlements to use while there are no nodes."""
@@ -53,8 +53,8 @@ class Admission:
         self._checks = partition.facts().checks
 
     def checks_for(self, job: Job) -> tuple[Check, ...]:
-        """Return the checks that can refuse asks of a job, in their order."""
-        key: object = id(job.accounts)  # enough for a job that has not started, is preemptible, free and first
+        """Return the checks that can refuse asks of a job, in order."""
+        key: object = id(job.accounts)  # enough for a new, preemptible job without `after` or a user's hold
         if job.allocations or job.after or job.held_by is not None or not job.preemptible:
             key = (key, job.preemptible, job.allocations > 0, bool(job.after), job.held_by is not None)
         entry = self._checks.get(key)
@@ -69,7 +69,7 @@ class Admission:
         return entry[0]
 
     def refusal(self, ask: Ask, needs: Needs, ignoring: Collection[Check] = ()) -> Reason | None:
-        """Return why some tasks of an ask may not start together; None if they may. Leaves out checks in `ignoring`."""
+        """Return why these tasks of an ask may not start together, or None. Checks in `ignoring` are skipped."""
         for check in self.checks_for(ask.stage.job):
             if check not in ignoring:
                 reason = check.refuses(self, ask, needs)
@@ -78,7 +78,7 @@ class Admission:
         return None
 
     def most(self, ask: Ask, stage: Stage, least: int, most: int) -> tuple[int, Reason | None]:
-        """Return the number of tasks of a stage, from `least` to `most`, that may start; or 0, and why not `least`."""
+        """Return how many tasks of a stage may start, up to `most`; 0 and the reason if fewer than `least` may."""
         reason = self.refusal(ask, ((stage, least),))
         if reason is not None:
             return 0, reason
@@ -111,7 +111,7 @@ class Admission:
                 self._running[key] = self._running.get(key, 0) + 1
 
     def _counts(self, job: Job) -> bool:
-        """True if starts of the job can make a check refuse another ask: one of its accounts has a limit."""
+        """True if starts of the job have to be counted, because they can make a check refuse another ask."""
         if self._all_count is None:
             partition = self.partition
             self._all_count = bool(partition.settings.checks) or partition.facts().firm
@@ -122,7 +122,7 @@ class Admission:
             bounded = self._bounded[id(job.accounts)] = self._all_count or bounds
         return bounded
 
-    # -- what checks look at
+    # -- values that checks read
 
     def rights(self) -> Entitlements | None:
         """Return the entitlements of queues; None if there are no nodes to share."""
@@ -146,7 +146,7 @@ class Admission:
         return job.allocations > 0 or job.id in self._begun
 
     def starts_as_gang(self, ask: Ask, needs: Needs) -> bool:
-        """True if these tasks are among those that have to start at once, and not the rest of the ask."""
+        """True if these tasks are the gang of the ask; False for tasks that start one by one after the gang."""
         together = gang_size(ask)
         return together > 1 and self._given.get(ask.seq, 0) + sum(tasks for _, tasks in needs) <= together
 
@@ -155,7 +155,7 @@ class Admission:
         return account.running + self._running.get(id(account), 0)
 
     def claims(self, ask: Ask) -> list[Ask]:
-        """Return the other asks for which tasks stop. They will start, so their part is not free."""
+        """Return the other asks for which tasks are stopping. The capacity that becomes free is theirs."""
         partition = self.partition
         if not partition.promises:
             return []
@@ -180,33 +180,34 @@ class Admission:
 
 class Check(NamedTuple):
     refuses: Callable[[Admission, Ask, Needs], Reason | None]
-    """Return why tasks of an ask may not start together. 0 tasks mean tasks that take over the rooms of ended ones."""
+    """Return why tasks of an ask may not start together, or None. 0 tasks: queued chain tasks take over slots in
+    use."""
     matters: Callable[[Partition, Job], bool] = lambda partition, job: True
     """False if the check cannot refuse a job now.
 
-    Asked once, while the settings and the states of the queues stay the same, for all jobs with the same accounts that
-    are equally preemptible, have allocations or none, come after other jobs or not, and are held or not.
+    The answer is cached while settings and queue states stay the same. It is shared by jobs with equal accounts that
+    agree in four properties: preemptible, has allocations, has `after`, is held.
     """
     wakes: bool = False
-    """True if every change of its answer wakes the lane of the ask, so that a sleeping lane need not check again."""
+    """True if the lane of an ask wakes whenever the answer changes, so that a sleeping lane need not check again."""
     always: bool = False
     """True if the check applies to partitions that do not name it."""
     counts_use: bool = True
-    """True if its answer can depend on tasks that started in the same cycle: then these are booked first, one by one,
-    and starts of single tasks are not booked in batches."""
+    """True if the answer can depend on tasks that started in the same cycle. Starts are then booked one by one before
+    the check, not in batches."""
 
 
 # -- the checks, in their order ----------------------------------------------------------------------------------
 
 
 def members_stopping(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
-    """Refuse a gang while members of it still stop."""
+    """Refuse a gang while members of its last generation are still stopping."""
     kind, started = ask.kind, ask.stage.started
     if any(len(stage.wanted(kind)) < tasks for stage, tasks in needs):
         return StillStopping()
     if started and kind != SCALE:
         return None
-    # Of a started stage, tasks beyond `min` may stop for other asks without keeping it back.
+    # Tasks beyond `min` of a started stage may stop for other asks; the gang need not wait for them.
     causes = ("gang",) if started else ("gang", "preempt", "requeue")
     if any(allocation.cause in causes for stage in ask.stages for allocation in (stage.live or {}).values()):
         return StillStopping()
@@ -249,10 +250,10 @@ def running_jobs(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
 
 
 def share(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
-    """Refuse tasks that cannot be preempted unless their queues have some of their own share left.
+    """Refuse tasks that cannot be preempted if a queue of theirs already uses its entitlement: they would run on loan.
 
-    Loans must be preemptible. A claim was within its share when tasks were stopped for it, and a replacement when its
-    stage started.
+    Two kinds of asks pass: asks for which tasks were stopped, because their share was checked then, and replacements,
+    because it was checked when their stage started.
     """
     rights = admission.rights()
     if ask.kind == REPLACE or rights is None or has_claimed(admission.partition, ask):
@@ -262,7 +263,7 @@ def share(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
     for queue in stage.job.queue.line()[1:]:
         entitled = rights.of(queue)
         if entitled == rights.whole:
-            continue  # there is nothing it could borrow
+            continue  # the queue is entitled to everything, so it cannot borrow
         used = admission.used(queue.account)
         if before:
             used = dict(used)
@@ -316,7 +317,7 @@ CHECKS: Registry[Check] = Registry(
 
 
 def checks_to_add() -> list[str]:
-    """Return the names that the setting `checks` takes."""
+    """Return the names that may be listed in the setting `checks`."""
     return [name for name, check in CHECKS.items() if not check.always]
 
 
@@ -324,22 +325,22 @@ def checks_to_add() -> list[str]:
 
 
 def held_back(job: Job) -> HeldBack | None:
-    """Return the reason of a held job; None if it is not held."""
+    """Return why a held job may not start; None if it is not held."""
     return None if job.held_by is None else HeldBack(job.held_by.user, job.held_by.level == OPERATOR)
 
 
 def refusal(partition: Partition, ask: Ask) -> Reason | None:
-    """Return why the tasks that have to start at once may not; None if only missing capacity can keep them waiting."""
+    """Return why the first tasks of an ask may not start; None if only missing capacity can keep them waiting."""
     return Admission(partition).refusal(ask, minimum_by_stage(ask))
 
 
 def is_bounded(partition: Partition, job: Job) -> bool:
-    """True if a check may refuse the job now or later without its lane being woken."""
+    """True if a check applies to the job whose refusal may begin or end without waking the lane of the job."""
     return any([not check.wakes for check in Admission(partition).checks_for(job)])
 
 
 def blocks_lane(ask: Ask, reason: Reason) -> bool:
-    """True if the reason refuses every other ask of the lane too: equal tasks of the same queue."""
+    """True if the reason also refuses every other ask of the lane."""
     line = ask.stage.job.queue.line()
     if isinstance(reason, OverLimit):
         return gang_size(ask) == 1 and any(reason.account == level.account.name for level in line)
@@ -349,6 +350,6 @@ def blocks_lane(ask: Ask, reason: Reason) -> bool:
 
 
 def has_claimed(partition: Partition, ask: Ask) -> bool:
-    """True if tasks stop for the ask."""
+    """True if tasks were told to stop for this ask."""
     promise = partition.promises.get(ask.seq)
     return promise is not None and not promise.ordered

@@ -1,4 +1,4 @@
-"""The needs of an ask: its stages, the number of tasks of each that start at once, and their resources."""
+"""The needs of an ask: its stages, how many tasks of each must start together, and their resources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Needs = Sequence[tuple[Stage, int]]
 
 
 def gang_size(ask: Ask) -> int:
-    """Return the number of tasks that have to start at once."""
+    """Return the number of tasks that must start together."""
     if ask.whole:
         return sum(stage.needed for stage in ask.stages)
     stage = ask.stage
@@ -26,9 +26,9 @@ def gang_size(ask: Ask) -> int:
 
 
 def minimum_by_stage(ask: Ask) -> list[tuple[Stage, int]]:
-    """Return the number of tasks of each stage that have to start at once, the stages hardest to place first.
+    """Return how many tasks of each stage must start together, with the stages that are hardest to place first.
 
-    Otherwise small tasks that fit any node would take the only nodes that fit the large ones.
+    In another order, small tasks that fit any node would take the only nodes that fit large tasks.
     """
 
     def ease(stage: Stage) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def minimum_by_stage(ask: Ask) -> list[tuple[Stage, int]]:
 
 
 def largest_first(needs: Needs) -> list[tuple[Stage, int]]:
-    """Return the stages in the order of the size of their tasks alone."""
+    """Return the stages ordered by the size of their tasks alone, the largest first."""
     return sorted(needs, key=lambda need: _smallness(need[0]))
 
 
@@ -53,12 +53,12 @@ def _smallness(stage: Stage) -> tuple[int, ...]:
 
 
 def asked_by(ask: Ask) -> Vector:
-    """Return the resources of all tasks that have to start at once."""
+    """Return the resources of all tasks that must start together."""
     return asked_for(minimum_by_stage(ask))
 
 
 def asked_for(needs: Needs) -> Vector:
-    """Return the resources of the given tasks. A resource that only 0 tasks ask for is included, as 0."""
+    """Return the sum of the resources of the given tasks. Resources of stages with 0 tasks are included, as 0."""
     asked: Vector = {}
     for stage, tasks in needs:
         for name, amount in stage.shape.amounts:
@@ -67,7 +67,7 @@ def asked_for(needs: Needs) -> Vector:
 
 
 def use_of(ask: Ask, placed: int) -> tuple[Vector, int, int]:
-    """Return what placed tasks use: a resource vector, its multiplier, and the number of tasks."""
+    """Return the use of placed tasks: a resource vector, the factor to multiply it by, and the number of tasks."""
     if not ask.whole:
         return ask.stage.shape.resources, placed, placed
     together: Vector = {}

@@ -1,7 +1,8 @@
 """The cluster: its partitions and the version of their configuration.
 
-It has a small journal of its own. A new version is written there first. Then each partition applies it in a cycle of
-its own; a partition that missed it because of a crash applies it at the next start.
+The cluster has a small journal of its own. A new version of the configuration is written there first. Then each
+partition applies that version in a cycle of its own. A partition that missed a version because of a crash applies it at
+the next start.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from fairlead.core.settings import PartitionConfig
 
 
 class ClusterConfigured(msgspec.Struct, frozen=True, array_like=True, tag="cluster configured"):
-    """All partitions with their configurations. Other partitions are removed."""
+    """Sets all partitions with their configurations. Partitions that are not listed are removed."""
 
     version: int
     partitions: tuple[tuple[str, PartitionConfig], ...]

@@ -1,7 +1,7 @@
-"""Commands and their answers. Each command is checked on its own; a rejected one does not affect the others.
+"""Commands and their answers. Each command is checked by itself; a rejected command does not affect the others.
 
-Documents of jobs, nodes and configurations are read into specifications before. Only a resource manager's update
-contains documents, because each of its items is accepted or rejected on its own.
+Documents of jobs, nodes and configurations are parsed before they become commands. Only a resource manager's update
+contains unparsed documents, because each item of it is accepted or rejected by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ ReportState = Literal["running", "refused", "succeeded", "failed", "stopped", "l
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """Base class of commands, with the caller. An operator may do everything, a user what they own or administer."""
+    """Base class of commands, with the caller.
+
+    Operators may do everything, users only act on what they own or administer.
+    """
 
     user: str = ""
     groups: tuple[str, ...] = ()
@@ -31,14 +34,14 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Configure(Command, frozen=True, tag="configure"):
-    """Apply a configuration. An equal one changes nothing."""
+    """Apply a configuration. A configuration equal to the present one changes nothing."""
 
     config: PartitionConfig
     version: int = 0
 
 
 class MoveQueue(Command, frozen=True, tag="move queue"):
-    """Stop a queue, so that it accepts and starts nothing, or start it again."""
+    """Stop a queue, so that it accepts no jobs and starts no tasks, or start it again."""
 
     queue: str
     action: Literal["start", "stop"]
@@ -49,14 +52,14 @@ class MarkReady(Command, frozen=True, tag="mark ready"):
 
 
 class RemovePartition(Command, frozen=True, tag="remove partition"):
-    """Release everything in the partition at once."""
+    """Remove the partition: release all its jobs, allocations and nodes immediately."""
 
 
 # -- nodes -------------------------------------------------------------------------------------------------------
 
 
 class AddNode(Command, frozen=True, tag="add node"):
-    """Add a node, or update one that joins again."""
+    """Add a node, or update a node that joins again."""
 
     name: str
     spec: NodeSpec
@@ -73,7 +76,7 @@ class MoveNode(Command, frozen=True, tag="move node"):
     name: str
     action: Literal["drain", "disable", "enable", "lose"]
     reason: str = ""
-    """Why it is drained or disabled, for people."""
+    """Why the node is drained or disabled, for people."""
 
 
 class DisconnectNodes(Command, frozen=True, tag="disconnect nodes"):
@@ -83,7 +86,7 @@ class DisconnectNodes(Command, frozen=True, tag="disconnect nodes"):
 
 
 class RemoveNode(Command, frozen=True, tag="remove node"):
-    """Remove a node. Its tasks are lost at once."""
+    """Remove a node. Its tasks are lost immediately."""
 
     name: str
 
@@ -92,7 +95,7 @@ class RemoveNode(Command, frozen=True, tag="remove node"):
 
 
 class FailOrder(Command, frozen=True, tag="fail order"):
-    """Report that ordered nodes will not join: the named ones, or all nodes of the order that have not joined."""
+    """Report that ordered nodes will not join: the given ones, or all nodes of the order that have not joined yet."""
 
     pool: str
     order: int
@@ -101,14 +104,14 @@ class FailOrder(Command, frozen=True, tag="fail order"):
 
 
 class MovePool(Command, frozen=True, tag="move pool"):
-    """Pause a pool, so that it neither grows nor shrinks by itself, or resume it at once."""
+    """Pause a pool, so that it neither grows nor shrinks by itself, or resume it."""
 
     pool: str
     action: Literal["pause", "resume"]
 
 
 class ScalePool(Command, frozen=True, tag="scale pool"):
-    """Order nodes, or give back idle ones, until the pool has `nodes` nodes. It scales by itself from there."""
+    """Order nodes, or give back idle ones, until the pool has `nodes` nodes. Automatic scaling continues from there."""
 
     pool: str
     nodes: int
@@ -118,7 +121,7 @@ class ScalePool(Command, frozen=True, tag="scale pool"):
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
-    """The request of a submission, for observers. No decision depends on it."""
+    """The request that submitted a job, for observers. No decision depends on it."""
 
     received: Micros
     traceparent: str = ""
@@ -131,7 +134,7 @@ class Submit(Command, frozen=True, tag="submit"):
     spec: JobSpec
     id: str = ""
     origin: Origin | msgspec.UnsetType = msgspec.UNSET
-    """It is no part of what a key stands for: a repeated request has another origin."""
+    """Not part of the digest of an idempotency key: a repeated request has another origin."""
 
 
 class Scale(Command, frozen=True, tag="scale"):
@@ -145,19 +148,19 @@ class Kill(Command, frozen=True, tag="kill"):
 
 
 class HoldJob(Command, frozen=True, tag="hold job"):
-    """Hold a job back: its running tasks go on, and none of its other tasks start until it is released."""
+    """Hold a job back: running tasks continue, and no other task of the job starts until it is released."""
 
     job: str
 
 
 class ReleaseJob(Command, frozen=True, tag="release job"):
-    """Let the tasks of a held job start again, at the place they had."""
+    """Release a held job: its tasks may start again and keep their position in the lane."""
 
     job: str
 
 
 class Requeue(Command, frozen=True, tag="requeue"):
-    """Stop the running tasks of a job, with grace. They wait again at their earlier place; no try is used."""
+    """Stop the running tasks of a job, with grace. They wait again at their earlier position, and no try is used up."""
 
     job: str
 
@@ -182,14 +185,17 @@ class ReleaseHold(Command, frozen=True, tag="release hold"):
 
 
 class CancelAsk(Command, frozen=True, tag="cancel ask"):
-    """Give up the pending tasks of a stage."""
+    """Cancel the pending tasks of a stage."""
 
     job: str
     stage: str
 
 
 class ResetLane(Command, frozen=True, tag="reset lane"):
-    """Move the head of a stuck lane to its tail, or cancel it, if it belongs to this job."""
+    """Move this job's ask to the tail of its lane, or cancel the ask.
+
+    Refused unless the ask is the head and blocks the lane.
+    """
 
     queue: str
     job: str
@@ -221,7 +227,7 @@ class RegisterManager(Command, frozen=True, tag="register manager"):
 
 
 class RemoveManager(Command, frozen=True, tag="remove manager"):
-    """Remove a resource manager that does not come back: its jobs are killed, and its nodes leave."""
+    """Remove a resource manager that does not come back: its jobs are killed and its nodes removed."""
 
     name: str
 
@@ -229,7 +235,7 @@ class RemoveManager(Command, frozen=True, tag="remove manager"):
 class UpdateManager(Command, frozen=True, tag="update manager"):
     """An update from a resource manager, handled in this order: nodes, jobs, recover, asks, releases.
 
-    With `more`, other updates follow before all that the manager knows has been told; the partition waits for them.
+    `more` is True if the manager sends its whole state and further updates follow; the partition waits for the rest.
     """
 
     name: str
@@ -254,7 +260,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """The command was done. `job` is the id of a submitted job, `note` a remark for people."""
+    """The command was carried out. `job` is the id of a submitted job, `note` a remark for people."""
 
     job: str = ""
     note: str = ""
@@ -266,7 +272,7 @@ decode_answer = msgspec.msgpack.Decoder(Accepted).decode
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
-    """The command was not done and altered nothing: the field, what is wrong, and what to do."""
+    """The command was refused and altered nothing. Names the field, what is wrong with it, and what to do."""
 
     field: str
     problem: str
@@ -315,7 +321,10 @@ ActorKind = Literal["user", "operator", "agent", "server"]
 
 
 class Actor(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """By whose command changes were made: those from the end of the one before it up to the position `until`."""
+    """The caller whose commands made a range of a cycle's changes.
+
+    The range is from the previous actor's `until` to this `until`.
+    """
 
     until: int
     kind: ActorKind

@@ -1,11 +1,11 @@
-"""Read the configuration, a document as in fairlead.yaml, into `PartitionConfig`s, and check it as a whole.
+"""Reads a configuration (fairlead.yaml) into one `PartitionConfig` per partition, and checks it as a whole.
 
     partitions:
       default:
         starving_after: 30min
         queues: {root: {ml: {share: 60, guarantee: {gpu: 8}}, ci: {share: 40}}}
 
-The mapping of a queue holds its settings; all other keys are names of its children.
+The mapping of a queue has the settings of the queue; all other keys are names of child queues.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
 PARTITION_KEYS = (*PartitionSettings.__struct_fields__, "queues", "pools")
 QUEUE_KEYS = QueueSettings.__struct_fields__
 LOOK_ALIKES = ("users", "groups", "limit", "guarantee")
-"""Settings with mappings, which look like queues: a name close to one of them is refused as a queue's name."""
+"""Settings that are mappings, as queues are: a queue name close to one of these is refused as a likely typing error."""
 BACKFILL_MODES = get_args(Backfill)
 MAX_DEPTH = 20
 MAX_PATH = 1_000
@@ -60,7 +60,7 @@ MAX_PROVIDER = 1_000
 
 
 def parse_config(doc: object) -> dict[str, PartitionConfig]:
-    """Read a whole configuration, by partition."""
+    """Read a whole configuration. Returns the configuration of each partition, by name."""
     read = Reader(doc, "", "a configuration")
     for key in read.doc:
         if key in PARTITION_KEYS:
@@ -107,7 +107,7 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         hold_for=read.duration("hold_for", default.hold_for),
         backfill=_backfill(read),
         preempt_grace=read.duration("preempt_grace", default.preempt_grace),
-        rebalance_threshold=read.count("rebalance_threshold", default.rebalance_threshold, 0, 100),
+        rebalance_threshold=read.optional_count("rebalance_threshold", 0, 100),
         rebalance_after=read.duration("rebalance_after", default.rebalance_after),
         promise_for=read.duration("promise_for", default.promise_for),
         max_orders=read.count("max_orders", default.max_orders, 1, 1_000),
@@ -123,6 +123,8 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         max_result_bytes=_bytes(read, "max_result_bytes", default.max_result_bytes),
         share_memory=_share_memory(read),
         estimates=cast(Estimates, read.choice("estimates", get_args(Estimates), default.estimates)),
+        recall_after=read.duration("recall_after", default.recall_after),
+        min_runtime=read.optional_duration("min_runtime"),
     )
     read.close()
     return PartitionConfig(settings, queues, pools)
@@ -144,7 +146,7 @@ def _share_memory(read: Reader) -> Micros:
 
 
 def missing_policies(settings: PartitionSettings, queues: Iterable[QueueSettings]) -> list[str]:
-    """Return the policies that journaled settings name and this process does not have, as "order night_first"."""
+    """Return the policies, such as "order night_first", that journaled settings name and this process does not have."""
     orders = sorted({queue.order for queue in queues})
     return PLACEMENTS.missing((settings.place,)) + ORDERS.missing(orders) + CHECKS.missing(settings.checks)
 
@@ -166,7 +168,7 @@ def _parse_queues(doc: object, field: str) -> tuple[tuple[str, QueueSettings], .
 
 
 def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSettings], above: tuple[int, ...]) -> None:
-    # A Python object may contain itself, and so may YAML with anchors.
+    # Both Python objects and YAML with anchors may contain themselves.
     if id(doc) in above:
         raise Refused(field, "the queue contains itself; a queue stands in the tree once")
     if len(above) > MAX_DEPTH or len(path) > MAX_PATH:
@@ -247,7 +249,10 @@ def _max_priority(read: Reader) -> int | None:
 
 
 def _check_guarantees(queues: dict[str, QueueSettings], field: str) -> None:
-    """Refuse guarantees above a limit on the way to the root, or in sum above the parent's guarantee or limit."""
+    """Refuse a guarantee above a limit of its queue or an ancestor.
+
+    Also refuse guarantees of siblings whose sum is above the guarantee of their parent or, without one, its limit.
+    """
     promised: dict[str, dict[str, int]] = {path: {} for path in queues}
     for path, settings in queues.items():
         for name, amount in settings.guarantee:
@@ -335,7 +340,7 @@ def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSet
 
 
 def leaves_text(paths: Collection[str]) -> str:
-    """Return the first few leaves of a tree by name, for a message."""
+    """Return the names of the first few leaf queues, for a message."""
     parents = {path.rpartition(".")[0] for path in paths}
     leaves = sorted(path for path in paths if path not in parents)
     return ", ".join(leaves[:8]) + (f" and {len(leaves) - 8} more" if len(leaves) > 8 else "")

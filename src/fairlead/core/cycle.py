@@ -1,4 +1,4 @@
-"""One cycle: the order of the phases, on one screen. The writer calls `run`, commits the changes, then acts on them."""
+"""One cycle: runs the phases in order. The writer calls `run`, commits the changes, and then sends the effects."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fairlead.core.commands import Actor, ActorKind, Answer, AnyCommand, Report
 from fairlead.core.effects import Effect, effects_of
 from fairlead.core.expiry import due, expiry
 from fairlead.core.holds.holds import hold_nodes
+from fairlead.core.holds.recall import recall_loans
 from fairlead.core.holds.release import release_obsolete
 from fairlead.core.intake import intake
 from fairlead.core.learning import learn
@@ -30,26 +31,30 @@ from fairlead.core.state import Partition
 __all__ = ["Cycle", "Watch", "due", "run"]
 
 Watch = Callable[[str], None]
-"""Called with the name of each phase at its end. The core has no clock, so the caller measures the time."""
+"""Called with the name of each phase when it ends. The core has no clock, so the caller measures the time."""
 
 
 class Cycle(msgspec.Struct):
-    """The decisions of a cycle. None of them may leave before the changes are durable."""
+    """The result of a cycle. No part of it may be sent before the changes are durable."""
 
     plan: Plan
     changes: list[Change[Any]]
     commands: Sequence[AnyCommand]
     answers: list[Answer]
     marks: list[int]
-    """The number of changes that were made when each command had been carried out."""
+    """For each command, the number of changes made when it had been carried out."""
     effects: list[Effect]
     reasons: dict[tuple[str, str, int], Reason]
     notes: dict[Note, int]
     more: bool
-    """True if the next cycle should follow at once: this one reached a bound, or changed what earlier phases saw."""
+    """True if another cycle should follow at once: this one reached a bound, or later phases changed holds or stopped
+    tasks."""
 
     def actors(self) -> list[Actor]:
-        """Return by whose commands the first changes were made. The phases of the scheduler made those behind."""
+        """Return the callers whose commands made the first changes of the cycle.
+
+        The later phases made the other changes.
+        """
         actors: list[Actor] = []
         first = 0
         for command, last in zip(self.commands, self.marks, strict=True):
@@ -66,7 +71,7 @@ class Cycle(msgspec.Struct):
 
 
 def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch: Watch = lambda phase: None) -> Cycle:
-    """Take commands, expire, place waiting tasks, hold nodes and stop tasks for asks without capacity, order nodes."""
+    """Run all phases: carry out commands, act on deadlines, place tasks, hold nodes, preempt, order nodes."""
     plan = Plan(partition, now)
     try:
         move_landmark(plan)
@@ -85,10 +90,11 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
             watch("match")
             matched = plan.mark()
             hold_nodes(plan)
+            recall_loans(plan)
             watch("holds")
             shares(plan)
             preempt(plan)
-            release_obsolete(plan)  # a gang that was stopped whole needs no hold for a part of it
+            release_obsolete(plan)  # a gang of which all tasks were stopped needs no hold for a part of it
             # If phases after match changed holds or stopped tasks, asks already tried may get another answer.
             plan.more = plan.more or plan.unsettled or plan.mark() > matched
             watch("preempt")

@@ -1,6 +1,6 @@
-"""Indexes and totals that follow from the state of a partition.
+"""Indexes and totals that are derived from the state of a partition.
 
-Changes keep them up to date, and a dump leaves them out: loading a dump works them out again.
+Changes keep these values up to date. A dump does not contain them; loading a dump computes them again.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from fairlead.core.shape import Shape, ShapeKey
 
 
 class QueueFacts(NamedTuple):
-    """Properties of the queue tree at one version: True if at least one queue has it."""
+    """Properties of the queue tree at one version. A flag is True if at least one queue has the property."""
 
     queue_version: int
     guarantees: bool
     firm: bool
-    """Tasks of a queue cannot be preempted."""
+    """The tasks of a queue cannot be preempted."""
     limits: bool
     """A queue has a limit, for itself or for its users or groups."""
+    shares: bool
+    """A queue has a share, and siblings to divide with."""
     checks: dict[object, tuple[Any, object]]
-    """For admission: kind of job → the checks that can refuse it, and its accounts, which keeps their id in use."""
+    """For admission: kind of job → the checks that can refuse it, and its accounts. Keeping the accounts keeps their id
+    unique."""
 
 
 class Derived:
@@ -59,24 +62,24 @@ class Derived:
     )
 
     def __init__(self, nodes: NodeTable) -> None:
-        # -- versions: each grows when something changes, so that a look that found nothing need not be repeated
+        # -- versions: each grows when something changes, so that a search that found nothing is repeated only then
         self.openings = 0
-        """Grows when capacity or a limit may have opened. A lane sleeps while it stands."""
+        """Grows when capacity may have become free or a limit may have risen. A lane sleeps until then."""
         self.queue_version = 0
-        """Grows when a queue comes, goes, or has other settings or another state, and with other checks."""
+        """Grows when a queue is added, removed or altered, or the setting `checks` changes."""
         self.holds_version = 0
-        """Grows when a hold or promise comes or goes."""
+        """Grows when a hold or promise is added or ends."""
         self.stops_version = 0
         """Grows when tasks begin to stop, and when a stop becomes overdue."""
         self.pools_version = 0
-        """Grows when a pool comes, goes, or has other settings."""
+        """Grows when a pool is added, removed or altered."""
         self.runs_version = 0
-        """Grows when the last runs of a user or name change."""
+        """Grows when the last run times of a user or job name change."""
         # -- of settings and queues
         self.requestors = Requestors(())
         self.entitlements: tuple[int, Entitlements] | None = None
         """Entitlements of the queues, and the version of the queues they are for."""
-        self.facts = QueueFacts(-1, False, False, False, {})
+        self.facts = QueueFacts(-1, False, False, False, False, {})
         self.stopped_queues: set[str] = set()
         """Queues that start nothing."""
         self.draining_queues: set[str] = set()
@@ -88,23 +91,23 @@ class Derived:
         self.followers: dict[str, list[str]] = {}
         """Job → the jobs that depend on it and wait for it."""
         self.short: dict[tuple[str, int], Micros] = {}
-        """(Job, stage) → since when a stage with replaceable workers has had too few."""
+        """(Job, stage) → since when a started stage with `on_loss: replace` has had fewer than `min` live tasks."""
         self.forgetting: list[tuple[Micros, int, str]] = []
-        """A heap of ended jobs by their end. Entries of jobs that are gone are skipped."""
+        """A heap of ended jobs by their end. Entries of jobs that are no longer known are skipped."""
         self.expiring: list[tuple[Micros, str, str]] = []
         """A heap of idempotency keys by expiry. Entries that changed are skipped."""
         self.key_of: dict[str, tuple[str, str]] = {}
-        """Job → the key it was submitted with."""
+        """Job → the idempotency key of its submission."""
         # -- of allocations and nodes
         self.index: FitIndex | ScoreIndex = FitIndex(nodes)
-        """The nodes, for the placement of the settings."""
+        """The index of nodes for the placement policy in the settings."""
         self.timers: list[tuple[Micros, int]] = []
         """A heap of deadlines of allocations: acknowledgement, time limit, stop."""
         self.overdue: dict[int, Allocation] = {}
         """Allocations that did not stop in time."""
         self.chains: dict[int, dict[int, Allocation]] = {}
-        """Chain → its allocations: those that run, and those that wait for one of its rooms."""
+        """Chain → its allocations: those that run, and those that wait for one of its slots."""
         self.forecast: Forecast | None = None
-        """When running tasks are expected to end; only with backfill."""
+        """The expected ends of running tasks; only with backfill."""
         self.old_runs: list[tuple[Micros, RunsKey]] = []
-        """A heap of the last runs by the time they were noted. Entries that changed are skipped."""
+        """A heap of the last run times by when they were noted. Entries that changed are skipped."""

@@ -9,7 +9,7 @@ from typing import cast
 from fairlead.core.changes import NodeSpec
 from fairlead.core.errors import Refused
 from fairlead.core.expressions import parse_preferences, parse_where
-from fairlead.core.model import Gang, JobSpec, OnLoss, Scaling, StageSpec
+from fairlead.core.model import ChosenPolicy, Gang, JobSpec, Scaling, StageSpec
 from fairlead.core.reader import Reader, check_label, check_name, check_text
 from fairlead.core.resources import CPU, parse_capacity, parse_request, shown
 from fairlead.core.shape import Selectors
@@ -22,7 +22,7 @@ MAX_JOB = 2 * 2**20
 """Maximum length of all texts of a job together, in characters."""
 MAX_LABELS = 100
 MAX_RESULTS = 100
-"""Patterns of result files of a stage."""
+"""Maximum number of patterns of result files of a stage."""
 MAX_PATTERN = 1_000
 MAX_NODE_LABELS = 1_000
 MAX_LABEL = 1_000
@@ -31,13 +31,13 @@ MAX_LABEL = 1_000
 
 NOTHING: Mapping[str, object] = {}
 ONE_CPU: Mapping[str, object] = {CPU: 1}
-"""The request of a submitted stage that has none."""
+"""The request of a submitted stage that does not give one."""
 
 
 def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NOTHING) -> JobSpec:
-    """Read a job. Its queue may be empty; then the requestor patterns choose it.
+    """Read a job. If it names no queue, the requestor patterns choose one.
 
-    `resources` is the request of stages that have none.
+    `resources` is the resource request of stages that give none.
     """
     read = Reader(doc, field, "a job")
     stages = read.get("stages", [])
@@ -54,7 +54,7 @@ def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NO
                 f'"{spec.name}" is also the name of stage {named[spec.name]}; give each stage its own',
             )
         named[spec.name] = at
-    # YAML anchors may repeat one text many times, and it would be written out each time.
+    # YAML anchors can repeat a text many times, and each copy is written out.
     size = sum(len(text) for spec in specs for text in _texts(spec))
     if size > MAX_JOB:
         raise Refused(read.at("stages"), f"{size} characters are too many for a job; write at most {MAX_JOB}")
@@ -94,7 +94,7 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         estimate=read.optional_duration("estimate"),
         time_limit=read.optional_duration("time_limit"),
         tries=read.count("tries", 1, 1, 1_000),
-        on_loss=cast(OnLoss, read.choice("on_loss", ("replace", "restart", "fail"), "replace")),
+        on_loss=_policy(read, "on_loss"),
         scaling=cast(Scaling, read.choice("scaling", ("strict", "partial"), "strict")),
         near=check_label(read.get("near"), read.at("near")) if read.get("near") is not None else "",
         apart=read.flag("apart", False),
@@ -105,6 +105,7 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         results=_results(read),
         where=parse_where(read.get("where"), read.at("where")) if read.get("where") is not None else (),
         prefer=parse_preferences(read.get("prefer"), read.at("prefer")) if read.get("prefer") is not None else (),
+        on_failure=_policy(read, "on_failure"),
     )
     for at, toleration in enumerate(stage.tolerations):
         if toleration.count("*") > 1:
@@ -122,7 +123,7 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
 
 
 def _parse_size(read: Reader) -> tuple[int, int | None]:
-    """Return the number of tasks of a stage, and `min`: 1 for an array, None if it is not given."""
+    """Return the number of tasks of a stage and its `min`: 1 for an `array`, None if the document gives neither."""
     array = read.optional_count("array", 1, MAX_TASKS)
     least = read.optional_count("min", 1, MAX_TASKS)
     if array is None:
@@ -140,8 +141,13 @@ def _parse_size(read: Reader) -> tuple[int, int | None]:
     return array, 1
 
 
+def _policy(read: Reader, key: str) -> ChosenPolicy:
+    """Read what to do when a task fails or is lost: replace, restart or fail; empty if not given."""
+    return cast(ChosenPolicy, read.choice(key, ("replace", "restart", "fail"), ""))
+
+
 def _pattern(read: Reader, key: str) -> str:
-    """Read the name of a file, in which %j, %s, %a and %r stand for job, stage, index and attempt."""
+    """Read the pattern of a file name, in which %j, %s, %a and %r stand for job, stage, index and attempt."""
     text = read.text(key, "", most=4_096)
     _check_codes(text, read.at(key))
     return text
@@ -162,7 +168,7 @@ def _check_codes(text: str, field: str) -> None:
 
 
 def _results(read: Reader) -> tuple[str, ...]:
-    """Read the patterns of result files. They are relative, and cannot lead out of the working directory."""
+    """Read the patterns of result files. They must be relative and stay inside the working directory."""
     patterns = read.texts("results", most=MAX_RESULTS)
     for at, pattern in enumerate(patterns):
         field = read.at(f"results[{at}]")
@@ -182,7 +188,7 @@ def _results(read: Reader) -> tuple[str, ...]:
 
 
 def _texts(spec: StageSpec) -> Iterator[str]:
-    """Yield the texts of a stage that may be long or many."""
+    """Yield the texts of a stage whose length or number no other check limits."""
     yield from spec.command
     yield from spec.tolerations
     yield from (spec.directory, spec.output, spec.error, *spec.results)

@@ -1,7 +1,7 @@
-"""The state as canonical bytes, and back: equal states give equal bytes, and derived values are not written.
+"""Dump and load the state as canonical bytes: equal states give equal bytes. Derived values are left out.
 
-The bytes are the journal's snapshots, and tests compare states by them. Records are arrays: add a new field at the end,
-with a default, or raise FORMAT.
+Snapshots of the journal are dumps, and tests compare states by their dumps. A record is dumped as an array. So a new
+field must come last and have a default; any other alteration needs a higher FORMAT.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fairlead.core.model import (
     KeptKey,
     Manager,
     Meant,
+    Members,
     NodeOrder,
     OrderCause,
     Pending,
@@ -87,6 +88,9 @@ class _Stage(msgspec.Struct, frozen=True, array_like=True):
     ran: int | None = None
     last_ask: tuple[int, int] | None = None
     last_place: int = 0
+    generation: int = 0
+    members: Members = ()
+    failures: int = 0
 
 
 class _Job(msgspec.Struct, frozen=True, array_like=True):
@@ -122,6 +126,7 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     overdue: bool = False
     stopped_for: str = ""
     expected: int | None = None
+    generation: int = 0
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -135,6 +140,7 @@ class _Kept(msgspec.Struct, frozen=True, array_like=True):
 
 class _Hold(_Kept, frozen=True, array_like=True):
     large: bool
+    recalled: bool = False
 
 
 class _Promise(_Kept, frozen=True, array_like=True):
@@ -169,7 +175,7 @@ class _Queue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Past(msgspec.Struct, frozen=True, array_like=True):
-    """The past use of a queue, or of a user in it. Amounts are bytes, because they are longer than 64 bits."""
+    """The past use of a queue, or of a user in a queue. Amounts can exceed 64 bits, so they are stored as bytes."""
 
     queue: str
     user: str
@@ -204,7 +210,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     nodes: tuple[msgspec.Raw, ...]
     jobs: tuple[msgspec.Raw, ...]
     allocations: tuple[msgspec.Raw, ...]
-    """Nodes, jobs and allocations are packed one by one, so that not all of them are in memory twice."""
+    """Nodes, jobs and allocations are packed one by one, so that only one at a time is in memory twice."""
     managers: tuple[_Manager, ...]
     keys: tuple[tuple[str, str, KeptKey], ...]
     avoided: tuple[NodeAvoided, ...] = ()
@@ -221,7 +227,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NotADump(Exception):
-    """Bytes that are not a dump, or have a format that this version cannot read."""
+    """The bytes are not a dump, or have a format that this version cannot read."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -278,7 +284,7 @@ def dump(partition: Partition) -> bytes:
                 if partition.nodes.failures[row]
             ),
             tuple(
-                _Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, hold.large)
+                _Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, hold.large, hold.recalled)
                 for _, hold in sorted(partition.holds.items())
             ),
             tuple(_dump_promise(promise) for _, promise in sorted(partition.promises.items())),
@@ -352,6 +358,9 @@ def _dump_stage(stage: Stage) -> _Stage:
         stage.ran,
         stage.last_ask,
         stage.last_place,
+        stage.generation,
+        stage.members,
+        stage.failures,
     )
 
 
@@ -406,6 +415,7 @@ def _dump_allocation(allocation: Allocation) -> _Allocation:
         allocation.overdue,
         allocation.stopped_for,
         allocation.expected,
+        allocation.generation,
     )
 
 
@@ -432,7 +442,7 @@ def _load(document: _Document) -> Partition:
         partition.nodes.connect(node_id, since)
     times: dict[int, int] = {}
     replacing: list[Stage] = []
-    """The stages that ask for replacements: the places of these asks depend on the live tasks."""
+    """Stages that ask for replacements. The places of these asks depend on live tasks, which are loaded later."""
     for job in document.jobs:
         _load_job(partition, _decode_job(job), times, replacing)
     for packed in document.allocations:
@@ -458,6 +468,7 @@ def _load(document: _Document) -> Partition:
                 record.overdue,
                 record.stopped_for,
                 record.expected,
+                record.generation,
             )
         )
     if document.settings.share_memory:
@@ -474,7 +485,16 @@ def _load(document: _Document) -> Partition:
         partition.update_missing(stage)
     for hold in document.holds:
         partition.add_earmark(
-            Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, large=hold.large)
+            Hold(
+                hold.seq,
+                hold.job,
+                hold.stage,
+                hold.kind,
+                hold.places,
+                hold.since,
+                large=hold.large,
+                recalled=hold.recalled,
+            )
         )
     for entry in document.promises:
         promise = Promise(entry.seq, entry.job, entry.stage, entry.kind, entry.places, entry.since)
@@ -497,7 +517,7 @@ def _load(document: _Document) -> Partition:
 
 
 def _load_job(partition: Partition, record: _Job, times: dict[int, int], replacing: list[Stage]) -> None:
-    """Add a job to the state. `times` interns times to save memory: most times of a job are equal."""
+    """Add a job to the state. `times` makes equal times one object, to save memory."""
     spec = record.spec
     # The queue of an ended job may have been removed; then the job gets a queue of its own outside the tree.
     queue = partition.queues.get(spec.queue)
@@ -573,4 +593,5 @@ def _load_stage(partition: Partition, job: Job, spec: JobSpec, position: int, re
     partition.mark_short(stage, record.short_since)
     stage.ran = record.ran
     stage.last_ask, stage.last_place = record.last_ask, record.last_place
+    stage.generation, stage.members, stage.failures = record.generation, record.members, record.failures
     return stage

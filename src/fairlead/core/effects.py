@@ -1,7 +1,7 @@
 """Effects: messages to agents, resource managers and pools, sent after the commit.
 
-Effects are not journaled: they can be derived from the state at any time (assigned tasks are launched, stopping tasks
-are stopped), so that a restart loses none.
+Effects are not journaled. They can be derived from the state at any time (a launch for each assigned task, a stop for
+each stopping task), so a restart loses none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Launch(msgspec.Struct, frozen=True, gc=False, tag="launch"):
 
     job: str
     number: int
-    """The job's number, which reports repeat: ids may be used again, numbers never are."""
+    """The number of the job, which reports repeat: an id may be used again, a number never is."""
     stage: str
     indices: tuple[int, ...]
     attempt: int
@@ -38,14 +38,14 @@ class Launch(msgspec.Struct, frozen=True, gc=False, tag="launch"):
     environment: tuple[tuple[str, str], ...]
     time_limit: int | None
     chain: int = 0
-    """The number of their chain on this node; 0 for none."""
+    """The number of the tasks' chain on this node; 0 for none."""
     rooms: int = 0
-    """If above 0, the tasks wait: they start as others of the chain end, the lowest index first, so that at most
+    """If above 0, the tasks wait: they start as other tasks of the chain end, the lowest index first, so that at most
     `rooms` tasks run at a time."""
 
 
 class Stop(msgspec.Struct, frozen=True, gc=False, tag="stop"):
-    """Stop these tasks and confirm. With the cause `return`, only those that have not started."""
+    """Stop these tasks and confirm. With the cause `return`, stop only tasks that have not started."""
 
     job: str
     number: int
@@ -56,7 +56,7 @@ class Stop(msgspec.Struct, frozen=True, gc=False, tag="stop"):
 
 
 class ForNode(msgspec.Struct, frozen=True, gc=False, tag="for node"):
-    """The message of a cycle for one node."""
+    """All messages of a cycle for one node."""
 
     node: str
     launches: tuple[Launch, ...] = ()
@@ -64,9 +64,10 @@ class ForNode(msgspec.Struct, frozen=True, gc=False, tag="for node"):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """News for a resource manager: `what` is allocated, release (stop it), released, ended, node, accepted or rejected.
+    """An event for a resource manager.
 
-    The last two answer an item of an update; `item` is its sort.
+    `what` is allocated, release (the manager must stop the task), released, ended, node, accepted or rejected. The last
+    two answer one item of an update; `item` is the kind of that item.
     """
 
     what: str
@@ -93,13 +94,13 @@ class NodesOrdered(msgspec.Struct, frozen=True, gc=False):
 
 
 class ForPool(msgspec.Struct, frozen=True, gc=False, tag="for pool"):
-    """The message of a cycle for the provider of a pool: nodes to create and nodes to remove, by name."""
+    """All messages of a cycle for the provider of a pool: nodes to create and nodes to remove, by name."""
 
     pool: str
     orders: tuple[NodesOrdered, ...] = ()
     unwanted: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    """Lost nodes: their machines may be gone and may be replaced."""
+    """Lost nodes. Their machines may be gone, and the provider may replace them."""
 
 
 Effect = ForNode | ForManager | ForPool
@@ -111,7 +112,7 @@ Done = Iterable[tuple[Change[Any], Any]]
 def effects_of(partition: Partition, done: Done, strays: Sequence[tuple[str, Stop]] = ()) -> list[Effect]:
     """Return the effects of a cycle's changes: one message per node, manager and pool.
 
-    `strays` are stops for attempts that were given up and that a node still runs.
+    `strays` are stop messages for tasks that a node still runs although their attempt was given up.
     """
     numbers: set[int] = set()
     events: dict[str, list[Event]] = {}
@@ -141,7 +142,7 @@ FOR_POOLS = frozenset((Ordered, GivenBack, NodeMoved))
 
 
 def _with_strays(effects: list[Effect], strays: Iterable[tuple[str, Stop]]) -> list[Effect]:
-    """Add the stops of strays, so that there is still one message per node."""
+    """Add the stops of strays to the messages for their nodes, so that each node gets one message."""
     stops: dict[str, tuple[Stop, ...]] = {}
     for node, stop in strays:
         stops[node] = (*stops.get(node, ()), stop)
@@ -155,13 +156,13 @@ def _with_strays(effects: list[Effect], strays: Iterable[tuple[str, Stop]]) -> l
 
 
 def standing_effects(partition: Partition, node: int | None = None) -> list[ForNode]:
-    """Return all launches and stops that are due according to the state, of all nodes or of one."""
+    """Return the launches and stops that the state requires now, for all nodes or for one."""
     allocations = partition.allocations if node is None else partition.nodes.allocations[partition.nodes.rows[node]]
     return _for_nodes(partition, (allocations[number] for number in sorted(allocations)))
 
 
 def standing_pools(partition: Partition) -> list[ForPool]:
-    """Return all nodes that are ordered or given back according to the state, by pool."""
+    """Return the nodes that are ordered or given back in the present state, by pool."""
     orders: dict[str, list[NodesOrdered]] = {}
     unwanted: dict[str, list[str]] = {}
     for number in sorted(partition.orders):
@@ -243,7 +244,7 @@ def stop_of(allocation: Allocation) -> Stop:
 
 
 def _events(partition: Partition, all_news: Iterable[News]) -> Iterator[Event]:
-    """Yield the news of tasks, nodes and jobs that were killed or failed as events for a resource manager."""
+    """Yield events for a resource manager: news of tasks and nodes, and of jobs that were killed or failed."""
     for news in all_news:
         if isinstance(news, NodeNews):
             yield Event("node", node=news.name, reason=news.state)

@@ -1,8 +1,8 @@
-"""Entitlement and use of queues, as integers that can be compared.
+"""Entitlements of queues and their use, as integers that can be compared.
 
-They are derived from the configuration, the capacity and the accounts, and computed again when one of these changes;
-they are never journaled. With `unit: slots` a node is one slot and so is a task; otherwise entitlement and use are
-parts of the whole capacity.
+Entitlement and use are derived from the configuration, the capacity and the accounts, and are never journaled. With
+`unit: slots`, a node is one slot and a task uses one slot. Otherwise entitlement and use are parts of the whole
+capacity.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Entitlements:
         self._measure = Measure(capacity)
         self.whole = nodes if self.slots else self._measure.whole
         self._of: dict[str, tuple[int, int]] = {"root": (1, self.whole)}
-        """Path → share among its siblings, and entitlement."""
+        """Queue path → its share among its siblings, and its entitlement."""
         self._shared: dict[str, int] = {}
 
     def of(self, queue: Queue) -> int:
-        """Return the entitlement of a queue: its part of its parent's entitlement."""
+        """Return the entitlement of a queue: its part of the entitlement of its parent."""
         return self._look(queue)[1]
 
     def share(self, queue: Queue) -> int:
-        """Return the weight of a queue among its siblings: 1 if none of them has a share, otherwise its share or 0."""
+        """Return the weight of a queue among its siblings: its share, 0 if only siblings have shares, 1 if none has."""
         return self._look(queue)[0]
 
     def shared(self, parent: Queue) -> int:
@@ -51,19 +51,22 @@ class Entitlements:
         return tasks if self.slots else self._measure.dominant_share(used)
 
     def measure_with_tasks(self, use: Mapping[str, int]) -> int:
-        """Return a use of resources, with the tasks under `TASKS`, as such a number."""
+        """Return the same number as `measure`, for a use that has its tasks under the key `TASKS`."""
         if self.slots:
             return use.get(TASKS, 0)
         return self._measure.dominant_share({name: amount for name, amount in use.items() if name != TASKS})
 
     def parts(self, use: Mapping[str, int]) -> dict[str, int]:
-        """Return the parts of a use, with the tasks under `TASKS`: `measure_with_tasks` is the largest of them."""
+        """Return each resource of a use as a part of the capacity. `measure_with_tasks` is the largest part."""
         if self.slots:
             return {TASKS: use.get(TASKS, 0)}
         return self._measure.parts({name: amount for name, amount in use.items() if name != TASKS})
 
     def starts_below(self, entitled: int, used: Mapping[str, int], tasks: int, request: Vector, most: int) -> int:
-        """Return how many equal tasks, at most `most`, may start if the use must be below `entitled` before each."""
+        """Return how many equal tasks, at most `most`, can start one by one.
+
+        A task may start while the use is below `entitled`.
+        """
         least = 0
         while least < most:
             middle = (least + most) // 2
@@ -103,22 +106,22 @@ def shares_of(parent: Queue) -> dict[str, int]:
 
 
 class Uses:
-    """Measures use for turns: the present use and, with `share_memory`, the past, which counts as much."""
+    """Measures the use that orders turns: present use and, with `share_memory`, past use, which counts as much."""
 
     def __init__(self, rights: Entitlements, weight: int, past_of: Callable[[Account], Vector]) -> None:
-        """`weight` is the weight of all time, or 0 if the past does not count."""
+        """`weight` is the total weight of past time; 0 if past use does not count."""
         self.rights = rights
         self.weight = weight
         self.past_of = past_of
 
     def counted(self, used: Mapping[str, int], tasks: int, past: Mapping[str, int]) -> int:
-        """Return a number for the order of turns: a use now, beside a past use."""
+        """Return the number by which turns are ordered, from present and past use."""
         if not self.weight:
             return self.rights.measure(used, tasks)
         return self.rights.measure_with_tasks(self._total(used, tasks, past))
 
     def parts(self, used: Mapping[str, int], tasks: int, past: Mapping[str, int]) -> dict[str, int]:
-        """Return the numbers of which `counted` is the largest, by resource."""
+        """Return the number of `counted` for each resource. `counted` returns the largest of them."""
         return self.rights.parts(self._total(used, tasks, past))
 
     def _total(self, used: Mapping[str, int], tasks: int, past: Mapping[str, int]) -> Vector:

@@ -2,10 +2,10 @@
 
 
 class Refused(Exception):
-    """Input that cannot be accepted: the field, what is wrong with it, and what to do."""
+    """Input that is refused: the field, what is wrong with it, and what to do."""
 
     def __init__(self, field: str, problem: str, code: str = "invalid") -> None:
-        # All three go to Exception, so that a copied or pickled refusal keeps them.
+        # Pass all three to Exception, so that a copied or pickled refusal keeps them.
         super().__init__(field, problem, code)
         self.field = field
         self.problem = problem

@@ -35,7 +35,7 @@ from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
 
 MAX_EXPIRED = 1_000
-"""The number of records that one cycle forgets at most; the next cycle continues."""
+"""The number of records that one cycle forgets at most. The next cycle continues."""
 
 
 def expiry(plan: Plan) -> None:
@@ -62,7 +62,7 @@ def expiry(plan: Plan) -> None:
 def due(partition: Partition, forgetting: bool = True) -> Micros | None:
     """Return the time of the next change driven by time, or None.
 
-    Without `forgetting`, records that are only to be forgotten do not count: that can wait for the next cycle.
+    Without `forgetting`, the removal of old records is left out, because it can wait for a cycle with another cause.
     """
     times: list[Micros] = []
     if partition.derived.forgetting and forgetting:
@@ -92,7 +92,7 @@ def due(partition: Partition, forgetting: bool = True) -> Micros | None:
 
 
 def _drop_old_timers(partition: Partition) -> None:
-    """Drop timers of allocations that were acknowledged or have ended, so that no cycle runs for them."""
+    """Drop the timers of allocations that were acknowledged or have ended, so that they cause no cycle."""
     while partition.derived.timers:
         when, number = partition.derived.timers[0]
         allocation = partition.allocations.get(number)
@@ -138,7 +138,7 @@ def _end_pauses(plan: Plan) -> None:
 def _meet_deadlines(plan: Plan) -> None:
     """Take back launches that were not acknowledged in time, and stop tasks over their time limit.
 
-    A stop that was not confirmed in time is marked overdue: nothing counts on its capacity any more.
+    Tasks whose stop was not confirmed in time become overdue: their capacity is no longer expected to become free.
     """
     partition = plan.partition
     while partition.reign.ready and partition.derived.timers and partition.derived.timers[0][0] <= plan.now:
@@ -158,7 +158,7 @@ def _meet_deadlines(plan: Plan) -> None:
 
 
 def _give_up_waiting(plan: Plan, allocation: Allocation) -> None:
-    """Take back tasks that did not start in time: a task before them in the chain is slow, or the agent is silent."""
+    """Take back chained tasks that did not start in time: a task ahead of them is slow, or the agent is silent."""
     partition = plan.partition
     stage = allocation.stage
     if allocation.rooms and not allocation.cause:
@@ -176,7 +176,7 @@ def _give_up_waiting(plan: Plan, allocation: Allocation) -> None:
 
 
 def _give_up_chained(plan: Plan, waiting: Allocation, reason: str) -> None:
-    """Take tasks of a chain back without a confirmation of the agent, and send it a stop for them."""
+    """Take chained tasks back without waiting for the agent's confirmation, and send a stop for them."""
     stage = waiting.stage
     nodes = plan.partition.nodes
     stop = Stop(stage.job.id, stage.job.number, stage.name, waiting.indices, waiting.attempt, "stale")
@@ -189,14 +189,17 @@ def _short_until(partition: Partition, since: Micros) -> Micros:
 
 
 def _give_up_short_stages(plan: Plan) -> None:
-    """Restart gangs that had too few tasks for too long. They ask again, behind older asks, with their waiting time."""
+    """Restart gangs that had too few tasks for too long.
+
+    Their asks go behind older asks and keep their waiting time.
+    """
     partition = plan.partition
     if not partition.reign.ready:
         return
     late = [key for key, since in partition.derived.short.items() if _short_until(partition, since) <= plan.now]
     for job_id, position in sorted(late, key=lambda key: (partition.jobs[key[0]].number, key[1])):
-        if (job_id, position) in partition.derived.short:  # otherwise it was taken back with another stage of its job
-            restart(plan, partition.jobs[job_id].stages[position])
+        if (job_id, position) in partition.derived.short:  # else taken back with another stage of the job
+            restart(plan, partition.jobs[job_id].stages[position], late=True)
 
 
 def _forget_jobs(plan: Plan) -> None:
@@ -209,7 +212,7 @@ def _forget_jobs(plan: Plan) -> None:
             return
         _, number, job_id = heappop(partition.derived.forgetting)
         job = partition.jobs.get(job_id)
-        # A job with stopping tasks or with waiting followers is entered again when it has none.
+        # A job with stopping tasks or waiting followers is entered again when it has none.
         if job is not None and job.ended_at is not None and job.number == number and _may_forget(partition, job):
             _forget(plan, job, job.ended_at)
 
@@ -242,7 +245,7 @@ def _forget_keys(plan: Plan) -> None:
 
 
 def _remove_drained(plan: Plan) -> None:
-    """Remove queues that left the configuration once they are empty, children first."""
+    """Remove draining queues once they are empty, children before parents."""
     partition = plan.partition
     going: list[str] = []
     for path in sorted(partition.derived.draining_queues, reverse=True):

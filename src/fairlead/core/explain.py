@@ -1,11 +1,12 @@
-"""Why a job waits: what nodes lack for it now, what will keep it back later, and whether it can run at all.
+"""Explains why a job waits: what nodes lack for it now, what will hold it up later, and whether it can ever run.
 
-Match only notes that there was no capacity. The details are worked out when a user asks for them, from the same state.
+Match notes a reason in the cycle that tries an ask. When a user asks later, the reason is computed again from the
+present state, because other tasks may have started or ended since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -18,47 +19,87 @@ from fairlead.core.policy.fit import choose_devices
 from fairlead.core.policy.limits import allowed, may_run
 from fairlead.core.pools.sizes import grows, nodes_left, takes
 from fairlead.core.ranges import count
-from fairlead.core.reasons import HeldFor, NoRoom, NoShare, NotStopping, Reason, ShareSpent
+from fairlead.core.reasons import (
+    MISSING,
+    NONE,
+    NOT_FOR_ALL,
+    SMALL,
+    TAINT,
+    HeldFor,
+    NeverFits,
+    NoNodeYet,
+    NoRoom,
+    NoShare,
+    NotActive,
+    NotStopping,
+    OverLimit,
+    Reason,
+    ShareSpent,
+    StillStopping,
+    TooManyJobs,
+)
 from fairlead.core.resources import GPU
-from fairlead.core.shape import Shape
+from fairlead.core.shape import SOFT, Shape
 from fairlead.core.state import Partition
+from fairlead.core.whatif import WhatIf
 
 NAMED = 5
 """An explanation names at most this number of holds, of overdue stops, and of nodes."""
 LOOKED_AT = 1_000
-"""At most this number of nodes with some capacity is compared."""
+"""At most this number of nodes with some free capacity are compared."""
 EARLIER = 100
-"""At most this number of jobs in `after`, and of jobs before these, is looked at."""
-MISSING = "missing "
-"""Nodes that lack a resource are counted under this and its name."""
+"""At most this number of jobs is followed through `after`."""
+
+
+def why_now(partition: Partition, stage: Stage, kind: int, reason: Reason | None, now: Micros) -> Reason | None:
+    """Return why an ask waits now: `reason`, which match noted in an earlier cycle, updated from the present state."""
+    ask = stage.asks[kind]
+    if ask is not None and isinstance(reason, OverLimit | TooManyJobs | ShareSpent | StillStopping | NotActive):
+        return refusal(partition, ask) or reason
+    if isinstance(reason, NoRoom):
+        return why_no_room(partition, stage, reason, now)
+    return why_never(partition, stage, reason) if isinstance(reason, NeverFits) else reason
 
 
 def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros) -> NoRoom:
-    """Return the reason with details: counts of nodes by what they lack, and the node that misses least.
+    """Return the reason with details: how many tasks fit now, how many nodes lack what, and which node lacks the least.
 
-    `now` is the time of the question; the state knows only the time of its last change.
+    `now` is the time when the user asks; the state has only the time of its last change.
     """
     if reason.failed:
         return reason
+    wanted, before = reason.wanted, WhatIf(partition)
     if reason.stages:
-        stage = stage.job.stage(reason.stages[-1][0]) or stage  # the stage for which the others wait
+        name, wanted, _ = reason.stages[-1]
+        stage = stage.job.stage(name) or stage  # the stage for which the others wait
+        _pack(partition, stage.job, reason, before)
     own = [ask.seq for ask in stage.asks if ask is not None and partition.earmark_of(ask.seq) is not None]
     failed: dict[str, int] = {}
     free: list[int] = []
     nearest: tuple[int, int, str] | None = None
+    full: list[int] = []
+    room = nodes = 0
     for row in partition.nodes.in_order():
         if partition.nodes.manager[row] != stage.job.manager:
             continue
-        lacks, short = _lacks(partition, stage.shape, row, own)
+        node_id = partition.nodes.node_id[row]
+        lacks, short = _lacks(partition, stage, row, own)
+        nodes += 1
         if not lacks:
-            lacks = "not for all"
-            free.append(partition.nodes.node_id[row])
+            lacks = NOT_FOR_ALL
+            free.append(node_id)
+            if room < wanted:
+                room += before.slots(node_id, stage.shape, 1 if stage.shape.key.apart else wanted - room)
+        elif short:
+            full.append(node_id)
         failed[lacks] = failed.get(lacks, 0) + 1
         if short and (nearest is None or short < nearest[0]):
-            nearest = (short, partition.nodes.node_id[row], partition.nodes.name[row])
+            nearest = (short, node_id, partition.nodes.name[row])
     counted = tuple(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
     missing = next((what.removeprefix(MISSING) for what, _ in counted if what.startswith(MISSING)), "")
     missing = missing or _scarcest(partition, stage.shape, free)
+    missing = missing or next((what.removeprefix(SMALL) for what, _ in counted if what.startswith(SMALL)), "")
+    unused = _unused(partition, missing, free or full)
     held = sum(len(partition.holds[seq].nodes) for seq in own if seq in partition.holds)
     coming = sum(
         number in partition.allocations
@@ -69,7 +110,7 @@ def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros)
     orders = max((ask.failed_orders for ask in stage.asks if ask is not None), default=0)
     pools = [pool for _, pool in sorted(partition.pools.items()) if pool.elastic and takes(pool, stage.shape)]
     return msgspec.structs.replace(
-        reason,
+        _with_room_now(reason, room),
         failed=counted,
         nearest=nearest[2] if nearest else "",
         held=held,
@@ -87,11 +128,47 @@ def why_no_room(partition: Partition, stage: Stage, reason: NoRoom, now: Micros)
         asked=dict(stage.shape.amounts).get(missing, 0),
         free=tuple(_with_room(partition, stage, free[:NAMED])),
         free_nodes=len(free),
+        unused=sum(unused),
+        largest=max(unused, default=0),
+        taking=len(free) + len(full),
+        nodes=nodes,
     )
 
 
+def _with_room_now(reason: NoRoom, room: int) -> NoRoom:
+    """Return the reason with `room`, the number of tasks that fit now of the stage that lacks capacity.
+
+    If all tasks would fit by `room`, which is a simple count, the reason keeps the more exact count of the core.
+    """
+    if not reason.stages:
+        return msgspec.structs.replace(reason, room=room) if room < reason.wanted else reason
+    *first, (name, wanted, before) = reason.stages
+    if room >= wanted:
+        return reason
+    stages = (*first, (name, wanted, room))
+    return msgspec.structs.replace(reason, stages=stages, room=reason.room - before + room)
+
+
+def _pack(partition: Partition, job: Job, reason: NoRoom, whatif: WhatIf) -> None:
+    """Place all stages of a whole job but the last, which does not fit, so that the last is counted beside them."""
+    for name, _, left in reason.stages[:-1]:
+        stage = job.stage(name)
+        assert stage is not None
+        for node_id in partition.nodes.rows:
+            left = left - whatif.pack(node_id, stage.shape, left) if left else 0  # noqa: PLW2901
+
+
+def _unused(partition: Partition, resource: str, node_ids: Sequence[int]) -> list[int]:
+    """Return the free amounts of a resource on nodes."""
+    nodes = partition.nodes
+    if resource not in nodes.capacity:
+        return []
+    rows = [nodes.rows[node_id] for node_id in node_ids]
+    return [max(0, nodes.capacity[resource][row] - nodes.used[resource][row]) for row in rows]
+
+
 def _scarcest(partition: Partition, shape: Shape, node_ids: list[int]) -> str:
-    """Return the resource of which nodes with some capacity have enough for the fewest tasks."""
+    """Return the scarcest resource: the one that lets the fewest tasks fit on nodes with some free capacity."""
     nodes = partition.nodes
     rows = [nodes.rows[node_id] for node_id in node_ids[:LOOKED_AT]]
     fitting = {
@@ -103,7 +180,7 @@ def _scarcest(partition: Partition, shape: Shape, node_ids: list[int]) -> str:
 
 
 def _with_room(partition: Partition, stage: Stage, node_ids: list[int]) -> Iterator[tuple[str, int]]:
-    """Yield the names of nodes, with the number of tasks of a stage that fit there."""
+    """Yield the names of nodes on which tasks of a stage fit, each with the number of tasks."""
     nodes = partition.nodes
     for node_id in node_ids:
         most = 1 if stage.shape.key.apart else stage.count
@@ -111,12 +188,12 @@ def _with_room(partition: Partition, stage: Stage, node_ids: list[int]) -> Itera
 
 
 def _accepts(partition: Partition, stage: Stage, node_id: int) -> bool:
-    """True if a node takes tasks of a stage when it has capacity for them."""
+    """True if a node accepts tasks of a stage when it has capacity for them."""
     return may_take(partition.nodes, partition.nodes.rows[node_id], stage.shape)
 
 
 def _held_for_others(partition: Partition, stage: Stage, own: Collection[int], now: Micros) -> tuple[HeldFor, ...]:
-    """Return the holds that keep tasks of a stage out, the largest first."""
+    """Return the holds that keep tasks of a stage off nodes, the largest first."""
     holds: list[HeldFor] = []
     for seq, hold in sorted(partition.holds.items()) if stage.shape.amounts else ():
         nodes = [
@@ -153,7 +230,7 @@ def _not_stopping(partition: Partition, stage: Stage) -> tuple[NotStopping, ...]
 
 
 def _ordered_for(partition: Partition, stage: Stage) -> int:
-    """Return the number of ordered nodes that are meant for tasks of a stage, perhaps among other tasks."""
+    """Return the number of ordered nodes that are meant for tasks of a stage, also if shared with other tasks."""
     wanted = (stage.job.id, stage.position)
     return sum(
         any(asked[:2] == wanted for asked in meant)
@@ -162,19 +239,25 @@ def _ordered_for(partition: Partition, stage: Stage) -> int:
     )
 
 
-def _lacks(partition: Partition, shape: Shape, row: int, own: Collection[int]) -> tuple[str, int]:
-    """Return the first thing that a node lacks for one task, and the missing part of that request in thousandths."""
-    nodes = partition.nodes
+def _lacks(partition: Partition, stage: Stage, row: int, own: Collection[int]) -> tuple[str, int]:
+    """Return the first thing that a node lacks for one task, and how much of that request is missing, in thousandths.
+
+    The second value is 0 for a node that would not take the task even if it were empty.
+    """
+    nodes, shape = partition.nodes, stage.shape
     if nodes.state[row] != "up":
         return nodes.state[row], 0
     if nodes.node_id[row] in nodes.disconnected:
         return "disconnected", 0
     if nodes.node_id[row] in nodes.avoided:
         return "backed off", 0
+    if shape.key.pool not in ("", nodes.pool[row]):
+        return "another pool", 0
     if not shape.accepts(nodes.labels[row], (), nodes.pool[row]):
         return "selector", 0
     if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
-        return "taint", 0
+        taints = [taint for taint in nodes.taints[row] if not taint.endswith(SOFT) and not shape.tolerates(taint)]
+        return TAINT + min(taints), 0
     if not may_take(nodes, row, shape):
         return "for other users", 0
     if not nodes.placeable(row):
@@ -183,9 +266,15 @@ def _lacks(partition: Partition, shape: Shape, row: int, own: Collection[int]) -
     if holders and shape.amounts and not any(seq in holders for seq in own):
         return "promised" if any(seq in partition.promises for seq in holders) else "held", 0
     for name, amount in shape.amounts:
-        free = nodes.capacity[name][row] - nodes.used[name][row] if name in nodes.capacity else 0
+        capacity = nodes.capacity[name][row] if name in nodes.capacity else 0
+        if capacity < amount:
+            return f"{SMALL if capacity else NONE}{name}", 0
+    if shape.key.apart and any(live.node == nodes.node_id[row] for live in (stage.live or {}).values()):
+        return "apart", 0
+    for name, amount in shape.amounts:
+        free = nodes.capacity[name][row] - nodes.used[name][row]
         if free < amount:
-            return f"{MISSING}{name}", (amount - free) * 1000 // amount
+            return f"{MISSING}{name}", max(1, (amount - free) * 1000 // amount)
     if shape.devices and not _devices(partition, shape, row):
         return "split gpu", 1
     return "", 0
@@ -201,7 +290,7 @@ def _devices(partition: Partition, shape: Shape, row: int) -> tuple[int, ...]:
 
 
 def why_later(partition: Partition, ask: Ask) -> Reason | None:
-    """Return what will keep an ask back once it is first in its lane, as far as that is known now."""
+    """Return why an ask will wait once it is first in its lane, as far as that is known now."""
     needs = minimum_by_stage(ask)
     never = never_whole(partition, needs) if ask.whole else never_fits(partition, *needs[0])
     if never is not None:
@@ -221,9 +310,10 @@ def without_share(partition: Partition, job: Job) -> str:
 
 
 def never_runs(partition: Partition, job: Job, of: Stage | None = None) -> Reason | None:
-    """Return why waiting tasks of a job can never start while nodes, pools and settings stay as they are, or None.
+    """Return why waiting tasks of a job can never start with the present nodes, pools and settings, or None.
 
-    With `of`, only tasks of that stage and those that have to start with them are judged.
+    With `of`, judge only tasks of that stage and those that must start with them. A partition without nodes and pools
+    gives the reason `NoNodeYet`.
     """
     starts = [needs for needs in _starts(job) if of is None or any(stage is of for stage, _ in needs)]
     new = any(stage.pending[kind] is not None for needs in starts for stage, _ in needs for kind in (SCALE, NEW))
@@ -243,14 +333,15 @@ def never_runs(partition: Partition, job: Job, of: Stage | None = None) -> Reaso
 
 
 def never_before(partition: Partition, job: Job) -> str:
-    """Return the first job in `after` that can never run, itself or because of jobs before it; empty for none."""
+    """Return the first job in `after` that can never run, directly or because of its own `after`; empty for none."""
     before = [(name, name) for name in partition.unmet(job)]
     seen = {name for name, _ in before}
-    for at, (name, first) in enumerate(before):  # grows while it is walked
+    for at, (name, first) in enumerate(before):  # the list grows during the loop
         earlier = partition.jobs[name]
         if at == EARLIER:
             break
-        if not earlier.over and never_runs(partition, earlier) is not None:
+        never = None if earlier.over else never_runs(partition, earlier)
+        if never is not None and not isinstance(never, NoNodeYet):
             return first
         more = [other for other in partition.unmet(earlier) if other not in seen]
         seen.update(more)
@@ -259,9 +350,9 @@ def never_before(partition: Partition, job: Job) -> str:
 
 
 def may_never_run(partition: Partition, job: Job) -> bool:
-    """True if `never_runs` has to be asked: False is certain, and found without counting nodes or changing anything.
+    """True if `never_runs` might return a reason; False if it certainly returns None. Quick: counts no nodes.
 
-    It can be asked while a cycle runs.
+    Alters nothing, so it can be called while a cycle runs.
     """
     if not any(stage.waiting() for stage in job.stages):
         return False
@@ -274,7 +365,7 @@ def may_never_run(partition: Partition, job: Job) -> bool:
 
 
 def _over_limit(job: Job, needs: Needs) -> Reason | None:
-    """Return the limit that refuses tasks even while no other job runs."""
+    """Return the limit that would refuse these tasks even if no other job ran."""
     reason = allowed([(account.name, account.limit, {}) for account in job.accounts], asked_for(needs))
     if reason is None and not job.allocations:
         return may_run([(account.name, account.max_jobs, 0) for account in job.accounts])
@@ -282,7 +373,7 @@ def _over_limit(job: Job, needs: Needs) -> Reason | None:
 
 
 def _starts(job: Job) -> list[Needs]:
-    """Return the tasks that have to start together, for each start that a job still waits for."""
+    """Return the waiting tasks of a job in groups. The tasks of a group must start together."""
     if job.whole and not job.stages[0].started:
         return [[(stage, stage.needed) for stage in job.stages if stage.needed]]
     return [[(stage, 1 if stage.started else max(1, stage.needed))] for stage in job.stages if stage.waiting() > 0]

@@ -1,6 +1,6 @@
-"""Expressions on the labels of nodes, written as label selectors of Kubernetes: `zone in (a, b), !spot, cores > 8`.
+"""Expressions on labels of nodes, in the syntax of Kubernetes label selectors: `zone in (a, b), !spot, cores > 8`.
 
-A term is a list of expressions that must all hold; of several terms, one must hold.
+A term is a list of expressions that must all hold. Of several terms, at least one must hold.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Expression(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 Term: TypeAlias = tuple[Expression, ...]
 Where: TypeAlias = tuple[Term, ...]
-"""Terms of which one must hold, sorted. None at all: every node is accepted."""
+"""Terms of which one must hold, sorted. Empty: every node is accepted."""
 Preferences: TypeAlias = tuple[tuple[Term, int], ...]
-"""Terms with the weights that a node gets for them, sorted."""
+"""Terms with the weight that a node gets if it matches, sorted."""
 
 
 def holds(term: Term, labels: Mapping[str, str]) -> bool:

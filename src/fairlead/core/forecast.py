@@ -1,7 +1,7 @@
-"""The expected ends of running tasks, in order, updated as tasks start and end.
+"""A forecast: the expected ends of running tasks, in order, updated as tasks start and end.
 
-A forecast is derived from the state, and exists only while backfill needs it. Tasks without an estimate and a time
-limit are not in it: their end is unknown.
+A forecast is derived from the state and exists only while backfill needs it. It leaves out tasks with neither an
+estimate nor a time limit, because their end is unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def end_of(allocation: Allocation, now: Micros) -> Micros | None:
 
 
 def given_end_of(allocation: Allocation, now: Micros) -> Micros | None:
-    """Return the end of an allocation by what was submitted; None if it is unknown."""
+    """Return the end of an allocation by its submitted estimate or time limit; None if it is unknown."""
     return expected_end(_began(allocation), guess(allocation.stage.terms), now)
 
 
@@ -42,7 +42,7 @@ class Forecast:
         learned: bool = False,
         ends: Callable[[Allocation, Micros], Micros | None] = end_of,
     ) -> None:
-        """With `learned`, there is a second forecast by what was submitted."""
+        """With `learned`, also keep a second forecast, which uses only submitted estimates and time limits."""
         self.given: Forecast | None = Forecast((), now, ends=given_end_of) if learned else None
         self._end_of = ends
         self._ends: list[tuple[Micros, int]] = []
@@ -80,7 +80,7 @@ class Forecast:
         return bool(self._ends) and self._ends[0][0] <= now
 
     def move(self, allocation: Allocation, now: Micros) -> bool:
-        """Update an allocation that has another state. Returns True if its expected end has changed."""
+        """Update an allocation whose state changed. True if its expected end changed."""
         before = self._known.get(allocation.id)
         if self.given is not None:
             self.given.move(allocation, now)
@@ -93,7 +93,7 @@ class Forecast:
         return (before and before[0]) != (after and after[0])
 
     def first(self, now: Micros) -> Micros | None:
-        """Return the next expected end. If the task runs on after it, results based on the forecast are wrong."""
+        """Return the earliest expected end. A task that runs longer proves the forecast wrong."""
         self._put_off_late(now)
         return self._ends[0][0] if self._ends else None
 
@@ -104,7 +104,7 @@ class Forecast:
             yield end, self._known[number][1]
 
     def _put_off_late(self, now: Micros) -> None:
-        """Give allocations that should have ended already a later expected end."""
+        """Give each allocation that runs beyond its expected end a later expected end."""
         if not self.is_late(now):
             return
         late = [self._known[number][1] for _, number in self._ends[: bisect_left(self._ends, (now + 1, 0))]]

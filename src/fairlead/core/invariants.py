@@ -1,12 +1,13 @@
-"""Invariants of the state, checked for what a cycle touched (every cycle) or for everything (tests, simulator).
+"""Checks of the state: in every cycle of the parts that the cycle touched; in tests and the simulator of everything.
 
-The checks compute sums from the allocations and compare them with the stored ones.
+The checks compute sums from the allocations and compare them with the stored sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fairlead.core.holds.release import starving_holds
 from fairlead.core.holds.room import is_coming, standing
 from fairlead.core.lanes import lane_key
 from fairlead.core.lifecycle import JOB, NODE, QUEUE
@@ -32,11 +33,11 @@ from fairlead.core.state import MAX_RUNS, Partition, is_short
 
 
 class InvariantBroken(AssertionError):
-    """The state contradicts itself: a bug in Fairlead, never a fault of the input."""
+    """The state contradicts itself. This is a bug in Fairlead, never a fault of the input."""
 
 
 def check_touched(partition: Partition) -> None:
-    """Check what the open plan touched: nodes against their allocations, and the task counts of jobs."""
+    """Check the parts that the open plan touched: nodes against their allocations, and task counts of jobs."""
     touched, rows, jobs = partition.touched, partition.nodes.rows, partition.jobs
     for node_id in sorted(touched.nodes):
         if node_id in rows:
@@ -51,7 +52,10 @@ def check_touched(partition: Partition) -> None:
 
 
 def check_all(partition: Partition, settled: bool = True) -> None:
-    """Check everything. Without `settled`, another cycle has to follow at once, and some promises may be unused."""
+    """Check everything.
+
+    With `settled` False, another cycle must follow, so a promise may remain for which no task is stopping any more.
+    """
     for node_id in partition.nodes.rows:
         _check_node(partition, node_id)
     _check_table(partition)
@@ -110,7 +114,7 @@ def _check_node(partition: Partition, node_id: int) -> None:
         raise InvariantBroken(f"node {name}: devices used {booked}, its allocations use {devices}")
     over = False
     for resource, column in nodes.used.items():
-        # used + free = capacity + over holds by definition; only the use itself can be wrong.
+        # used + free = capacity + over is true by definition; only the use itself can be wrong.
         taken, capacity = column[row], nodes.capacity[resource][row]
         if taken != used.get(resource, 0) or taken < 0 or capacity < 0:
             raise InvariantBroken(f"node {name}: {resource} used {taken} of {capacity}, its allocations use {used}")
@@ -152,7 +156,7 @@ def _check_table(partition: Partition) -> None:
 
 
 def _check_counts(partition: Partition, job: Job) -> None:
-    """Check the numbers of tasks of a job: the cheap part of `_check_job`."""
+    """Check the task counts of a job: the cheap part of `_check_job`."""
     live = 0
     # The shared ask of a whole job is checked with the job, not with each stage.
     kinds = _check_whole(partition, job) if job.whole else (REPLACE, SCALE, NEW)
@@ -175,7 +179,10 @@ def _check_counts(partition: Partition, job: Job) -> None:
 
 
 def _check_whole(partition: Partition, job: Job) -> tuple[int, ...]:
-    """Check that all stages of a whole job have started, or share one ask. Return the kinds to check by stage."""
+    """Check that all stages of a whole job have started, or share one ask.
+
+    Returns the kinds of asks to check by stage.
+    """
     started = job.stages[0].started
     shared = job.stages[0].asks[NEW]
     for stage in job.stages:
@@ -212,6 +219,20 @@ def _check_job(partition: Partition, job: Job) -> None:
             f"job {job.id} is {job.state} with {len(live)} allocations",
         )
     _need(job.listed == (not job.over or job.allocations > 0), f"job {job.id} is counted wrongly with its queue")
+
+
+def _check_generation(stage: Stage, name: str) -> None:
+    """Check that the live members of a gang are of one generation, and that each has a rank of its own."""
+    live = {index: task.generation for index, task in (stage.live or {}).items() if index < stage.count}
+    # Members of an elastic gang may stop for other asks while the gang starts again.
+    if stage.strict and stage.on_failure == "restart":
+        numbers = set(live.values())
+        _need(len(numbers) <= 1, f"{name}: live members of generations {sorted(numbers)}")
+    _need(all(number <= stage.generation for number in live.values()), f"{name}: a member of a later generation")
+    if not stage.started or not stage.generation:
+        return
+    ranks = [stage.rank(index) for index, number in live.items() if number == stage.generation]
+    _need(None not in ranks and len(set(ranks)) == len(ranks), f"{name}: ranks {ranks}")
 
 
 def _check_stage(partition: Partition, stage: Stage) -> None:
@@ -253,6 +274,7 @@ def _check_stage(partition: Partition, stage: Stage) -> None:
         )
         states = {allocation.state for allocation in (stage.live or {}).values()}
         _need(states <= {"stopping"}, f"{name} has not started and is {states}")
+    _check_generation(stage, name)
     if stage.job.over:
         _need(not stage.waiting(), f"{name}: its job has ended and tasks still wait")
 
@@ -279,7 +301,7 @@ def _check_allocations(partition: Partition) -> None:
 
 
 def _check_chain(partition: Partition, number: int) -> None:
-    """Check that the waiting tasks of a chain count its rooms correctly, and that all belong to one stage and node."""
+    """Check the number of slots that allocations wait for in a chain, and that they are of one stage and node."""
     chain = partition.derived.chains[number].values()
     rooms = sum(count(allocation.indices) for allocation in chain if not allocation.rooms)
     first = next(iter(chain))
@@ -296,8 +318,8 @@ def _check_chains(partition: Partition) -> None:
         if allocation.chain:
             chains.setdefault(allocation.chain, {})[allocation.id] = allocation
         _need(not allocation.rooms or bool(allocation.chain), f"allocation {allocation.id} waits in no chain")
-        stops = allocation.cause in ("preempt", "requeue") and allocation.state == "stopping"
-        _need(stops or not allocation.stopped_for, f"allocation {allocation.id} stops for no claim or user")
+        stops = allocation.cause in ("preempt", "requeue", "gang") and allocation.state == "stopping"
+        _need(stops or not allocation.stopped_for, f"allocation {allocation.id} stops for no claim, user or member")
         returns = allocation.cause == "return"
         _need(not returns or allocation.state == "assigned", f"allocation {allocation.id} returns and was started")
     _need(chains == partition.derived.chains, "the chains are not those of the allocations")
@@ -365,7 +387,7 @@ def _check_queues(partition: Partition) -> None:
 
 
 def _check_strange(partition: Partition) -> None:
-    """Check that no job or task can get the number of an attempt that the journal never gave."""
+    """Check that no job or task can get a job or attempt number of tasks that this journal never started."""
     for (number, name), found in partition.strange.items():
         _need(number < partition.counters.job, f"job {number} runs somewhere, and its number may be given again")
         for job in [job for job in partition.jobs.values() if job.number == number]:
@@ -375,7 +397,7 @@ def _check_strange(partition: Partition) -> None:
 
 
 def _check_runs(partition: Partition) -> None:
-    """Check that the last runs of users and names are few, and that there are none unless estimates are learned."""
+    """Check the number of last run times of users and names. There are none unless estimates are learned."""
     _need(partition.settings.learns or not partition.runs, "runs are kept, and estimates are not learned")
     _need(len(partition.runs) <= MAX_RUNS, f"the runs of {len(partition.runs)} users and names are kept")
     for key, runs in partition.runs.items():
@@ -384,7 +406,7 @@ def _check_runs(partition: Partition) -> None:
 
 
 def _check_past(partition: Partition) -> None:
-    """Check that the past of a queue is at least that of its children, or of its users, and never below 0."""
+    """Check that the past use of a queue is at least that of its children, or of its users, and never below 0."""
     on = partition.settings.share_memory > 0
     _need(on or not partition.landmark, "there is a landmark, and no past counts")
     _need(partition.landmark <= partition.now, "the landmark is later than now")
@@ -445,7 +467,7 @@ def _check_lanes(partition: Partition) -> None:
 
 
 def _check_kept(partition: Partition, settled: bool) -> None:
-    """Check that each hold and promise has its ask, that the node table lists them, and the limit on held nodes."""
+    """Check that each hold and promise has an ask and is entered at its nodes, and that not too many nodes are held."""
     kept: dict[int, dict[int, list[Place]]] = {}
     earmarks: list[Hold | Promise] = [*partition.holds.values(), *partition.promises.values()]
     for earmark in earmarks:
@@ -462,14 +484,15 @@ def _check_kept(partition: Partition, settled: bool) -> None:
     )
     stops = all(allocation.state == "stopping" for allocation in overdue.values())
     _need(stops, "an allocation is overdue to stop, but is not stopping")
-    large = [hold for hold in partition.holds.values() if hold.large]
-    _need(not large or len(partition.holds) == 1, "a hold of more nodes than may be held is not the only hold")
-    held = {node_id for hold in partition.holds.values() for node_id in hold.nodes}
+    starving = starving_holds(partition)
+    large = [hold for hold in starving if hold.large]
+    _need(not large or len(starving) == 1, "a hold of more nodes than may be held is not the only hold")
+    held = {node_id for hold in starving for node_id in hold.nodes}
     most = may_be_held(partition.settings.held_nodes_percent, len(partition.nodes))
     _need(bool(large) or len(held) <= most, f"{len(held)} nodes are held, {most} may be")
     for promise in partition.promises.values():
         stopping = [partition.allocations[number] for number in promise.victims if number in partition.allocations]
-        # In a cycle that reached its bounds, an ask that may start now may not have had its turn.
+        # If the cycle reached its bounds, an ask that may start now may not have had its turn.
         waited = promise.ordered or not partition.reign.ready or not settled or is_coming(partition, promise)
         _need(waited, f"no task stops for the promise to job {promise.job} any more")
         stops = all(allocation.state == "stopping" for allocation in stopping)
@@ -493,7 +516,7 @@ def _check_kept(partition: Partition, settled: bool) -> None:
 
 
 def _check_pools(partition: Partition) -> None:
-    """Check that orders have a pool and nodes to wait for, and that idle, unwanted and drained nodes are as listed."""
+    """Check that orders have a pool and expected nodes, and that idle, unwanted and drained nodes are as listed."""
     expected = {name: number for number, order in partition.orders.items() for name in order.coming}
     _need(expected == partition.order_of, f"nodes are expected as {expected}, listed as {partition.order_of}")
     for number, order in partition.orders.items():
@@ -532,7 +555,7 @@ def _check_remembered(partition: Partition) -> None:
         (job.id, stage.position): stage.short_since
         for job in partition.jobs.values()
         for stage in job.stages
-        if stage.short_since is not None and stage.terms.on_loss == "replace"
+        if stage.short_since is not None and stage.on_loss == "replace"
     }
     _need(short == partition.derived.short, f"stages with too few tasks: {short}, listed: {partition.derived.short}")
     for job_id, position in short:

@@ -1,15 +1,15 @@
 """Lanes: the ordered asks of one leaf queue and one shape. Only the head of a lane is tried.
 
-A job that starts whole stands in the lane of its set of shapes.
+A job that starts whole is in the lane of its set of shapes.
 
-A lane is derived from the asks of the stages. It is kept in runs: asks that differ only in the last part of their key
-(mostly the time they were asked for) stand in one list. They mostly arrive in that order, so adding one is an append
+A lane is derived from the asks of the stages. It consists of runs: a run is a list of asks that differ only in the last
+part of their key (mostly the time they were asked for). Asks mostly arrive in that order, so adding one is an append
 and costs eight bytes. An ask that left its stage, or has another place now, stays in its run until the run is passed
-over or cleared out. Places change in two cases: under an order `by_running` (`fair`), with the number of tasks that a
-job runs; and for replacements, when their stage falls below `min` or reaches it.
+over or cleared. Places change in two cases: under an order `by_running` (`fair`), with the number of tasks that a job
+runs; and for replacements, when their stage falls below `min` or reaches it.
 
-Under an order `by_user` (`fair`) the asks of each user stand in a line of their own, and the lines are ordered by the
-use of their users. When a use changes, no ask moves. Otherwise all asks stand in one line.
+Under an order `by_user` (`fair`) each user has a line of asks, and the lines are ordered by the use of their users.
+When a use changes, no ask moves. Otherwise all asks are in one line.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fairlead.core.policy.order import Key, Standing
 from fairlead.core.shape import Shape
 
 _SLACK = 32
-"""A lane is cleared of dead entries when they outnumber the others by more than this."""
+"""A lane is cleared of dead entries when they outnumber the live ones by more than this."""
 
 _STIRRED = (-1, -1)
-"""Versions that never occur: a lane that fell asleep at these is looked at again."""
+"""Versions that never occur: a lane with these as `asleep_at` is tried again."""
 
 
 Place = tuple[int | str, ...]
@@ -44,7 +44,7 @@ def lane_key(ask: Ask) -> LaneKey:
 
 
 def whole_key(job: Job) -> LaneKey:
-    """Return the lane of a job that starts whole. If all its stages have one shape, it is the lane of that shape."""
+    """Return the lane key of a job that starts whole: its set of shapes, or the only shape."""
     shapes = tuple(sorted({stage.shape for stage in job.stages}, key=lambda shape: shape.key))
     return job.queue.path, shapes[0] if len(shapes) == 1 else shapes
 
@@ -55,19 +55,19 @@ def text_of(shapes: Shape | tuple[Shape, ...]) -> str:
 
 
 class Run:
-    """Asks that share all of their key but its last part, in the order of this part and of their numbers."""
+    """Asks that share all of their key but its last part, in the order of that part and of their numbers."""
 
     __slots__ = ("items", "last", "prefix", "running", "start")
 
     def __init__(self, prefix: Key, running: int) -> None:
         self.prefix = prefix
         self.running = running
-        """The live tasks that the jobs of all entries had; -1 if they differ."""
+        """The number of live tasks that the job of each entry had; -1 if they differ."""
         self.items: list[Ask] = []
         self.start = 0
         """Asks before this position have left or moved."""
         self.last: Key = ()
-        """The last part of the key of the last appended ask. A greater key can be appended too."""
+        """The last part of the key of the last appended ask. An ask with a greater key can be appended."""
 
 
 Line = list[Run]
@@ -86,7 +86,7 @@ class Lane:
         self._lines: dict[Account | None, Line] = {}
         """The line of each user; under None if users do not take turns."""
         self._use_of = use_of
-        """Returns the use of a user, for turns."""
+        """Returns the use of a user, which decides the order of turns."""
         self._entries = 0
 
     def add(self, ask: Ask) -> None:
@@ -99,20 +99,20 @@ class Lane:
         self.queue.asks += 1
 
     def all_behind(self) -> bool:
-        """True if all asks that joined while the lane slept are behind its ask without capacity."""
+        """True if all asks that joined while the lane slept are behind the lane's ask without capacity."""
         if self.memory.no_room is None or not _stands(self.memory.no_room):
             return False
         first = self.key(self.memory.no_room)
         return all(self.key(ask) > first for ask in self.memory.new_while_asleep)
 
     def drop(self, asks: int = 1) -> None:
-        """Count asks that have left their stages. Their entries are removed when they are passed over."""
+        """Count asks that have left their stages. Their entries are removed later."""
         self.size -= asks
         self.queue.asks -= asks
         self.memory.asleep_at = None
 
     def touch(self, ask: Ask) -> None:
-        """Give an ask the place it has now. Under some orders it changes with the running tasks of its job."""
+        """Enter an ask at its present place. Under some orders the place changes with the running tasks of its job."""
         self.memory.asleep_at = None
         if self._entries > 2 * self.size + _SLACK:
             self._clear_out()
@@ -128,8 +128,8 @@ class Lane:
             return
         at = bisect_left(items, within, key=self._within)
         run.start = min(run.start, at)
-        # An ask that was dropped and is back, as after a rollback, still has its entry. If the creation of an ask was
-        # rolled back, the next one takes its number and its entry.
+        # An ask that was dropped and restored, as after a rollback, still has its entry. If the creation of an ask was
+        # rolled back, the next ask takes its number and its entry.
         while at < len(items) and self._within(items[at]) == within:
             if items[at] is ask or not _stands(items[at]):
                 items[at] = ask
@@ -139,12 +139,12 @@ class Lane:
         self._entries += 1
 
     def stir(self) -> None:
-        """Have the next match look at the lane. Until then, the results of the last look stay."""
+        """Make the next match try the lane again. Until then, the results of the last match stay."""
         if self.memory.asleep_at is not None:
             self.memory.asleep_at = _STIRRED
 
     def move(self, ask: Ask) -> None:
-        """Give a replacement the place it has now: its stage fell below `min`, or reached it."""
+        """Enter a replacement at its present place, after its stage fell below `min` or reached it."""
         self.touch(ask)
         self.memory.moved = True
 
@@ -155,11 +155,11 @@ class Lane:
         return heads[0] if len(heads) == 1 else min(heads, key=self.key, default=None)
 
     def users(self) -> list[Account | None]:
-        """Return the accounts of the users with asks; None for all users, if they do not take turns."""
+        """Return the accounts of the users with asks; only None if users do not take turns."""
         return [user for user in list(self._lines) if self._head(user) is not None]
 
     def has_new_order(self, now: Micros) -> bool:
-        """True if the users take turns in another order than when the lane fell asleep."""
+        """True if the order of users has changed since the lane fell asleep."""
         if len(self._lines) < 2:
             return False
         before = self.memory.users
@@ -184,7 +184,7 @@ class Lane:
                     yield ask
 
     def after(self, user: Account | None, passed: Collection[int]) -> Ask | None:
-        """Return the first ask of a user that was not passed over."""
+        """Return the first ask of a user that is not in `passed`."""
         if not passed:
             return self._head(user)
         for ask in self.line(user):
@@ -193,7 +193,7 @@ class Lane:
         return None
 
     def __iter__(self) -> Iterator[Ask]:
-        """Yield the asks in order: under an order by user, by what the users use now."""
+        """Yield the asks in order; under an order by user, in the order of the users' present use."""
         lines = [self.line(user) for user in self._lines]
         if len(lines) == 1:
             return lines[0]
@@ -201,7 +201,7 @@ class Lane:
         return merge(*lines, key=lambda ask: self.key(ask, use=uses[ask.stage.job.accounts[-1]]))
 
     def resort(self) -> None:
-        """Sort again after the order of the queue, the priority of a job or the accounts of users have changed."""
+        """Sort again, after a change of the queue's order, a job's priority or users' accounts."""
         runs = [run for line in self._lines.values() for run in line]
         standing = {id(ask): ask for run in runs for ask in run.items if _stands(ask)}
         self._lines, self._entries = {}, 0
@@ -212,7 +212,7 @@ class Lane:
     def key(self, ask: Ask, more: int = 0, use: int | None = None) -> Place:
         """Return the place of an ask, comparable within its queue; the lowest goes first.
 
-        `more` counts that number of further tasks of its job as running. `use` is the use of its user, if it is known.
+        `more` is a number of further tasks of the job to count as running. `use` is the use of its user, if known.
         """
         rank = self.rank(ask, more)
         user = self.user(ask)
@@ -221,11 +221,11 @@ class Lane:
         return (*rank[:2], self._use_of(user) if use is None else use, user.name, *rank[2:])
 
     def user(self, ask: Ask) -> Account | None:
-        """Return the account of the user of an ask, if users take turns."""
+        """Return the account of an ask's user, if users take turns."""
         return ask.stage.job.accounts[-1] if self.queue.order.by_user else None
 
     def rank(self, ask: Ask, more: int = 0) -> Key:
-        """Return the place of an ask among those of its line."""
+        """Return the place of an ask within its line."""
         stage, kind, seq = ask.stage, ask.kind, ask.seq
         job, queue = stage.job, self.queue
         order = queue.order
@@ -234,13 +234,13 @@ class Lane:
         below_min = kind == REPLACE and order.by_min and stage.below_min
         running = job.live + more if order.by_running else 0
         place = order.key(Standing(kind, job.priority, running, ask.asked, below_min))
-        # An ask that was brought to the front goes first in its round, the latest one before earlier ones.
+        # Asks that were brought to the front go first in their round, the latest of them before earlier ones.
         return (ask.round, -ask.front, *place, ask.tie or seq, seq)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _head(self, user: Account | None) -> Ask | None:
-        """Return the first ask of a line. A line without asks is removed."""
+        """Return the first ask of a line. An empty line is removed."""
         runs = self._lines.get(user, [])
         while runs:
             run = runs[0]
@@ -256,7 +256,7 @@ class Lane:
         return None
 
     def _clear_out(self) -> None:
-        """Remove entries that left or moved and were never passed over. Otherwise a lane would grow with time."""
+        """Remove entries of asks that left or moved. Otherwise a lane would grow with time."""
         for user, line in list(self._lines.items()):
             for run in line:
                 run.items = [ask for ask in run.items if self._is_current(run, ask)]
@@ -282,7 +282,7 @@ class Lane:
         return runs[at]
 
     def _is_current(self, run: Run, ask: Ask) -> bool:
-        """True if the ask of an entry still belongs to its stage and has this place now."""
+        """True if the ask of an entry still belongs to its stage and still has this place."""
         if not _stands(ask):
             return False
         if ask.kind != REPLACE and (ask.stage.job.live == run.running or not self.queue.order.by_running):

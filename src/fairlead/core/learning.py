@@ -1,7 +1,7 @@
 """Expected run times. With `estimates: learned`, they come from earlier runs of the same user, and of the same name.
 
-The last two runs of each user, and of each of the user's job and stage names, are part of the state. The arithmetic is
-in `core/policy/estimates.py`.
+The state holds the last two run times of each user, and of each of the user's job and stage names. The arithmetic is in
+`core/policy/estimates.py`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fairlead.core.resources import DAY
 from fairlead.core.state import MAX_RUNS, Partition
 
 KEEP: Micros = 90 * DAY
-"""Runs that were not followed by another one for this long are dropped."""
+"""Run times are dropped if no later one was noted for this long."""
 
 
 def learn(plan: Plan) -> None:
-    """Note the run times of the tasks that ended in this cycle, and drop those that are old or too many."""
+    """Note the run times of tasks that ended in this cycle. Drop run times that are old or too many."""
     partition = plan.partition
     if not partition.settings.learns:
         if partition.runs:
@@ -40,14 +40,14 @@ def learn(plan: Plan) -> None:
 
 
 def run_time(partition: Partition, ask: Ask) -> Micros | None:
-    """Return the expected run time of an ask: the longest of its stages. None if one is unknown."""
+    """Return the expected run time of an ask: the longest of its stages. None if that of a stage is unknown."""
     if not ask.whole:
         return expected_run(partition, ask.stage)
     return _longest([expected_run(partition, stage) for stage in ask.stages])
 
 
 def given_run_time(ask: Ask) -> Micros | None:
-    """Return the run time of an ask by what was submitted. None if one of its stages gives none."""
+    """Return the submitted run time of an ask: the longest of its stages. None if a stage gives none."""
     return guess(ask.stage.terms) if not ask.whole else _longest([guess(stage.terms) for stage in ask.stages])
 
 
@@ -79,7 +79,7 @@ def _ended(plan: Plan) -> list[Allocation]:
 
 
 def _to_drop(partition: Partition, now: Micros, noted: dict[RunsKey, Runs]) -> tuple[RunsKey, ...]:
-    """Return the keys to drop, the oldest first."""
+    """Return the users and names to drop, the oldest first."""
     heap, runs = partition.derived.old_runs, partition.runs
     dropped: dict[RunsKey, None] = {}
     excess = len(runs) + sum([key not in runs for key in noted]) - MAX_RUNS

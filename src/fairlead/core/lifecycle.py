@@ -1,6 +1,6 @@
 """Legal state transitions, one table per kind of record. All other transitions are refused.
 
-Staying in a state is not a transition: callers skip it.
+Keeping a state is not a transition: callers skip it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Lifecycle:
         return tuple(self.table)
 
     def terminal(self, state: str) -> bool:
-        """True if no state can follow."""
+        """True if no other state can follow this one."""
         return not self.table[state]
 
     def allows(self, before: str, after: str) -> bool:
@@ -47,8 +47,7 @@ JOB = Lifecycle(
     },
 )
 
-# An attempt ends as lost, preempted or failed; the task may be pending again afterwards.
-# An assigned task may end without having been reported as running, if it ended before the report.
+# An attempt ends as lost, preempted or failed; its task may then be pending again.
 TASK = Lifecycle(
     "task",
     {

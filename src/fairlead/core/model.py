@@ -29,12 +29,15 @@ AllocationState = Literal["assigned", "running", "stopping"]
 Outcome = Literal["succeeded", "failed", "lost", "preempted", "killed"]
 """How an attempt ends."""
 StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "return", "requeue"]
-"""Why tasks are told to stop. `return` is no stop: assigned tasks are recalled if they have not started."""
+"""Why tasks are told to stop. `return` is not a stop: assigned tasks are recalled if they have not started."""
 ClaimCause = Literal["priority", "guarantee", "share", "order"]
-"""The right by which an ask gets promised nodes; `order` if they were ordered for it and no task stops."""
+"""The right by which nodes are promised to an ask; `order` if they were ordered for it and no task stops."""
 NodeState = Literal["up", "draining", "disabled", "lost"]
 QueueState = Literal["active", "draining", "stopped"]
-OnLoss = Literal["replace", "restart", "fail"]
+Policy = Literal["replace", "restart", "fail"]
+"""What follows when a task fails or is lost: it is asked for again alone, its gang starts again, or the job fails."""
+ChosenPolicy = Literal["", "replace", "restart", "fail"]
+"""A policy as submitted; empty for the default, which depends on the size of the stage. See `Stage.on_failure`."""
 Gang = Literal["stage", "job"]
 Scaling = Literal["strict", "partial"]
 Unit = Literal["dominant", "slots"]
@@ -48,7 +51,7 @@ Amounts = tuple[tuple[str, int], ...]
 
 
 class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A group of equal tasks, as submitted. `min` 0 means `count`, also after scaling."""
+    """A group of equal tasks, as submitted. If `min` is 0, all `count` tasks start together, also after scaling."""
 
     name: str
     count: int
@@ -62,7 +65,7 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     estimate: Micros | None = None
     time_limit: Micros | None = None
     tries: int = 1
-    on_loss: OnLoss = "replace"
+    on_loss: ChosenPolicy = "replace"
     scaling: Scaling = "strict"
     near: str = ""
     apart: bool = False
@@ -72,11 +75,13 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     output: str = ""
     """Pattern of the file for standard output; empty for a log of the agent."""
     error: str = ""
-    """Pattern of the file for standard error; empty for that of the output, or for a log of the agent."""
+    """Pattern of the file for standard error; empty for the file of standard output, or for a log of the agent."""
     results: tuple[str, ...] = ()
     """Patterns of the files that are collected when a task ends."""
     where: Where = ()
     prefer: Preferences = ()
+    on_failure: ChosenPolicy = "replace"
+    """Journals that were written before gangs had generations have no such field: their tasks are replaced."""
 
     def shape_key(self, manager: str, user: str) -> ShapeKey:
         return ShapeKey(
@@ -99,10 +104,11 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     name: str
     min: int
     tries: int
-    on_loss: OnLoss
+    on_loss: ChosenPolicy
     scaling: Scaling
     estimate: Micros | None
     time_limit: Micros | None
+    on_failure: ChosenPolicy
 
 
 @lru_cache(maxsize=10_000)
@@ -111,11 +117,22 @@ def _same(terms: Terms) -> Terms:
 
 
 def terms_of(spec: StageSpec) -> Terms:
-    return _same(Terms(spec.name, spec.min, spec.tries, spec.on_loss, spec.scaling, spec.estimate, spec.time_limit))
+    return _same(
+        Terms(
+            spec.name,
+            spec.min,
+            spec.tries,
+            spec.on_loss,
+            spec.scaling,
+            spec.estimate,
+            spec.time_limit,
+            spec.on_failure,
+        )
+    )
 
 
 class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One submission. `manager` names the resource manager that owns the job; empty for jobs of our own agents."""
+    """One submission. `manager` names the resource manager that owns the job; empty for jobs that run on agents."""
 
     name: str
     user: str
@@ -131,18 +148,18 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     matched: str | None = None
     """The requestor pattern that chose the queue, if one did; an empty pattern matches all users."""
     shape_user: str = ""
-    """The user in the shapes of its tasks; set if the partition may have nodes for named users only."""
+    """The user in the shapes of its tasks, set if the partition may have nodes for named users only."""
     preempts: bool = True
-    """True if tasks may be stopped for its priority, or for a guarantee of its queue."""
+    """True if tasks may be stopped for this job, for its priority or for a guarantee of its queue."""
 
     @property
     def whole(self) -> bool:
-        """True if all stages start together as one gang. A job with one stage needs no such gang."""
+        """True if all stages start together as one gang. False for a job with one stage."""
         return self.gang == "job" and len(self.stages) > 1
 
 
 pack_spec = msgspec.msgpack.Encoder().encode
-"""Packs a specification into the same bytes as in the journal: about a tenth of the memory of the records."""
+"""Packs a specification into bytes, as in the journal: about a tenth of the memory of the records."""
 
 
 @lru_cache(maxsize=1_000)
@@ -188,6 +205,9 @@ Pending = tuple[Ranges | None, ...]
 
 NOTHING_PENDING: Pending = (None, None, None)
 
+Members = tuple[tuple[int, int, int], ...]
+"""Members of a generation, as spans: the rank of the first task, its index, and the index after the last task."""
+
 
 @lru_cache(maxsize=1_000)
 def all_pending(count: int) -> Pending:
@@ -202,7 +222,7 @@ NO_ASKS: Asks = (None, None, None)
 
 
 class Ask(msgspec.Struct, eq=False):
-    """An entry of demand: the pending tasks of one kind of a stage, wanted together.
+    """A demand: the pending tasks of one kind of a stage.
 
     When its place changes, it is replaced, not altered. `front` is above 0 if an operator brought it to the front. A
     `whole` ask is shared by all stages of a job that has not started yet; `stage` is the first of them.
@@ -223,18 +243,19 @@ class Ask(msgspec.Struct, eq=False):
     failed_orders: int = 0
     """The number of failed orders of nodes for it."""
     tie: int = 0
-    """The number that orders it among asks of the same instant, if it came back to an earlier ask's place; else 0."""
+    """The number that orders it among asks of the same instant, if it returned to an earlier ask's place; else 0."""
     latest: Micros = 0
-    """With learned estimates, the planned start after which no ask behind it may move it; 0 if it has none yet."""
+    """With learned estimates, the latest planned start: no ask behind it may delay it further. 0 if there is none
+    yet."""
 
     @property
     def place(self) -> int:
-        """Its place among asks of the same instant."""
+        """Return the number that orders it among asks of the same instant."""
         return self.tie or self.seq
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of its tasks."""
+        """Return the stages of its tasks."""
         return self.stage.job.stages if self.whole else (self.stage,)
 
     @property
@@ -265,7 +286,7 @@ class Stage(msgspec.Struct, eq=False):
     floor: int = 0
     """New attempts are above this: the highest attempt of removed tasks, so that no attempt is used twice."""
     short_since: Micros | None = None
-    """The time since which a started stage has had fewer live tasks than it needs."""
+    """Since when a started stage has had fewer live tasks than it needs."""
     ran: Micros | None = None
     """The measured run time of its tasks, if they are quick enough for chains."""
     below_min: bool = False
@@ -274,6 +295,12 @@ class Stage(msgspec.Struct, eq=False):
     """`asked` and `waiting_since` of its last ask of kind new; None if both are the submission time."""
     last_place: int = 0
     """`place` of its last ask of kind new."""
+    generation: int = 0
+    """The number of starts of its gang, of one stage or of a whole job; 0 before the first, and without a gang."""
+    members: Members = ()
+    """The tasks that have been placed in this generation, in the order in which they came."""
+    failures: int = 0
+    """The number of generations of its gang that failed, with `on_failure: restart`."""
 
     @property
     def spec(self) -> StageSpec:
@@ -285,19 +312,19 @@ class Stage(msgspec.Struct, eq=False):
 
     @property
     def min(self) -> int:
-        """The number of tasks that must start together."""
+        """Return the number of tasks that must start together."""
         return min(self.terms.min or self.count, self.count)
 
     @property
     def needed(self) -> int:
-        """The number of tasks that must be live at once, counting only tasks that have not ended."""
+        """Return the number of tasks that must be live at once, counting only tasks that have not ended."""
         least = self.terms.min or self.count
         left = self.count - self.done() if self.ended else self.count
         return least if least < left else left
 
     @property
     def needed_before_growth(self) -> int:
-        """The number of tasks that must be live at once, without pending tasks of kind scale."""
+        """Return the number of tasks that must be live at once, without pending tasks of kind scale."""
         left = self.count - self.done() - len(self.wanted(SCALE))
         return min(self.terms.min or left, left)
 
@@ -306,6 +333,47 @@ class Stage(msgspec.Struct, eq=False):
         if not self.started or self.pending[REPLACE] is None or self.job.over:
             return 0
         return max(0, self.needed_before_growth - self.running())
+
+    @property
+    def strict(self) -> bool:
+        """True if its gang cannot go on without one of its tasks. Managers restart their tasks themselves."""
+        return self.min == self.count and (self.count > 1 or self.job.whole) and not self.job.manager
+
+    @property
+    def on_failure(self) -> Policy:
+        """What follows when a task fails and has tries left."""
+        return self.terms.on_failure or ("restart" if self.strict else "replace")
+
+    @property
+    def on_loss(self) -> Policy:
+        """What follows when a task is lost."""
+        return self.terms.on_loss or ("restart" if self.strict else "replace")
+
+    @property
+    def starts_whole(self) -> bool:
+        """True if all its tasks run in each generation, also those that succeeded in an earlier one."""
+        return self.strict and self.on_failure == self.on_loss == "restart"
+
+    def tries_used(self, index: int) -> int:
+        """Return the tries that a task has used; a gang that restarts uses its tries as one."""
+        return self.failures if self.on_failure == "restart" else self.past(index).tries_used
+
+    def rank(self, index: int) -> int | None:
+        """Return the rank of a task in the present generation of its gang; None if it has none."""
+        for rank, start, end in self.members:
+            if start <= index < end:
+                return rank + index - start
+        return None
+
+    def world_size(self) -> int:
+        """Return the number of ranks of the present generation of its gang. Tasks that were removed do not count."""
+        ends = [
+            rank + min(end, stage.count) - start
+            for stage in self.gang()
+            for rank, start, end in stage.members
+            if start < stage.count
+        ]
+        return max(ends, default=0)
 
     def gang(self) -> tuple[Stage, ...]:
         """Return the stages that start together and are taken back together, including this one."""
@@ -337,12 +405,12 @@ class Stage(msgspec.Struct, eq=False):
 
     @property
     def asked(self) -> Micros:
-        """`asked` of its last ask of kind new, for tasks that come back to that place."""
+        """Return when its last ask of kind new was made. Tasks that return to that place ask with the same time."""
         return self.last_ask[0] if self.last_ask is not None else self.job.submitted
 
     @property
     def waiting_since(self) -> Micros:
-        """`waiting_since` of its last ask of kind new."""
+        """Return `waiting_since` of its last ask of kind new."""
         return self.last_ask[1] if self.last_ask is not None else self.job.submitted
 
     def wanted(self, kind: int) -> Ranges:
@@ -366,7 +434,7 @@ class Stage(msgspec.Struct, eq=False):
         return sum(map(len, self.ended.values())) if self.ended else 0
 
     def next_attempt(self, block: tuple[int, ...]) -> int:
-        """Return the attempt for a block that is assigned now: above all earlier attempts of its tasks."""
+        """Return the attempt for a block that is assigned now, above all earlier attempts of its tasks."""
         if not self.history:
             return self.floor + 1
         return max(self.floor, *(self.past(index).attempt for index in indices(block))) + 1
@@ -376,20 +444,20 @@ class Stage(msgspec.Struct, eq=False):
 
 
 EMPTY = Ranges()
-"""Stand-in for a collection of a stage that is None; never altered."""
+"""Stands in for a collection of a stage that is None; never altered."""
 
 
 class HeldBy(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The user that holds a job back, so that none of its tasks start, and since when."""
+    """The user who holds a job back, so that none of its tasks start, and since when."""
 
     user: str
     level: int
-    """The right by which it is held: of the owner, of an administrator of its queue, or of an operator."""
+    """The right by which the job is held: of its owner, of an administrator of its queue, or of an operator."""
     since: Micros
 
 
 OWNER, ADMINISTRATOR, OPERATOR = 0, 1, 2
-"""The rights over a job, the least first."""
+"""The rights over a job, the lowest first."""
 
 
 class Job(msgspec.Struct, eq=False):
@@ -407,7 +475,7 @@ class Job(msgspec.Struct, eq=False):
     ended_at: Micros | None = None
     allocations: int = 0
     live: int = 0
-    """The number of its live tasks without those that wait in a chain."""
+    """The number of its live tasks, without those that wait in a chain."""
     reason: str = ""
     manager: str = ""
     after: tuple[str, ...] = ()
@@ -422,17 +490,17 @@ class Job(msgspec.Struct, eq=False):
 
     @property
     def spec(self) -> JobSpec:
-        """The specification, unpacked on each use. Fields that are read often are attributes of the job."""
+        """Return the specification, unpacked on each use. Fields that are read often are attributes of the job."""
         return unpack_spec(self.packed)
 
     @property
     def owner(self) -> tuple[str, str]:
-        """The user and the name, read without unpacking the whole specification, which may be large."""
+        """Return the user and the name, without unpacking the whole specification, which may be large."""
         return _owner_of(self.packed)
 
     @property
     def user(self) -> str:
-        """The owner, read without unpacking the whole specification, which may be large."""
+        """Return the owner, without unpacking the whole specification, which may be large."""
         return _decode_owner(self.packed).user
 
     def stage(self, name: str) -> Stage | None:
@@ -447,10 +515,10 @@ class Job(msgspec.Struct, eq=False):
 
 
 class Strange(msgspec.Struct, frozen=True):
-    """Tasks of one stage that nodes run although the journal never decided it."""
+    """Tasks of one stage that run on nodes although this journal never started them."""
 
     floor: int
-    """The floor of the stage's attempts when the first of them was found."""
+    """The floor of the stage's attempts when the first of these tasks was found."""
     tasks: dict[int, tuple[int, ...]]
     """Attempt → indices of its tasks. These attempts are not given again."""
 
@@ -472,27 +540,30 @@ class Allocation(msgspec.Struct, eq=False):
     started: Micros | None = None
     cause: StopCause = ""
     kind: int = NEW
-    """The kind of the ask it was placed for; tasks of a launch that is taken back are pending under it again."""
+    """The kind of its ask. Tasks of a launch that is taken back are pending under this kind again."""
     group: int = 0
-    """The number of the first allocation of the gang it was placed with; 0 for tasks that were placed one by one."""
+    """The number of the first allocation of its gang; 0 for tasks that were placed one by one."""
     chain: int = 0
     """The number of the first allocation of its chain; 0 for none."""
     rooms: int = 0
-    """If above 0, the tasks wait for one of this number of rooms of their chain: they use no capacity and start as
+    """If above 0, the tasks wait for one of this number of slots of their chain: they use no capacity, and start as
     other tasks of the chain end."""
     safe_until: Micros = 0
-    """Nodes were held for its tasks: they are not stopped for a higher priority before this time."""
+    """If nodes were held for its tasks, these are not stopped for a higher priority before this time."""
     overdue: bool = False
-    """True if its tasks were told to stop and have not stopped in time. Their capacity is no longer expected."""
+    """True if its tasks were told to stop and did not stop in time. Their capacity is no longer expected to become
+    free."""
     stopped_for: str = ""
     """For preempted tasks, the job or queue that they stop for, such as `job 7` or `queue root.ml`. For requeued
-    tasks, the user."""
+    tasks, the user. For members of a gang, the member that ended the generation."""
     expected: Micros | None = None
-    """The expected run time when it was placed, if it was learned."""
+    """The learned run time that was expected when it was placed, if any."""
+    generation: int = 0
+    """The generation of its gang; 0 without a gang."""
 
     @property
     def leaving(self) -> bool:
-        """True if its capacity is expected to become free: its tasks were told to stop and still have time."""
+        """True if its capacity is expected to become free: its tasks were told to stop and are not overdue."""
         return self.state == "stopping" and not self.rooms and not self.overdue
 
 
@@ -501,7 +572,7 @@ Place = tuple[int, int, int]
 
 
 class Earmark(msgspec.Struct, eq=False):
-    """Nodes that are kept for the ask with the number `seq`. Nothing of them is used by it yet."""
+    """Nodes that are kept for the ask with the number `seq`, which does not use them yet."""
 
     seq: int
     job: str
@@ -510,7 +581,7 @@ class Earmark(msgspec.Struct, eq=False):
     places: tuple[Place, ...]
     since: Micros
     checked: int = -1
-    """The version of the nodes for which it was last found valid; not journaled."""
+    """The version of the nodes at which the earmark was last found valid; not journaled."""
 
     @property
     def nodes(self) -> dict[int, None]:
@@ -522,19 +593,21 @@ class Earmark(msgspec.Struct, eq=False):
 
 
 class Hold(Earmark, eq=False):
-    """Nodes that take no new work except that of one starving ask."""
+    """Nodes that take no new work except that of one ask."""
 
     large: bool = False
-    """True if it has more nodes than may be held at once: then it is the only hold."""
+    """True if it has more nodes than may be held at once: then it is the only hold of a starving ask."""
+    recalled: bool = False
+    """True if loans are to end there: the ask is within the entitlement of its queue. Otherwise the ask starved."""
 
 
 class Promise(Earmark, eq=False):
-    """Nodes with capacity on its way that only one ask may use."""
+    """Nodes on which capacity is coming that only one ask may use."""
 
     victims: tuple[int, ...] = ()
     """The allocations that stop for it."""
     ordered: bool = False
-    """True if the nodes were ordered for the ask and joined, and wait for the other ordered nodes."""
+    """True if the nodes were ordered for the ask, joined, and are kept until the other ordered nodes join."""
 
 
 RunsKey = tuple[str, str, str]
@@ -542,7 +615,7 @@ RunsKey = tuple[str, str, str]
 
 
 class Runs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The run times of the last task that ended, and of the one before; and when the last one was noted."""
+    """The run times of the last two tasks that ended, and when the last was noted."""
 
     noted: Micros
     last: Micros
@@ -561,8 +634,8 @@ class Account(msgspec.Struct, eq=False):
     running: int = 0
     """The number of jobs with live allocations here."""
     booked: Vector | None = None
-    """With `share_memory`, for a queue and for users that take turns: what `policy.past.past_use` needs beside the use.
-    None if the past does not count."""
+    """With `share_memory`, for a queue and for users that take turns: the value from which `policy.past.past_use`
+    computes past use. None if past use does not count."""
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
@@ -588,7 +661,7 @@ class QueueSettings(msgspec.Struct, frozen=True, array_like=True):
     users: tuple[tuple[str, Limits], ...] = ()
     groups: tuple[tuple[str, Limits], ...] = ()
     max_priority: int | None = None
-    """None: that of the parent; 0 at the root."""
+    """None: the value of the parent; 0 at the root."""
 
 
 class Queue(msgspec.Struct, eq=False):
@@ -608,7 +681,7 @@ class Queue(msgspec.Struct, eq=False):
     at_work: dict[int, dict[str, Job]] = msgspec.field(default_factory=dict)
     """The jobs of a leaf with live allocations, by priority."""
     uneven_since: Micros | None = None
-    """The time since which its children have been too far from their shares."""
+    """Since when its children have been too far from their shares."""
     users: dict[str, Account] = msgspec.field(default_factory=dict)
     groups: dict[str, Account] = msgspec.field(default_factory=dict)
     accounts_by_user: dict[tuple[str, tuple[str, ...]], tuple[Account, ...]] = msgspec.field(default_factory=dict)
@@ -648,7 +721,10 @@ class Queue(msgspec.Struct, eq=False):
 
 
 class PoolSettings(msgspec.Struct, frozen=True, array_like=True):
-    """A pool as configured: nodes of one kind that can grow and shrink. The core does not read the JSON `provider`."""
+    """A pool as configured: nodes of one kind, in a number that grows and shrinks.
+
+    The core does not read the JSON `provider`.
+    """
 
     node: Amounts = ()
     labels: Pairs = ()
@@ -663,7 +739,7 @@ class PoolSettings(msgspec.Struct, frozen=True, array_like=True):
 
 
 Meant = tuple[str, int, int, int]
-"""What an ordered node is meant for: job, position of the stage, kind, number of tasks."""
+"""The tasks that an ordered node is meant for: job, position of the stage, kind, number of tasks."""
 
 OrderCause = Literal["demand", "spare", "hand"]
 
@@ -685,25 +761,25 @@ class Pool(msgspec.Struct, eq=False):
 
     @property
     def elastic(self) -> bool:
-        """True if it has a provider that creates and removes its nodes."""
+        """True if the pool has a provider that creates and removes its nodes."""
         return bool(self.settings.provider)
 
 
 class NodeOrder(msgspec.Struct, eq=False):
-    """Nodes that a pool was asked for. The order ends when none of them is expected any more."""
+    """An order of nodes from a pool. It ends when none of the nodes is expected any more."""
 
     number: int
     pool: str
     since: Micros
     cause: OrderCause
     coming: dict[str, tuple[Meant, ...]]
-    """The names of the nodes that have not joined yet, and what each is meant for."""
+    """Name of a node that has not joined yet → the tasks it is meant for."""
     failed: tuple[tuple[str, int, int], ...] = ()
     """The asks (job, stage, kind) that count this order as failed."""
 
     @property
     def tasks_by_ask(self) -> dict[tuple[str, int, int], int]:
-        """Job, stage and kind → the number of tasks that its nodes are meant for."""
+        """Return (job, stage, kind) → the number of tasks that the ordered nodes are meant for."""
         by_ask: dict[tuple[str, int, int], int] = {}
         for meant in self.coming.values():
             for job, stage, kind, tasks in meant:
@@ -726,4 +802,4 @@ class KeptKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Empty if `job` is the whole answer."""
     job: str = ""
     expires: Micros | None = None
-    """None: it is kept as long as its job."""
+    """None if the key is kept as long as its job."""

@@ -1,7 +1,7 @@
-"""Could tasks ever fit? Count what all nodes and pools could take, and say what is missing.
+"""Decides whether tasks can ever fit: counts what all nodes and pools could take, and finds what is missing.
 
-The count is cached until nodes or pools change, because match needs it to pass over what never fits. What is missing is
-worked out when a user asks, from the same state.
+The count is cached until nodes or pools change, because match needs it to pass over asks that never fit. What is
+missing is computed when a user asks.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from fairlead.core.obstacles import (
     TooSmall,
 )
 from fairlead.core.policy.fit import room
-from fairlead.core.reasons import NeverFits
+from fairlead.core.reader import nearest_name
+from fairlead.core.reasons import NeverFits, NoNodeYet
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import SOFT, WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
 
 MANY = 2**40
-"""More tasks than can exist: the number of tasks that fit if they ask for nothing."""
+"""More tasks than can exist: the number that fits if tasks request nothing."""
 
 NAMED = 5
-"""An explanation names at most this number of values of a label, and of causes for which nodes are closed."""
+"""An explanation names at most this number of values of a label, and of causes why nodes are closed."""
 
 
 def most_ever(partition: Partition, shape: Shape, manager: str, enough: int) -> int:
@@ -68,17 +69,21 @@ def most_ever(partition: Partition, shape: Shape, manager: str, enough: int) -> 
 def never_fits(partition: Partition, stage: Stage, wanted: int) -> NeverFits | None:
     """Return why a number of tasks of a stage can never run at once; None if they can."""
     most = most_ever(partition, stage.shape, stage.job.manager, wanted)
-    return None if most >= wanted else NeverFits(wanted, most)
+    return None if most >= wanted else _lacking(partition)(wanted, most)
+
+
+def _lacking(partition: Partition) -> type[NeverFits]:
+    return NeverFits if partition.nodes.rows or partition.pools else NoNodeYet
 
 
 def is_known_to_fit(partition: Partition, stage: Stage, wanted: int) -> bool:
-    """True if an earlier count says that a number of tasks of a stage can run at once. Counts nothing."""
+    """True if a cached count says that a number of tasks of a stage can run at once. Does not count nodes."""
     cached, version = stage.shape.ever, (partition.nodes.version, partition.derived.pools_version, stage.job.manager)
     return cached is not None and cached[0] == version and cached[1] >= wanted
 
 
 def never_whole(partition: Partition, needs: Sequence[tuple[Stage, int]]) -> NeverFits | None:
-    """Return why stages can never start together, judged by sums: per shape, and per resource over all stages."""
+    """Return why stages can never start together, judged by sums per shape, and per resource over all stages."""
     by_shape: dict[tuple[Shape, int | None], list[tuple[Stage, int]]] = {}
     asked: Vector = {}
     for stage, needed in needs:
@@ -96,14 +101,14 @@ def never_whole(partition: Partition, needs: Sequence[tuple[Stage, int]]) -> Nev
         total += wanted
         could += min(most, wanted)
     if short:
-        return NeverFits(total, could, tuple(short))
+        return _lacking(partition)(total, could, tuple(short))
     capacity = capacity_ever(partition)
     missing = next((name for name in sorted(asked) if asked[name] > capacity.get(name, 0)), "")
     return NeverFits(total, could, missing=missing) if missing else None
 
 
 def capacity_ever(partition: Partition) -> Vector:
-    """Return the total capacity of our own nodes and of pools at full size. Cached until a node or pool changes."""
+    """Return the total capacity of nodes without a manager and of pools at full size (cached)."""
     version = (partition.nodes.version, partition.derived.pools_version)
     if partition.memory.ever is None or partition.memory.ever[0] != version:
         total: Vector = {}
@@ -126,11 +131,18 @@ def _slots(capacity: Mapping[str, int], shape: Shape) -> int:
     return min(fitting, 1) if shape.key.apart else fitting
 
 
+def could_take(partition: Partition, row: int, shape: Shape) -> bool:
+    """True if a node takes tasks of a shape and, if it were empty, has enough for one."""
+    nodes = partition.nodes
+    capacity = {name: column[row] for name, column in nodes.capacity.items()}
+    return may_take(nodes, row, shape) and _slots(capacity, shape) > 0
+
+
 # -- what is missing ---------------------------------------------------------------------------------------------
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A node in any state, or the nodes of a pool, as far as they could take tasks if they were empty."""
+    """A node in any state, or the nodes of a pool, as if they were empty."""
 
     name: str
     capacity: Mapping[str, int]
@@ -145,8 +157,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def why_never(partition: Partition, stage: Stage, reason: NeverFits) -> NeverFits:
-    """Return the reason with what is missing: for one task, or for each stage of a whole job that does not fit."""
-    if reason.obstacles:
+    """Return the reason with the obstacles: for one task, or for each stage of a whole job that does not fit."""
+    if reason.obstacles or isinstance(reason, NoNodeYet):
         return reason
     job = stage.job
     if reason.missing:
@@ -155,7 +167,7 @@ def why_never(partition: Partition, stage: Stage, reason: NeverFits) -> NeverFit
         return msgspec.structs.replace(reason, obstacles=(together,))
     short = [(stage, reason.most)]
     if reason.stages:
-        # Stages of one shape stand together, as in "b and c"; their first one has that shape.
+        # Stages of one shape are named together, as in "b and c"; the first of them has that shape.
         named = [(job.stage(names.split(" and ")[0]), most) for names, _, most in reason.stages]
         short = [(first, most) for first, most in named if first is not None]
     obstacles: dict[Obstacle, None] = {}
@@ -166,7 +178,7 @@ def why_never(partition: Partition, stage: Stage, reason: NeverFits) -> NeverFit
 
 
 def _obstacles(partition: Partition, stage: Stage, most: int) -> list[Obstacle]:
-    """Return what keeps tasks of a stage off all nodes; if some nodes take them, only what keeps them off others."""
+    """Return what keeps tasks of a stage off all nodes. If some nodes accept them (`most` above 0), off the others."""
     shape = stage.shape
     candidates = list(_candidates(partition, shape.key.manager))
     suitable = [candidate for candidate in candidates if not _lacks(candidate, shape)]
@@ -181,8 +193,8 @@ def _obstacles(partition: Partition, stage: Stage, most: int) -> list[Obstacle]:
     if candidates and not suitable:
         obstacles += _lacked_by_all(candidates, shape) or [_nearest(candidates, shape)]
     obstacles += closed
-    if not shape.key.manager:
-        obstacles.append(NoPool(len(partition.pools)))
+    if partition.pools and not shape.key.manager:
+        obstacles.append(NoPool())
     return obstacles
 
 
@@ -212,13 +224,13 @@ def _candidates(partition: Partition, manager: str) -> Iterator[Candidate]:
 
 
 def _lacks(candidate: Candidate, shape: Shape) -> tuple[Lack, ...]:
-    """Return what a candidate lacks for one task, whatever its taints and users."""
+    """Return what a candidate lacks for one task, apart from taints and users."""
     lacks: list[Lack] = []
     for name, amount in shape.amounts:
         has = candidate.capacity.get(name, 0)
         if has < amount or (name == GPU and has // WHOLE_DEVICE < shape.devices):
             lacks.append(
-                TooSmall(name, amount, has, f"of pool {candidate.name}" if candidate.brought else candidate.name)
+                TooSmall(name, amount, has, f"one of pool {candidate.name}" if candidate.brought else candidate.name)
             )
     for label, values in shape.key.selectors:
         value = candidate.labels.get(label)
@@ -232,7 +244,7 @@ def _lacks(candidate: Candidate, shape: Shape) -> tuple[Lack, ...]:
 
 
 def _lacked_by_all(candidates: Sequence[Candidate], shape: Shape) -> list[Obstacle]:
-    """Return the things that no candidate has, with the most that there is of them."""
+    """Return what no candidate has, with the largest amount that any has."""
     obstacles: list[Obstacle] = []
     lacks = [_lacks(candidate, shape) for candidate in candidates]
     for name, amount in shape.amounts:
@@ -244,23 +256,44 @@ def _lacked_by_all(candidates: Sequence[Candidate], shape: Shape) -> list[Obstac
         other = [lack for missing in lacks for lack in missing if isinstance(lack, NoLabel) and lack.label == label]
         if len(other) == len(candidates):
             present = sorted({value: None for lack in other for value in lack.present})
-            obstacles.append(NoLabel(label, values, tuple(present[:NAMED])))
+            meant = _meant(label, values, candidates)
+            obstacles.append(NoLabel(label, values, tuple(present[:NAMED]), meant))
     if all(any(isinstance(lack, NotWhere) for lack in missing) for missing in lacks):
         obstacles.append(NotWhere(format_where(shape.key.where)))
     if all(any(isinstance(lack, NotInPool) for lack in missing) for missing in lacks):
-        obstacles.append(NotInPool(shape.key.pool))
+        pools = sorted({candidate.pool: None for candidate in candidates if candidate.pool})
+        obstacles.append(NotInPool(shape.key.pool, nearest_name(shape.key.pool, pools)))
     return obstacles
 
 
+def _meant(label: str, values: Sequence[str], candidates: Sequence[Candidate]) -> str:
+    """Return the label of a node that is nearest to the one that was asked for, with its value; empty if none is."""
+    present: dict[str, dict[str, None]] = {}
+    for candidate in candidates:
+        for name, value in candidate.labels.items():
+            present.setdefault(name, {})[value] = None
+    near = label if label in present else nearest_name(label, present)
+    if not near or (near == label and "*" in values):
+        return ""
+    if "*" in values:
+        return near
+    value = next((value for wanted in values if (value := nearest_name(wanted, present[near]))), "")
+    if value:
+        return f"{near}={value}"
+    if near == label:
+        return ""
+    return f"{near}={next(iter(present[near]))}" if len(present[near]) == 1 else near
+
+
 def _nearest(candidates: Sequence[Candidate], shape: Shape) -> Nearest:
-    """Return the first candidate that lacks the fewest things, and those things."""
+    """Return the candidate that lacks the fewest things, and what it lacks."""
     lacks = [(candidate, _lacks(candidate, shape)) for candidate in candidates]
     nearest, missing = min(lacks, key=lambda pair: len(pair[1]))
     return Nearest(nearest.name, nearest.brought, missing)
 
 
 def _closed(suitable: Sequence[Candidate], stage: Stage) -> list[Closed]:
-    """Return the candidates that have enough and do not take tasks of a stage, the largest groups of one cause."""
+    """Return groups of candidates with enough capacity that do not accept the tasks, by cause, the largest first."""
     key = stage.shape.key
     groups: dict[tuple[str, tuple[str, ...], str, bool], list[Candidate]] = {}
     for candidate in suitable:

@@ -48,17 +48,17 @@ class NodeTable:
         self.disconnected: dict[int, int] = {}
         """Node id → the time since which its agent has not been connected. The node gets no new work."""
         self.held: dict[int, dict[int, list[Place]]] = {}
-        """Node id → ask number → the places that are held or promised there. These nodes look full."""
+        """Node id → ask number → the places held or promised there. The index treats these nodes as full."""
         self.over_rows: set[int] = set()
         """Rows that use more of a resource or a device than the node has. They get no new work."""
         self.gpus: list[int] = []
         """The number of devices by row."""
         self.whole_part: list[tuple[int, int]] = []
-        """By row: the number of free devices, and the largest free part of a split device."""
+        """By row: the number of wholly free devices, and the largest free part of a split device."""
         self.used_since: dict[int, None] = {}
-        """Ids of nodes with changed use since the last update of the index of fitting nodes."""
+        """Ids of nodes whose use changed since the index was last updated."""
         self.altered_since: dict[int, None] = {}
-        """Likewise, ids of nodes that were added, removed or changed otherwise."""
+        """Ids of nodes that were added, removed or otherwise changed since the index was last updated."""
         self.version = 0
         """Grows when nodes are added, removed or changed, but not with their use."""
         self.offered: dict[str, int] = {}
@@ -191,7 +191,7 @@ class NodeTable:
             self.altered_since[place[0]] = None
 
     def remove_earmark(self, earmark: Earmark) -> None:
-        """The reverse of `hold`."""
+        """Undo `hold`."""
         for node_id in earmark.nodes:
             holders = self.held[node_id]
             del holders[earmark.seq]
@@ -209,7 +209,7 @@ class NodeTable:
     def book_all(
         self, node_id: int, allocations: Iterable[Allocation], shape: Shape, tasks: int, devices: tuple[int, ...]
     ) -> None:
-        """Book several allocations of one shape on one node, with the tasks and devices of all of them together."""
+        """Book several allocations of one shape on one node. `tasks` and `devices` are those of all together."""
         row = self._use(node_id, shape, tasks, devices)
         self.allocations[row].update({allocation.id: allocation for allocation in allocations})
 
@@ -235,7 +235,7 @@ class NodeTable:
         return row
 
     def unbook(self, allocation: Allocation, shape: Shape, tasks: int, devices: tuple[int, ...]) -> None:
-        """The reverse of `book`."""
+        """Undo `book`."""
         row = self.rows[allocation.node]
         for name, amount in shape.amounts:
             self.used[name][row] -= amount * tasks
@@ -262,7 +262,7 @@ class NodeTable:
         return self.joins.get(name)
 
     def columns(self, name: str) -> tuple[list[int], list[int]]:
-        """Return capacity and use of a resource by row. The lists are live: they stay up to date."""
+        """Return capacity and use of a resource by row. The lists are not copies: they stay up to date."""
         if name not in self.capacity:
             self._add_column(name)
         return self.capacity[name], self.used[name]

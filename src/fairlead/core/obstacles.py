@@ -1,10 +1,10 @@
-"""Obstacles: what keeps tasks from ever fitting, as typed values of the reason `NeverFits`."""
+"""Obstacles: typed values in the reason `NeverFits` that say what keeps tasks from ever fitting."""
 
 from __future__ import annotations
 
 import msgspec
 
-from fairlead.core.resources import format_vector, printable
+from fairlead.core.resources import GPU, format_amount, format_quantity, noun_of, printable
 
 
 class TooSmall(msgspec.Struct, frozen=True):
@@ -15,46 +15,57 @@ class TooSmall(msgspec.Struct, frozen=True):
     most: int
     """The amount of the largest node; 0 if no node has any."""
     largest: str = ""
-    """The largest node, such as `n1`, or `of pool NAME` if a pool would bring it."""
+    """The largest node, such as `n1`, or `one of pool NAME` if a pool would bring it."""
 
     def __str__(self) -> str:
-        asked = format_vector({self.resource: self.asked})
         if not self.most:
-            return f"no node has {self.resource} (asked {asked})"
-        return f"the largest node ({self.largest}) has {format_vector({self.resource: self.most})} of the asked {asked}"
+            one = "a GPU" if self.resource == GPU else noun_of(self.resource)
+            return f"no node has {one} ({self._asked})"
+        return f"the largest node, {self.largest}, has {format_amount(self.resource, self.most)} ({self._asked})"
+
+    @property
+    def _asked(self) -> str:
+        return f"asked: {format_quantity(self.resource, self.asked)}"
 
     def lacking(self) -> str:
         """Return what one node lacks."""
-        has = format_vector({self.resource: self.most}) if self.most else f"no {self.resource}"
-        return f"has {has} of the asked {format_vector({self.resource: self.asked})}"
+        has = format_amount(self.resource, self.most) if self.most else f"no {noun_of(self.resource, 1)}"
+        return f"has {has} ({self._asked})"
 
 
 class NoLabel(msgspec.Struct, frozen=True):
-    """A task selects nodes by a label that no node has, or by values that no node has."""
+    """A task selects nodes by a label, or by values of a label, that no node has."""
 
     label: str
     values: tuple[str, ...]
     present: tuple[str, ...] = ()
     """Values that nodes have, at most five of them."""
+    meant: str = ""
+    """The nearest label, with its value if one was asked for, that a node has; empty if none is near."""
 
     def _asked(self) -> str:
         return f"label {self.label}" + ("" if "*" in self.values else f"={' or '.join(self.values)}")
 
     def __str__(self) -> str:
         present = ", ".join(f"{self.label}={value}" for value in self.present)
-        return f"no node has {self._asked()}" + (f" (but {present})" if present else "")
+        text = f"no node has {self._asked()}"
+        if self.meant:
+            return f"{text} (did you mean {self.meant}?)"
+        return text + (f" (but {present})" if present else "")
 
     def lacking(self) -> str:
         return f"has no {self._asked()}"
 
 
 class NotInPool(msgspec.Struct, frozen=True):
-    """A task asks for nodes of a pool that has none and brings none."""
+    """A task asks for nodes of a pool that has none and cannot create any."""
 
     pool: str
+    meant: str = ""
+    """The nearest name of a pool; empty if none is near."""
 
     def __str__(self) -> str:
-        return f"no node is in pool {self.pool}"
+        return f"no node is in pool {self.pool}" + (f" (did you mean {self.meant}?)" if self.meant else "")
 
     def lacking(self) -> str:
         return f"is not in pool {self.pool}"
@@ -77,7 +88,7 @@ Lack = TooSmall | NoLabel | NotWhere | NotInPool
 
 
 class Nearest(msgspec.Struct, frozen=True):
-    """The node or pool that lacks the fewest things that a task asks for. No node has all of them."""
+    """The node or pool that lacks the fewest things that a task asks for."""
 
     name: str
     pool: bool
@@ -86,11 +97,11 @@ class Nearest(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         what = "pool" if self.pool else "node"
         lacks = " and ".join(lack.lacking() for lack in self.lacks)
-        return f"no node has all that a task asks for: the nearest, {what} {self.name}, {lacks}"
+        return f"no node has all that a task needs: the nearest, {what} {self.name}, {lacks}"
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """Nodes that have what a task asks for and do not take it; or a pool that would bring such nodes, or none."""
+    """Nodes or a pool with enough capacity that do not accept the task: because of taints, users or `max: 0`."""
 
     name: str
     """The first node, or the pool."""
@@ -119,11 +130,11 @@ class Closed(msgspec.Struct, frozen=True):
             why.append(f"may take no tasks of user {self.user}")
         if self.empty:
             why.append("its max is 0")
-        return f"{which} what a task asks for, but {' and '.join(why)}"
+        return f"{which} what a task needs, but {' and '.join(why)}"
 
 
 class NoNodes(msgspec.Struct, frozen=True):
-    """No node has joined the partition; or, for jobs of a resource manager, none of its nodes has."""
+    """No node has joined the partition or, for jobs of a resource manager, no node of that manager."""
 
     manager: str = ""
 
@@ -132,24 +143,22 @@ class NoNodes(msgspec.Struct, frozen=True):
 
 
 class NoPool(msgspec.Struct, frozen=True):
-    """The partition has no pools, or only pools that bring no suitable nodes."""
-
-    pools: int
+    """The partition has pools, and none of them brings suitable nodes."""
 
     def __str__(self) -> str:
-        return "no pool brings such nodes" if self.pools else "the partition has no pools"
+        return "no pool brings such nodes"
 
 
 class AllTogether(msgspec.Struct, frozen=True):
-    """What the stages of a whole job ask for, and what all nodes and pools have."""
+    """The sum that the stages of a whole job ask for exceeds what all nodes and pools have."""
 
     resource: str
     asked: int
     most: int
 
     def __str__(self) -> str:
-        most = format_vector({self.resource: self.most}) or "none"
-        return f"asked {format_vector({self.resource: self.asked})}, all have {most}"
+        asked = format_quantity(self.resource, self.asked)
+        return f"all nodes have {format_amount(self.resource, self.most)} (asked: {asked})"
 
 
 Obstacle = Lack | Nearest | Closed | NoNodes | NoPool | AllTogether

@@ -1,13 +1,23 @@
 """Consequences of task state changes: for the task, its stage, its job and the jobs after it.
 
-Intake, expiry and the later phases use these functions, so that a lost task has the same effect in all of them.
+Intake, expiry and later phases share these functions, so that a lost task has the same effect everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fairlead.core.changes import Asked, Ended, JobMoved, NodeAvoided, PendingEnded, Recalled, Regrouped, Stopped
+from fairlead.core.changes import (
+    Asked,
+    Ended,
+    JobMoved,
+    NodeAvoided,
+    PendingEnded,
+    Recalled,
+    Regrouped,
+    Revived,
+    Stopped,
+)
 from fairlead.core.model import (
     NEW,
     NOTHING_PENDING,
@@ -27,7 +37,7 @@ from fairlead.core.resources import MINUTE, SECOND, format_duration
 from fairlead.core.state import Partition
 
 WAITS_AGAIN = ("preempt", "requeue")
-"""The causes of stops after which tasks wait again at their earlier place, with a new waiting time."""
+"""The stop causes after which tasks wait again at their earlier place, with a waiting time that starts anew."""
 
 FIRST_PAUSE = SECOND
 LONGEST_PAUSE = 5 * MINUTE
@@ -40,7 +50,7 @@ def add_ask(
 ) -> None:
     """Add an ask for the pending tasks of a kind, if they have none. With `new_place`, an existing ask moves.
 
-    With `back`, the ask gets the last place of the stage's asks of kind new.
+    With `back`, the ask gets the place of the stage's last ask of kind new.
     """
     before = stage.asks[kind]
     whole = stage.whole(kind)
@@ -52,7 +62,7 @@ def add_ask(
 
 
 def ask_for_rest(plan: Plan, whole: Ask) -> None:
-    """Add an ask per stage for the tasks that a whole job did not start with, with the times of its shared ask."""
+    """Add an ask per stage for the remaining tasks of a whole job that started, with the times of its shared ask."""
     for stage in whole.stages:
         if stage.pending[NEW] is not None:
             _ask(plan, stage, NEW, False, whole.asked, whole.waiting_since, tie=whole.place)
@@ -80,7 +90,7 @@ def _ask(
 
 
 def _wants(stage: Stage, kind: int, whole: bool) -> bool:
-    """True if tasks of a kind are pending in the stage, or in its whole job."""
+    """True if the stage, or its whole job, has pending tasks of a kind."""
     if whole:
         return any(member.pending[kind] is not None for member in stage.job.stages)
     return stage.pending[kind] is not None
@@ -100,7 +110,7 @@ def to_tail(plan: Plan, stage: Stage, kind: int, waiting_since: int | None = Non
 
 
 def ask_for_job(plan: Plan, job: Job) -> None:
-    """Add the asks of a job that may start: one per stage, or one for all of them.
+    """Add the asks of a job that may start: one per stage, or one for a whole job.
 
     Stages are asked for in order, or with the longest estimate first if the queue's order says so.
     """
@@ -117,7 +127,7 @@ def ask_for_job(plan: Plan, job: Job) -> None:
 def stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], cause: StopCause, stopped_for: str = "") -> None:
     """Tell tasks to stop. They keep their capacity until the stop is confirmed.
 
-    `stopped_for` names the job or queue that preempted tasks stop for, or the user that has tasks requeued.
+    `stopped_for` names the job or queue for which tasks are preempted, or the user who requeued them.
     """
     if allocation.state == "stopping":
         return
@@ -125,12 +135,12 @@ def stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], cause: Stop
     into = 0 if whole else plan.partition.counters.allocation
     plan.do(Stopped(allocation.id, block, cause, into, stopped_for))
     if cause in WAITS_AGAIN and allocation.chain:
-        # The rooms are for another ask, or tasks of the chain have to stop too.
+        # The slots are for another ask, or tasks of the chain must stop too.
         recall(plan, plan.partition.waiting_in(allocation.chain))
 
 
 def recall(plan: Plan, allocations: Iterable[Allocation]) -> None:
-    """Recall tasks that wait in chains. They are pending again when their agent reports that it did not start them."""
+    """Recall tasks that wait in chains. They become pending when their agent reports that it did not start them."""
     for allocation in allocations:
         if allocation.rooms and allocation.state == "assigned" and not allocation.cause:
             plan.do(Recalled(allocation.id))
@@ -153,7 +163,7 @@ def live_of(stage: Stage) -> list[Allocation]:
 
 
 def requeue(plan: Plan, job: Job, by: str) -> int:
-    """Stop the running tasks of a job, which then wait again at their earlier place. Returns the number of them."""
+    """Stop the running tasks of a job, which then wait again at their earlier place. Returns how many stop."""
     stages = [stage for stage in job.stages if any(_runs(allocation) for allocation in live_of(stage))]
     tasks = sum(count(allocation.indices) for stage in stages for allocation in live_of(stage) if _runs(allocation))
     for stage in stages[:1] if job.whole else stages:
@@ -170,23 +180,34 @@ def _runs(allocation: Allocation) -> bool:
 
 
 def succeed(plan: Plan, allocation: Allocation, block: tuple[int, ...], exit_code: int | None = 0) -> None:
-    job = allocation.stage.job
+    stage = allocation.stage
+    if stage.starts_whole and not stage.started and not stage.job.over:
+        # Its generation has ended. A program may end well because it was told to stop; it runs again with its gang.
+        confirm_stop(plan, allocation, block)
+        return
     plan.do(Ended(allocation.id, block, "succeeded", exit_code=exit_code))
-    finish_if_done(plan, job)
+    finish_if_done(plan, stage.job)
 
 
 def fail(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, exit_code: int | None = None) -> None:
-    """End failed tasks. Those with tries left are asked for again; the others have failed for good."""
+    """End failed tasks, and follow `on_failure` of their stage. Without tries left they have failed for good."""
     stage = allocation.stage
-    again: list[int] = []
-    for index in indices(block):
-        if not stage.job.over and stage.past(index).tries_used + 1 < stage.terms.tries:
-            again.append(index)
-    retry = Ranges.from_indices(again).flat()
-    final = difference(block, retry)
     number = allocation.id
-    if retry:
-        # If its gang was taken back meanwhile, the task has to start together with the gang.
+    retry: tuple[int, ...] = ()
+    if not stage.job.over and stage.on_failure != "fail":
+        left = (index for index in indices(block) if stage.tries_used(index) + 1 < stage.terms.tries)
+        retry = Ranges.from_indices(left).flat()
+    final = difference(block, retry)
+    if stage.on_failure == "restart" and not stage.started and not stage.job.over:
+        # The generation has ended before, by a failure that was counted, or for another reason: this costs no try.
+        plan.do(Ended(number, block, "failed", NEW, reason=reason, exit_code=exit_code))
+        add_ask(plan, stage, NEW, since=_waited(stage, NEW))
+        return
+    if retry and stage.on_failure == "restart":
+        plan.do(Ended(number, retry, "failed", NEW, tried=True, reason=reason, exit_code=exit_code))
+        restart(plan, stage, stopped_for=f"{stage.name}[{_first(block)}] failed")
+    elif retry:
+        # If the gang was taken back meanwhile, this task must start together with it.
         kind = REPLACE if stage.started else NEW
         plan.do(Ended(number, retry, "failed", kind, tried=True, reason=reason, exit_code=exit_code))
         add_ask(plan, stage, kind, since=_waited(stage, kind))
@@ -200,7 +221,8 @@ def fail_for_good(
 ) -> None:
     stage = allocation.stage
     plan.do(Ended(allocation.id, block, "failed", tried=True, reason=reason, exit_code=exit_code))
-    if not stage.job.over and stage.min == stage.count and not stage.job.manager:
+    strict = stage.min == stage.count and not stage.job.manager
+    if not stage.job.over and (strict or stage.on_failure == "fail"):
         # A gang cannot run without this member; an array can.
         finish(plan, stage.job, "failed", f"task {stage.name}[{_first(block)}] failed: {reason}")
 
@@ -208,8 +230,8 @@ def fail_for_good(
 def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, told: bool = False) -> None:
     """End tasks that are gone without a report, with their node or process. Stopping tasks count as stopped.
 
-    A resource manager asks again itself for tasks that it loses with a node, so `on_loss` counts only for those that
-    the manager told us to be lost.
+    A resource manager asks again for the tasks of a node that it removes. So `on_loss` applies only to tasks that the
+    manager reported as lost, alone or with their node.
     """
     stage = allocation.stage
     job = stage.job
@@ -221,16 +243,16 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
         return
     if job.over or (job.manager and not told):
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
-    elif stage.terms.on_loss == "fail":
+    elif stage.on_loss == "fail":
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
         finish(plan, job, "failed", f"task {stage.name}[{_first(block)}] was lost: {reason}")
     elif _unsettled(allocation):
         plan.do(Ended(allocation.id, block, "lost", allocation.kind, reason=reason))
         _disband(plan, allocation)
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
-    elif stage.terms.on_loss == "restart":
+    elif stage.on_loss == "restart":
         plan.do(Ended(allocation.id, block, "lost", NEW, reason=reason))
-        restart(plan, stage)
+        restart(plan, stage, stopped_for=f"{stage.name}[{_first(block)}] was lost")
     else:
         plan.do(Ended(allocation.id, block, "lost", REPLACE, reason=reason))
         add_ask(plan, stage, REPLACE)
@@ -238,9 +260,9 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
 
 
 def claimant_of(partition: Partition, allocation: Allocation) -> str:
-    """Return the job or queue that an allocation stops for, as its user may know it; empty if it stops for no claim.
+    """Return the job or queue for which an allocation was preempted; empty if it was not.
 
-    Users do not see the jobs of others, so these are named by their queues.
+    Users do not see jobs of other users, so these are named by their queues.
     """
     if allocation.cause != "preempt":
         return ""
@@ -259,7 +281,8 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
     cause = allocation.cause
     claimant = claimant_of(plan.partition, allocation)
     by = allocation.stopped_for if cause == "requeue" else ""
-    why = reason or (f"requeued by {by}" if by else f"preempted for {claimant}" if claimant else cause)
+    ended = f"{cause}: {allocation.stopped_for}" if cause == "gang" and allocation.stopped_for else cause
+    why = reason or (f"requeued by {by}" if by else f"preempted for {claimant}" if claimant else ended)
     if stage.job.over or cause == "kill":
         plan.do(Ended(allocation.id, block, "killed", reason=why))
     elif cause == "scale":
@@ -270,7 +293,7 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         return
     else:
         # Tasks of a growth step that was taken back return as kind scale. Preempted and requeued tasks return as kind
-        # new, not as replacements, so that they do not go before asks of higher priority.
+        # new, not as replacements, so that they do not overtake asks of higher priority.
         kind = SCALE if stage.started and cause == "gang" else NEW
         plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
         if cause in WAITS_AGAIN:
@@ -283,9 +306,9 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
 def withdraw_launch(
     plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, refused: bool = False
 ) -> None:
-    """Take back a launch that was refused or never acknowledged: its tasks are pending again, at the tail of the lane.
+    """Take back a launch that was refused or never acknowledged: its tasks become pending, at the tail of the lane.
 
-    A refusal is a problem of the node. A task with `max_launch_tries` launches without acknowledgement fails.
+    A refusal is the node's fault. A task with `max_launch_tries` launches without acknowledgement fails.
     """
     stage = allocation.stage
     node_id = allocation.node
@@ -300,7 +323,7 @@ def withdraw_launch(
         if allocation.group:
             _disband(plan, allocation)
         elif allocation.kind == NEW and not (stage.live or stage.ended or stage.job.whole):
-            # No task of the stage has run: if it is scaled, all tasks start together.
+            # No task of the stage has run, so all start together even if it is scaled.
             plan.do(Regrouped(stage.job.id, stage.position))
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
     avoid(plan, node_id)
@@ -308,24 +331,24 @@ def withdraw_launch(
 
 
 def return_unstarted(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
-    """Return chained tasks that were not started: they are pending as before, and no failure is counted."""
+    """Return chained tasks that were not started: they become pending again, and no failure is counted."""
     stage, kind = allocation.stage, allocation.kind
     plan.do(Ended(allocation.id, block, "pending", kind, reason=reason))
-    # If all tasks of the stage were sent ahead, its ask is gone: new tasks get back its last place.
+    # If all tasks of the stage were sent ahead, its ask is gone: the tasks get its last place.
     add_ask(plan, stage, kind, since=_waited(stage, kind), back=kind == NEW)
     finish_if_done(plan, stage.job)
 
 
-def restart(plan: Plan, stage: Stage, cause: StopCause = "gang", stopped_for: str = "") -> None:
-    """Take back a stage, or its whole job: stop its running tasks and ask for all tasks together, as at the start.
+def restart(plan: Plan, stage: Stage, cause: StopCause = "gang", stopped_for: str = "", late: bool = False) -> None:
+    """End a generation of a gang, of a stage or a whole job: stop its tasks and ask for all together, as at the start.
 
-    A preempted or requeued gang keeps its place and begins a new wait.
+    The gang keeps its place and begins a new wait. If it is `late`, it goes behind older asks, with its waiting time.
     """
     _regroup(plan, stage, cause, stopped_for)
-    if cause in WAITS_AGAIN:
-        _begin_new_wait(plan, stage)
-    else:
+    if late:
         add_ask(plan, stage, NEW, since=_waited(stage, NEW))
+    else:
+        _begin_new_wait(plan, stage)
 
 
 def _begin_new_wait(plan: Plan, stage: Stage) -> None:
@@ -337,6 +360,10 @@ def _begin_new_wait(plan: Plan, stage: Stage) -> None:
 
 
 def _regroup(plan: Plan, stage: Stage, cause: StopCause, stopped_for: str = "") -> None:
+    for member in stage.gang():
+        succeeded = member.ended_as("succeeded").flat()
+        if succeeded and member.starts_whole:
+            plan.do(Revived(member.job.id, member.position, NEW, succeeded, above=True))
     plan.do(Regrouped(stage.job.id, stage.position))
     for member in stage.gang():
         stop_stage(plan, member, cause, stopped_for=stopped_for)
@@ -353,9 +380,9 @@ def _unsettled(allocation: Allocation) -> bool:
 
 
 def _disband(plan: Plan, member: Allocation) -> None:
-    """Stop the other members of a gang after one failed before all were acknowledged. All wait together again.
+    """Take back a gang of which a member failed before all were acknowledged: stop the others; all wait together again.
 
-    For a new gang, tasks that were placed one by one beyond its minimum stop, too; for a growth step, only its tasks.
+    Of a new gang, tasks that were placed one by one beyond its minimum stop, too; of a growth step, only its own tasks.
     """
     if member.kind == NEW:
         _regroup(plan, member.stage, "gang")
@@ -373,14 +400,14 @@ def _out_of_launches(plan: Plan, stage: Stage, block: tuple[int, ...]) -> tuple[
 
 
 def _waited(stage: Stage, kind: int) -> int | None:
-    """Return the start of the wait of tasks that come back without having run; None for now."""
+    """Return since when tasks that return without having run have waited; None for now."""
     return stage.waiting_since if kind == NEW else None
 
 
 def avoid(plan: Plan, node_id: int) -> None:
-    """Avoid a node for some time after a launch failed there, twice as long each time.
+    """Avoid a node for some time after a launch failed there; the time doubles with each failure.
 
-    Launches that were sent before such a pause and fail during it do not extend it.
+    Launches that were sent before the pause and fail during it do not extend it.
     """
     nodes = plan.partition.nodes
     row = nodes.rows[node_id]
@@ -392,14 +419,14 @@ def avoid(plan: Plan, node_id: int) -> None:
 
 
 def trust(plan: Plan, node_id: int) -> None:
-    """Forget the failed launches of a node after a launch succeeded there."""
+    """Reset the failed launches of a node after a launch succeeded there."""
     nodes = plan.partition.nodes
     if nodes.failures[nodes.rows[node_id]]:
         plan.do(NodeAvoided(node_id, 0, 0, 0))
 
 
 def end_pending(plan: Plan, stage: Stage, outcome: Outcome, kinds: Iterable[int] = (REPLACE, SCALE, NEW)) -> None:
-    """Give up the pending tasks of a stage."""
+    """End the pending tasks of a stage."""
     for kind in kinds:
         wanted = stage.pending[kind]
         if wanted is not None:
@@ -410,7 +437,7 @@ def end_pending(plan: Plan, stage: Stage, outcome: Outcome, kinds: Iterable[int]
 
 
 def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
-    """End a job now: give up its pending tasks, stop its running tasks, and fail the jobs that come after it."""
+    """End a job now: end its pending tasks, stop its running tasks, and fail the jobs that wait for it."""
     endings = [(job, state, reason)]
     while endings:
         ending, how, why = endings.pop()
@@ -427,7 +454,7 @@ def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
 
 
 def finish_if_done(plan: Plan, job: Job) -> None:
-    """End a job without pending or live tasks, by the outcomes of its tasks. A manager's job ends on its request."""
+    """End a job without pending or live tasks, by the outcomes of its tasks. A manager's job ends only on request."""
     if job.allocations or job.over or job.manager:
         return
     for stage in job.stages:
@@ -466,7 +493,7 @@ def _failure_of(job: Job) -> str:
 
 
 def _confirm_scaled(plan: Plan, allocation: Allocation, block: tuple[int, ...], why: str) -> None:
-    """End tasks that a scale-down stopped. Those that a later scale-up added again are asked for now."""
+    """End tasks that a scale-down stopped. Tasks that a later scale-up added again become pending."""
     stage = allocation.stage
     back = Ranges.from_indices(index for index in indices(block) if index < stage.count).flat()
     gone = difference(block, back)

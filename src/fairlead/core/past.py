@@ -1,4 +1,4 @@
-"""Past use, with the setting `share_memory`: the landmark of its weights moves on with time.
+"""Past use, with the setting `share_memory`: moves the landmark of its weights as time passes.
 
 The arithmetic is in `core/policy/past.py`, and `Partition` keeps the accounts.
 """
@@ -12,13 +12,13 @@ from fairlead.core.policy.past import after_shift, past_use, total_weight
 from fairlead.core.state import Partition
 
 DOUBLINGS = 16
-"""The landmark moves when this number of half-lives has passed: the weights double with each."""
+"""The landmark moves after this number of half-lives. Weights double with each."""
 
 
 def past_part(partition: Partition, account: Account, now: Micros) -> float:
-    """Return the average of the past use of an account at a time, as a part of the capacity of the partition.
+    """Return the average past use of an account at a time, as a part of the capacity of the partition.
 
-    The state knows only the time of its last change. For users to look at, not for decisions.
+    For display, not for decisions: the state knows only the time of its last change.
     """
     half_life, rights = partition.settings.share_memory, partition.entitlements()
     if account.booked is None or not rights.whole:

@@ -1,7 +1,7 @@
-"""The plan: the open decisions of a cycle, and the only handle that may alter state.
+"""The plan: the open decisions of a cycle, and the only way to alter the state.
 
-Changes take effect as they are done, so that later decisions see earlier ones. A rollback to a mark takes back a whole
-gang or a refused command. Sealing ends the plan: its changes go to the journal.
+Changes take effect at once, so that later decisions see earlier ones. A rollback to a mark takes back a whole gang or a
+refused command. Sealing ends the plan: its changes go to the journal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Note = Literal[
     "rebalanced",
     "rebalance victims",
 ]
-"""Events for metrics that the changes do not show, or do not distinguish.
+"""Events for metrics that cannot be read from the changes.
 
 "asked for again" counts submissions and scalings that repeat an earlier command and alter nothing; "jobs requeued",
 requeues that stopped at least one task.
@@ -52,19 +52,19 @@ class Plan:
         self.reasons: dict[tuple[str, str, int], Reason] = {}
         """Job, stage and kind → why the head of a lane was not placed."""
         self.strays: list[tuple[str, Stop]] = []
-        """Node name and stop order for attempts that run on a node though they were given up."""
+        """Node name and stop, for tasks that run on a node although their attempt was given up."""
         self.looked: set[LaneKey] = set()
-        """The lanes that were looked at: their earlier reasons no longer hold."""
+        """The lanes that were tried: their earlier reasons no longer hold."""
         self.lent: dict[int, Micros] = {}
-        """With backfill, held nodes that also take other tasks → the time by which these have to end."""
+        """Held nodes that also take other tasks → the time by which these have to end."""
         self.planned: tuple[str, int, Micros | None] | None = None
         """With backfill, the job and kind of the first ask without capacity, and its planned start."""
         self.spreads: dict[str, int] = {}
-        """Queue → the spread of its children, where it was measured: how far they are from their shares."""
+        """Queue → how far its children are from their shares, where this was measured."""
         self.placed_from = partition.counters.allocation
-        """The number of the first allocation of this cycle. Tasks placed in it are not stopped in it."""
+        """The number of the first allocation of this cycle. A cycle does not stop tasks that it placed."""
         self.unclaimed: dict[int, tuple[tuple[int, ...], Micros]] = {}
-        """Asks that found too little to stop → the state versions, without starts, and when to look again."""
+        """Ask for which too few tasks could be stopped → the state versions, without starts, and when to try again."""
         self.unsettled = False
         """True if match stopped tasks or released nodes after other asks had had their turn."""
         self.more = False
@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def done(self) -> list[tuple[Change[Any], Any]]:
-        """The changes in order, each with the undo data that `apply` returned."""
+        """Return the changes in order, each with the undo data that `apply` returned."""
         return self._done
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class Plan:
             change.undo(self.partition, before)
 
     def undo_tried(self, mark: int, openings: int) -> None:
-        """Undo starts that were only tried, and the openings since: the capacity was free before."""
+        """Undo starts that were only tried, and reset `openings`: this capacity was free before."""
         self.rollback(mark)
         self.partition.derived.openings = openings
 

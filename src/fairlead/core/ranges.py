@@ -147,8 +147,8 @@ class Ranges:
     def _change(self, flat: Sequence[int], sign: int, trouble: str) -> None:
         """Add or remove several spans: one by one if they are far apart, otherwise by rewriting a part of the bounds.
 
-        Rewriting computes the symmetric difference, which adds indices that are not in the set and removes those that
-        are. The operation was valid only if the size changed by all of `flat` in the expected direction.
+        Rewriting computes the symmetric difference: it adds indices that are not in the set and removes those that are.
+        The operation was valid only if the size changed by all of `flat` in the expected direction.
         """
         if not flat:
             return

@@ -14,6 +14,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
 NAME_RULE = "a name has 1 to 63 letters, digits or . _ @ + - and starts with a letter or digit"
 MAX_TEXT = 131_072
 MAX_COMPARED = 1_000
+LEAST_PART = 3
+"""A name that is part of another one is near to it if it has this number of characters."""
 
 Value = TypeVar("Value")
 
@@ -41,7 +43,7 @@ def check_text(value: object, field: str, most: int = MAX_TEXT) -> str:
 
 
 def check_entries(doc: object, field: str, most: int) -> None:
-    """Refuse a document that is too large when written out: it may contain itself, or one part many times."""
+    """Refuse a document that is too large when written out, because it contains itself or repeats a part many times."""
     waiting, seen = [doc], 0
     while waiting:
         part = waiting.pop()
@@ -54,10 +56,24 @@ def check_entries(doc: object, field: str, most: int) -> None:
 
 def suggestion(wrong: str, names: Collection[str]) -> str:
     """Return ` (did you mean …?)` if one of the names is close; empty if none is, or if there are too many names."""
+    near = nearest_name(wrong, names)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def nearest_name(wrong: str, names: Collection[str]) -> str:
+    """Return the name that is closest, or that is part of the wrong one or contains it; empty if none is near.
+
+    Upper and lower case are the same here. Too many names are not compared.
+    """
     if len(names) > MAX_COMPARED:
         return ""
-    close = get_close_matches(wrong[:64], sorted(names), n=1, cutoff=0.6)
-    return f" (did you mean {close[0]}?)" if close else ""
+    folded: dict[str, str] = {}
+    for name in sorted(names):
+        folded.setdefault(name.casefold(), name)
+    wrong = wrong[:64].casefold()
+    close = get_close_matches(wrong, list(folded), n=1, cutoff=0.6)
+    parts = [name for name in folded if min(len(name), len(wrong)) >= LEAST_PART and (name in wrong or wrong in name)]
+    return next((folded[name] for name in (*close, *parts)), "")
 
 
 class Reader:
@@ -142,7 +158,7 @@ class Reader:
     def pairs(
         self, key: str, names: bool = True, most: int = 10_000, longest: int = MAX_TEXT
     ) -> tuple[tuple[str, str], ...]:
-        """Return a mapping of texts as sorted pairs. Keys are labels, or variables if not `names`."""
+        """Return a mapping of texts as sorted pairs. Keys are labels or, if `names` is False, variables."""
         value = self.get(key)
         if value is None:
             return ()

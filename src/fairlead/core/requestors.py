@@ -1,7 +1,7 @@
-"""Requestor patterns: they choose the queue of a job that names none.
+"""Requestor patterns, which choose the queue of a job that names none.
 
-They are matched by RE2 in linear time, so that no pattern can block the writer. Features that RE2 does not have, such
-as backreferences, are refused when the configuration is read.
+RE2 matches them in linear time, so that no pattern can block the writer. Features that RE2 lacks, such as
+backreferences, are refused when the configuration is read.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Layout: parse amounts, parse documents, format amounts, vectors, durations, coun
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import NamedTuple, TypeAlias
 
@@ -56,7 +56,7 @@ _CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9])
 
 
 class _Measure(NamedTuple):
-    """The quantity that is parsed, in words for error messages."""
+    """The quantity to parse, in words for error messages."""
 
     noun: str
     example: str
@@ -202,7 +202,7 @@ def parse_capacity(doc: object, field: str) -> Vector:
 
 
 def parse_limits(doc: object, field: str) -> Vector:
-    """Parse a limit or a guarantee. An explicit 0 is kept, because leaving a resource out means something else."""
+    """Parse a limit or a guarantee. An explicit 0 is kept: it differs from a missing resource."""
     _refuse_near_misses(doc, field)
     return _parse(doc, field, None)
 
@@ -211,7 +211,7 @@ _NEAR_MISSES = {"cpus": CPU, "core": CPU, "cores": CPU, "gpus": GPU, "mem": MEMO
 
 
 def _refuse_near_misses(doc: object, field: str) -> None:
-    # A request for a resource that no node has is refused later. A limit on it would be accepted, and limit nothing.
+    # A request for an unknown resource is refused later. A limit on it would be accepted and limit nothing.
     for name in doc if isinstance(doc, Mapping) else ():
         if isinstance(name, str) and name in _NEAR_MISSES:
             inner = f"{field}.{name}" if field else name
@@ -256,6 +256,26 @@ def format_quantity(name: str, amount: int) -> str:
     return number if len(number) <= len(str(amount)) + 1 else f"{amount}m"
 
 
+_NOUNS = {CPU: ("CPU", "CPUs"), GPU: ("GPU", "GPUs")}
+
+
+def noun_of(name: str, amount: int = 0) -> str:
+    """Return the word for a resource in a sentence, in the number of an amount, such as "CPUs"."""
+    return _NOUNS[name][not 0 < amount <= MILLI] if name in _NOUNS else name
+
+
+def format_amount(name: str, amount: int) -> str:
+    """Return an amount of a resource in words, such as "2 CPUs", "0.5 GPU" or "64Gi of memory"."""
+    of = "of " if name == MEMORY else ""
+    return f"{format_quantity(name, amount)} {of}{noun_of(name, amount)}"
+
+
+def format_amounts(amounts: Iterable[tuple[str, int]]) -> str:
+    """Return amounts in words, such as "2 CPUs, 1 GPU and 64Gi of memory"."""
+    *first, last = [format_amount(name, amount) for name, amount in amounts]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def format_vector(vector: Vector) -> str:
     return " ".join(f"{name}={format_quantity(name, amount)}" for name, amount in sorted(vector.items()))
 
@@ -293,7 +313,7 @@ def scale(vector: Vector, factor: int) -> Vector:
 def parse_duration(value: object, field: str) -> int:
     """Parse a duration into microseconds. A number without a unit is seconds; in 1h30min larger units come first.
 
-    05:00, 01:00:00 and 1-12:00:00 are read as Slurm reads them.
+    05:00, 01:00:00 and 1-12:00:00 mean the same as in Slurm.
     """
     if not isinstance(value, str):
         return _settle(value, _from_number(value, field, _DURATION), SECOND, field, _DURATION)

@@ -11,15 +11,15 @@ from fairlead.core.resources import HOUR, MINUTE, SECOND
 
 Fence = Literal["lease", "none"]
 Backfill = Literal["off", "easy", "shortest", "conservative"]
-"""Which asks may pass an ask without capacity. docs/starvation.md explains the modes."""
+"""Which asks may overtake an ask without capacity. docs/starvation.md explains the modes."""
 Estimates = Literal["given", "learned"]
 """Where expected run times come from: from submissions only, or also from earlier runs."""
 Preempt = Literal["priority", "guarantees", "off"]
-"""What tasks may be stopped for: priorities and guarantees, guarantees only, or neither. It does not affect loans."""
+"""For what tasks may be stopped: priorities and guarantees, guarantees only, or neither. Loans are not affected."""
 
 
 class Requestor(msgspec.Struct, frozen=True, array_like=True):
-    """Jobs without a queue of users that match the pattern go to this queue."""
+    """A rule: jobs without a queue, of users that match the pattern, go to this queue."""
 
     match: str
     queue: str
@@ -42,15 +42,16 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     lease: Micros = 60 * SECOND
     fence: Fence = "lease"
     chain: Micros = 100_000
-    starving_after: Micros = 48 * HOUR
+    starving_after: Micros = 10 * MINUTE
     held_nodes_percent: int = 50
     hold_large: bool = True
     hold_for: Micros = 24 * HOUR
     backfill: Backfill | bool = "off"
     """Journals of earlier versions have True for `easy` and False for `off`."""
     preempt_grace: Micros = 30 * SECOND
-    rebalance_threshold: int = 0
-    rebalance_after: Micros = 4 * MINUTE
+    rebalance_threshold: int | None = None
+    """None if loans are stopped whatever the spread, where queues have shares; 0 if they are never stopped."""
+    rebalance_after: Micros = MINUTE
     promise_for: Micros = 3 * MINUTE
     max_orders: int = 3
     pool_pause: Micros = 5 * SECOND
@@ -65,14 +66,22 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     max_result_bytes: int = 2**30
     share_memory: Micros = 0
     estimates: Estimates = "given"
+    recall_after: Micros = SECOND
+    min_runtime: Micros | None = None
+    """None for `rebalance_after`, at most a minute."""
 
     def __post_init__(self) -> None:
         if isinstance(self.backfill, bool):
             msgspec.structs.force_setattr(self, "backfill", "easy" if self.backfill else "off")
 
     @property
+    def least_runtime(self) -> Micros:
+        """How long a task on loan runs before it may be stopped."""
+        return min(MINUTE, self.rebalance_after) if self.min_runtime is None else self.min_runtime
+
+    @property
     def backfills(self) -> bool:
-        """True if asks may pass an ask without capacity."""
+        """True if asks may overtake an ask without capacity."""
         return self.backfill != "off"
 
     @property
@@ -90,9 +99,9 @@ class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):
 
 
 DEFAULT_QUEUES = (("root", QueueSettings()), ("root.default", QueueSettings(share=100)))
-"""The queues of a configuration that names none."""
+"""The queues of a configuration that does not name any."""
 DEFAULT_CONFIG = PartitionConfig(
-    PartitionSettings(starving_after=10 * MINUTE),
+    PartitionSettings(),
     (("root", QueueSettings()), ("root.default", QueueSettings(share=100, order="fair"))),
 )
-"""The configuration of a new installation: users take turns, and small tasks delay a larger one for minutes only."""
+"""The configuration of a new installation: users take turns in its queue."""

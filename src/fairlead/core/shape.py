@@ -12,7 +12,7 @@ from fairlead.core.resources import GPU, Vector, format_vector
 WHOLE_DEVICE = 1000  # milli-GPU
 
 SOFT = ":PreferNoSchedule"
-"""The end of a taint that does not keep tasks away: nodes with it are used after others."""
+"""The suffix of a taint that does not keep tasks away: nodes with it are used last."""
 
 Selectors = tuple[tuple[str, tuple[str, ...]], ...]
 """Label → the accepted values, sorted by label; `*` stands for any value."""
@@ -26,7 +26,7 @@ class ShapeKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     tolerations: tuple[str, ...] = ()
     pool: str = ""
     manager: str = ""
-    """The resource manager of the nodes; empty for our own."""
+    """The resource manager of the nodes; empty for nodes with our agents."""
     near: str = ""
     """A label, if any: a gang is placed on nodes with as few different values of it as possible."""
     apart: bool = False
@@ -96,7 +96,7 @@ class Shape:
         return dict(self.amounts)
 
     def accepts(self, labels: Mapping[str, str], taints: Iterable[str], pool: str, users: tuple[str, ...] = ()) -> bool:
-        """True if a node with these properties may take such a task when it has capacity. Empty `users`: all users."""
+        """True if a node with these properties accepts such a task when it has capacity. Empty `users`: all users."""
         key = self.key
         if users and key.user not in users:
             return False
@@ -118,7 +118,7 @@ class Shape:
         )
 
     def rank(self, labels: Mapping[str, str], taints: Iterable[str]) -> tuple[int, int]:
-        """Return the order in which a node that is accepted is used: the lowest first."""
+        """Return the rank of an accepted node by preference: the lowest is used first."""
         soft = sum(taint.endswith(SOFT) and not self.tolerates(taint) for taint in taints)
         return soft, -sum(weight for term, weight in self.key.prefer if holds(term, labels))
 

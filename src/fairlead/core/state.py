@@ -1,7 +1,7 @@
 """The state of one partition. Only changes alter it, through a plan; all other code reads it.
 
-Records that depend on each other are updated together here: an allocation affects its node, its stage and all accounts
-of its job, and only `book`, `book_singles`, their reverses and `exchange` update these.
+Records that depend on each other are updated together: an allocation affects its node, its stage and all accounts of
+its job. Only `book`, `book_singles`, their reverses and `exchange` update these.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ from fairlead.core.shape import Shape, ShapeKey
 WILDCARD = "*"
 
 CHAIN_RECALL_FACTOR = 10
-"""Tasks that wait in a chain for 10 × `chain` are recalled: the tasks before them are slower than measured."""
+"""Tasks that wait in a chain for 10 × `chain` are recalled: the tasks ahead are slower than measured."""
 
 MAX_RUNS = 10_000
-"""The number of users and names whose last runs are kept; the oldest are dropped first."""
+"""The number of users and names whose last run times are kept; the oldest are dropped first."""
 
 STOP_MARGIN: Micros = 30 * SECOND
 """The time beyond `preempt_grace` that a stop may take, for the kill and its report."""
@@ -77,7 +77,7 @@ class Counters(msgspec.Struct, array_like=True):
 
 
 class Touched:
-    """The records that a cycle's changes touched, so that checks and effects visit only these."""
+    """The records that a cycle's changes touched, so that checks and effects visit only those."""
 
     __slots__ = ("chains", "jobs", "lanes", "nodes", "quick")
 
@@ -118,18 +118,18 @@ class Partition:
         """The number of an ask → the nodes on which capacity is coming for it."""
         self.pools: dict[str, Pool] = {}
         self.orders: dict[int, NodeOrder] = {}
-        """Orders of nodes that are not over."""
+        """Open orders of nodes."""
         self.order_of: dict[str, int] = {}
-        """Name of an ordered node that has not come → its order."""
+        """Name of an ordered node that has not joined → its order."""
         self.idle: dict[int, Micros] = {}
-        """Id of an empty node of a pool that can shrink → since when it is empty."""
+        """Id of an idle node of a pool that can shrink → since when it is idle."""
         self.unwanted: dict[int, Micros] = {}
-        """Id of a node that is given back → since when. It drains, and is empty."""
+        """Id of a node that is given back → since when. It is idle and draining."""
         self.managers: dict[str, Manager] = {}
         self.runs: dict[RunsKey, Runs] = {}
         """With learned estimates, the last runs of users and names."""
         self.strange: dict[tuple[int, str], Strange] = {}
-        """Number of a job and a stage → its tasks that run although the journal never decided it."""
+        """(Job number, stage) → its tasks that run although this journal never started them."""
         self.keys: dict[tuple[str, str], KeptKey] = {}
         """(User, idempotency key) → the answer."""
         self.derived = Derived(self.nodes)
@@ -138,7 +138,7 @@ class Partition:
         self.touched = Touched()
 
     def forget(self) -> None:
-        """Forget what phases remember."""
+        """Clear what phases remember between cycles."""
         self.memory = Memory()
         for lane in self.lanes.values():
             lane.memory = LaneMemory()
@@ -236,7 +236,7 @@ class Partition:
         return fresh
 
     def facts(self) -> QueueFacts:
-        """Return which features any queue uses, cached. Code for features that no queue uses can be skipped."""
+        """Return which features any queue uses (cached), so that code for unused features can be skipped."""
         if self.derived.facts.queue_version != self.derived.queue_version:
             all_settings = [queue.settings for queue in self.queues.values()]
             self.derived.facts = QueueFacts(
@@ -246,6 +246,11 @@ class Partition:
                 limits=any(
                     settings.limit is not None or settings.max_jobs is not None or settings.users or settings.groups
                     for settings in all_settings
+                ),
+                shares=any(
+                    len(queue.children) > 1
+                    and any(child.settings.share is not None for child in queue.children.values())
+                    for queue in self.queues.values()
                 ),
                 checks={},
             )
@@ -269,9 +274,10 @@ class Partition:
             limits = dict(level.settings.groups).get(group) if group is not None else None
             if group is not None and limits is not None:
                 accounts.append(_account(level.groups, group, f"group {group} in queue {level.path}", limits))
-        accounts += own  # the last one, see `Lane`
+        accounts += own  # the last account, see `Lane`
         if len(accounts) == len(line):
-            # Only accounts of queues: one tuple for all such users, so that equal treatment shows by identity.
+            # Only accounts of queues: all such users share one tuple, so that equal treatment can be tested by
+            # identity.
             queue.shared = queue.shared or tuple(accounts)
         accounts_by_user = queue.accounts_by_user[user, groups] = (
             queue.shared if len(accounts) == len(line) else tuple(accounts)
@@ -288,14 +294,14 @@ class Partition:
         return account
 
     def rebuild_accounts(self) -> None:
-        """Compute all accounts again after limits of users or groups changed, or whether users take turns."""
+        """Compute all accounts again, after limits of users or groups or the turns of users changed."""
         pasts = self.pasts()
         for queue in self.queues.values():
             queue.users, queue.groups, queue.accounts_by_user, queue.shared = {}, {}, {}, ()
             queue.account.used, queue.account.tasks, queue.account.running = {}, 0, 0
         for job in sorted(
             self.jobs.values(), key=lambda job: job.number
-        ):  # also ended ones: a rollback may revive them
+        ):  # also ended jobs: a rollback may revive them
             job.accounts = self.accounts_for(job.queue, job.spec.user, job.spec.groups)
             if job.allocations:
                 for account in job.accounts:
@@ -307,7 +313,7 @@ class Partition:
         self.resort([queue for queue in self.queues.values() if queue.order.by_user])
 
     def resort(self, queues: list[Queue]) -> None:
-        """Sort the lanes of some queues again, also those that became empty in this cycle and may be filled again."""
+        """Sort the lanes of some queues again, including lanes that became empty in this cycle and may be refilled."""
         for lane in (*self.lanes.values(), *self.touched.lanes.values()):
             if any(lane.queue is queue for queue in queues):
                 lane.resort()
@@ -315,23 +321,23 @@ class Partition:
     # -- past use ------------------------------------------------------------------------------------------------
 
     def weight(self) -> int:
-        """Return the weight of all time up to now; 0 if the past does not count."""
+        """Return the total weight of past time; 0 if past use does not count."""
         half_life = self.settings.share_memory
         return total_weight(self.now - self.landmark, half_life) if half_life else 0
 
     @staticmethod
     def use_with_tasks(account: Account) -> Vector:
-        """Return the present use of an account; `TASKS` names the tasks."""
+        """Return the present use of an account, with its tasks under the key `TASKS`."""
         return {**account.used, TASKS: account.tasks} if account.tasks else account.used
 
     def past_of(self, account: Account) -> Vector:
-        """Return the past use of an account, in parts of `weight`; `TASKS` names the tasks."""
+        """Return the past use of an account, times `weight`, with its tasks under the key `TASKS`."""
         if account.booked is None:
             return {}
         return past_use(self.use_with_tasks(account), account.booked, self.weight())
 
     def uses(self, rights: Entitlements | None = None) -> Uses:
-        """Return what measures use for turns now, by the present entitlements unless others are given."""
+        """Return the object that measures use for turns, by the present entitlements unless others are given."""
         return Uses(rights or self.entitlements(), self.weight(), self.past_of)
 
     def use_of(self, account: Account) -> int:
@@ -339,7 +345,7 @@ class Partition:
         return self.uses().counted(account.used, account.tasks, self.past_of(account))
 
     def remembered(self) -> Iterator[tuple[str, str, Account]]:
-        """Yield the accounts whose past counts, in order: queue path, user or empty for the queue itself, account."""
+        """Yield the accounts whose past use counts, in order: queue path, user (empty for a queue), account."""
         for path, queue in sorted(self.queues.items()):
             if queue.account.booked is not None:
                 yield path, "", queue.account
@@ -353,7 +359,7 @@ class Partition:
         return {key: past for key, past in pasts.items() if past}
 
     def set_pasts(self, pasts: dict[tuple[str, str], Vector]) -> None:
-        """Let all accounts have these pasts, and the others none. Pasts of accounts that are gone are dropped."""
+        """Set the past use of all accounts; accounts not listed have none. Entries of removed accounts are dropped."""
         for path, user in pasts:
             queue = self.queues.get(path)
             if queue is not None and user and queue.order.by_user:
@@ -363,7 +369,7 @@ class Partition:
             account.booked = booked_use(self.use_with_tasks(account), pasts.get((path, user), {}), weight)
 
     def set_memory(self, on: bool) -> None:
-        """Let accounts have a past, or none. New pasts are empty."""
+        """Turn past use of accounts on or off. It starts empty."""
         for queue in self.queues.values():
             queue.account.booked = booked_use(self.use_with_tasks(queue.account), {}, self.weight()) if on else None
             for account in queue.users.values():
@@ -373,7 +379,7 @@ class Partition:
     # -- shapes and lanes ----------------------------------------------------------------------------------------
 
     def take_shape(self, key: ShapeKey) -> Shape:
-        """Return the one object for this shape. It is kept while a stage uses it."""
+        """Return the one object for this shape, which is kept while a stage uses it."""
         shape = self.derived.shapes.get(key)
         if shape is None:
             shape = self.derived.shapes[key] = Shape(key)
@@ -388,17 +394,17 @@ class Partition:
             self.derived.index.forget(shape)
 
     def wake(self) -> None:
-        """Let sleeping lanes be tried again, after a change other than freed capacity on a node."""
+        """Wake sleeping lanes, after a change other than freed capacity on a node."""
         self.derived.openings += 1
 
     def wake_all_lanes(self) -> None:
-        """Forget all results about lanes, after a change that may affect any of them."""
+        """Clear the results of match for all lanes, after a change that may affect any of them."""
         self.wake()
         for lane in self.lanes.values():
             lane.memory.asleep_at = None
 
     def wake_lanes(self, stage: Stage) -> None:
-        """Forget the results about the lanes of a stage, after its demand changed."""
+        """Clear the results of match for the lanes of a stage, after its demand changed."""
         self.wake()
         for ask in stage.asks:
             if ask is not None:
@@ -438,7 +444,7 @@ class Partition:
         self._leave_lane(key, 1)
 
     def drop_new(self, queue: Queue, shape: Shape, asks: int) -> None:
-        """Drop several asks of one lane that were already removed from their stages."""
+        """Drop several asks of one lane that their stages no longer have."""
         self._leave_lane((queue.path, shape), asks)
 
     def _leave_lane(self, key: LaneKey, asks: int) -> None:
@@ -450,7 +456,7 @@ class Partition:
     # -- holds and promises --------------------------------------------------------------------------------------
 
     def add_earmark(self, earmark: Hold | Promise) -> None:
-        """Keep nodes for an ask."""
+        """Earmark nodes for an ask."""
         if isinstance(earmark, Hold):
             self.holds[earmark.seq] = earmark
         else:
@@ -459,12 +465,12 @@ class Partition:
         self.nodes.hold(earmark)
         owner = self.ask_of_earmark(earmark)
         if owner is not None:
-            self.lanes[lane_key(owner)].stir()  # the owner may fit now on nodes that other asks hold, too
+            self.lanes[lane_key(owner)].stir()  # the owner may now also fit on nodes that other asks hold
         if self.settings.backfills:
             self.wake()  # the planned start of the first ask without capacity can no longer use these nodes
 
     def remove_earmark(self, earmark: Hold | Promise) -> None:
-        """The reverse of `keep`. Other asks may fit there now."""
+        """Undo `add_earmark`. Other asks may fit there now."""
         del (self.holds if isinstance(earmark, Hold) else self.promises)[earmark.seq]
         self.derived.holds_version += 1
         self.nodes.remove_earmark(earmark)
@@ -472,7 +478,7 @@ class Partition:
         self.wake()
 
     def move_earmark(self, earmark: Hold | Promise, places: tuple[Place, ...]) -> None:
-        """Keep other places for the same ask, until the same time."""
+        """Earmark other places for the same ask, until the same time."""
         self.nodes.remove_earmark(earmark)
         earmark.places, earmark.checked = places, -1
         self.nodes.hold(earmark)
@@ -481,7 +487,7 @@ class Partition:
         self.wake()
 
     def _see_held(self, allocation: Allocation) -> None:
-        """Raise `holds_version` for an allocation newer than a hold on its node: it affects other holds there."""
+        """Raise `holds_version` for an allocation newer than a hold on its node: other holds there depend on it."""
         for seq in self.nodes.held.get(allocation.node, ()):
             hold = self.holds.get(seq)
             if hold is not None and hold.since <= allocation.since:
@@ -492,13 +498,13 @@ class Partition:
         return self.holds.get(seq) or self.promises.get(seq)
 
     def ask_of_earmark(self, earmark: Earmark) -> Ask | None:
-        """Return the ask that nodes are kept for; None if it is gone or was replaced."""
+        """Return the ask for which nodes are kept; None if it has ended or was replaced."""
         job = self.jobs.get(earmark.job)
         ask = job.stages[earmark.stage].asks[earmark.kind] if job is not None else None
         return ask if ask is not None and ask.seq == earmark.seq else None
 
     def waits(self, job: str, stage: int, kind: int) -> Ask | None:
-        """Return the ask of a job's stage and kind; None if there is none."""
+        """Return the waiting ask of a job's stage and kind; None if there is none."""
         record = self.jobs.get(job)
         return record.stages[stage].asks[kind] if record is not None and stage < len(record.stages) else None
 
@@ -580,7 +586,7 @@ class Partition:
             self._charge(jobs[0], shape, len(jobs))
 
     def unbook(self, allocation: Allocation, moves: bool = False) -> None:
-        """The reverse of `book`. With `moves`, the tasks are booked again in another state, so no capacity is freed."""
+        """Undo `book`. With `moves`, the tasks are booked again in another state, so no capacity is freed."""
         stage = allocation.stage
         job = stage.job
         tasks = count(allocation.indices)
@@ -708,12 +714,12 @@ class Partition:
         self.touched.chains.add(allocation.chain)
 
     def waiting_in(self, chain: int) -> list[Allocation]:
-        """Return the allocations of a chain that wait for a room, in order."""
+        """Return the allocations of a chain that wait for a slot, in order."""
         allocations = self.derived.chains.get(chain, {})
         return [allocations[number] for number in sorted(allocations) if allocations[number].rooms]
 
     def deadline(self, allocation: Allocation) -> Micros | None:
-        """Return the time by which an allocation has to be acknowledged, returned, started, ended or stopped."""
+        """Return the time by which an allocation must be acknowledged, returned, started, ended or stopped."""
         if allocation.state == "assigned":
             settings = self.settings
             patience = settings.launch_timeout
@@ -733,12 +739,12 @@ class Partition:
         self.retime()
 
     def retime(self) -> None:
-        """Compute all deadlines again, after a setting changed or when too many are outdated."""
+        """Compute all deadlines again, after a setting changed or when too many are out of date."""
         times = ((self.deadline(allocation), allocation.id) for allocation in self.allocations.values())
         self.derived.timers = sorted((when, number) for when, number in times if when is not None)
 
     def update_short(self, stage: Stage) -> None:
-        """Update whether a stage has too few live tasks."""
+        """Update since when a stage has had too few live tasks."""
         if stage.short_since is None and stage.pending[REPLACE] is None and not stage.below_min:
             return
         short = is_short(stage)
@@ -760,11 +766,11 @@ class Partition:
         """Set since when a stage has had too few live tasks; None if it has enough. An undo calls this last."""
         self.update_missing(stage)
         stage.short_since = since
-        if since is None or stage.terms.on_loss != "replace":
+        if since is None or stage.on_loss != "replace":
             self.derived.short.pop((stage.job.id, stage.position), None)
         else:
             self.derived.short[stage.job.id, stage.position] = since
-            self.memory.unheld_starving = True  # the replacements may have waited for too long already
+            self.memory.unheld_starving = True  # the replacements may already have waited too long
 
     def _resort(self, job: Job) -> None:
         """Update the places of a job's asks, for orders that depend on the running tasks."""
@@ -774,7 +780,7 @@ class Partition:
                     self.lanes[lane_key(ask)].touch(ask)
 
     def list_or_unlist(self, job: Job) -> None:
-        """Count a job in its queue until it has ended and has no allocations."""
+        """Count a job in its queue until it has ended and has no allocations left."""
         listed = job.ended_at is None or job.allocations > 0
         if listed != job.listed:
             job.queue.jobs += 1 if listed else -1
@@ -790,7 +796,7 @@ class Partition:
     # -- runs, idempotency keys and priorities -------------------------------------------------------------------------
 
     def note_runs(self, key: RunsKey, runs: Runs) -> None:
-        """Set the last runs of a user or name."""
+        """Set the last run times of a user or name."""
         self.runs[key] = runs
         heappush(self.derived.old_runs, (runs.noted, key))
         self.derived.runs_version += 1
@@ -824,7 +830,7 @@ class Partition:
     # -- queries -------------------------------------------------------------------------------------------------
 
     def unmet(self, job: Job) -> tuple[str, ...]:
-        """Return the jobs in `after` that have not succeeded yet. A forgotten one had succeeded."""
+        """Return the jobs in `after` that have not succeeded yet. Forgotten jobs have succeeded."""
         if not job.after:
             return ()
         return tuple(name for name in job.after if name in self.jobs and self.jobs[name].state != "succeeded")
@@ -838,15 +844,15 @@ class Partition:
 
 
 def is_short(stage: Stage) -> bool:
-    """True if a started stage lost tasks and has fewer than it needs. Pending tasks of kind scale are no loss.
+    """True if a started stage has lost tasks and has fewer than it needs. Pending tasks of kind scale are no loss.
 
-    A short stage stays short until its replacements are acknowledged. Otherwise a node that refuses each of them would
-    reset `short_since` again and again, and `replace_within` would never pass.
+    A short stage stays short until its replacements are acknowledged. Otherwise a node that refuses them would reset
+    `short_since` again and again, and `replace_within` would never pass.
     """
     if stage.pending[REPLACE] is None and stage.short_since is None:
         return False
     if not stage.started or stage.job.over or stage.job.held_by is not None:
-        return False  # no replacement can start while the job is held, and the other tasks go on
+        return False  # no replacement can start while the job is held; the other tasks continue
     coming = 0
     if stage.short_since is not None and stage.live:
         coming = sum(1 for task in stage.live.values() if task.kind == REPLACE and task.state == "assigned")
@@ -856,7 +862,7 @@ def is_short(stage: Stage) -> bool:
 
 
 def headroom(accounts: tuple[Account, ...]) -> Vector:
-    """Return what may still be used of each limited resource: the minimum over the accounts."""
+    """Return how much more of each limited resource may be used: the minimum over the accounts."""
     room: Vector = {}
     for account in accounts:
         for name, limit in (account.limit or {}).items():
@@ -880,8 +886,8 @@ def _group_of(line: list[Queue], groups: tuple[str, ...]) -> str | None:
 def max_priority(queue: Queue, user: str, groups: tuple[str, ...]) -> int:
     """Return the highest priority that a user may give to jobs of a queue.
 
-    The nearest level that sets one decides, from the queue up: for the user and the group, whichever is higher, else
-    for the queue itself.
+    The nearest level that sets one decides, from the queue up. There the limit of the user or of the group counts,
+    whichever is higher, else that of the queue itself.
     """
     line = queue.line()
     group = _group_of(line, groups)

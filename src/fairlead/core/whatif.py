@@ -1,13 +1,14 @@
-"""Free capacity at a later time, by the estimates of running tasks: on any node, or on held nodes."""
+"""Free capacity in a supposed state, such as at a later time by the estimates of running tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from fairlead.core.asks import gang_size
 from fairlead.core.changes import Part
 from fairlead.core.forecast import end_of
 from fairlead.core.holds.room import came_for_some, may_take, room_for
-from fairlead.core.model import Allocation, Micros, Promise
+from fairlead.core.model import Allocation, Ask, Hold, Micros, Promise
 from fairlead.core.never import MANY
 from fairlead.core.ranges import count, indices
 from fairlead.core.resources import Vector, add
@@ -22,18 +23,18 @@ class WhatIf:
         self.partition = partition
         self._nodes: dict[int, tuple[Vector, list[int]]] = {}
         self._shared: dict[int, None] = {}
-        """Earmarked nodes on which the owners' part is already taken; all asks may use the rest."""
+        """Earmarked nodes whose promised part is already taken; all asks may use the rest."""
         self._back: dict[int, None] = {}
         """Backed-off nodes that count as usable."""
         self.own: Collection[int] = ()
         """The nodes that are held for the ask in question."""
 
     def count_on(self, node_id: int) -> None:
-        """Count a backed-off or disconnected node as usable, because it takes tasks again soon."""
+        """Count a backed-off or disconnected node as usable, because it will accept tasks again soon."""
         self._back[node_id] = None
 
     def set_aside(self, promise: Promise) -> None:
-        """Take the capacity that arrived for an ask which still waits for more nodes."""
+        """Take the capacity on nodes that joined for an ask which still waits for more nodes."""
         for node_id, position, tasks in promise.places:
             shape = self.partition.jobs[promise.job].stages[position].shape
             if self.slots(node_id, shape, tasks) >= tasks:
@@ -42,7 +43,7 @@ class WhatIf:
                 self._shared[node_id] = None
 
     def room(self, node_id: int, shape: Shape, most: int = MANY) -> int:
-        """Return the number of tasks of a shape that fit on a node, up to `most`; 0 if they may not use it."""
+        """Return the number of tasks of a shape that fit on a node, up to `most`; 0 if they may not use the node."""
         return self.slots(node_id, shape, 1 if shape.key.apart else most) if self.takes(node_id, shape) else 0
 
     def takes(self, node_id: int, shape: Shape) -> bool:
@@ -59,7 +60,7 @@ class WhatIf:
         return node_id in self.partition.nodes.held and node_id not in self._shared and node_id not in self.own
 
     def slots(self, node_id: int, shape: Shape, most: int) -> int:
-        """Return the number of tasks that fit on a node, whether or not they may use it."""
+        """Return the number of tasks that fit on a node, even if they may not use it."""
         return room_for(*self._node(node_id), shape, most)[0]
 
     def end(self, allocation: Allocation) -> None:
@@ -80,7 +81,7 @@ class WhatIf:
             self.take(part.node, shape, -count(part.indices), part.devices)
 
     def pack(self, node_id: int, shape: Shape, most: int) -> int:
-        """Put up to `most` tasks on a node, as far as they fit. Returns their number."""
+        """Put up to `most` tasks on a node, if they fit. Returns their number."""
         tasks = self.room(node_id, shape, most)
         if tasks:
             self.put(node_id, shape, tasks)
@@ -103,7 +104,7 @@ class WhatIf:
     def without_some(
         self, node_id: int, gone: Iterable[tuple[Allocation, tuple[int, ...]]]
     ) -> tuple[Vector, list[int]]:
-        """Return the free resources of a node, and the use of its devices, without some tasks there."""
+        """Return the free resources of a node, and the use of its devices, as if some tasks there were gone."""
         free, used = self._node(node_id)
         free, used = dict(free), list(used)
         for allocation, block in gone:
@@ -144,24 +145,31 @@ def _devices_of(allocation: Allocation, block: tuple[int, ...]) -> tuple[int, ..
     return devices
 
 
-def lent_nodes(partition: Partition) -> dict[int, Micros]:
-    """Return held nodes → the time before which none of their holders can use them."""
+def lent_nodes(partition: Partition, holds: Iterable[Hold]) -> dict[int, Micros]:
+    """Return the nodes of holds → the time before which none of their holders can use them."""
     lent: dict[int, Micros] = {}
-    for hold in partition.holds.values():
-        when = partition.now
-        for node_id, position, tasks in hold.places:
-            free = _fits_at(partition, node_id, partition.jobs[hold.job].stages[position].shape, tasks)
-            if free is None:
-                when = partition.now  # the holder may start at any time
-                break
-            when = max(when, free)
-        for node_id in hold.nodes:
-            lent[node_id] = min(lent.get(node_id, when), when)
+    for hold in holds:
+        stages, ask = partition.jobs[hold.job].stages, partition.ask_of_earmark(hold)
+        ready = {
+            node_id: _fits_at(partition, node_id, stages[position].shape, 1 if _is_single(ask) else tasks)
+            for node_id, position, tasks in hold.places
+        }
+        if ask is None or not _is_single(ask):
+            # A gang starts when its last node is free; if that is unknown, it may start at any time.
+            whole = None if None in ready.values() else max([when for when in ready.values() if when is not None])
+            ready = dict.fromkeys(ready, whole)
+        for node_id, when in ready.items():
+            until = partition.now if when is None else when
+            lent[node_id] = min(lent.get(node_id, until), until)
     return {node_id: until for node_id, until in lent.items() if until > partition.now}
 
 
+def _is_single(ask: Ask | None) -> bool:
+    return ask is not None and gang_size(ask) == 1 and not ask.whole
+
+
 def _fits_at(partition: Partition, node_id: int, shape: Shape, tasks: int) -> Micros | None:
-    """Return the time from which a number of tasks fits on a node; None if it is unknown."""
+    """Return the time from which a number of tasks fit on a node; None if it is unknown."""
     whatif = WhatIf(partition)
     ends: list[tuple[Micros, int, Allocation]] = []
     for allocation in partition.nodes.allocations[partition.nodes.rows[node_id]].values():

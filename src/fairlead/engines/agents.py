@@ -1,7 +1,7 @@
 """The hub: connections of agents, orders to them and reports from them.
 
-From the top: the engine interface, a connection from its greeting to its end, commands, silent nodes, logs.
-All of it is for one asyncio loop. The hub decides nothing: it passes messages of agents to the core as commands.
+From the top: the engine interface, a connection from its greeting to its end, commands, silent nodes, logs. The hub
+runs in one asyncio loop. It decides nothing: it passes messages of agents to the core as commands.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from fairlead.wire import agent as wire
 from fairlead.wire.agent import Tasks, decode_from_agent, encode
 
 GREETING_TIME = 10.0
-"""Seconds within which a connection has to prove which node it is for, and to greet."""
+"""Seconds that a new connection has to authenticate its node and send `Hello`."""
 REFUSAL_TIME = 5.0
-"""Seconds within which a connection has to accept the reason why it is closed."""
+"""Seconds that a connection has to accept the reason before it is closed."""
 RENEWAL_TIME = 2.0
-"""Seconds within which an agent has to send a new key after its credential expired, for example by a clock leap."""
+"""Seconds that an agent has to send a new key after its credential expired, for example by a clock jump."""
 BUSY_PAUSE = 0.02
 WATCH_PAUSE = 0.5
 BAD, AGAIN = 1008, 1012
 """Close codes: protocol violation; reconnect in a moment."""
 PASSING = frozenset(("conflict", "unavailable"))
-"""Codes of refusals that may pass without a change of the agent: another agent has the node for now, a disk is full."""
+"""Codes of temporary refusals: another agent has the node for now, or a disk is full."""
 
 
 class Agents:
@@ -79,15 +79,15 @@ class Agents:
         steady: Callable[[], float] = monotonic,
         collected: Callable[[str, str, Tasks], None] = lambda partition, node, tasks: None,
     ) -> None:
-        """`ended` is called with all tasks that ended, after their ends are durable.
+        """Take the callbacks. `ended` is called with all ended tasks, after their ends are durable.
 
-        A task that an agent reports again, as after a restart of the server, is marked as stale.
+        A task that an agent reports again, for example after a restart of the server, is marked as stale.
 
         `collected` is called with partition, node and tasks whose result files are on the node, before their end is
-        durable. It is the word of the node alone.
+        durable. Only the node vouches for it.
 
-        Keys of gangs are derived from `gang_seed`; they survive a restart only if the same seed is given again.
-        `lock` is a file that is locked while this process runs, for agents on the same machine.
+        Keys of gangs are derived from `gang_seed`; they survive a restart only if the same seed is given again. `lock`
+        is a file that is locked while this process runs, for agents on the same machine.
         """
         self._credentials = credentials
         self._log = log
@@ -107,10 +107,10 @@ class Agents:
     def begin(self, partition: str, handle: PartitionHandle) -> None:
         self.end(partition)
         reign = self._reigns[partition] = LedPartition(handle, self._secrets, self._gang_seed)
-        # A node of the state that does not reconnect is lost after the same time as a connected one.
+        # A known node that does not reconnect is lost after the same time as a connected one.
         for node in present_nodes(handle.partition):
             reign.nodes[node] = Seen(self._steady())
-        for node in own_nodes(handle.partition):  # lost ones too: an operator may enable one before its agent is back
+        for node in own_nodes(handle.partition):  # also lost ones: an operator may enable one before its agent is back
             self._part(partition, reign, node)
         self._watchers[partition] = asyncio.create_task(self._watch(partition, reign))
 
@@ -129,15 +129,15 @@ class Agents:
                 attached.early += stops_of(message)
 
     def _refuse(self, reign: LedPartition, message: ForNode) -> None:
-        """Refuse launches for an agent that is not connected: it never gets them. It gets stops when it reconnects.
+        """Refuse launches for an agent that is not connected. Stops are sent when it reconnects.
 
-        Before readiness no launch is new: an earlier server may have sent it.
+        Before readiness launches are not refused: an earlier server may have sent them.
         """
         if not reign.handle.partition.reign.ready:
             return
         reason = f"node {message.node} is not connected"
         for effect in message.launches:
-            with suppress(Busy):  # else the agent gets the launch when it reconnects, or it is given up
+            with suppress(Busy):  # else the agent gets the launch when it reconnects, or the launch times out
                 reign.handle.offer(command_of(message.node, wire.Report(tasks_of(effect), "refused", reason=reason)))
 
     def end(self, partition: str) -> None:
@@ -179,7 +179,7 @@ class Agents:
             await connection.close(code, reason.encode()[:120].decode(errors="ignore"))
 
     async def _greeting(self, partition: str, connection: Connection) -> tuple[Peer, wire.Hello]:
-        """Receive the proof which node the other end is, and the description of the node."""
+        """Receive the node's proof of identity, and its description."""
         async with asyncio.timeout(GREETING_TIME):
             knock = decode_from_agent(await connection.recv())
             if not isinstance(knock, wire.Knock):
@@ -235,12 +235,12 @@ class Agents:
         self._check_instance(reign, before, peer)
         seen = reign.nodes.setdefault(name, Seen(self._steady()))
         if number < seen.connection:
-            raise Closed  # its greeting was held up, and the agent has given it up: it does not list new tasks
+            raise Closed  # the agent has abandoned this slow greeting, which lacks newer tasks
         seen.connection = number
         attached = Attached(peer, connection)
         attached.pool = hello.pool
         if before is not None:
-            before.cut()  # an agent that reconnects has given up its last connection
+            before.cut()  # an agent that reconnects has abandoned its last connection
         reign.attached[name] = attached
         sender = asyncio.create_task(self._send(attached))
         try:
@@ -257,13 +257,14 @@ class Agents:
                 self._part(partition, reign, name)
 
     def _part(self, partition: str, reign: LedPartition, node: str) -> None:
-        """Tell the core that the agent of a node is not connected, so that the node gets no new work."""
+        """Report to the core that the agent of a node is disconnected, so that the node gets no new work."""
         reign.parted[node] = None
         if reign.parting is None and self._reigns.get(partition) is reign:
             reign.parting = asyncio.create_task(self._tell_parted(reign))
 
     async def _tell_parted(self, reign: LedPartition) -> None:
-        # No await between the look at the connections and the offer: an agent that connects later is added later.
+        # No await between reading the connections and offering the command: an agent that connects later is added
+        # later.
         while nodes := tuple(node for node in reign.parted if node not in reign.attached):
             try:
                 slot = reign.handle.offer(DisconnectNodes(names=nodes, operator=True))
@@ -275,10 +276,10 @@ class Agents:
         reign.parted, reign.parting = {}, None
 
     def _check_instance(self, reign: LedPartition, before: Attached | None, peer: Peer) -> None:
-        """Refuse a second agent of one node until the first is lost.
+        """Refuse a second agent for a node until the first one is lost.
 
-        Two agents with one identity would each be reported as having lost the tasks of the other, which keep running
-        until the lease is over.
+        Two agents with one identity would each seem to have lost the tasks of the other, which keep running until the
+        lease ends.
         """
         seen = reign.nodes.get(peer.node)
         first = "" if seen is None or seen.lost else seen.instance or peer.before
@@ -315,7 +316,7 @@ class Agents:
 
         def look(partition: Partition) -> tuple[PartitionSettings, list[Tasks], wire.Work]:
             if not reign.handle.reigns:
-                raise Closed  # the orders may never have been written to the journal
+                raise Closed  # the orders may not be in the journal
             node_id = partition.nodes.find(name)
             if node_id is None or partition.nodes.state[partition.nodes.rows[node_id]] == "lost":
                 raise Closed  # the node was removed in the cycle that added it: the agent reconnects
@@ -337,20 +338,20 @@ class Agents:
         await self._offer(reign, self._missing(attached, greeted))
 
     def _check_epoch(self, reign: LedPartition, hello: wire.Hello) -> None:
-        """Report a node that has seen a leader whose records are not in this journal."""
+        """Log a node that has seen a leader whose records are not in this journal."""
         handle = reign.handle
         if hello.epoch > handle.epoch or hello.epoch in handle.skipped_epochs:
             reign.ahead[hello.node] = None
             self._log("epoch not known", {"node": hello.node, "epoch": hello.epoch, "ours": handle.epoch})
 
     async def _set_aside(self, reign: LedPartition | None, node: str) -> None:
-        """Give no new work to a node that runs tasks which the journal does not know. They use its capacity."""
+        """Drain a node that runs tasks which the journal does not have. They use its capacity."""
         if reign is None:
             return
         reign.ahead[node] = None
         reason = "it runs tasks that are not in the journal"
         for slot in await self._take(reign, [MoveNode(name=node, action="drain", reason=reason, operator=True)]):
-            await slot  # refused if it drains already, or is disabled
+            await slot  # refused if the node drains already or is disabled
 
     async def _listen(self, partition: str, reign: LedPartition, attached: Attached) -> None:
         waiting: set[asyncio.Task[None]] = set()
@@ -375,7 +376,7 @@ class Agents:
                         await self._compare(reign, attached, message)
                     case wire.LogPart() | wire.OutputPart():
                         reader = attached.readers.get(message.request)
-                        if reader is not None and reader.qsize() > wire.LOG_PARTS + 1:  # one part may say why it ends
+                        if reader is not None and reader.qsize() > wire.LOG_PARTS + 1:  # plus one for a final reason
                             raise Refused("log", "the agent sends more of a log than it may; update it")
                         if reader is not None:
                             reader.put_nowait(message)
@@ -411,7 +412,7 @@ class Agents:
     async def _confirm(
         self, partition: str, attached: Attached, batch: wire.Reports, slots: list[asyncio.Future[object]]
     ) -> None:
-        """Confirm a batch once it is durable. Without a confirmation the agent sends it again, here or elsewhere."""
+        """Confirm a batch once it is durable. The agent sends an unconfirmed batch again, here or to another server."""
         ended: list[Ended] = []
         try:
             for report, slot in zip(batch.reports, slots, strict=True):
@@ -435,14 +436,14 @@ class Agents:
         attached.put(wire.Confirmed(batch.number))
 
     async def _compare(self, reign: LedPartition, attached: Attached, beat: wire.Beat) -> None:
-        """Report tasks as lost that run according to the state and that the agent does not know.
+        """Report tasks as lost that run according to the state and are missing from the agent's heartbeat.
 
         There is no race: the agent lists a task until its end is confirmed. By then it has left `running` here.
         """
         await self._take(reign, self._missing(attached, Blocks(beat.known)))
 
     def _missing(self, attached: Attached, listed: Blocks) -> list[Report]:
-        """Return reports of tasks that run according to the state and are not in `listed`."""
+        """Return loss reports for tasks that run according to the state and are not in `listed`."""
         reports: list[Report] = []
         for tasks in attached.running.without(listed):
             attached.running.drop(tasks)
@@ -454,7 +455,7 @@ class Agents:
     # -- commands ------------------------------------------------------------------------------------------------
 
     async def _take(self, reign: LedPartition, commands: Iterable[AnyCommand]) -> list[asyncio.Future[object]]:
-        """Offer commands in order, and retry while the inbox is full. The agent's later messages wait meanwhile."""
+        """Put commands into the inbox in order, and retry while it is full. The agent's later messages wait."""
         slots: list[asyncio.Future[object]] = []
         for command in commands:
             while True:
@@ -468,13 +469,13 @@ class Agents:
     async def _offer(self, reign: LedPartition, commands: Iterable[AnyCommand]) -> list[object]:
         answers = [await slot for slot in await self._take(reign, commands)]
         if not all(isinstance(answer, Accepted | Rejected) for answer in answers):
-            raise Closed  # the writer ended
+            raise Closed  # the writer has ended
         return answers
 
     # -- silent nodes --------------------------------------------------------------------------------------------
 
     async def _watch(self, partition: str, reign: LedPartition) -> None:
-        """Report nodes as lost that are silent for longer than a lease and a heartbeat, once the partition is ready."""
+        """Once the partition is ready, report nodes as lost after a lease and a heartbeat of silence."""
         while True:
             await asyncio.sleep(WATCH_PAUSE)
             for attached in reign.attached.values():
@@ -530,7 +531,7 @@ class Agents:
     # -- for the API ---------------------------------------------------------------------------------------------
 
     def ahead(self) -> dict[str, list[str]]:
-        """Return partitions → nodes that know attempts or epochs which the journal never had, since its reign began."""
+        """Return for each partition the nodes that report attempts or epochs which the journal never had."""
         return {name: sorted(reign.ahead) for name, reign in self._reigns.items() if reign.ahead}
 
     def connected(self, partition: str) -> dict[str, float]:
@@ -553,11 +554,11 @@ class Agents:
         """Yield the logs and result files of tasks from their node. Raises `Away` as `log` does."""
         async for part in self._read(partition, node, asked):
             if not isinstance(part, wire.OutputPart):
-                raise Away(part.problem)  # many logs are read there, and these have to wait
+                raise Away(part.problem)  # too many logs are being read on the node: try again later
             yield part
 
     def taken(self, partition: str, node: str, tasks: Tasks, user: str) -> None:
-        """Tell a node that the result files of tasks are stored. A node that is away names them again when it joins."""
+        """Tell a node that the result files of tasks are stored. A disconnected node lists them again when it joins."""
         reign = self._reigns.get(partition)
         attached = reign.attached.get(node) if reign is not None else None
         if attached is not None:

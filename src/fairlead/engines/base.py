@@ -17,11 +17,11 @@ Result = TypeVar("Result")
 
 
 class Busy(Exception):
-    """The inbox is full; retry."""
+    """Raised if the inbox is full; retry."""
 
 
 class PartitionHandle(Protocol):
-    """The interface of one partition's writer for an engine, valid for the term of that writer.
+    """The interface of a partition's writer for engines, valid during the writer's reign.
 
     It belongs to one asyncio loop.
     """
@@ -31,24 +31,25 @@ class PartitionHandle(Protocol):
 
     @property
     def skipped_epochs(self) -> range:
-        """The epochs before this one that are in no record, because the data were set back; mostly empty."""
+        """Epochs before this one that have no record, because older data were restored; mostly empty."""
 
     @property
     def reigns(self) -> bool:
-        """True while the state matches the journal. Once it is False, the state must not be acted on."""
+        """True while the state matches the journal. Once it is False, do not act on the state."""
 
     @property
     def partition(self) -> Partition:
         """The state. Read it only within `Engine.begin` and `Engine.dispatch`, which are called between cycles."""
 
     def offer(self, command: AnyCommand) -> Awaitable[object]:
-        """Take a command. The answer is an `Accepted` or `Rejected`, or anything else if the writer ended before.
+        """Put a command into the inbox. Its answer is `Accepted`, `Rejected`, or anything else if the writer ended
+        first.
 
-        Raises `Busy` if the command was not taken.
+        Raises `Busy` if the inbox is full.
         """
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Read the state between two cycles.
+        """Call `look` with the state, between two cycles.
 
         All effects of earlier cycles have been dispatched. Effects of later cycles are dispatched after the caller has
         the result. The writer waits for `look`, so it must be quick.
@@ -59,41 +60,41 @@ class Engine(Protocol):
     """Runs tasks. All calls come from one asyncio loop."""
 
     def begin(self, partition: str, handle: PartitionHandle) -> None:
-        """Start working for a writer that took the partition over."""
+        """Start working for a writer that took over the partition."""
 
     def dispatch(self, partition: str, messages: Sequence[ForNode]) -> None:
         """Send nodes the tasks to start and to stop. Quick, and never raises."""
 
     def end(self, partition: str) -> None:
-        """Stop working for the partition: it has no writer now."""
+        """Stop working for a partition that has no writer now."""
 
 
 class Closed(Exception):
-    """The other end of a connection is gone."""
+    """Raised if the peer of a connection is gone."""
 
 
 class Away(Exception):
-    """The agent of a node is not connected, or not any more; the text says so."""
+    """Raised if the agent of a node is not connected, or disconnects; the text says so."""
 
 
 class Connection(Protocol):
-    """A WebSocket with whole binary messages."""
+    """A WebSocket for whole binary messages."""
 
     async def send(self, data: bytes) -> None:
-        """Send a message. Raises `Closed` if the other end is gone."""
+        """Send a message. Raises `Closed` if the peer is gone."""
 
     async def recv(self) -> bytes:
         """Return the next message. Raises `Closed` when the connection has ended."""
 
     def trust(self) -> None:
-        """Accept messages of any size that the protocol allows: the other end has proved which node it is."""
+        """Accept messages of any size that the protocol allows, because the peer has proved its identity."""
 
     async def close(self, code: int, reason: str) -> None:
-        """Close the connection with a code of RFC 6455, even if the other end reads nothing. Closing twice is fine."""
+        """Close the connection with a code of RFC 6455, even if the peer reads nothing. May be called twice."""
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """The node at the other end of a connection, as its key proves."""
+    """The authenticated node at the other end of a connection."""
 
     exchange: Exchange
     key: str
@@ -112,7 +113,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Credentials(Protocol):
-    """The keys of nodes. All methods except `challenge` and `standing` wait for a disk and may raise `Refused`."""
+    """The keys of nodes. All methods except `challenge` and `standing` block on a disk and may raise `Refused`."""
 
     def challenge(self, partition: str, knock: Knock) -> tuple[Exchange, Challenge]:
         """Return the exchange and the challenge, which the server signs and the node has to sign."""
@@ -147,7 +148,7 @@ class Ended(msgspec.Struct, frozen=True):
     cpu: int
     memory: int
     stale: bool = False
-    """True if the end was known before, or if the task was not given to this node."""
+    """True if the end was known before, or if the task was not assigned to this node."""
     pool: str = ""
     """The pool of the node."""
 
@@ -156,4 +157,4 @@ Secrets = Callable[[str, tuple[str, ...]], dict[str, str]]
 """User and names of secrets → their values, looked up for each launch when it is sent."""
 
 Log = Callable[[str, dict[str, Any]], None]
-"""An event by name, with its fields. Fields never contain secrets of users."""
+"""Called with the name of an event and its fields. Fields never contain secrets of users."""

@@ -1,8 +1,8 @@
-"""Takes the output of ended tasks from their nodes: result files from every node, logs from nodes of pools.
+"""Copies the output of ended tasks from their nodes: result files from every node, logs from nodes of pools.
 
-A node of a pool may be gone soon. Nothing waits for the copies but the return of a node to its pool, and the reader of
-results. Tasks are collected into blocks, a node sends one block at a time, and few nodes send at once, so that a flood
-of tasks is not slowed down. The result files of a task are named before its end is durable, so they come first: when
+A node of a pool may be gone soon. Only the return of a node to its pool, and readers of results, wait for the copies.
+Tasks are collected into blocks, a node sends one block at a time, and few nodes send at once, so that a flood of tasks
+is not slowed down. An agent lists result files before the end of their task is durable, so they are copied first: when
 the logs of a task are copied, its result files are stored.
 """
 
@@ -20,44 +20,44 @@ from fairlead.wire.agent import OutputPart, OutputRequest, Tasks
 AT_ONCE = 4
 """Nodes that send output at a time."""
 BLOCK = 500
-"""Tasks whose output is asked for at a time."""
+"""Tasks whose output is requested at a time."""
 MOST_WAITING = 1_000_000
-"""Tasks of a node whose output may wait to be copied. That of further tasks stays on the node."""
+"""Tasks of a node whose output may wait to be copied. The output of further tasks stays on the node."""
 RETURN_TIMEOUT = 60.0
-"""Seconds without any progress for which the return of a node to its pool waits for the output on it."""
+"""Seconds without progress after which the return of a node to its pool no longer waits for output."""
 RETURN_LIMIT = 1_800.0
-"""Seconds for which the return of a node waits at most, with progress too."""
+"""Seconds that the return of a node waits at most, even with progress."""
 PAUSE, TIMES = 1.0, 600
-"""Seconds after which a node that was away is asked again, or a store that failed is tried again, and how often."""
+"""Seconds before another attempt if a node was away or a store failed, and the number of attempts."""
 
 Node = tuple[str, str]
 """Partition and node."""
 
 
 class Source(NamedTuple):
-    """The user of some tasks, those of them that ran on the node that names them, and the limits of result files."""
+    """Facts about some tasks: their user, which of them ran on the node, and the limits on result files."""
 
     user: str
-    """Empty if the job is not known any more."""
+    """Empty if the job is no longer known."""
     indices: Flat
     max_files: int
     max_bytes: int
 
 
 class Sink(Protocol):
-    """Stores the output of one block of tasks. Its methods wait for a disk or an object store.
+    """Stores the output of one block of tasks. Its methods block on a disk or an object store.
 
-    They raise `OSError` if it cannot store now; then the whole block is sent again.
+    They raise `OSError` if storing fails for now; then the whole block is sent again.
     """
 
     def write(self, part: OutputPart) -> tuple[int, ...]:
-        """Store a part. Returns the tasks whose result files are stored, all of them and durably."""
+        """Store a part. Return the tasks whose result files are now all durably stored."""
 
     def finish(self) -> None:
         """Store all of the logs."""
 
     def close(self) -> None:
-        """Remove what was not stored."""
+        """Remove incomplete output."""
 
 
 class Hub(Protocol):
@@ -73,7 +73,7 @@ class _Waiting(NamedTuple):
 
 
 class Collector:
-    """Collects the output of ended tasks. All of it is for one asyncio loop."""
+    """Collects the output of ended tasks, in one asyncio loop."""
 
     def __init__(
         self,
@@ -83,10 +83,11 @@ class Collector:
         log: Log = lambda event, fields: None,
         copied: Callable[[str, str, Tasks], None] = lambda partition, node, tasks: None,
     ) -> None:
-        """`sink` returns where the output of a partition's tasks goes. Its last argument is True if it has logs too.
+        """Take the callbacks. `sink` returns where to store a partition's output; its last argument is True if logs are
+        included.
 
-        `source` looks tasks of a node up. Its last argument is True if it has to check that they ran on that node.
-        `copied` is called with tasks of a partition's node when their output is stored; it waits for a disk.
+        `source` looks up tasks of a node. Its last argument is True if it has to check that they ran on that node.
+        `copied` is called with tasks of a partition's node when their output is stored; it blocks on a disk.
         """
         self._copied = copied
         self._hub = hub
@@ -99,11 +100,11 @@ class Collector:
         self._expected: dict[tuple[str, int], set[tuple[str, int, int]]] = {}
         """Partition and number of a job → stage, attempt and index of tasks whose result files are to be stored."""
         self._progress: dict[Node, int] = {}
-        """Parts that a node has sent."""
+        """Number of parts that a node has sent."""
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     def ended(self, tasks: Iterable[Ended]) -> None:
-        """Take tasks that have ended. The logs of nodes that belong to no pool are left alone."""
+        """Queue tasks that have ended. The logs of nodes outside pools are not copied."""
         blocks: dict[tuple[Node, tuple[str, int, str, int]], list[int]] = {}
         for task in tasks:
             if task.pool and not task.stale:
@@ -113,7 +114,7 @@ class Collector:
             self.add(node, Tasks(*block, Ranges.from_indices(sorted(numbers)).flat()))
 
     def collected(self, partition: str, node: str, tasks: Tasks) -> None:
-        """Take tasks whose result files are on a node."""
+        """Queue tasks whose result files are on a node."""
         if self.add((partition, node), tasks, logs=False):
             expected = self._expected.setdefault((partition, tasks.number), set())
             expected.update((tasks.stage, tasks.attempt, index) for index in indices(tasks.indices))
@@ -123,7 +124,7 @@ class Collector:
         return len(self._expected.get((partition, number), ()))
 
     def add(self, node: Node, tasks: Tasks, logs: bool = True) -> bool:
-        """Take tasks of a node that have ended and whose output is to be copied. Returns False if too many wait."""
+        """Queue ended tasks of a node, to copy their output. Return False if too many wait."""
         size, more = self._sizes.get(node, 0), count(tasks.indices)
         if size + more > MOST_WAITING:
             self._log("output not copied", {"node": node[1], "tasks": more, "problem": "too many wait"})
@@ -134,9 +135,9 @@ class Collector:
         return True
 
     async def settle(self, partition: str, nodes: Sequence[str], seconds: float = RETURN_TIMEOUT) -> None:
-        """Wait until the output of these nodes is copied: the nodes are about to be gone.
+        """Wait until the output of these nodes is copied, before the nodes are removed.
 
-        It is given up after `seconds` in which no node has sent anything, and after `RETURN_LIMIT`.
+        Stops waiting after `seconds` without progress, and after `RETURN_LIMIT`.
         """
         names = [(partition, name) for name in nodes]
         loop = asyncio.get_running_loop()
@@ -156,7 +157,7 @@ class Collector:
         await asyncio.gather(*self._working.values(), return_exceptions=True)
 
     def _give_up(self, node: Node, problem: str) -> None:
-        """Forget output that still waits."""
+        """Drop the queued output of a node."""
         tasks = self._sizes.get(node, 0)
         if tasks:
             self._log("output not copied", {"node": node[1], "tasks": tasks, "problem": problem})
@@ -167,7 +168,7 @@ class Collector:
             self._working[node].cancel()
 
     def _forget(self, node: Node, tasks: Tasks) -> None:
-        """Expect no result files of these tasks any more."""
+        """Stop expecting result files of these tasks."""
         key = (node[0], tasks.number)
         expected = self._expected.get(key)
         if expected is not None:
@@ -243,8 +244,15 @@ def _of(tasks: Tasks, flat: Flat) -> Tasks:
 
 
 def _first(waiting: deque[_Waiting]) -> _Waiting:
-    """Take a block of at most `BLOCK` tasks from the queue."""
+    """Take a block of at most `BLOCK` tasks from the queue: those of one attempt of a stage that follow each other."""
     tasks, logs = waiting.popleft()
+    together = Ranges(tasks.indices)
+    while waiting and len(together) < BLOCK:
+        more = waiting[0]
+        if more.logs != logs or _of(more.tasks, tasks.indices) != tasks or together.overlap(more.tasks.indices):
+            break
+        together.add(waiting.popleft().tasks.indices)
+    tasks = _of(tasks, together.flat())
     if count(tasks.indices) <= BLOCK:
         return _Waiting(tasks, logs)
     first, rest = split(tasks.indices, BLOCK)

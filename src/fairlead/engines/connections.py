@@ -1,4 +1,4 @@
-"""The records of the hub: nodes, their connections, and the tasks that run there."""
+"""The hub's records: nodes, their connections, and the tasks that run there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairlead.wire import agent as wire
 from fairlead.wire.agent import Tasks
 
 MAX_UNSENT = 10_000
-"""Messages waiting to be sent. An agent that does not read them is cut off; it gets all of it when it reconnects."""
+"""Most messages waiting to be sent. A slower agent is disconnected, and gets its orders when it reconnects."""
 
 Block = tuple[str, int, str, int]
 """Job, number, stage, attempt."""
@@ -28,7 +28,7 @@ class Blocks:
     """A set of tasks, by stage and attempt."""
 
     def __init__(self, tasks: Iterable[Tasks] = ()) -> None:
-        """Raises `Refused` for malformed indices: the tasks may come from an agent, which is not trusted."""
+        """Collect the tasks. Raises `Refused` for malformed indices, because agents are not trusted."""
         self._ranges: dict[Block, Ranges] = {}
         for block in tasks:
             check_flat(block.indices, "indices")
@@ -61,15 +61,15 @@ class Blocks:
 
 
 class Seen(msgspec.Struct):
-    """The hub's record of a node during the term of one writer, connected or not."""
+    """The hub's record of a node during the reign of one writer, connected or not."""
 
     heard: float
     """Time of the last message from the node, by the clock of the hub."""
     address: str = ""
     instance: str = ""
-    """The instance of the agent that connected last; empty if none has connected during this term."""
+    """The instance of the agent that connected last; empty if none has during this reign."""
     connection: int = 0
-    """The number of the last connection. An agent gives one up before it opens the next."""
+    """The number of the last connection. An agent abandons one before it opens the next."""
     lost: bool = False
 
 
@@ -82,7 +82,7 @@ class Attached:
         self.peer = peer
         self.connection = connection
         self.open = False
-        """True once the standing orders have been sent. Before that, only stops are kept for the agent."""
+        """True once the standing orders have been sent. Before that, only stops are queued for the agent."""
         self.early: list[wire.Stop] = []
         self.running = Blocks()
         """Tasks that run there according to the state, from the agent's reports."""
@@ -102,7 +102,7 @@ class Attached:
             self.cut()
 
     async def take(self) -> list[wire.FromServer]:
-        """Wait for messages to send and return all of them; empty when the connection is to end.
+        """Wait for messages to send and return all of them; empty when the connection has to end.
 
         Confirmations are merged into the first message with work, if there is one.
         """
@@ -127,7 +127,7 @@ class Attached:
             self.cut()
 
     def refuse(self, problem: str) -> None:
-        """Close the connection and send the reason, which holds until an operator acts."""
+        """Close the connection after sending the reason. Retrying is useless until an operator acts."""
         self.refusal = wire.Refusal(problem, final=True)
         self.cut()
 
@@ -139,7 +139,7 @@ class Attached:
 
 
 class LedPartition:
-    """A partition during the term of one writer."""
+    """A partition during the reign of one writer."""
 
     def __init__(self, handle: PartitionHandle, secrets: Secrets, gang_seed: bytes) -> None:
         self.handle = handle
@@ -147,11 +147,11 @@ class LedPartition:
         self.attached: dict[str, Attached] = {}
         self.orders = Orders(handle.epoch, self._address, secrets, gang_seed)
         self.ahead: dict[str, None] = {}
-        """Nodes that know attempts or epochs which the journal never had."""
+        """Nodes that report attempts or epochs which the journal never had."""
         self.parted: dict[str, None] = {}
-        """Nodes whose agents are gone, which the core has not been told yet."""
+        """Nodes whose agents have disconnected, not yet reported to the core."""
         self.parting: asyncio.Task[None] | None = None
-        """Tells the core."""
+        """The asyncio task that reports them to the core."""
         self.ready_since: float | None = None
         """Time when the partition became ready. The silence of nodes is measured from this time at the earliest."""
 

@@ -41,7 +41,7 @@ def check_greeting(hello: Hello, peer: Peer) -> None:
 
 
 def node_of(hello: Hello) -> tuple[str, NodeSpec]:
-    """Return the name and the specification of an agent's node. Raises `Refused`, as for any document."""
+    """Return the name and the specification of an agent's node. Raises `Refused` if they are not valid."""
     document: dict[str, object] = {"name": hello.node, "resources": hello.resources, "labels": hello.labels}
     if hello.taints:
         document["taints"] = list(hello.taints)

@@ -19,6 +19,8 @@ from fairlead.wire.agent import Gang, Launch, Place, Spec, Stop, Tasks, Work
 
 FIRST_PORT, PORTS = 20_000, 6_000
 """Ports for the rendezvous of gangs, below the range that systems assign by themselves."""
+STEP = 1_009
+"""The next generation of a gang uses a port this number of pairs further on."""
 
 Address = Callable[[str], str]
 """Node name → address of the node."""
@@ -55,7 +57,7 @@ class Orders:
                 effect.devices,
                 effect.chain,
                 effect.rooms,
-                self._gang(partition, stage, gangs) if _is_gang(stage) else None,
+                self._gang(partition, stage, effect.indices, gangs) if _is_gang(stage) else None,
             )
             if launches and _can_join(launches[-1], launch):
                 launches[-1] = _joined(launches[-1], launch)
@@ -82,29 +84,37 @@ class Orders:
             settings.max_result_bytes if spec.results else 0,
         )
 
-    def _gang(self, partition: Partition, stage: Stage, gangs: dict[int, Gang]) -> Gang:
-        """Return the gang of a stage. Ranks follow stage and index, so a replacement task has the same rank."""
+    def _gang(self, partition: Partition, stage: Stage, block: Flat, gangs: dict[int, Gang]) -> Gang:
+        """Return the gang of a launch, with the ranks of its tasks. A replacement task has the rank of the lost one.
+
+        Port and key are those of the generation, so that members of an earlier one cannot meet those of this one.
+        """
         stages = stage.gang()
         whole = gangs.get(id(stages[0]))
         if whole is None:
             places: dict[int, list[int]] = {}
-            first = 0
             for member in stages:
                 for allocation in live_of(member):
                     if allocation.state != "stopping":
-                        ranks = (first + index for index in indices(allocation.indices))
-                        places.setdefault(allocation.node, []).extend(ranks)
-                first += member.count
-            port = FIRST_PORT + 2 * ((stage.job.number * 31 + stages[0].position) % PORTS)
-            key = self._gang_key(partition.name, stage.job.number, stages[0].position)
-            whole = gangs[id(stages[0])] = Gang(first, 0, port, tuple(self._places(partition, places)), key)
-        before = sum(member.count for member in stages[: stages.index(stage)])
-        return msgspec.structs.replace(whole, first=before) if before else whole
+                        places.setdefault(allocation.node, []).extend(ranks_of(member, allocation.indices))
+            number, position, generation = stage.job.number, stages[0].position, stage.generation
+            turn = number * 31 + position + STEP * max(0, generation - 1)
+            port = FIRST_PORT + 2 * (turn % PORTS)
+            key = self._gang_key(partition.name, number, position, generation)
+            size = stage.world_size() if generation else sum(member.count for member in stages)
+            whole = Gang(size, 0, port, tuple(self._places(partition, places)), key, generation)
+            gangs[id(stages[0])] = whole
+        ranks = ranks_of(stage, block)
+        first = ranks[0] - block[0]
+        dense = ranks == [first + index for index in indices(block)]
+        if dense and not first:
+            return whole
+        return msgspec.structs.replace(whole, first=first, ranks=() if dense else tuple(ranks))
 
-    def _gang_key(self, partition: str, number: int, position: int) -> str:
+    def _gang_key(self, partition: str, number: int, position: int, generation: int) -> str:
         """Return the key of a gang. It is derived, so a member that starts after a server restart has the same key."""
-        name = f"{partition}\0{number}\0{position}".encode()
-        return hmac.new(self._gang_seed, name, "sha256").hexdigest()
+        name = f"{partition}\0{number}\0{position}" + (f"\0{generation}" if generation else "")
+        return hmac.new(self._gang_seed, name.encode(), "sha256").hexdigest()
 
     def _places(self, partition: Partition, places: dict[int, list[int]]) -> Iterable[Place]:
         for node_id, ranks in sorted(places.items(), key=lambda item: min(item[1])):
@@ -114,6 +124,13 @@ class Orders:
 
 def stops_of(message: ForNode) -> tuple[Stop, ...]:
     return tuple(Stop(tasks_of(stop), stop.cause) for stop in message.stops)
+
+
+def ranks_of(stage: Stage, block: Flat) -> list[int]:
+    """Return the ranks of tasks in their gang. Gangs that started before there were generations rank all tasks."""
+    before = sum(member.count for member in stage.gang()[: stage.gang().index(stage)]) if stage.job.whole else 0
+    ranks = ((index, stage.rank(index)) for index in indices(block))
+    return [before + index if rank is None else rank for index, rank in ranks]
 
 
 def _is_gang(stage: Stage) -> bool:

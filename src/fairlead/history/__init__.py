@@ -1,1 +1,1 @@
-"""The history: finished jobs and attempts, written beside the journal for queries."""
+"""The history: a database of finished jobs and attempts for queries. It is written after the journal."""

@@ -1,6 +1,6 @@
-"""The logs that were copied from nodes of pools, so that a restart of the server finds those that were not.
+"""Records which logs were copied from nodes of pools, so that a restarted server copies only the missing ones.
 
-The attempts of a node are in the history. Those whose logs were copied are marked; the others are still to be copied.
+The history lists the attempts that ran on a node; the table `copied` lists those whose logs were copied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fairlead.wire.agent import Tasks
 
 
 def mark_copied(db: Session, partition: str, node: str, tasks: Tasks) -> None:
-    """Mark tasks whose logs were copied from their node."""
+    """Record that the logs of tasks were copied from their node."""
     indices = msgspec.json.encode(tasks.indices).decode()
     row = (partition, tasks.number, tasks.stage, tasks.attempt, indices, node)
     db.run("INSERT INTO copied VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", row)
@@ -24,7 +24,8 @@ def mark_copied(db: Session, partition: str, node: str, tasks: Tasks) -> None:
 def not_copied(db: Session, partition: str, nodes: list[str]) -> list[tuple[str, Tasks]]:
     """Return the ended tasks of these nodes whose logs were not copied, with their nodes, the oldest first.
 
-    Marks of other nodes are removed: these nodes are gone, and their names are not used again.
+    Deletes what was recorded for all nodes that are not in `nodes`: they no longer exist, and their names are not
+    reused.
     """
     among = f"node IN ({db.members('nodes')})"
     values: dict[str, Any] = {"partition": partition, "nodes": msgspec.json.encode(nodes).decode()}

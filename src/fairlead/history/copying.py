@@ -1,6 +1,6 @@
-"""Copies a history into an empty one of the same or of the other kind, while a server writes to the original.
+"""Copies a history into an empty one, also between SQLite and PostgreSQL, while a server writes to the original.
 
-The copy has the ends up to a time of each partition, and is compared with what was read.
+The copy has the rows of each partition up to a given time. It is then compared with the rows that were read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TABLES = {
         _OF_ATTEMPT.format("results"),
     ),
 }
-"""Table → its columns, those that give its rows an order, and the condition for rows up to a time."""
+"""Table → its columns, the columns that order its rows, and the condition for rows up to a time."""
 
 
 def copy_history(
@@ -50,9 +50,9 @@ def copy_history(
     until: Mapping[str, Micros],
     others: Micros,
 ) -> None:
-    """Copy the rows of each partition up to a time, and those of `others`, which were removed, up to another.
+    """Copy the rows of each partition up to its time in `until`; those of removed partitions up to the time `others`.
 
-    `told` is called with a table and its number of rows.
+    `told` is called with the name of each table and the number of its copied rows.
     """
     before, after = tables_at(source), tables_at(target)
     before.create()
@@ -89,7 +89,7 @@ def _copy(old: Session, new: Session, table: str, values: dict[str, Any], digest
 
 
 class _Digest:
-    """The number of rows, and a sum of their digests, which does not depend on their order."""
+    """The number of rows, and the sum of their digests. The sum does not depend on the order of the rows."""
 
     def __init__(self) -> None:
         self.count = 0

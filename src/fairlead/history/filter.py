@@ -1,4 +1,4 @@
-"""Filters of finished jobs, as conditions of SQL."""
+"""Filters of finished jobs, as SQL conditions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairlead.history.tables import Session
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """The finished jobs that are wanted. Fields that are empty or None exclude no job."""
+    """A filter of finished jobs. Fields that are empty or None exclude no job."""
 
     user: str = ""
     queue: str = ""
@@ -41,7 +41,7 @@ CONDITIONS = {
 
 
 def condition(db: Session, wanted: JobFilter) -> tuple[str, dict[str, Any]]:
-    """Return the condition for rows of the table `jobs`, and its values."""
+    """Return a filter as an SQL condition on the table `jobs`, and the values of its parameters."""
     values = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value not in ("", None)}
     conditions = [CONDITIONS[name] for name in values if name in CONDITIONS]
     if wanted.name:

@@ -1,9 +1,9 @@
 """The server's copies of output: logs and result files of attempts, limited by age and size.
 
-The key of a file begins with the partition and the user of its job, and a file is looked for only there. So a user
-never gets the output of another one, even if a partition was removed and another of the same name counts jobs anew.
-Each attempt of a task has its own files: `NUMBER.STAGE.INDEX.ATTEMPT` with `.out` and `.err` for the logs, and with
-`.results/NAME` for result files.
+The key of a file begins with the partition and the user of its job, and a file is looked up only under its user. So a
+user never gets the output of another user, even if a partition was removed and a new one of the same name numbers its
+jobs from 1 again. Each attempt of a task has its own files: `NUMBER.STAGE.INDEX.ATTEMPT` with `.out` and `.err` for the
+logs, and with `.results/NAME` for result files.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from fairlead.wire.results import is_safe_name
 
 JOBS_PER_FOLDER, TASKS_PER_FOLDER = 100, 100
 CHECKED_AFTER = 16
-"""The limits are applied whenever this part of the size, one in so many, was written."""
+"""The limits are applied each time that one part in this number of the total size was written."""
 PUT_AT_ONCE = 8
 NOT_THERE = "its files were not on its node any more, or the disk of the node was full"
 
 
-Record = Callable[[str, int, ResultRow, bool], None]
-"""Keeps the result files of a task, by partition and number of the job, before they are confirmed to the node. The last
-argument is False if a row that is there already stays."""
+Record = Callable[[str, int, list[ResultRow], bool], None]
+"""Records the result files of tasks, by partition and job number, before they are confirmed to the node. If the last
+argument is False, an existing row is kept."""
 
 
 class OutputStore:
-    """Stores and finds output. It may be used by several threads; its methods wait for the store."""
+    """Stores and finds output. Several threads may use it. Its methods block until the store has answered."""
 
     def __init__(self, store: Store, size: int = 2**62, age: float = 2.0**40, now: Callable[[], float] = time) -> None:
-        """`size` is the limit of all output in bytes, `age` the time in seconds after which a file is removed."""
+        """`size` is the limit in bytes for all output together. A file is removed when it is `age` seconds old."""
         self._now = now
         self._store = store
         self._size = size
@@ -59,14 +59,17 @@ class OutputStore:
         record: Record,
         only_results: bool,
     ) -> Incoming:
-        """Return where the output of a block of tasks goes. `limits` are the most result files and bytes of a task.
+        """Return the receiver for the output of a block of tasks.
 
-        With `only_results`, the node has said that it has result files of these tasks, and a task without any is noted.
+        `limits` are the most result files and bytes per task.
+
+        With `only_results`, the node has announced result files of these tasks, and a task whose files do not arrive
+        gets a warning.
         """
         return Incoming(self, partition, user, tasks, limits, record, only_results)
 
     def size(self, partition: str, asked: LogRequest) -> int | None:
-        """Return the size of a log; None if it is not here."""
+        """Return the size of a log; None if the server has no copy of it."""
         return self._store.size(log_key(partition, asked))
 
     def read(self, partition: str, asked: LogRequest, offset: int, most: int) -> bytes:
@@ -83,7 +86,7 @@ class OutputStore:
         return self._store.read(key, offset, most)
 
     def shrink(self) -> None:
-        """Remove files that are too old, then the oldest ones while all are larger than the limit."""
+        """Remove files that are too old, then the oldest ones until all files together are within the limit."""
         with self._lock:
             self._unchecked = 0
             files = sorted(self._store.all())
@@ -99,15 +102,17 @@ class OutputStore:
     # -- for `Incoming` ------------------------------------------------------------------------------------------
 
     def folder(self) -> Path:
-        """Return a new folder for files that are not complete."""
+        """Return a new folder for incomplete files."""
         return Path(mkdtemp(dir=self._store.incoming))
 
     def put(self, files: dict[str, Path], durable: bool) -> None:
-        """Store complete files by their keys."""
+        """Store complete files, given by key."""
         size = sum(path.stat().st_size for path in files.values())
         with ThreadPoolExecutor(PUT_AT_ONCE) as threads:
             for _ in threads.map(lambda item: self._store.put(item[0], item[1], durable), files.items()):
                 pass
+        if durable:
+            self._store.settle(files)
         with self._lock:
             self._unchecked += size
             due = self._unchecked * CHECKED_AFTER > self._size
@@ -116,7 +121,7 @@ class OutputStore:
 
 
 class Incoming:
-    """Receives the output of one block of tasks: in files that are not complete, which are stored when they are."""
+    """Receives the output of one block of tasks into incomplete files, and stores each file when it is complete."""
 
     def __init__(
         self,
@@ -139,36 +144,35 @@ class Incoming:
         self._stored: set[int] = set()
         self._folder = store.folder()
         self._logs: dict[str, Path] = {}
-        """Key → the file that is not complete."""
+        """Key → the incomplete file."""
         self._files: dict[int, dict[str, Path]] = {}
-        """Task → name → the file that is not complete."""
+        """Task → name → the incomplete file."""
         self._bytes: dict[int, int] = {}
 
     def write(self, part: OutputPart) -> tuple[int, ...]:
-        """Store a part. Returns the tasks whose result files are stored and recorded."""
+        """Store a part of the output. Returns the tasks whose result files are now all stored and recorded."""
         for item in part.outputs:
             if item.index in self._asked:
                 (self._write_result if item.stream == "file" else self._write_log)(item)
-        stored: list[int] = []
-        for collected in part.collected:
-            if collected.index in self._asked:
-                self._store_results(collected)
-                stored.append(collected.index)
+        complete = [collected for collected in part.collected if collected.index in self._asked]
+        if complete:
+            self._store_results(complete)
+        stored = tuple(collected.index for collected in complete)
         self._stored.update(stored)
-        return tuple(stored)
+        return stored
 
     def finish(self) -> None:
-        """Store all logs of the block, and note tasks whose result files were announced and did not come."""
+        """Store all logs of the block. Record a warning for tasks whose announced result files did not arrive."""
         self._store.put(self._logs, durable=False)
         self._logs = {}
         tasks = self._tasks
-        for index in indices(tasks.indices) if self._only_results else ():
-            if index not in self._stored:
-                row = ResultRow(tasks.stage, index, tasks.attempt, (), NOT_THERE)
-                self._record(self._partition, tasks.number, row, False)
+        missing = [index for index in indices(tasks.indices) if self._only_results and index not in self._stored]
+        if missing:
+            rows = [ResultRow(tasks.stage, index, tasks.attempt, (), NOT_THERE) for index in missing]
+            self._record(self._partition, tasks.number, rows, False)
 
     def close(self) -> None:
-        """Remove what is not complete."""
+        """Remove incomplete files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write_log(self, item: Output) -> None:
@@ -186,18 +190,28 @@ class Incoming:
         most, size = self._limits
         too_large = total > size or item.offset + len(item.data) > size
         if not is_safe_name(item.name) or too_large or (item.name not in files and len(files) >= most):
-            return  # the node has sent what it should not: it is named when the task is complete
+            return  # the node sent an invalid name, which is reported when the task is complete
         file = files.setdefault(item.name, self._folder / f"file{item.index}.{len(files)}")
         _write(file, item.offset, item.data)
 
-    def _store_results(self, collected: Collected) -> None:
+    def _store_results(self, complete: list[Collected]) -> None:
+        """Store the result files of tasks, then record in the history which files each task has."""
+        paths: dict[str, Path] = {}
+        rows = [self._check_results(collected, paths) for collected in complete]
+        self._store.put(paths, durable=True)
+        self._record(self._partition, self._tasks.number, rows, True)
+
+    def _check_results(self, collected: Collected, paths: dict[str, Path]) -> ResultRow:
+        """Add the completely received files of a task to `paths`, by key.
+
+        Returns the row of the task for the history.
+        """
         tasks = self._tasks
         received = self._files.pop(collected.index, {})
         self._bytes.pop(collected.index, None)
         row = ResultRow(tasks.stage, collected.index, tasks.attempt, (), "")
         warnings = [collected.warning] if collected.warning else []
         files: dict[str, int] = {}
-        paths: dict[str, Path] = {}
         for name, size in collected.files:
             path = received.pop(name, None)
             if path is None and size == 0 and is_safe_name(name) and len(files) < self._limits[0]:
@@ -208,9 +222,7 @@ class Incoming:
                 continue
             files[name] = size
             paths[result_key(self._partition, self._user, tasks.number, row, name)] = path
-        self._store.put(paths, durable=True)
-        row = msgspec.structs.replace(row, files=tuple(files.items()), warning="; ".join(warnings))
-        self._record(self._partition, tasks.number, row, True)
+        return msgspec.structs.replace(row, files=tuple(files.items()), warning="; ".join(warnings))
 
 
 def log_key(partition: str, asked: LogRequest) -> str:
@@ -220,7 +232,7 @@ def log_key(partition: str, asked: LogRequest) -> str:
 
 
 def result_key(partition: str, user: str, number: int, row: ResultRow, name: str) -> str:
-    """Return the key of a result file. Its name has to be safe."""
+    """Return the key of a result file. Raises `ValueError` if the name is not safe."""
     if not is_safe_name(name):
         raise ValueError(f"{name!r} is no name of a result file")
     return f"{_base(partition, user, number, row.stage, row.index, row.attempt)}.results/{name}"
@@ -232,7 +244,7 @@ def _base(partition: str, user: str, number: int, stage: str, index: int, attemp
 
 
 def _plain(name: str) -> str:
-    """Return a name as the name of a folder: it cannot lead elsewhere, whatever the name is."""
+    """Return a name changed so that it is safe as the name of a folder: it cannot point outside its parent."""
     quoted = quote(name, safe="")
     return quoted if not quoted.startswith(".") else "%2E" + quoted[1:]
 

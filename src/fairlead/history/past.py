@@ -1,4 +1,4 @@
-"""Finished jobs as work to run again: what they asked for, when they were submitted, and how long their tasks ran."""
+"""Finished jobs, for replays and for estimates: what they asked for, when they were submitted, and their run times."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fairlead.history.tables import Tables
 
 AT_ONCE = 500
 LAST = 400
-"""Blocks of tasks of a stage that are looked at, if its job has not ended."""
+"""Number of blocks of tasks of a stage that are read, if its job has not ended."""
 
 
 class RanStage(msgspec.Struct, frozen=True, gc=False):
-    """The tasks of a stage that succeeded or failed."""
+    """The mean run time and the number of those tasks of a stage that succeeded or failed."""
 
     mean: Micros
     tasks: int
@@ -31,16 +31,16 @@ class RanJob(msgspec.Struct, frozen=True, gc=False):
     spec: JobSpec
     ran: dict[str, RanStage]
     took: dict[str, Micros]
-    """Stage → the mean time that its tasks ran, also those that were killed.
+    """Stage → the mean run time of its tasks, including killed tasks.
 
-    Attempts that were preempted or lost are mostly followed by another one, so they count only if there are no others.
+    Preempted and lost attempts are mostly followed by another one, so they count only if there are no others.
     """
 
 
 def ran_jobs(tables: Tables, partition: str, since: Micros, most: int) -> list[RanJob]:
-    """Return the jobs that ended after `since`, in the order of their ends, but only the `most` that ended last.
+    """Return the last `most` jobs that ended after `since`, in the order of their ends.
 
-    Jobs that earlier versions recorded are left out: what they asked for is not known.
+    Jobs recorded by earlier versions are left out, because what they asked for is not known.
     """
     with tables.session() as db:
         rows = list(
@@ -78,7 +78,7 @@ def ran_jobs(tables: Tables, partition: str, since: Micros, most: int) -> list[R
 
 
 def ran_stages(tables: Tables, partition: str, stages: Sequence[Stage]) -> Iterator[tuple[Stage, RanStage]]:
-    """Yield stages with how long their tasks ran, of those with the highest indices that ended, if any did."""
+    """Yield the stages that have ended tasks, with the mean run time of the ended tasks with the highest indices."""
     last = (
         f"SELECT ended - {BEGAN} AS ran, tasks FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
         f"AND outcome IN ('succeeded', 'failed') ORDER BY first DESC LIMIT {LAST}"

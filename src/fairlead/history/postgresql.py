@@ -1,6 +1,6 @@
 """The tables of the history on PostgreSQL. `fairlead.journal.pgschema` creates them.
 
-Sessions are kept for further use, because a connection takes longer than most queries.
+Sessions are reused, because connecting takes longer than most queries.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fairlead.journal.pgconnection import Connection, connect, explained, shown_
 from fairlead.journal.pgschema import prepare
 
 KEPT = 4
-"""Sessions that are kept for further use."""
+"""Number of idle sessions that are kept."""
 CHECKED_EVERY = 60.0
-"""Seconds between two looks at the size: it takes a while to find."""
+"""Seconds between two measurements of the size, which take a while."""
 ROW = 80
-"""Bytes of a row besides its columns: its header and its entries in indexes, about."""
+"""Approximate bytes of a row besides its columns: its header and its entries in indexes."""
 TARGET = 0.95
-"""The part of the limit that is left after rows were deleted."""
+"""The part of the limit that remains after rows were deleted."""
 
 
 class PostgresTables(Tables):
@@ -82,7 +82,7 @@ class PostgresSession(Session):
         self._checked = -CHECKED_EVERY
 
     def works(self) -> bool:
-        """True if the connection was not lost while it was kept."""
+        """True if the connection was not lost while the session was unused."""
         try:
             self.db.execute("SELECT 1")
         except psycopg.Error:
@@ -106,7 +106,7 @@ class PostgresSession(Session):
         return self.db.transaction()
 
     def make_durable(self) -> None:
-        """Do nothing: every transaction is durable, as the database is configured."""
+        """Do nothing: PostgreSQL makes every transaction durable, unless it is configured otherwise."""
 
     def close(self) -> None:
         self.db.close()
@@ -121,7 +121,10 @@ class PostgresSession(Session):
         return f"{column} ~ :pattern", {"pattern": _regex(pattern)}
 
     def excess(self, size: int) -> int:
-        """Return the jobs to delete, by an estimate of the rows: deleted rows leave space that is used again."""
+        """Return the number of jobs to delete, estimated from the sizes of rows.
+
+        The size of the tables alone does not tell, because it does not shrink when rows are deleted.
+        """
         if time.monotonic() < self._checked + CHECKED_EVERY:
             return 0
         self._checked = time.monotonic()
@@ -144,12 +147,12 @@ class PostgresSession(Session):
 
 @lru_cache(1000)
 def _translated(sql: str) -> bytes:
-    """Return a statement with the marks for values of psycopg."""
+    """Return a statement with psycopg's placeholders."""
     return re.sub(r":(\w+)", r"%(\1)s", sql.replace("%", "%%").replace("?", "%s")).encode()
 
 
 def _regex(pattern: str) -> str:
-    """Return a pattern of a shell as a regular expression of PostgreSQL, whose search takes no exponential time."""
+    """Return a shell pattern as a PostgreSQL regular expression that cannot take exponential time."""
     parts: list[str] = []
     at = 0
     while at < len(pattern):

@@ -1,8 +1,8 @@
-"""Makes history rows of ended jobs and attempts from sealed plans. An observer of writers passes them to a store.
+"""Makes history rows of ended jobs and attempts from the plans of cycles, and passes them to a store.
 
-The journal is the source of truth, but ended jobs leave the state; the history keeps them. It is written after the
-journal. If a crash comes between the two, the next start adds the missing rows: from the records that it replays, and
-from the state where a snapshot has replaced the records.
+The journal is the source of truth. Ended jobs leave the state after a while; the history keeps them. The history is
+written after the journal. If the server crashes between the two writes, the next start adds the missing rows: from the
+records that it replays, or from the state if a snapshot has replaced the records.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class JobRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tasks: dict[str, int]
     labels: dict[str, str] = {}
     spec: str = ""
-    """What it asked for, as JSON: its specification without commands, environments and files. Empty in rows of earlier
+    """Its request as JSON: the specification without commands, environments and files. Empty in rows of earlier
     versions."""
 
 
 class ResultRow(msgspec.Struct, frozen=True):
-    """The result files of one attempt of a task, as the history keeps them."""
+    """The result files of one attempt of a task."""
 
     stage: str
     index: int
@@ -54,7 +54,7 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 
 class AttemptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An attempt of some tasks that has ended."""
+    """The end of an attempt of some tasks."""
 
     partition: str
     number: int
@@ -81,35 +81,35 @@ NOT_ASKED_FOR = {
     **dict.fromkeys(("command", "environment", "secrets", "results"), ()),
     **dict.fromkeys(("directory", "output", "error"), ""),
 }
-"""Fields of a stage that no decision depends on. They may be long, and they are not for other readers."""
+"""Fields of a stage that no decision depends on. They may be long, and other users may not read them."""
 encode_spec, decode_spec = msgspec.json.Encoder().encode, msgspec.json.Decoder(JobSpec).decode
 
 
 class Store(Protocol):
-    """The store of rows. A row of a job replaces an earlier row of that job."""
+    """The store of rows. The row of a job replaces an earlier row of the same job."""
 
     def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
-        """Take rows and write them soon. This is quick and never raises."""
+        """Queue rows, to be written soon. Quick; never raises."""
 
     def counted(self, partition: str) -> dict[int, dict[str, int]]:
-        """Return, by job number, the task counts by outcome of the jobs that were written."""
+        """Return the task counts by outcome of every stored job, by job number."""
 
     def known(self, partition: str, number: int) -> list[AttemptRow]:
-        """Return the attempts of a job that were written."""
+        """Return the stored attempts of a job."""
 
     def newest(self, partition: str) -> Micros:
-        """Return the time of the last end that was written; -1 if there is none. All earlier ends were written."""
+        """Return the time of the last stored end; -1 if there is none. All earlier ends are stored too."""
 
 
 class HistoryRecorder:
-    """An observer of writers that fills a store."""
+    """Writes to a store what ended in the cycles that it observes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._newest: dict[str, Micros] = {}
         """Partition that is being recovered → the time of the last end that was written."""
         self._replayed: dict[tuple[str, int], list[AttemptRow]] = {}
-        """Partition and job number → attempts that the recovery has replayed, and that may not have been written."""
+        """(Partition, job number) → attempts that the recovery replayed and that may not have been written."""
 
     def replayed(self, partition: Partition, news: Iterable[News]) -> None:
         name = partition.name
@@ -184,7 +184,7 @@ def _job_row(partition: Partition, job: Job, ended: Micros | None) -> JobRow:
 
 @lru_cache(maxsize=1_000)
 def _asked_for(packed: bytes, queue: str) -> str:
-    """Return the part of a specification that says what a job asked for, as JSON."""
+    """Return what a job asked for, as JSON, taken from its specification."""
     spec = unpack_spec(packed)
     stages = tuple([replace(stage, **NOT_ASKED_FOR) for stage in spec.stages])
     return encode_spec(replace(spec, stages=stages, queue=queue, labels=())).decode()
@@ -222,21 +222,23 @@ def _attempt_row(partition: Partition, news: TaskNews) -> AttemptRow:
 
 
 def _owner(stage: Stage) -> tuple[str, str, str, Amounts, Micros]:
-    """Return the fields of an attempt row that tell for what, and for which user, resources were used."""
+    """Return the fields of an attempt row that say whose work it was and what each task was allocated."""
     job = stage.job
     return job.id, job.spec.user, job.queue.path, stage.shape.amounts, job.submitted
 
 
 def _lacking(replayed: Iterable[AttemptRow], stored: Iterable[AttemptRow]) -> list[AttemptRow]:
-    """Return the rows that are not stored."""
+    """Return those rows of `replayed` that are not in `stored`."""
     known = {(row.stage, row.indices, row.attempt) for row in stored}
     return [row for row in replayed if (row.stage, row.indices, row.attempt) not in known]
 
 
 def _missing(partition: Partition, job: Job, stored_rows: Iterable[AttemptRow]) -> Iterator[AttemptRow]:
-    """Yield rows for ends that are in the state and not in the store, without their nodes, which the state forgets.
+    """Yield rows for task ends that are in the state but not in the store.
 
-    A crash came before they were written, and a snapshot has replaced their records.
+    The nodes of these tasks are no longer known.
+
+    This happens if the server crashed before the rows were written and a snapshot has replaced the records.
     """
     stored: dict[tuple[str, str], Ranges] = {}
     for row in stored_rows:

@@ -1,4 +1,4 @@
-"""Output in an object store that speaks S3. It needs the extra `fairlead[s3]`."""
+"""Stores output in an S3 object store. Needs the extra `fairlead[s3]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairlead.history.stores import Stored, emptied
 Result = TypeVar("Result")
 SCHEME = "s3://"
 CHECK = "fairlead-check"
-"""The object that is written at the start, to find out whether the store can be used."""
+"""The object that is written at the start, to check that the store can be used."""
 BEYOND_END = "416 Range Not Satisfiable"
 RETRIES = 3
 RETRY_SECONDS = 20
@@ -25,7 +25,7 @@ REMOVED_AT_ONCE = 1_000
 
 
 class Unusable(Exception):
-    """Raised if the object store cannot be used; the text says why and what to do."""
+    """The object store cannot be used; the text says why and what to do."""
 
 
 class ObjectStore:
@@ -69,6 +69,9 @@ class ObjectStore:
         self.incoming = emptied(incoming)
         self._check()
 
+    def settle(self, keys: Iterable[str]) -> None:
+        """Do nothing: an object that was put is durable."""
+
     def put(self, key: str, file: Path, durable: bool) -> None:
         self._call(lambda: self._api.put(self._store, key, file))
 
@@ -101,7 +104,7 @@ class ObjectStore:
             self._call(lambda some=some: self._api.delete(self._store, some))  # type: ignore[misc]
 
     def _check(self) -> None:
-        """Write and list an object, so that wrong settings are found at the start."""
+        """Write and list an object, so that wrong settings are noticed when the server starts."""
         try:
             with NamedTemporaryFile(dir=self.incoming) as file:
                 self.put(CHECK, Path(file.name), durable=True)
@@ -125,7 +128,7 @@ class ObjectStore:
 def _profile() -> dict[str, str]:
     """Return the credentials and the region of the profile in the files of the AWS command line.
 
-    The environment comes first, as it does there.
+    As with the AWS command line, environment variables override the files.
     """
     profile = os.environ.get("AWS_PROFILE", "default")
     folder = Path.home() / ".aws"
@@ -140,7 +143,7 @@ def _profile() -> dict[str, str]:
 
 
 def _section(file: Path, section: str, *keys: str) -> dict[str, str]:
-    """Return these keys of a section of a file, as far as they are there."""
+    """Return the given keys of a section of a file, if they exist."""
     reader = ConfigParser(interpolation=None)
     try:
         reader.read(file)
@@ -151,7 +154,7 @@ def _section(file: Path, section: str, *keys: str) -> dict[str, str]:
 
 
 def _cause(problem: BaseException) -> str:
-    """Return the first sentence of an error, with the code of the service, without the library's details."""
+    """Return the first sentence of an error and the error code of the service, without details of the library."""
     text = str(problem).partition("\n\nDebug source")[0]
     code = re.search(r"<Code>([^<]*)</Code>(?:.*?<Message>([^<]*)</Message>)?", text, re.DOTALL)
     if code:

@@ -39,7 +39,7 @@ ADDED = {
         **dict.fromkeys(("submitted", "tasks"), "INTEGER NOT NULL DEFAULT 0"),
     },
 }
-"""Columns that a file of an earlier version lacks. Its attempts have 0 `tasks`, and no report counts them."""
+"""Columns that files of earlier versions lack. Their attempts have 0 `tasks`, and reports do not count them."""
 
 
 def create_tables(db: sqlite3.Connection) -> None:

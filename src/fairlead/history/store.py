@@ -1,7 +1,8 @@
-"""The history: ended jobs and attempts, and what tasks used. Its own thread writes rows in large batches.
+"""The history: ended jobs and attempts, and the resources that tasks used. A thread writes rows in large batches.
 
-Its size is limited: the jobs that ended first are deleted first. A failed write is tried again, and a row that the
-database cannot store is left out. `failing` is True while rows cannot be written. `tables` has the databases.
+The size of the history is limited: the jobs that ended first are deleted first. A failed write is tried again, and a
+row that the database cannot store is left out. `failing` is True while rows cannot be written. The module `tables` has
+the databases.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ BEGAN = """coalesce(started, ended - (
 EVERY = 2**62
 """More rows than there are."""
 SPAN = 1_000
-"""Indices between the first and the last task of an attempt row, up to which a task reported again is looked for."""
+"""If the indices of an attempt row span at most this many, a task that is reported again is searched in it."""
 USED_VALUES = ":partition, :number, :stage, :index, :attempt, :signal, :ran, :cpu, :memory"
 REPORTED = f"""INSERT INTO used VALUES ({USED_VALUES}) ON CONFLICT (partition, number, stage, place, attempt)
     DO UPDATE SET signal = excluded.signal, ran = excluded.ran, cpu = excluded.cpu, memory = excluded.memory"""
@@ -83,19 +84,22 @@ class Used(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cpu: int
     memory: int
     node: str = ""
-    """The node, if it reports the end again, as after a restart of the server. Then the row is written only if that
-    node had the attempt according to the history, and if there is no row yet."""
+    """Set if the node reports the end again, as after a restart of the server. The row is then written only if the
+    history has the attempt on that node and has no such row yet."""
 
 
 class History:
-    """Stores and finds rows. It may be used by several threads. Its own thread writes; `flush` waits for that."""
+    """Stores and finds rows. Several threads may use it.
+
+    A separate thread writes the rows; `flush` waits until it has.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str], size: int = 2**62, note: Callable[[str], None] = lambda text: None
     ) -> None:
         """Open or create the history in a file, or in the database that an address names.
 
-        `size` is its limit in bytes. `note` receives messages for the operator.
+        `size` is the limit of the history in bytes. `note` receives messages for the operator.
         """
         self._tables = tables_at(path)
         self._size = size
@@ -118,7 +122,7 @@ class History:
 
     @property
     def failing(self) -> bool:
-        """True if rows are not being written."""
+        """True if rows cannot be written at present."""
         return bool(self.failure) or not self._thread.is_alive()
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -137,7 +141,7 @@ class History:
         self._rouse()
 
     def flush(self, seconds: float = 10.0) -> None:
-        """Write all rows now, and wait for that for at most `seconds`."""
+        """Have all queued rows written now, and wait for it at most `seconds`."""
         self._hurry.set()
         with self._written:
             self._written.wait_for(
@@ -156,7 +160,7 @@ class History:
         return fits
 
     def _rouse(self) -> None:
-        """Wake the thread, and start a new one if it has ended."""
+        """Wake the writing thread; start a new one if it has ended."""
         self._wake.set()
         if not self._thread.is_alive() and not self._closing.is_set():
             self._note("the thread of the history had ended and was started again")
@@ -168,7 +172,10 @@ class History:
         return thread
 
     def _work(self) -> None:
-        """Write until closed. A failure is noted once, and the next try has a new session."""
+        """Write queued rows until the history is closed.
+
+        A failure is reported once; the next try uses a new session.
+        """
         while True:
             try:
                 with self._tables.session() as db:
@@ -223,7 +230,7 @@ class History:
             self._note("the history is written again")
 
     def _insert_singly(self, db: Session, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
-        """Write all rows that the database can store."""
+        """Write rows one by one, and leave out those that the database cannot store."""
         single: list[tuple[list[JobRow], list[AttemptRow], list[Used]]] = []
         single += (([row], [], []) for row in jobs)
         single += (([], [row], []) for row in attempts)
@@ -264,14 +271,14 @@ class History:
         return int(rows[0][0]) if rows else -1
 
     def job(self, partition: str, id: str) -> JobRow | None:
-        """Return a job by its id, the newest if there were several."""
+        """Return a job by its id, the newest if several jobs had this id."""
         sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = ? AND id = ? ORDER BY number DESC LIMIT 1"
         return next(map(_job, self._ask(sql, partition, id)), None)
 
     def jobs(
         self, partition: str, wanted: JobFilter = EVERY_JOB, before: int | None = None, limit: int = 100
     ) -> list[JobRow]:
-        """Return finished jobs, the newest first: those with a number below `before`."""
+        """Return finished jobs with a number below `before`, the newest first."""
         with self._tables.session() as db:
             where, values = condition(db, wanted)
             if before is not None:
@@ -280,14 +287,16 @@ class History:
             return list(map(_job, db.run(f"{sql} LIMIT {limit:d}", {**values, "partition": partition})))
 
     def usage(self, report: UsageReport) -> None:
-        """Add the attempts that have ended to a report."""
+        """Add the ended attempts of the history to a usage report."""
         with self._tables.session() as db:
             add_ended(report, db)
 
     def ran(self, partition: str, since: int, until: int, user: str, limit: int) -> list[tuple[AttemptRow, str]]:
-        """Return attempts that ran between two times, with the names of their jobs, those that ended last first.
+        """Return attempts that ran between two times, with the names of their jobs.
 
-        With a user, only attempts of that user. At most `limit` attempts are looked at: the newest ones.
+        The attempt that ended last comes first.
+
+        With a user, only attempts of that user are returned. At most `limit` attempts, the newest, are read.
         """
         # Attempts are written in the order of their ends, so the newest rows are read without an index of times.
         newest = "SELECT * FROM attempts WHERE partition = ? ORDER BY rowid DESC LIMIT ?"
@@ -304,7 +313,7 @@ class History:
         return [(row, names.get(row.number, "")) for row in rows]
 
     def starts(self, partition: str, numbers: list[int]) -> dict[int, int]:
-        """Return, by job number, when the first task of a job started. Jobs whose tasks never started are left out."""
+        """Return by job number when the first task of the job started. Jobs without a started task are left out."""
         if not numbers:
             return {}
         marks = ", ".join("?" * len(numbers))
@@ -320,7 +329,7 @@ class History:
         return list(map(_attempt, self._ask(sql, partition, number)))
 
     def task_attempts(self, partition: str, number: int, stage: str, index: int) -> list[AttemptRow]:
-        """Return the attempts of a task that have ended, the first attempt first."""
+        """Return the ended attempts of a task, in the order of their numbers."""
         sql = (
             f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
             "AND first <= ? AND last >= ? ORDER BY attempt, rowid"
@@ -329,7 +338,11 @@ class History:
         return [row for row in rows if _holds(row.indices, index)]
 
     def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]:
-        """Return by stage: the total CPU time of its tasks, the most memory of one, and the number of reports."""
+        """Return the use of resources by stage, as far as agents have reported it.
+
+        The three numbers are the CPU time of all tasks together, the highest memory use of one task, and the number of
+        reports.
+        """
         # Not `sum(cpu)`, which fails in SQLite if the result has more than 64 bits.
         sql = (
             "SELECT stage, sum(1.0 * cpu), max(memory), count(*) FROM used WHERE partition = ? AND number = ? "
@@ -338,7 +351,7 @@ class History:
         return {stage: (int(cpu), memory, count) for stage, cpu, memory, count in self._ask(sql, partition, number)}
 
     def mark_copied(self, partition: str, node: str, tasks: Tasks) -> None:
-        """Mark tasks whose logs were copied from their node. Without a mark they are copied again after a restart."""
+        """Record that the logs of tasks were copied from their node. Otherwise a restarted server copies them again."""
         with suppress(JournalError), self._tables.session() as db, db.writing():
             mark_copied(db, partition, node, tasks)
 
@@ -349,7 +362,7 @@ class History:
             return not_copied(db, partition, nodes)
 
     def ran_on(self, partition: str, node: str, tasks: Tasks) -> tuple[int, ...]:
-        """Return those of some ended tasks that ran on a node, or for which the history has no node."""
+        """Return those of the given tasks that ran on a node, or whose node the history does not know."""
         self.flush()
         sql = (
             "SELECT indices FROM attempts WHERE partition = ? AND number = ? AND stage = ? AND attempt = ? "
@@ -363,17 +376,21 @@ class History:
             found = Ranges(difference(found.flat(), shared))
         return ran.flat()
 
-    def put_results(self, partition: str, number: int, row: ResultRow, replace: bool = True) -> bool:
-        """Keep which result files an attempt of a task has. They are safe from a power failure after this call.
+    def put_results(self, partition: str, number: int, rows: list[ResultRow], replace: bool = True) -> list[ResultRow]:
+        """Record which result files attempts of tasks have. After this call the rows survive a power failure.
 
-        Returns False if there was a row already and `replace` is not set.
+        Returns the rows that were written. Without `replace`, rows that exist already are not written.
         """
-        values = (partition, number, row.stage, row.index, row.attempt, _text(row.files), row.warning)
+        sql = PUT_RESULTS if replace else ADD_RESULTS
+
+        def values(row: ResultRow) -> tuple[Any, ...]:
+            return (partition, number, row.stage, row.index, row.attempt, _text(row.files), row.warning)
+
         try:
             with self._tables.session() as db:
                 db.make_durable()
                 with db.writing():
-                    return bool(list(db.run(PUT_RESULTS if replace else ADD_RESULTS, values)))
+                    return [row for row in rows if list(db.run(sql, values(row)))]
         except JournalError as problem:
             raise OSError(f"the history cannot be written: {problem}") from problem
 
@@ -387,7 +404,10 @@ class History:
         skip: int = 0,
         limit: int = EVERY,
     ) -> list[ResultRow]:
-        """Return the result files of a job's tasks, of their last attempt that has any unless one is named."""
+        """Return the result files of a job's tasks.
+
+        Without `attempt`, those of the last attempt of each task that has some.
+        """
         of_task = "partition = :partition AND number = :number"
         of_task += " AND stage = :stage" if stage else ""
         of_task += "" if index is None else " AND place = :place"
@@ -411,7 +431,7 @@ class History:
 
 
 def _drop(db: Session, before: Micros, most: int) -> int:
-    """Delete the jobs that ended first, before a time. Return their number."""
+    """Delete jobs that ended before a time, those that ended first first. Return their number."""
     query = "SELECT partition, number FROM jobs WHERE ended < ? ORDER BY ended, partition, number LIMIT ?"
     oldest = list(db.run(query, (before, most)))
     with db.writing():

@@ -1,6 +1,6 @@
-"""Where output is kept: files by key, in a folder here and in an object store in `s3.py`.
+"""Stores of output: files by key, in a folder (here) or in an object store (`s3.py`).
 
-A key is a path with slashes, as `OutputStore` makes it. A file is put whole, and is there whole or not at all.
+A key is a path with slashes, made by `OutputStore`. A file is stored completely or not at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 INCOMING = ".incoming"
-"""The folder of files that are not complete."""
+"""The folder of incomplete files."""
 
 
 class Stored(NamedTuple):
@@ -26,36 +26,45 @@ class Stored(NamedTuple):
 
 
 class Store(Protocol):
-    """Keeps files. Methods wait for a disk or a network, and raise `OSError` if the store fails."""
+    """Keeps files. Its methods block on a disk or a network, and raise `OSError` if the store fails."""
 
     incoming: Path
-    """A folder for files that are not complete yet. It is emptied at the start."""
+    """A folder for incomplete files. It is emptied at the start."""
 
     def put(self, key: str, file: Path, durable: bool) -> None:
-        """Store a file, which may be moved. With `durable`, it survives a power failure after this call."""
+        """Store a file; the original may be moved away.
+
+        With `durable`, it survives a power failure once `settle` has returned.
+        """
+
+    def settle(self, keys: Iterable[str]) -> None:
+        """Return when files that were put with `durable` survive a power failure.
+
+        Call it once for many files, to save time.
+        """
 
     def size(self, key: str) -> int | None:
         """Return the size of a file; None if there is none."""
 
     def read(self, key: str, offset: int, most: int) -> bytes:
-        """Return a part of a file; nothing beyond its end, or if it was removed."""
+        """Return a part of a file; empty beyond its end, or if the file was removed."""
 
     def all(self) -> Iterator[Stored]:
         """Yield all files."""
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove files. One that is missing is no error."""
+        """Remove files. Missing files are ignored."""
 
 
 def emptied(folder: Path) -> Path:
-    """Return a folder that is there and empty."""
+    """Create a folder, or empty an existing one, and return it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 
 class FolderStore:
-    """Keeps plain files in a folder, which may be mounted."""
+    """Stores plain files in a folder, which may be on a network file system."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -70,9 +79,10 @@ class FolderStore:
             _move(file, path)
         except FileNotFoundError:
             _move(file, path)  # the empty folder was removed meanwhile
-        if durable:
-            for folder in path.relative_to(self._folder).parents:
-                _sync(self._folder / folder)
+
+    def settle(self, keys: Iterable[str]) -> None:
+        for folder in sorted({folder for key in keys for folder in Path(key).parents}):
+            _sync(self._folder / folder)
 
     def size(self, key: str) -> int | None:
         try:

@@ -1,7 +1,7 @@
-"""The databases of the history: a file of SQLite, or a database of PostgreSQL.
+"""The databases of the history: an SQLite file, or a PostgreSQL database.
 
-The statements of the history are written once, in SQL that both know, with `?` and `:name` for values. What differs is
-here and in `fairlead.history.postgresql`: sessions, a few expressions, and the bytes in use.
+The statements of the history are written once, in SQL that both databases understand, with `?` and `:name` for values.
+What differs is here and in `fairlead.history.postgresql`: sessions, a few expressions, and the size in bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DROPPED_AT_ONCE = 200
 
 
 class Session(ABC):
-    """A connection. It is used by one thread at a time."""
+    """A connection, used by one thread at a time."""
 
     @abstractmethod
     def run(self, sql: str, values: Any = ()) -> Iterable[Any]:
@@ -41,11 +41,11 @@ class Session(ABC):
 
     @abstractmethod
     def writing(self) -> AbstractContextManager[object]:
-        """Carry out the statements of a block all or not at all."""
+        """Run the statements of a block in one transaction: all take effect, or none."""
 
     @abstractmethod
     def make_durable(self) -> None:
-        """Make what the session writes from now on safe from a power failure."""
+        """Make the session's later writes survive a power failure."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -54,15 +54,15 @@ class Session(ABC):
 
     @abstractmethod
     def members(self, name: str) -> str:
-        """Return a query of the elements of the JSON list of strings in the value `name`."""
+        """Return an SQL query for the strings in the JSON list that the parameter `name` holds."""
 
     @abstractmethod
     def entries(self, column: str) -> str:
-        """Return a table with `key` and `value` of the JSON object in a column."""
+        """Return an SQL table with the columns `key` and `value`, for the JSON object in a column."""
 
     @abstractmethod
     def matches(self, column: str, pattern: str) -> tuple[str, dict[str, Any]]:
-        """Return the condition that a column matches a pattern of a shell, and its values."""
+        """Return an SQL condition that is true if a column matches a shell pattern, and its parameters."""
 
     # Size
 
@@ -87,7 +87,7 @@ class Tables(ABC):
 
     @abstractmethod
     def is_of_a_row(self, problem: Exception) -> bool:
-        """True if the problem is one of the rows, not the database or its disk."""
+        """True if an error is caused by one of the rows, and not by the database or its disk."""
 
 
 def tables_at(place: str | os.PathLike[str]) -> Tables:

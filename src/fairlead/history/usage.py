@@ -1,8 +1,8 @@
 """Reports of use: the resources that tasks had and for how long, the waits of jobs, and preemptions.
 
-A report adds up whole numbers: amounts in the units of the core times microseconds. The history has the attempts that
-have ended; the state has those that run. Both are taken at the same instant of a partition, so that an attempt that
-ends meanwhile is counted once.
+All sums are whole numbers: amounts in the units of the core, multiplied by microseconds. Ended attempts come from the
+history, running ones from the state. Both are read as of the same instant of a partition, so that an attempt that ends
+meanwhile is counted once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_ROWS = 10_000
 
 
 class Running(NamedTuple):
-    """Tasks that run."""
+    """Running tasks, for a report."""
 
     stage: Stage
     indices: tuple[int, ...]
@@ -34,7 +34,7 @@ class Running(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """The job that used resources."""
+    """The job that used resources, with the fields by which a report groups."""
 
     partition: str
     number: int
@@ -45,17 +45,17 @@ class Owner(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The tasks of a partition that run."""
+    """The running tasks of a partition at one instant."""
 
     partition: str
     cycle: Micros
-    """The time of the last cycle. Attempts that ended later are among the tasks."""
+    """The time of the last cycle. Attempts that ended later still count as running."""
     now: Micros
     tasks: list[Running]
 
 
 def running(partition: Partition, now: Micros) -> Taken:
-    """Return the tasks that run. This is quick, also if there are many."""
+    """Return the running tasks. This is quick even if many tasks run."""
     tasks = [
         Running(allocation.stage, allocation.indices, allocation.started)
         for allocation in partition.allocations.values()
@@ -78,14 +78,14 @@ class Use:
         self._waits = array("q")
 
     def add_work(self, tasks: int, preempted: int, micros: int, amounts: Amounts) -> None:
-        """Add attempts whose run times have the sum `micros`. Each had `amounts`."""
+        """Add attempts that ran for `micros` in total. Each task was allocated `amounts`."""
         self.attempts += tasks
         self.preempted += preempted
         for name, amount in amounts:
             self.amounts[name] = self.amounts.get(name, 0) + amount * micros
 
     def add_job(self, wait: Micros | None) -> None:
-        """Add a job, with its wait if it began in the time of the report."""
+        """Add a job. Its wait counts if its first task started within the period of the report."""
         self.jobs += 1
         if wait is not None:
             self._waits.append(wait)
@@ -94,7 +94,7 @@ class Use:
         return sum(self._waits) / len(self._waits) if self._waits else None
 
     def waits_of(self, *percents: int) -> list[Micros | None]:
-        """Return, for each percentage, the wait that this part of the jobs did not exceed."""
+        """Return percentiles of the waits. A percentile is the wait that this percentage of jobs did not exceed."""
         waits = sorted(self._waits)
         if not waits:
             return [None] * len(percents)
@@ -102,7 +102,7 @@ class Use:
 
 
 class UsageReport:
-    """The use in a span of time, in rows and in total."""
+    """The use of resources in a period, in rows and in total."""
 
     def __init__(
         self,
@@ -112,19 +112,19 @@ class UsageReport:
         user: str = "",
         partition: str = "",
     ) -> None:
-        """`user` and `partition` choose a part of the work."""
+        """Start an empty report. `user` and `partition` restrict it to the work of that user or partition."""
         self.by = by
         self.since, self.until = since, until
         self.user, self.partition = user, partition
         self.rows: dict[tuple[str, ...], Use] = {}
         self.total = Use()
         self.cycles: dict[str, Micros] = {}
-        """Partition → the time of the last cycle before its running tasks were taken."""
+        """Partition → the time of the last cycle before its running tasks were read."""
         self.unfinished: dict[tuple[str, int], tuple[Owner, Micros]] = {}
-        """Jobs with running tasks → the first start of these."""
+        """Job with running tasks → the first start of these."""
 
     def add_running(self, taken: Taken) -> None:
-        """Add the tasks that run in a partition. This comes before `add_ended`."""
+        """Add the running tasks of a partition. Must be called before `add_ended`."""
         name = taken.partition
         self.cycles[name] = taken.cycle
         until = min(self.until, taken.now)
@@ -141,7 +141,7 @@ class UsageReport:
                 use.add_work(tasks, 0, tasks * max(0, until - max(started, self.since)), stage.shape.amounts)
 
     def of(self, owner: Owner) -> tuple[Use, Use]:
-        """Return the row of a job, and the total."""
+        """Return the row of a job, and the row of the total."""
         key = tuple(str(getattr(owner, name)) for name in self.by)
         row = self.rows.get(key)
         if row is None:
@@ -152,7 +152,7 @@ class UsageReport:
         return row, self.total
 
     def add_job(self, owner: Owner, began: Micros) -> None:
-        """Add a job that ran in the time of the report and whose first task started at `began`."""
+        """Add a job that ran within the period of the report and whose first task started at `began`."""
         wait = began - owner.submitted if began >= self.since else None
         for use in self.of(owner):
             use.add_job(wait)
@@ -170,14 +170,14 @@ FROM attempts AS a JOIN used USING (partition, number, stage, attempt)
 WHERE a.tasks > 0 AND a.started IS NULL AND used.ran >= 0 AND place BETWEEN a.first AND a.last
     AND (a.last - a.first < a.tasks OR holds(a.indices, place)) AND {where}
 """
-"""Attempts with a start. A quick task may end before its start is reported; then its start is its end minus its run
-time, which each task has reported."""
+"""Attempts with a start. A quick task may end before its start is reported; its start is then its end minus its run
+time."""
 LOW_BITS = 20
-"""The sums of the high and of the low bits of times fit into 64 bits; the sum of all bits may not."""
+"""Sums of the high and of the low bits of times fit into 64 bits; a sum of whole times may not."""
 
 
 def add_ended(report: UsageReport, db: Session) -> None:
-    """Add the attempts of a history that have ended, and the jobs."""
+    """Add the ended attempts of a history, and their jobs."""
     for partition, number, job, user, queue, submitted, amounts, tasks, preempted, high, low in _work(report, db):
         owner = Owner(partition, number, job, user, queue, submitted)
         for use in report.of(owner):
@@ -197,7 +197,7 @@ def add_ended(report: UsageReport, db: Session) -> None:
 
 
 def _work(report: UsageReport, db: Session) -> Iterator[Any]:
-    """Yield the sums of equal work: of a job if the report is by job, else of a user, a queue and a partition."""
+    """Yield sums of work: by job if the report is by job, else by user, queue and partition."""
     where, values = _where(report, "ended >= :since")
     columns = {name: f'"{name}"' if name in ("partition", *report.by) else "''" for name in ("job", "user", "queue")}
     number = "number" if "job" in report.by else "0"
@@ -218,7 +218,7 @@ def _work(report: UsageReport, db: Session) -> Iterator[Any]:
 
 
 def _jobs(report: UsageReport, db: Session) -> Iterator[Any]:
-    """Yield the jobs that started before the end of the report, with the first start and the last end of attempts."""
+    """Yield the jobs that started before the end of the report, with their first start and last end."""
     where, values = _where(report)
     sql = f"""
     SELECT partition, number, job, "user", queue, submitted, min(began), max(ended)
@@ -228,7 +228,7 @@ def _jobs(report: UsageReport, db: Session) -> Iterator[Any]:
 
 
 def _where(report: UsageReport, *more: str) -> tuple[str, dict[str, Any]]:
-    """Return the condition for attempts of a report, and its values."""
+    """Return the SQL condition that selects the attempts of a report, and the values of its parameters."""
     conditions = list(more)
     values: dict[str, Any] = {"since": report.since, "until": report.until}
     for name, chosen in (("user", report.user), ("partition", report.partition)):

@@ -1,7 +1,7 @@
-"""Durable streams of changes: the interface, a journal in memory for tests, one on SQLite and one on PostgreSQL.
+"""Durable streams of changes: the interface, and journals in memory (for tests), on SQLite and on PostgreSQL.
 
-A journal stores opaque bytes; `codec` gives them their meaning. `opening` opens the right one; `postgresql` needs a
-package that is not always installed, so it is not imported here.
+A journal stores opaque bytes; `codec` encodes changes. `opening` opens a journal by its location. `postgresql` is not
+imported here, because it needs a package that is not always installed.
 """
 
 from fairlead.journal.base import (

@@ -1,7 +1,7 @@
-"""The journal interface: numbered streams of opaque records with snapshots, each written by one reign at a time.
+"""The journal interface: streams of numbered opaque records with snapshots. Each stream has one writer at a time.
 
-A reign is the time in which one writer owns a stream. It is numbered by its epoch.
-This module has the values, the errors and the protocol; `memory`, `sql` and `postgresql` implement it.
+A reign is the term of one writer of a stream, numbered by its epoch. This module has the values, the errors and the
+protocol; `memory`, `sql` and `postgresql` implement the protocol.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,19 +11,19 @@ from typing import Protocol, Self
 import msgspec
 
 LINE = 1_000_000
-"""Epochs of one line of data: more than the servers of one database ever begin."""
+"""Distance between epochs before and after a restore: more epochs than the servers of one database ever begin."""
 
 
 def raised(epoch: int) -> int:
-    """Return an epoch above all that can follow `epoch` in the data it is from.
+    """Return an epoch higher than any epoch that the writers after `epoch` can have reached.
 
-    Data that were set back to an earlier time go on with it: agents may know epochs that were lost.
+    Used after data were restored to an earlier time: agents may have seen epochs that the restored data lack.
     """
     return (epoch // LINE + 1) * LINE
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One durable append. `seq` counts 1, 2, 3 … in its stream, without gaps."""
+    """One record of a stream. In each stream `seq` counts 1, 2, 3 … without gaps."""
 
     seq: int
     epoch: int
@@ -60,9 +60,9 @@ class Held(JournalError):
     def __init__(self, stream: str, leader: str, seconds: float) -> None:
         super().__init__(f"stream {stream!r}: {leader or 'another server'} leads it; this server stands by")
         self.leader = leader
-        """The address of that server, as it gave it."""
+        """The address of the leading server."""
         self.seconds = seconds
-        """When the lease of that server ends, unless it is renewed."""
+        """Seconds until the lease of that server ends, unless it is renewed."""
 
 
 class NotWritten(JournalError):
@@ -78,7 +78,7 @@ class UnknownOutcome(JournalError):
 
 
 class Damaged(JournalError):
-    """Stored data is missing or altered. Nothing is guessed and nothing is repaired."""
+    """Stored data is missing or altered. Nothing is repaired."""
 
     def __init__(self, file: str, what: str, remedy: str = "restore the journal from a copy") -> None:
         super().__init__(f"{file}: {what}; {remedy} (`fairlead journal verify PATH` checks all of it)")
@@ -86,7 +86,7 @@ class Damaged(JournalError):
 
 
 class Pruned(JournalError):
-    """The records asked for were deleted after a snapshot: start from `snapshot()`."""
+    """The requested records were deleted after a snapshot was saved. Start from `snapshot()` instead."""
 
 
 class TooNew(JournalError):
@@ -104,50 +104,63 @@ class PolicyMissing(JournalError):
 
 
 class Journal(Protocol):
-    """Durable streams. Only one thread at a time may use an object. Every method may raise `JournalError`."""
+    """Durable streams. Only one thread at a time may use a journal object. Every method may raise `JournalError`."""
 
     def reign(self, stream: str) -> int:
-        """Begin a new reign and return its epoch, which is durable and greater than any before.
+        """Begin a new reign and return its epoch. The epoch is durable, and higher than all earlier ones of the stream.
 
-        Appends of older epochs are refused with `Fenced`. Raises `Held` if another server has a lease of the stream.
+        Appends of older epochs are refused with `Fenced`. Raises `Held` if another server holds the lease of the
+        stream.
         """
 
     def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
-        """Write one record durably. `epoch` must be the current one, begun by this object, and `seq` `last` + 1."""
+        """Write one record durably.
+
+        `epoch` must come from the last `reign` of this object, and `seq` must be `last` + 1.
+        """
 
     def read(self, stream: str, after: int = 0) -> Iterator[Record]:
-        """Yield the records after number `after`, in order and verified. Raises `Pruned` if some were deleted."""
+        """Yield the records after number `after`, in order and verified.
+
+        Raises `Pruned` if some of them were deleted.
+        """
 
     def last(self, stream: str) -> int:
         """Return the number of the last record, 0 if there was none."""
 
     def epoch(self, stream: str) -> int:
-        """Return the highest epoch of a stream, even if it was dropped; 0 if no reign of it ever began."""
+        """Return the highest epoch of a stream, even if the stream was dropped; 0 if it never had a reign."""
 
     def streams(self) -> list[str]:
         """Return the sorted names of the streams that have records, or had some before pruning."""
 
     def drop(self, stream: str) -> None:
-        """Remove a stream with its snapshots and fence its writer. If the stream is used again, its epochs continue."""
+        """Remove a stream with its snapshots and fence its writer.
+
+        A later stream of the same name continues its epochs.
+        """
 
     def snapshot(self, stream: str) -> Snapshot | None:
-        """Return the newest intact snapshot that the records at hand continue. None means replay from record 1."""
+        """Return the newest intact snapshot that has all records after it. None means: replay from record 1."""
 
     def save_snapshot(self, stream: str, seq: int, payload: bytes) -> None:
-        """Save `payload` as the state after record `seq`. The two newest are kept, and the one at the base."""
+        """Save `payload` as the state after record `seq`.
+
+        Keeps the two newest snapshots, and the one where the records begin.
+        """
 
     def prune(self, stream: str, upto: int) -> None:
-        """Delete the records up to `upto`. Raises `NotWritten` without an intact snapshot at or beyond it."""
+        """Delete the records up to `upto`. Raises `NotWritten` unless a snapshot at `upto` or later is intact."""
 
     def skipped(self, stream: str) -> range:
-        """Return the epochs before the reign of this object that no record of the stream can be from.
+        """Return the epochs before this reign of which the stream has no records because they were lost in a restore.
 
-        It is empty, unless the data were set back since the reign before. A node that knows such an epoch has seen a
-        leader whose records are lost.
+        The range is empty unless data were restored to an earlier time since the last reign. A node that knows a
+        skipped epoch has seen a leader whose records are lost.
         """
 
     def leads_until(self) -> float:
-        """Return the time of `time.monotonic` until which no other server leads a stream of this object."""
+        """Return the time (`time.monotonic`) until which no other server can take a stream that this object leads."""
 
     def close(self) -> None: ...
 

@@ -1,7 +1,7 @@
-"""The part that the journals on SQLite and PostgreSQL share: a chain of digests, checked whenever it is read.
+"""The common part of the journals on SQLite and PostgreSQL: a chain of digests, checked at every read.
 
-The digest of a record covers the digest before it, so a missing, moved or altered record is detected.
-A subclass has the statements and transactions of its database.
+The digest of each record covers the digest of the previous record, so a missing, moved or altered record is detected.
+Subclasses add the statements and transactions of their database.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from fairlead.journal.base import LINE, Damaged, JournalError, NotWritten, Prune
 GENESIS = bytes(16)
 KEPT_SNAPSHOTS = 2
 READ_BYTES = 4 << 20
-"""About the most bytes that one transaction reads, so that it stays short."""
+"""About the most bytes that one transaction reads, which keeps it short."""
 PRUNED_AT_ONCE = 256
 _PRUNE_PAUSE = 0.003  # seconds, at least
 
 
 def digest_of(kind: bytes, before: bytes, stream: str, numbers: tuple[object, ...], payload: bytes = b"") -> bytes:
-    # As text, so that numbers which damage turned into another type still give a digest, and a different one.
+    # As text, so that a value which damage turned into another type still gives a digest, and a different one.
     head = f"{len(stream)} {stream} {numbers!r} {len(payload)}\n".encode(errors="surrogatepass")
     return hashlib.blake2b(b"".join((before, head, payload)), digest_size=16, person=kind).digest()
 
@@ -41,10 +41,10 @@ class Mark(NamedTuple):
 
 
 class Reign(NamedTuple):
-    """The reign of a stream. The default stands for a stream that never existed.
+    """The reign of a stream. The default values stand for a stream that never existed.
 
-    `born` is the first epoch of the stream: lower epochs belong to an earlier stream of this name, which was dropped.
-    `base` is the last pruned record; the digest of the next record covers `base_digest`.
+    `born` is the first epoch of the stream. Lower epochs belong to a dropped stream of the same name. `base` is the
+    last pruned record; the digest of the next record covers `base_digest`.
     """
 
     slot: int = -1
@@ -58,7 +58,7 @@ class Reign(NamedTuple):
 
 
 class ChainedJournal(ABC):
-    """Reads records and snapshots, and checks them. `path` names the journal in messages."""
+    """Reads records and snapshots, and checks them. Messages name the journal by `path`."""
 
     path: str
     snapshots_path: str
@@ -88,19 +88,19 @@ class ChainedJournal(ABC):
 
     @abstractmethod
     def _transaction(self, doing: str) -> AbstractContextManager[None]:
-        """Read within one transaction, which sees one state of the records."""
+        """Run a block in one read transaction, so that all its reads see the same state of the records."""
 
     @abstractmethod
     def _standing(self, stream: str) -> tuple[Reign, Mark]:
-        """Return the reign of a stream and its last record, checked. It comes first in a transaction."""
+        """Return the reign of a stream and its last record, checked. Must be the first read of a transaction."""
 
     @abstractmethod
     def _digest_at(self, stream: str, row: Reign, seq: int) -> bytes | None:
-        """Return the digest of a record, or of the base."""
+        """Return the digest of record `seq`, which may also be the base (the last pruned record)."""
 
     @abstractmethod
     def _batch(self, stream: str, after: int) -> list[Any]:
-        """Return some records behind `after` as rows of number, epoch, digest and payload."""
+        """Return some records after `after` as rows of number, epoch, digest and payload."""
 
     @abstractmethod
     def saved_snapshots(self, stream: str) -> list[int]:
@@ -112,17 +112,20 @@ class ChainedJournal(ABC):
 
     @abstractmethod
     def _store_snapshot(self, stream: str, seq: int, row: Reign, chain: bytes, digest: bytes, payload: bytes) -> None:
-        """Write a snapshot, and delete all others but the newest of the stream and the one at its base."""
+        """Write a snapshot. Delete all others except the newest of the stream and the one at its base."""
 
     @abstractmethod
     def _prune_some(self, stream: str, upto: int) -> bool:
-        """Delete some records in one transaction. True if there are more."""
+        """Delete some records in one transaction. True if more are left to delete."""
 
     # Copying: see `copying`
 
     @abstractmethod
     def _names(self) -> list[str]:
-        """Return the names of all streams that ever had a reign, also of dropped ones, within a transaction."""
+        """Return the names of all streams that ever had a reign, including dropped ones.
+
+        Must be called within a transaction.
+        """
 
     @abstractmethod
     def held_by(self) -> str:
@@ -134,18 +137,20 @@ class ChainedJournal(ABC):
 
     @abstractmethod
     def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
-        """Write a copy of a stream of another journal. This comes within `adopting`, in an empty journal."""
+        """Write a copy of a stream of another journal. Must be called within `adopting`, on an empty journal."""
 
     def reigned(self) -> list[str]:
-        """Return the names of all streams that ever had a reign, also of dropped ones."""
+        """Return the names of all streams that ever had a reign, including dropped ones."""
         with self._reading("listing the streams"):
             return self._names()
 
     @contextmanager
     def frozen(self) -> Iterator[dict[str, tuple[Reign, Mark]]]:
-        """Read one state of all streams within a block, while servers write. Yields each stream with its last record.
+        """Within a block, read all streams as of one moment while servers keep writing.
 
-        Snapshots may be newer than that state: they may be in a file of their own.
+        Yields the last record of each stream.
+
+        Snapshots may be newer than that moment, because they may be in another file.
         """
         with self._transaction("reading all streams"):
             self._is_frozen = True
@@ -160,7 +165,7 @@ class ChainedJournal(ABC):
             return self._standing(stream)
 
     def batches(self, stream: str, after: int, last: int) -> Iterator[list[Any]]:
-        """Yield the records behind `after` up to `last`, in batches of rows as `adopt` takes them."""
+        """Yield the records after `after` up to `last`, in batches of rows, in the form that `adopt` takes."""
         while after < last:
             with self._reading(f"stream {stream!r}: reading behind record {after}"):
                 batch = [row for row in self._batch(stream, after) if row[0] <= last]
@@ -218,7 +223,9 @@ class ChainedJournal(ABC):
         return self._skipped.get(stream, range(0))
 
     def _skip(self, stream: str, row: Reign, tail: Mark, moved: bool) -> int:
-        """Return the epoch of a new reign. It is above all earlier ones if the data were `moved`: they may be older."""
+        """Return the epoch of a new reign: the next epoch, or a much higher one if the data were `moved` and may be
+        old.
+        """
         epoch = raised(row.epoch) if moved else row.epoch + 1
         if moved:
             self._skipped[stream] = range(row.epoch + 1, epoch)
@@ -249,7 +256,10 @@ class ChainedJournal(ABC):
             tried = numbers
 
     def load_snapshot(self, stream: str, seq: int) -> Snapshot | None:
-        """Return a snapshot; None if it is damaged or obsolete. Raises `Damaged` if it contradicts the records."""
+        """Return a snapshot; None if it is damaged or obsolete.
+
+        Raises `Damaged` if the snapshot does not match the records.
+        """
         row = self._snapshot_row(stream, seq)
         if not row or type(row[1]) is not bytes or type(row[3]) is not bytes:
             return None

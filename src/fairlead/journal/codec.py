@@ -1,6 +1,6 @@
 """Encodes the changes and the time of one cycle as a record, and restores a state from records.
 
-Recovery replays changes, never policy, so that an upgrade cannot rewrite history.
+Recovery applies the recorded changes and runs no policy, so that an upgrade cannot alter past decisions.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ _decode_cluster = msgspec.msgpack.Decoder(_ClusterRecord).decode
 
 @cache
 def _record_decoder(count: int) -> msgspec.msgpack.Decoder[Any]:
-    """Return a decoder of records for the first `count` kinds of changes. Cached by `count`: more may be defined."""
+    """Return a decoder of records for the first `count` kinds of changes (cached)."""
     fields = [("format", int), ("now", Micros), ("changes", list[reduce(or_, DEFINED[:count])])]  # type: ignore[misc]
     return msgspec.msgpack.Decoder(msgspec.defstruct("Record", fields, frozen=True, array_like=True))
 
 
 def stream_of(partition: str) -> str:
-    """Return the name of the stream with a partition's log."""
+    """Return the name of the stream that has the records of a partition."""
     return f"partition/{partition}"
 
 
 def encode(now: Micros, changes: Sequence[Change[Any]], actors: Sequence[Actor] | None = ()) -> bytes:
-    """Return a record. `actors` tell by whose commands the changes were made; None if that is not known."""
+    """Return the changes of a cycle as a record. `actors` are the callers that caused them; None if unknown."""
     return _encode((FORMAT, now, changes) if actors is None else (FORMAT, now, changes, actors))
 
 
@@ -88,7 +88,7 @@ def time_of(payload: bytes, where: str) -> Micros:
 
 
 def actors_of(payload: bytes, where: str) -> list[Actor] | None:
-    """Return by whose commands the changes of a record were made; None if it is of a version that did not note it."""
+    """Return the callers that caused the changes of a record; None for records of earlier versions."""
     try:
         return _decode_acted(payload).actors
     except msgspec.MsgspecError as problem:
@@ -100,7 +100,7 @@ def encode_cluster(configured: ClusterConfigured) -> bytes:
 
 
 Replayed = Callable[[Partition, Iterable[News]], None]
-"""Called with the state after a record that was replayed, and with the news of the record, made as they are taken."""
+"""Called after a record was replayed, with the state and the news of the record, computed while iterated."""
 
 
 def restore(journal: Journal, partition: str, replayed: Sequence[Replayed] = ()) -> tuple[Partition, int]:
@@ -125,7 +125,7 @@ def restore(journal: Journal, partition: str, replayed: Sequence[Replayed] = ())
 
 
 def replay(partition: Partition, payload: bytes, where: str) -> list[tuple[Change[Any], Any]]:
-    """Apply one record to the state before it. Returns its changes, each with the undo data that `apply` returned."""
+    """Apply a record to the state before it. Returns the changes of the record, each with the data to undo it."""
     partition.now, changes = decode(payload, where)
     try:
         return [(change, change.apply(partition)) for change in changes]

@@ -1,7 +1,7 @@
-"""Copies a whole journal into an empty one of the same or of the other kind, while servers write to the original.
+"""Copies a whole journal into an empty one, also between SQLite and PostgreSQL, while servers write to the original.
 
-A copy may end at an earlier time: every partition after its last cycle at that time, and the configuration that these
-cycles followed. Epochs go on in the copy, so that agents follow its servers as they followed those of the original.
+A copy may end at an earlier time. It then has each partition up to its last cycle before that time, and the
+configuration that was in force then. Epochs continue in the copy, so that agents obey the servers of the copy.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from fairlead.journal.chained import ChainedJournal, Mark, Reign
 from fairlead.journal.codec import CLUSTER_STREAM, decode_cluster, replay, stream_of, time_of
 
 Told = Callable[[str, int], None]
-"""Called with a stream or table and the number of its rows that were copied."""
+"""Called with a stream or table and the number of its copied rows."""
 Progress = Callable[[str, int, int], None]
-"""Called with a stream, the number of its records that were copied, and the number of all."""
+"""Called with a stream, the number of its copied records, and the number of all its records."""
 
 
 class TooEarly(JournalError):
-    """The records reach back to a later time."""
+    """The journal does not reach back to the wanted time."""
 
 
 class Point(NamedTuple):
-    """Where a copy ends: with the cycles at a time, or with a record of a partition and the cycles at its time."""
+    """Where a copy ends: at a time, or at the time of a given record of a partition."""
 
     time: Micros = 0
     partition: str = ""
@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The records of a copied partition: the first state that they lead to, and the last."""
+    """The range of records of a copied partition: its first and last record that can be restored, with their times."""
 
     first: int
     first_time: Micros
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 class _End(NamedTuple):
-    """What is copied of one stream."""
+    """The part of one stream to copy: up to the record `tail`, with the snapshots up to there."""
 
     row: Reign
     tail: Mark
@@ -61,10 +61,10 @@ def copy_journal(
     point: Point | None = None,
     lead: bool = False,
 ) -> dict[str, Span]:
-    """Copy all streams with their snapshots into an empty journal, and return the records of each partition.
+    """Copy all streams with their snapshots into an empty journal. Returns the range of records of each partition.
 
-    The copy ends at `point`. With `lead`, its epochs are above all that the original ever has, so that
-    agents follow its servers even if those of the original went on.
+    The copy ends at `point`. With `lead`, the epochs of the copy are higher than any that the original will reach, so
+    that agents obey the servers of the copy even if servers of the original still run.
     """
     if target.reigned():
         raise JournalError(f"{target.path}: there is a journal already; name an empty place")
@@ -93,9 +93,12 @@ def _partitions(ends: dict[str, _End]) -> dict[str, _End]:
 
 
 def _end(source: ChainedJournal, stream: str, row: Reign, tail: Mark) -> _End:
-    """Read the snapshots of a stream first: others may replace those in a file of their own."""
+    """Return what to copy of a whole stream.
+
+    Loads snapshots at once: those in another file may be replaced meanwhile.
+    """
     found = [source.load_snapshot(stream, seq) for seq in reversed(source.saved_snapshots(stream)) if seq <= tail.seq]
-    return _End(row, tail, tuple(snapshot for snapshot in found if snapshot is not None))  # a damaged one is of no use
+    return _End(row, tail, tuple(snapshot for snapshot in found if snapshot is not None))  # damaged ones are useless
 
 
 def _batches(source: ChainedJournal, stream: str, end: _End, progress: Progress) -> Iterator[list[Any]]:
@@ -156,7 +159,10 @@ def _cut_all(source: ChainedJournal, ends: dict[str, _End], point: Point) -> dic
 
 
 def _cut(source: ChainedJournal, stream: str, end: _End, until: Micros, last: int) -> _End | None:
-    """End a partition with its last record at a time, and at most with record `last`. None if it did not exist yet."""
+    """Return what to copy of a partition up to a time, and at most up to record `last`.
+
+    None if the partition did not exist then.
+    """
     tail = Mark(end.row.base, end.row.epoch, end.row.base_digest)
     for batch in source.batches(stream, end.row.base, last):
         for seq, epoch, digest, payload in batch:
@@ -177,7 +183,7 @@ def _cut(source: ChainedJournal, stream: str, end: _End, until: Micros, last: in
 
 
 def _state(source: ChainedJournal, stream: str, end: _End) -> Partition:
-    """Return the state at the end of a stream."""
+    """Return the state of a partition at the end of what is copied."""
     state, seq = Partition(stream.removeprefix(PREFIX)), 0
     if end.snapshots:
         state, seq = load(end.snapshots[-1].payload), end.snapshots[-1].seq
@@ -189,7 +195,7 @@ def _state(source: ChainedJournal, stream: str, end: _End) -> Partition:
 
 
 def _cut_cluster(source: ChainedJournal, end: _End, version: int) -> tuple[_End, list[str]]:
-    """End the configuration with a version, and return the partitions that it names."""
+    """Return what to copy of the configuration stream up to a version, and the partitions that this version names."""
     tail, names = Mark(end.row.base, end.row.epoch, end.row.base_digest), list[str]()
     for batch in source.batches(CLUSTER_STREAM, end.row.base, end.tail.seq):
         for seq, epoch, digest, payload in batch:
@@ -200,7 +206,7 @@ def _cut_cluster(source: ChainedJournal, end: _End, version: int) -> tuple[_End,
 
 
 def _compare(target: ChainedJournal, stream: str, end: _End) -> int:
-    """Read a copied stream, and return the number of its records. Raise if it differs from the original."""
+    """Read a copied stream, and return the number of its records. Raise if the copy differs from the original."""
     row, tail = target.standing(stream)
     # The digest of the last record covers all records before it; reading checks each record against its own.
     same = (row.born, row.base, tail.seq, tail.digest) == (end.row.born, end.row.base, end.tail.seq, end.tail.digest)

@@ -1,6 +1,6 @@
-"""The head file beside a journal: the last record of each stream, by which a truncated journal is detected.
+"""The head file beside a journal: the last record of each stream, which shows if the journal was truncated.
 
-It is written after each commit and never waits for the disk: it may be behind the journal, never ahead of it.
+The file is written after each commit without waiting for the disk, so it may be behind the journal but never ahead.
 """
 
 import contextlib
@@ -14,10 +14,11 @@ from fairlead.journal.chained import Mark
 
 
 class HeadFile:
-    """The last committed record of each stream, one slot per stream, written after each commit and never synced.
+    """The last committed record of each stream, one slot per stream. Written after each commit and never synced.
 
-    SQLite silently truncates a damaged write-ahead log; a head beyond the last record shows that. The head may be
-    behind (after a crash of the machine) or missing. It is never ahead, except where `synchronous` is not full.
+    SQLite silently truncates a damaged write-ahead log: the last record is then older than the one in the head file.
+    The head file may also be behind the journal (after a crash of the machine) or missing. It is never ahead of an
+    intact journal, unless `synchronous` is not full.
     """
 
     _SLOT = struct.Struct(">4s16sQQ16s12s")  # stays inside one sector, so that a crash does not tear it
@@ -38,7 +39,10 @@ class HeadFile:
         return hashlib.blake2b(body, digest_size=12, person=b"fairlead-head").digest()
 
     def marks(self) -> dict[bytes, Mark]:
-        """Return all marks by stream key. Call it before reading the journal, which may grow meanwhile."""
+        """Return the last record of each stream, by stream key.
+
+        Call it before reading the journal, which may grow meanwhile.
+        """
         before = None
         while True:
             try:
@@ -50,7 +54,7 @@ class HeadFile:
             marks, wrong = self._parse(content)
             if not wrong:
                 return marks
-            if content == before:  # a read in the middle of a write gives another content the next time
+            if content == before:  # a read during a write gives other content the next time
                 raise Damaged(self.path, wrong, "if the journal itself verifies, delete this file to go on without it")
             before = content
 
@@ -68,7 +72,7 @@ class HeadFile:
         return marks, ""
 
     def reserve(self, slot: int) -> None:
-        """Open the file and allocate space for `slot`, so that a later write of a mark is never truncated."""
+        """Open the file and allocate space for `slot`, so that a full disk cannot cut a later write short."""
         try:
             if self._fd < 0:
                 self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -82,7 +86,7 @@ class HeadFile:
 
     def write(self, slot: int, stream: str, mark: Mark) -> None:
         body = self._SLOT.pack(b"FLH1", self.key(stream), mark.seq, mark.epoch, mark.digest, bytes(12))[:-12]
-        with contextlib.suppress(OSError):  # the record is committed: the head may be behind, an error would be false
+        with contextlib.suppress(OSError):  # the record is committed and the head may be behind, so this is no error
             os.pwrite(self._fd, body + self._check(body), slot * self._SLOT.size)
 
     def close(self) -> None:

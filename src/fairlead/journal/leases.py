@@ -1,4 +1,4 @@
-"""The leases of a server as its own clock sees them. That clock only ends a lease early."""
+"""The leases of a server, measured by its own clock. A wrong clock can only make the server give up a lease early."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from time import monotonic
 LEASE = 3.0
 """Seconds that a lease lasts after its last renewal."""
 RENEWALS = 4
-"""Renewals in the time of a lease."""
+"""Number of renewals during the time of a lease."""
 EARLY = 0.1
-"""The part of a lease by which it ends earlier here than in the database: clocks run at different speeds."""
+"""The part of a lease by which it ends earlier here than in the database, because clocks run at different speeds."""
 
 
 class Leases:
-    """The streams that a server leads, and when each lease was last renewed. Any thread may use it."""
+    """The streams that a server leads, and when each lease was last renewed. Safe for use by several threads."""
 
     def __init__(self, lease: float, steady: Callable[[], float] = monotonic) -> None:
         self._lease = lease
@@ -25,7 +25,7 @@ class Leases:
         """Stream → epoch, and when the last successful renewal was sent, by the clock of this machine."""
 
     def keep(self, stream: str, epoch: int, sent: float) -> None:
-        """Add a lease that was asked for at the time `sent`. The database counts it from that time or a later one."""
+        """Add a lease that was requested at the time `sent`. In the database it starts at that time or later."""
         with self._lock:
             self._streams[stream] = (epoch, sent)
 
@@ -34,13 +34,13 @@ class Leases:
             self._streams.pop(stream, None)
 
     def renew(self, extend: Callable[[str, int], bool]) -> None:
-        """Renew all leases. `extend` renews the lease of a stream and an epoch in the database; False if it is lost.
+        """Renew all leases by `extend`, which returns False if the lease of a stream and epoch is lost in the database.
 
-        It may raise. Leases that were not renewed then end by themselves.
+        If `extend` raises, the remaining leases are not renewed and run out.
         """
         with self._lock:
             kept = {stream: epoch for stream, (epoch, _) in self._streams.items()}
-        for stream, epoch in kept.items():  # one by one: a row that is locked delays no other
+        for stream, epoch in kept.items():  # one by one, so that a locked row delays no other
             sent = self._steady()
             extended = extend(stream, epoch)
             with self._lock:
@@ -48,7 +48,7 @@ class Leases:
                     self._streams[stream] = (epoch, sent)
 
     def leads_until(self) -> float:
-        """Return the time of the steady clock until which all kept leases certainly last."""
+        """Return the time, by the steady clock, until which all leases certainly last."""
         with self._lock:
             oldest = min((sent for _, sent in self._streams.values()), default=None)
         return float("inf") if oldest is None else oldest + self._lease * (1 - EARLY)

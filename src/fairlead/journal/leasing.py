@@ -1,6 +1,6 @@
 """Renews the leases of a server on PostgreSQL, in a thread and a connection of its own.
 
-A long cycle or a slow append must not end a lease.
+So a long cycle or a slow append does not delay a renewal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fairlead.journal.pgconnection import Connection, connect
 
 
 class Keeper:
-    """Renews the leases of some streams. The thread starts with the first stream."""
+    """Renews the leases of some streams. Its thread starts when the first stream is added."""
 
     def __init__(self, url: str, server: str, lease: float) -> None:
         self._url = url
@@ -27,7 +27,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     def keep(self, stream: str, epoch: int, sent: float) -> None:
-        """Keep the lease of a stream whose reign was asked for at a time of `time.monotonic`, and has begun."""
+        """Keep renewing the lease of a stream, whose reign was requested at the time `sent` (`time.monotonic`)."""
         self._leases.keep(stream, epoch, sent)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="leases", daemon=True)
@@ -37,7 +37,7 @@ class Keeper:
         self._leases.forget(stream)
 
     def leads_until(self) -> float:
-        """Return the time of `time.monotonic` until which all kept leases certainly last."""
+        """Return the time (`time.monotonic`) until which all leases certainly last."""
         return self._leases.leads_until()
 
     def close(self) -> None:

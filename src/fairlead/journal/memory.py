@@ -34,13 +34,16 @@ class MemoryJournal:
         self._fault: tuple[Literal["failed", "unknown"], bool] | None = None
 
     def break_next(self, fault: Literal["failed", "unknown"], written: bool = False) -> None:
-        """Let the next append raise `NotWritten` ("failed") or `UnknownOutcome` ("unknown"), stored if `written`."""
+        """Make the next append raise `NotWritten` ("failed") or `UnknownOutcome` ("unknown").
+
+        With `written` the record is stored nevertheless.
+        """
         if fault == "failed" and written:
             raise ValueError('break_next("failed"): a failed append is never written; use "unknown"')
         self._fault = (fault, written)
 
     def mend(self) -> None:
-        """Take back a fault that no append has met."""
+        """Cancel a fault set by `break_next` that no append has hit yet."""
         self._fault = None
 
     def reign(self, stream: str) -> int:

@@ -1,4 +1,4 @@
-"""Opens the journal at a place: a path is a file of SQLite, an address a database of PostgreSQL."""
+"""Opens a journal by its location: a path means an SQLite file, an address means a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMES = ("postgresql://", "postgres://")
 
 
 def is_url(where: str | os.PathLike[str]) -> bool:
-    """True if a place is an address of a PostgreSQL database."""
+    """True if a location is the address of a PostgreSQL database."""
     return isinstance(where, str) and where.startswith(SCHEMES)
 
 
@@ -28,7 +28,7 @@ def need_driver() -> None:
 
 
 def open_journal(where: str | os.PathLike[str], read_only: bool = False) -> ChainedJournal:
-    """Open the journal in a file or a database, without leading it."""
+    """Open the journal in a file or a database, without starting to lead any stream."""
     if not is_url(where):
         return SqliteJournal(where, read_only=read_only)
     need_driver()

@@ -18,7 +18,7 @@ from fairlead.journal.base import JournalError, Locked, NotWritten, UnknownOutco
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 OLDEST = 15
-"""The oldest version of PostgreSQL."""
+"""The oldest supported version of PostgreSQL."""
 SCHEMA = "fairlead"
 """The schema with all tables."""
 CHANNEL = "fairlead"
@@ -46,7 +46,10 @@ def shown_url(url: str) -> str:
 
 
 def connect(url: str, purpose: str, read_only: bool = False) -> Connection:
-    """Return a connection in autocommit mode that sees the schema of Fairlead. `purpose` is shown by the database."""
+    """Return a connection in autocommit mode that uses Fairlead's schema.
+
+    `purpose` is shown in the database's list of sessions.
+    """
     try:
         parts = conninfo_to_dict(url)
     except psycopg.Error as problem:
@@ -60,7 +63,7 @@ def connect(url: str, purpose: str, read_only: bool = False) -> Connection:
         "keepalives_interval": 1,
         "keepalives_count": 3,
         "tcp_user_timeout": DEAD_AFTER,
-        # A replica may lack the newest records: they are never read from one.
+        # Never read from a replica, which may lack the newest records.
         "target_session_attrs": "read-write",
     }
     settings = {name: value for name, value in settings.items() if name not in parts}
@@ -91,13 +94,13 @@ def connect(url: str, purpose: str, read_only: bool = False) -> Connection:
 
 
 def is_broken(connection: Connection) -> bool:
-    """True if a connection was lost, so that the outcome of its last statement is not known."""
+    """True if a connection was lost, so that the outcome of its last statement is unknown."""
     return connection.closed or connection.info.status != pq.ConnStatus.OK
 
 
 @contextmanager
 def reading(connection: Connection, where: str, doing: str) -> Iterator[None]:
-    """Read within one transaction, which sees one state of the database."""
+    """Run a block in one read transaction, so that all its reads see the same state of the database."""
     try:
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -108,7 +111,7 @@ def reading(connection: Connection, where: str, doing: str) -> Iterator[None]:
 
 @contextmanager
 def writing(connection: Connection, where: str, doing: str) -> Iterator[None]:
-    """Write within one durable transaction. After `NotWritten` it left no trace."""
+    """Run a block in one durable write transaction. If this raises `NotWritten`, nothing was written."""
     committing = False
     try:
         with connection.transaction():
@@ -124,12 +127,12 @@ def writing(connection: Connection, where: str, doing: str) -> Iterator[None]:
 
 
 def explained(problem: Exception, where: str, doing: str) -> JournalError:
-    """Return the error of a failed read."""
+    """Return a `JournalError` that describes a failed read."""
     return JournalError(f"{where}: {doing}: {_text(problem)}")
 
 
 def refused(problem: Exception, where: str, doing: str) -> NotWritten:
-    """Return the error of a write that certainly did not happen."""
+    """Return a `NotWritten` that describes a write that certainly did not happen."""
     what = f"{where}: {doing}: {_text(problem)}; nothing was written"
     if isinstance(problem, psycopg.errors.LockNotAvailable):
         return Locked(f"{what}, another session holds the lock, find and end that one or try again")

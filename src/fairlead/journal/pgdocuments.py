@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class PostgresDocuments:
-    """Documents by name. It may be used by several threads; a lost connection is replaced."""
+    """Documents by name. Several threads may use it; a lost connection is replaced."""
 
     def __init__(self, url: str) -> None:
         self.where = shown_url(url)
@@ -47,7 +47,7 @@ class PostgresDocuments:
                 )
             else:
                 done = db.execute("INSERT INTO documents VALUES (%s, 1, %s) ON CONFLICT DO NOTHING", (name, content))
-            # After a lost connection the first try may have written it.
+            # If the connection was lost, the first try may have written it.
             return done.rowcount == 1 or stored(db) == (version + 1, content)
 
         def stored(db: Connection) -> tuple[Any, ...] | None:
@@ -59,7 +59,10 @@ class PostgresDocuments:
         self._db.close()
 
     def _ask(self, question: Callable[[Connection], Result], doing: str) -> Result:
-        """Ask the database, twice if the connection was lost. A write names the version that it replaces."""
+        """Run a query, and run it again if the connection was lost.
+
+        Repeating a write is safe: it names the version to replace.
+        """
         with self._lock:
             try:
                 try:

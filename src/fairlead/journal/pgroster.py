@@ -1,6 +1,6 @@
-"""The servers of a database: each renews a row of its own, and reads those of the others and the leases.
+"""The servers of a database: each server renews its own row, and reads the other rows and the leases.
 
-NOTIFY only wakes servers up: what they do follows from what they read then, and they also read without it.
+NOTIFY only wakes servers, which then read the rows. Servers also read the rows from time to time without it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fairlead.journal.pgschema import prepare
 from fairlead.journal.roster import Lease, Member, Standing
 
 EVERY = 0.25
-"""Seconds between two looks."""
+"""Seconds between two heartbeats."""
 LISTENING = 1.0
-"""Seconds after which the listening thread looks whether it should end."""
+"""Seconds after which the listening thread checks whether it should end."""
 OLD = "1 day"
-"""Rows of servers that ended without leaving are removed after this time."""
+"""Rows of servers that ended without removing them are deleted after this time."""
 
 
 class PostgresRoster:
-    """The servers of a database. `server` is the name under which this one holds leases."""
+    """The servers of a database. `server` is the name under which this server holds leases."""
 
     def __init__(self, url: str, server: str, address: str, lease: float = LEASE) -> None:
         self.lasts = lease
@@ -58,7 +58,7 @@ class PostgresRoster:
                         "lease": self.lasts,
                     },
                 )
-            # A server that let one of its leases end is not up, though its row may last a little longer.
+            # A server whose lease ended is not up, though its row may last a little longer.
             members = [
                 Member(id, address, version, takes and not draining, draining)
                 for id, address, version, takes, draining in db.execute(
@@ -86,7 +86,7 @@ class PostgresRoster:
         self._thread.start()
 
     def call(self) -> None:
-        with suppress(psycopg.Error):  # the other servers look by themselves a little later
+        with suppress(psycopg.Error):  # the other servers read the rows by themselves a little later
             if self._db is not None:
                 self._db.execute(f"NOTIFY {CHANNEL}")
 
@@ -94,7 +94,7 @@ class PostgresRoster:
         if self._db is None:
             raise JournalError(f"{self._where}: it does not answer now; try again")
         with writing(self._db, self._where, "draining a server"):
-            # The rows are locked: of two servers that drain each other, the second one sees the first.
+            # The rows are locked: if two servers drain each other, the second sees the first.
             self._db.execute("SELECT 1 FROM servers ORDER BY id FOR UPDATE")
             done = self._db.execute(
                 "UPDATE servers SET draining = %(draining)s WHERE id = %(id)s AND (NOT %(draining)s OR EXISTS "

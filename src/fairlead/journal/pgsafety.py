@@ -1,4 +1,4 @@
-"""Checks how safe the data of a PostgreSQL database is: what it answers may be lost with its machine."""
+"""Warns if a PostgreSQL database may lose data that it has confirmed when its machine fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SETTINGS = ("fsync", "full_page_writes", "synchronous_commit", "synchronous_stan
 
 
 def warnings_of(connection: Connection) -> list[str]:
-    """Return what can be lost with the settings of a database, and the remedy; empty if nothing can."""
+    """Return what the database can lose with its present settings, with remedies; empty if nothing."""
     rows = connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", (list(SETTINGS),))
     setting: dict[str, str] = dict(rows.fetchall())
     warnings: list[str] = []

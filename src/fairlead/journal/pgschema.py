@@ -1,6 +1,6 @@
-"""The tables on PostgreSQL, in versions. A newer program brings an older database to its version, in one transaction.
+"""The tables on PostgreSQL, by version. A newer program upgrades an older database in one transaction.
 
-`MIGRATIONS` has one script per version; a script that was released is never changed.
+`MIGRATIONS` has one script per version; a released script is never changed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _SPECIFICATIONS = "ALTER TABLE jobs ADD COLUMN spec text NOT NULL DEFAULT '';"
 # The database system and timeline of the last reign: they differ after a promotion, which may have lost records.
 _ORIGIN = "ALTER TABLE reigns ADD COLUMN origin text NOT NULL DEFAULT '';"
 # `servers`: the servers that are up. A row is renewed a few times per second; pages have room for that.
-# `version`: the configuration that a server knows; `takes`: whether it can lead; `draining`: an operator's wish.
+# `version`: the configuration that a server knows; `takes`: whether it can lead; `draining`: an operator's request.
 _SERVERS = """
 CREATE TABLE servers (
     id text PRIMARY KEY, address text NOT NULL, version bigint NOT NULL, takes boolean NOT NULL,
@@ -90,7 +90,10 @@ MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY + _DOCUMENTS, _SPECIFICATIONS
 
 
 def prepare(connection: Connection, where: str, read_only: bool = False) -> None:
-    """Create the tables, or bring them to this program's version. Raise `TooNew` if they are of a newer one."""
+    """Create the tables, or upgrade them to this program's version.
+
+    Raises `TooNew` if the tables have a newer version.
+    """
     version = _version(connection)
     if version == len(MIGRATIONS):
         return
@@ -105,7 +108,7 @@ def prepare(connection: Connection, where: str, read_only: bool = False) -> None
         )
     with writing(connection, where, "creating the tables"):
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
-        version = _version(connection)  # another server may have been first
+        version = _version(connection)  # another server may have done it first
         if not version:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
             connection.execute("CREATE TABLE schema_version (version integer NOT NULL)")
@@ -117,7 +120,7 @@ def prepare(connection: Connection, where: str, read_only: bool = False) -> None
 
 def _version(connection: Connection) -> int:
     """Return the version of the tables; 0 if there are none."""
-    # A query, not `to_regclass`: that may answer from a cache of before another session created the tables.
+    # A query, not `to_regclass`, which may answer from a cache from before another session created the tables.
     found = connection.execute(
         "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = 'schema_version'", (SCHEMA,)
     ).fetchone()

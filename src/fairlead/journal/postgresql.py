@@ -1,8 +1,9 @@
-"""The journal on PostgreSQL: one row per stream with its lease and its end, and the records behind it.
+"""The journal on PostgreSQL: one row per stream with its lease and its last record, and a table of records.
 
-An append is one statement: it updates the row of the stream where epoch and session are its own, and inserts the
-record. A deposed leader waits behind its successor for that row, and then finds another epoch. Leases expire by the
-clock of the database; the clock of this machine only ends a lease early. `leasing` renews them.
+An append is one statement: it updates the row of the stream if that row still has the writer's epoch and session, and
+inserts the record. The append of a deposed leader waits until its successor releases the row, and is refused because
+the row then has another epoch. Leases expire by the clock of the database; the clock of this machine only ends a lease
+early. `leasing` renews leases.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ from fairlead.journal.pgconnection import (
 from fairlead.journal.pgschema import prepare
 
 PATIENCE = 10.0
-"""Seconds for which a lost connection is replaced, to read whether the last record was written."""
+"""Seconds for which a lost connection is tried again, to find out whether the last record was written."""
 RETRY = 0.1
 
-# One statement is one transaction and one round trip. `seq` makes sure that no record is written twice.
-# The lease is renewed by its keeper alone: a crash is noticed no later because the leader has just written.
+# One statement is one transaction and one round trip. `seq` makes sure that no record is written twice. Only the keeper
+# renews the lease: otherwise a crash right after a write would be noticed later.
 _APPEND = b"""
 WITH mine AS (
     UPDATE reigns SET seq = %(seq)s::bigint, digest = %(digest)b::bytea
@@ -67,7 +68,7 @@ SELECT %(stream)s::text, %(seq)s::bigint, %(epoch)s::bigint, %(digest)b::bytea, 
 
 
 class PostgresJournal(ChainedJournal):
-    """The journal in a PostgreSQL database. With `read_only` it can write nothing."""
+    """The journal in a PostgreSQL database. With `read_only` it writes nothing."""
 
     def __init__(
         self,
@@ -78,9 +79,9 @@ class PostgresJournal(ChainedJournal):
         read_only: bool = False,
         patience: float = PATIENCE,
     ) -> None:
-        """`server` names this process as the holder of leases, and `address` is where it is reached.
+        """Connect. `server` names this process as the holder of leases, and clients reach it at `address`.
 
-        Without a name the object has its own one. A lease ends `lease` seconds after its last renewal.
+        Without `server` a random name is used. A lease ends `lease` seconds after its last renewal.
         """
         self.path = shown_url(url)
         self.snapshots_path = f"{self.path}, table snapshots"
@@ -93,7 +94,7 @@ class PostgresJournal(ChainedJournal):
         self._in_doubt = False
         self._skipped = {}
         self._tails: dict[str, Mark] = {}
-        """Stream → the last record of our own reign."""
+        """Stream → the last record of this object's reign."""
         self._keeper = Keeper(url, self._server, lease)
         self._session = ""
         self._db = self._connected()
@@ -132,14 +133,17 @@ class PostgresJournal(ChainedJournal):
         return row.epoch
 
     def _origin(self) -> str:
-        """Return the database system and its timeline, which a promotion or a restore of PostgreSQL changes."""
+        """Return the id of the database system and its timeline.
+
+        The timeline changes when PostgreSQL is promoted or restored.
+        """
         [(system, file)] = self._db.execute(
             "SELECT system_identifier::text, pg_walfile_name(pg_current_wal_lsn()) FROM pg_control_system()"
         ).fetchall()
         return f"{system}/{int(file[:8], 16)}"
 
     def _claim(self, stream: str) -> tuple[Reign, Mark]:
-        """Lock the row of a stream and return what it says. Raise `Held` if another server leads the stream."""
+        """Lock the row of a stream and return its content. Raises `Held` if another server leads the stream."""
         self._db.execute(
             "INSERT INTO reigns VALUES (%s, 0, 0, 0, '', '', 0, '', '', '', '', 'epoch') ON CONFLICT DO NOTHING",
             (stream,),
@@ -172,17 +176,18 @@ class PostgresJournal(ChainedJournal):
                     raise refused(problem, self.path, doing) from problem
                 if self._find_written(stream, epoch, seq, digest, problem):
                     break
-                continue  # it was not written, and the lost connection cannot write it any more
+                continue  # it was not written, and the lost connection can no longer write it
             if not written:
                 raise self._refusal(stream, epoch, seq)
             break
         self._tails[stream] = Mark(seq, epoch, digest)
 
     def _find_written(self, stream: str, epoch: int, seq: int, digest: bytes, cause: Exception) -> bool:
-        """Read with a new connection whether a record was written. Raise if that cannot be known, or if it never will.
+        """Return whether a record was written, after the connection was lost during its append.
 
-        The new session is written first. That waits for a statement of the old connection which still runs, and
-        fences one that has not begun. It also makes durable, on standbys too, whatever it finds.
+        Raises `Fenced` if another server leads, and `UnknownOutcome` if the database does not answer in time. First a
+        new session is written to the row of the stream. That waits for a running append of the lost connection, and
+        makes the database refuse one that starts later. It also makes the record durable, on standbys too.
         """
         deadline = time.monotonic() + self._patience
         while True:
@@ -215,7 +220,7 @@ class PostgresJournal(ChainedJournal):
                 time.sleep(RETRY)
 
     def _reconnect(self) -> None:
-        """Replace a lost connection, and fence all its statements."""
+        """Replace a lost connection, and make the database refuse appends of the lost one."""
         self._db.close()
         self._db = self._connected()
         held = [(stream, tail.epoch) for stream, tail in sorted(self._tails.items())]
@@ -240,7 +245,7 @@ class PostgresJournal(ChainedJournal):
         return NotWritten(f"stream {stream!r}: record {seq} is out of sequence, the last is {tail.seq}")
 
     def _put(self, stream: str, row: Reign, tail: Mark) -> None:
-        """Write the row of a stream, with a lease for this server. The row is locked."""
+        """Write the row of a stream, with a lease for this server. The caller must have locked the row."""
         self._db.execute(
             "UPDATE reigns SET epoch = %s, born = %s, base = %s, base_digest = %s, seal = %s, seq = %s, digest = %s, "
             f"holder = %s, session = %s, address = %s, expires = {self._expires} WHERE stream = %s",
@@ -399,7 +404,10 @@ class PostgresJournal(ChainedJournal):
         return "" if row is None else row[0] or row[1]
 
     def users(self) -> int:
-        """Return the number of other sessions of Fairlead in the database: servers that stand by have some too."""
+        """Return the number of other sessions of Fairlead in the database.
+
+        Servers that lead nothing have sessions too.
+        """
         with self._reading("looking for servers"):
             row = self._db.execute(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid() "
@@ -415,7 +423,10 @@ class PostgresJournal(ChainedJournal):
             return not any(self._db.execute(f"SELECT 1 FROM {name} LIMIT 1".encode()).fetchone() for name in tables)
 
     def rename_schema(self, name: str) -> None:
-        """Move all data out of the way of a restore. The object cannot be used afterwards."""
+        """Rename the schema with all data, so that a restore finds an empty database.
+
+        The object cannot be used afterwards.
+        """
         with self._writing("renaming the schema"):
             self._db.execute(f"ALTER SCHEMA {SCHEMA} RENAME TO {name}".encode())
 
@@ -435,7 +446,7 @@ class PostgresJournal(ChainedJournal):
         self._db.execute("UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s", (stream,))
 
     def close(self) -> None:
-        """Give the leases back, so that another server can lead at once."""
+        """Close the journal and give up its leases, so that another server can take over without waiting."""
         self._keeper.close()
         with suppress(psycopg.Error):
             for stream, tail in self._tails.items():

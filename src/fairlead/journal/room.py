@@ -1,4 +1,4 @@
-"""Free space on the disk of a journal: a control plane that stopped on a full disk restarts when there is enough."""
+"""Free space on the disk of a journal. A server that stopped on a full disk restarts when enough space is free."""
 
 import os
 
@@ -13,7 +13,7 @@ class NoRoom(NotWritten):
 
 
 def need_room(folder: str | os.PathLike[str]) -> None:
-    """Raise `NoRoom` unless `ROOM` more bytes can be allocated in a folder, within quotas and reserves."""
+    """Raise `NoRoom` unless a folder has space for `ROOM` more bytes. Disk quotas and reserved blocks count."""
     path = os.path.join(folder, ".room")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)

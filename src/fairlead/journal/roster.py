@@ -1,6 +1,6 @@
-"""The servers of one journal: which are up, and which leads which stream.
+"""The servers of one journal: which servers are up, and which stream each leads.
 
-`pgroster` keeps this in a database. `Alone` is for a journal that only one server uses.
+`pgroster` stores this in a database. `Alone` is for a journal that only one server uses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Member(msgspec.Struct, frozen=True):
     version: int = 0
     """The version of the configuration that it knows."""
     takes: bool = True
-    """False if it drains, or cannot lead: it leads nothing from now on."""
+    """False if the server drains or cannot lead: it takes no more streams."""
     draining: bool = False
 
 
@@ -33,7 +33,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """The servers and the streams at one time, as one of the servers sees them."""
+    """The servers and streams at one time, as one server sees them."""
 
     me: str
     members: Sequence[Member]
@@ -48,34 +48,34 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Roster(Protocol):
-    """The servers of a journal, for one of them. One thread uses it. Every method may raise `JournalError`."""
+    """The list of servers, as one server reads and updates it in one thread. Every method may raise `JournalError`."""
 
     lasts: float
-    """Seconds after the last look until which other servers count this one."""
+    """Seconds after its last heartbeat for which other servers count a server as up."""
     every: float
-    """Seconds between two looks."""
+    """Seconds between two heartbeats."""
 
     def look(self, version: int, takes: bool) -> Standing:
-        """Tell the other servers that this one is up, and return what they told."""
+        """Send a heartbeat of this server; return the members and leases."""
 
     def listen(self, woken: Callable[[], None]) -> None:
-        """Call `woken`, in any thread, when another server has something to tell."""
+        """Have `woken` called, in any thread, when another server has news."""
 
     def call(self) -> None:
-        """Wake the other servers up: a look will show them something new."""
+        """Wake the other servers, because this server has news."""
 
     def drain(self, member: str, draining: bool) -> bool:
-        """Tell a server to lead nothing, or to lead again. False if no other server would lead."""
+        """Tell a server to lead nothing, or to lead again. Refuse (return False) if no server would be left to lead."""
 
     def close(self) -> None:
-        """Leave: the other servers do not count this one any more."""
+        """Leave the roster: other servers no longer count this one as up."""
 
 
 class Alone:
     """The roster of a journal that no other server uses."""
 
     lasts, every = float("inf"), 5.0
-    """A look is only needed for a partition that refused the configuration; all else wakes the server."""
+    """A heartbeat is only needed for a partition that refused the configuration; everything else wakes the server."""
 
     def look(self, version: int, takes: bool) -> Standing:
         return Standing("alone", (Member("alone", "", version),), {})
@@ -94,9 +94,9 @@ class Alone:
 
 
 def places(counts: Mapping[str, int], streams: int) -> dict[str, int]:
-    """Return how many streams each server should lead: equal numbers, with as few moves as possible.
+    """Return how many streams each server should lead: about equal numbers, with as few moves as possible.
 
-    `counts` has the streams that each server leads now.
+    `counts` has how many streams each server leads now.
     """
     if not counts:
         return {}
@@ -106,9 +106,9 @@ def places(counts: Mapping[str, int], streams: int) -> dict[str, int]:
 
 
 def spread(standing: Standing, streams: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the free streams that this server takes, and the streams that it gives up: at most one at a time.
+    """Return the streams without a leader that this server should take, and the stream, if any, that it should give up.
 
-    A stream is given up only while every stream has a leader.
+    A server gives up a stream only while every stream has a leader.
     """
     held = {stream: standing.holder(stream) for stream in streams}
     counts = {member.id: 0 for member in standing.members if member.takes}

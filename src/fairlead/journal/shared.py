@@ -1,7 +1,8 @@
-"""A journal in memory that several servers share, with the leases and the roster of the journal on PostgreSQL.
+"""A journal in memory that several servers share, with leases and a roster as on PostgreSQL.
 
-The fault simulation uses it. `SharedStore` is in the place of the database, and outlives its servers. Each server has a
-`Link` to it, which tests and simulations break. `tests/journal/test_leases.py` holds it and PostgreSQL to one contract.
+The fault simulation uses it. `SharedStore` stands for the database, and outlives its servers. Each server has a `Link`
+to the store, which tests and simulations can break. `tests/journal/test_leases.py` runs the same tests on this journal
+and on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ class Watch(Protocol):
     """An observer of the store."""
 
     def began(self, stream: str, epoch: int, server: str, until: float) -> None:
-        """A reign began with a lease until a time of the store's clock."""
+        """Called when a reign began, with a lease until a time of the store's clock."""
 
     def renewed(self, stream: str, epoch: int, server: str, until: float) -> None:
-        """The lease of a reign was renewed, or given back if `until` is in the past."""
+        """Called when the lease of a reign was renewed. If `until` is in the past, the lease was given up."""
 
     def appended(self, stream: str, epoch: int, server: str) -> None: ...
 
 
 class SharedStore:
-    """Streams, leases and rows of servers. `clock` ends leases, as the clock of a database does."""
+    """Streams, leases and rows of servers. Leases expire by `clock`, which stands for the clock of a database."""
 
     def __init__(self, clock: Callable[[], float] = monotonic, watch: Watch | None = None) -> None:
         self.clock = clock
@@ -63,7 +64,7 @@ class SharedStore:
         self.leases: dict[str, LeaseRow] = {}
         self.servers: dict[str, ServerRow] = {}
         self.listeners: dict[str, Callable[[], None]] = {}
-        """Server → what wakes it up."""
+        """Server → the function that wakes it up."""
         self.sessions = count(1)
 
     def call(self) -> None:
@@ -72,7 +73,10 @@ class SharedStore:
 
 
 class Link:
-    """The connection of a server to the store, and the clock of its machine. Here it never fails."""
+    """The connection of a server to the store, and the clock of its machine.
+
+    This base class never fails; subclasses inject faults.
+    """
 
     def steady(self) -> float:
         return monotonic()
@@ -81,11 +85,14 @@ class Link:
         """Raise `JournalError` if the store cannot be reached now."""
 
     def loses(self) -> Literal["", "before", "after"]:
-        """Return whether the connection is lost in the present append: before it takes effect, or after."""
+        """Return when the present append loses the connection: before its write, after it, or never (empty)."""
         return ""
 
     def repeat(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        """Make a call every `seconds`, and return what ends that. Here no call is made: tests renew leases by hand."""
+        """Make a call every `seconds`; return a function that ends the repetition.
+
+        This base class makes no calls: tests renew leases themselves.
+        """
         return lambda: None
 
     def wake(self, woken: Callable[[], None]) -> None:
@@ -93,7 +100,10 @@ class Link:
 
 
 class SharedJournal:
-    """The journal of one server, or of one part of it: objects with the same server name share its leases."""
+    """The journal object of one server.
+
+    A server may have several objects; those with the same server name share leases.
+    """
 
     def __init__(
         self, store: SharedStore, server: str, address: str = "", lease: float = LEASE, link: Link | None = None
@@ -105,7 +115,7 @@ class SharedJournal:
         self._link = link or Link()
         self._session = next(store.sessions)
         self._epochs: dict[str, int] = {}
-        """Stream → the epoch of our own reign."""
+        """Stream → the epoch of this object's reign."""
         self._in_doubt = False
         self._leases = Leases(lease, self._link.steady)
         self._stop_renewing: Callable[[], None] | None = None
@@ -168,7 +178,10 @@ class SharedJournal:
             self._write(stream, epoch, seq, payload)
 
     def _write(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
-        """Do what the statement of an append does: nothing if epoch or session are not those of the row."""
+        """Write a record.
+
+        As on PostgreSQL, refuse it unless the row of the stream has this writer's epoch and session.
+        """
         if self._store.leases[stream].session != self._session:
             raise self._refusal(stream, epoch)
         self._store.records.append(stream, epoch, seq, payload)
@@ -176,7 +189,7 @@ class SharedJournal:
             self._store.watch.appended(stream, epoch, self._server)
 
     def _is_written(self, stream: str, epoch: int, seq: int) -> bool:
-        """Read with a new connection whether a record was written."""
+        """True if a record was written. Called after the connection was lost; reads with a new one."""
         try:
             self._link.check()
         except JournalError as problem:
@@ -244,7 +257,7 @@ class SharedJournal:
         return self._store.records
 
     def close(self) -> None:
-        """Give the leases back, so that another server can lead at once."""
+        """Close the journal and give up its leases, so that another server can take over without waiting."""
         if self._stop_renewing is not None:
             self._stop_renewing()
         for stream in self._epochs:
@@ -267,7 +280,7 @@ class SharedJournal:
 
 
 class SharedRoster:
-    """The servers of a shared store, for one of them."""
+    """The roster of a shared store, for one of its servers."""
 
     def __init__(
         self,

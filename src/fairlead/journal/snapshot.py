@@ -2,8 +2,8 @@
 
     python -m fairlead.journal.snapshot PATH PARTITION [SECONDS]
 
-With `-` as path the journal is the database that FAIRLEAD_DATABASE names. That process also deletes the records before
-the old snapshot that are older than SECONDS. `Snapshots` starts it when it is due.
+With `-` as PATH the journal is the database that FAIRLEAD_DATABASE names. The second process also deletes records that
+are before the previous snapshot and older than SECONDS. `Snapshots` starts it when a snapshot is due.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def make_snapshot(path: str | os.PathLike[str], partition: str) -> int:
 
 
 def renew(path: str | os.PathLike[str], partition: str, age: int = 0) -> int:
-    """Make a snapshot, then delete the records of before the previous one that are older than `age` seconds.
+    """Make a snapshot, then delete records that are before the previous snapshot and older than `age` seconds.
 
-    A snapshot at the first remaining record stays, so that a backup can be restored to any of them.
+    A snapshot is kept at the point where the remaining records begin, so that a backup can be restored to any of them.
     """
     stream = stream_of(partition)
     with open_journal(path, read_only=True) as journal:
@@ -61,14 +61,14 @@ def renew(path: str | os.PathLike[str], partition: str, age: int = 0) -> int:
 
 
 def _keep_age(journal: ChainedJournal, partition: str, before: int, age: Micros) -> int:
-    """Return the record up to which records are older than `age` and not behind `before`, with a snapshot there."""
+    """Return the last record up to `before` that is older than `age`, after saving a snapshot at that record."""
     stream = stream_of(partition)
     base = journal.standing(stream)[0].base
     state = Partition(partition)
     if base:
         first = journal.load_snapshot(stream, base)
         if first is None:
-            return before  # records without a state before them are of no use
+            return before  # records without an earlier state are of no use
         state = load(first.payload)
     end = time_of(next(journal.read(stream, journal.last(stream) - 1)).payload, stream) - age
     cut = base
@@ -85,14 +85,17 @@ def _keep_age(journal: ChainedJournal, partition: str, before: int, age: Micros)
 
 
 class Snapshots:
-    """Makes the snapshots of one partition. The owner of its writer calls `poll` after a cycle; it never blocks."""
+    """Makes the snapshots of one partition.
+
+    The owner of the writer calls `poll` after each cycle; `poll` never blocks.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str], partition: str, last: int = 0, every: int = EVERY, age: int = 0
     ) -> None:
         """`last` is the number of the newest snapshot, or 0. A snapshot is due after `every` records.
 
-        Records that are older than `age` seconds are deleted; a snapshot is due after that time too.
+        Records older than `age` seconds are deleted. A snapshot is also due `age` seconds after the last one.
         """
         self.last = last
         self.failure = ""
@@ -111,7 +114,7 @@ class Snapshots:
 
     @property
     def pid(self) -> int | None:
-        """The pid of the running process, if there is one."""
+        """Return the pid of the running process, or None."""
         return None if self._child is None else self._child.pid
 
     def poll(self, seq: int) -> None:

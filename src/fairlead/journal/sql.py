@@ -1,6 +1,7 @@
 """The journal on SQLite: PATH (records, reigns), PATH-snapshots, and PATH-head, which reveals a truncated journal.
 
-`sqlitefile` has one SQLite file with its transactions, `headfile` the head; here is the journal on top of them.
+`sqlitefile` has one SQLite file with its transactions, `headfile` the head; this module builds the journal from these
+two.
 """
 
 import os
@@ -26,7 +27,7 @@ Synchronous = Literal["full", "normal", "off"]
 
 _RECORDS_ID = 0x464C4A31  # PRAGMA application_id of the two files: "FLJ1", "FLS1"
 _SNAPSHOTS_ID = 0x464C5331
-# The payload is the last column, so that the digest is read without reading through a large payload.
+# The payload is the last column, so that the digest can be read without a large payload.
 _RECORDS_SCHEMA = {
     "records": "CREATE TABLE records (stream TEXT NOT NULL, seq INTEGER NOT NULL, epoch INTEGER NOT NULL, "
     "digest BLOB NOT NULL, payload BLOB NOT NULL, PRIMARY KEY (stream, seq)) WITHOUT ROWID",
@@ -43,7 +44,7 @@ _APPEND = "INSERT INTO records SELECT ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM 
 
 
 class SqliteJournal(ChainedJournal):
-    """The journal in the file `path`. With `read_only` it can write snapshots and nothing else."""
+    """The journal in the file `path`. With `read_only` it writes only snapshots."""
 
     def __init__(
         self,
@@ -53,7 +54,10 @@ class SqliteJournal(ChainedJournal):
         busy_timeout: float = 10.0,
         turn: AbstractContextManager[object] | None = None,
     ) -> None:
-        """`turn` is held during writes, so that objects of one process wait for each other without asking SQLite."""
+        """Open the journal.
+
+        The lock `turn` is held during writes, so that several objects in one process take turns.
+        """
         self.path = os.path.abspath(path)
         self.snapshots_path = self.path + "-snapshots"
         self._busy_ms = int(busy_timeout * 1000)
@@ -63,7 +67,7 @@ class SqliteJournal(ChainedJournal):
         self._marks: dict[bytes, Mark] | None = None
         """The head as it was before the present transaction of a reader."""
         self._snapshots: File | None = None
-        self._tails: dict[str, tuple[int, Mark]] = {}  # by stream: the slot and the last record of our own reign
+        self._tails: dict[str, tuple[int, Mark]] = {}  # by stream: the slot and the last record of this object's reign
         if os.path.isdir(self.path):
             raise JournalError(f"{self.path}: a directory; name a file in it")
         if not os.path.exists(self.path) or not os.path.getsize(self.path):
@@ -75,7 +79,7 @@ class SqliteJournal(ChainedJournal):
             except Damaged:
                 raise
             except JournalError:
-                pass  # opening for writing either repairs any other problem or gives a better message
+                pass  # opening for writing repairs any other problem or gives a better message
         marks = self._head.marks()
         pragmas = {"journal_mode": "WAL", "synchronous": synchronous}
         self._file = File(self.path, _RECORDS_ID, _RECORDS_SCHEMA, pragmas, self._busy_ms, read_only, not marks, turn)
@@ -156,9 +160,12 @@ class SqliteJournal(ChainedJournal):
             self._marks = None
 
     def _standing(self, stream: str) -> tuple[Reign, Mark]:
-        """Return the reign of a stream and its last record, checked against the head. Must come first in a transaction.
+        """Return the reign of a stream and its last record, checked against the head.
 
-        The head is read before the records, because it may not be ahead of them.
+        Must be the first read of a transaction.
+
+        The head is read before the records: read later, it could already include a record that this transaction does
+        not see.
         """
         marks = self._head.marks() if self._marks is None else self._marks
         head = marks.get(self._head.key(stream))
@@ -223,7 +230,7 @@ class SqliteJournal(ChainedJournal):
     # Snapshots, pruning, dropping
 
     def _snapshot_file(self) -> File:
-        """Return the file with snapshots, opened on first use: a new journal has none for a long time."""
+        """Return the file with snapshots, opened on first use. A new journal has no snapshots for a long time."""
         if not self._snapshots:
             # Not a WAL: SQLite silently drops the end of a damaged log, and there is no head to show that.
             # `extra` also syncs the directory, because records are deleted once a snapshot is committed.

@@ -1,4 +1,4 @@
-"""One SQLite file: opened, checked, and used in explicit transactions with typed errors."""
+"""One SQLite file: opens and checks it, and runs explicit transactions with typed errors."""
 
 import contextlib
 import sqlite3
@@ -12,7 +12,7 @@ _VERSION = 1
 
 
 class File:
-    """One SQLite file. Errors of SQLite become `JournalError`s, which say if something was written."""
+    """One SQLite file. Errors of SQLite become `JournalError`s, whose type says whether something was written."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class File:
         fresh: bool = True,
         turn: AbstractContextManager[object] | None = None,
     ) -> None:
-        """`turn` is held during writes."""
+        """Open the file. The lock `turn` is held during writes."""
         self.path = path
         self._turn = turn or contextlib.nullcontext()
         self._in_doubt = False
@@ -57,7 +57,7 @@ class File:
             raise
 
     def _check(self, application: int, schema: dict[str, str]) -> bool:
-        """True if the file is new. Raises if it is neither new nor a file of this kind and version."""
+        """True if the file is new. Raises if the file is not new and not of this kind and version."""
         [(file_application,)] = self.run("PRAGMA application_id")
         [(version,)] = self.run("PRAGMA user_version")
         tables = dict(self.run("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
@@ -86,7 +86,7 @@ class File:
 
     @contextlib.contextmanager
     def reading(self, doing: str) -> Iterator[None]:
-        """Read within one transaction, which sees one state of the file."""
+        """Run a block in one read transaction, so that all its reads see the same state of the file."""
         try:
             self.run("BEGIN")
             yield
@@ -97,7 +97,7 @@ class File:
 
     @contextlib.contextmanager
     def writing(self, doing: str) -> Iterator[None]:
-        """Write within one durable transaction. On exit it is committed; after `NotWritten` it left no trace."""
+        """Run a block in one durable write transaction. If this raises `NotWritten`, nothing was written."""
         if self._in_doubt:
             raise UnknownOutcome(
                 f"{self.path}: {doing}: refused after a write of unknown outcome; open the journal again"

@@ -1,4 +1,4 @@
-"""Checks a whole journal: the digest and form of every record, every snapshot, the replay and the resulting state.
+"""Checks a whole journal: digest and form of every record, every snapshot, the replay and the resulting state.
 
 Nothing is written. A problem in one stream does not prevent the check of the others.
 """
@@ -19,13 +19,13 @@ from fairlead.journal.chained import ChainedJournal
 from fairlead.journal.codec import CLUSTER_STREAM, decode, encode_cluster, replay, restore_cluster, stream_of
 
 Progress = Callable[[str, int, int], None]
-"""Called with a stream, the number of its records that were checked, and the number of all its records."""
+"""Called with a stream, the number of its checked records, and the number of all its records."""
 
 _STEP = 200
 
 
 class StreamReport(msgspec.Struct):
-    """The result of checking one stream. It is sound if `problem` is empty."""
+    """The result of checking one stream. The stream is sound if `problem` is empty."""
 
     stream: str
     records: int = 0
@@ -64,7 +64,7 @@ def _cluster(journal: Journal, report: StreamReport) -> None:
 
 
 def _partition(journal: ChainedJournal, report: StreamReport, progress: Progress) -> None:
-    """Replay all records at hand, and check that every snapshot equals the replayed state at its record."""
+    """Replay all records, and check that every snapshot equals the replayed state at its record."""
     stream = report.stream
     name = stream.removeprefix(stream_of(""))
     report.last = journal.last(stream)
@@ -101,7 +101,10 @@ def _partition(journal: ChainedJournal, report: StreamReport, progress: Progress
 
 
 def _meet(state: Partition | None, snapshot: bytes | None, stream: str, seq: int) -> Partition | None:
-    """Compare the replayed state with a snapshot, or start the replay from it. Returns the state to go on with."""
+    """Return the state from which the replay continues after record `seq`.
+
+    If there is a snapshot, compare it with the replayed state; if nothing was replayed yet, start from the snapshot.
+    """
     if snapshot is None:
         return state
     where = f"snapshot {seq} of {stream}"
@@ -131,9 +134,9 @@ def _base(journal: Journal, stream: str, last: int) -> int:
 
 
 def _snapshots(journal: ChainedJournal, stream: str, base: int) -> dict[int, bytes]:
-    """Return all snapshots by number, not only the newest intact one that recovery would use.
+    """Return all snapshots by number. Recovery would use only the newest intact one.
 
-    One before the base is deleted when the next one is saved.
+    Snapshots before the base are ignored: they are deleted when the next snapshot is saved.
     """
     payloads: dict[int, bytes] = {}
     for seq in journal.saved_snapshots(stream):

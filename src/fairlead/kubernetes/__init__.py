@@ -1,8 +1,8 @@
 """Fairlead as a scheduler for Kubernetes: it reads nodes and pods from an API server and places the pods.
 
-Modules without a server, all pure:
+Modules without I/O, all pure:
 
-- `objects.py`: the objects of the API that are read and written.
+- `objects.py`: the API objects that are read and written.
 - `names.py`: labels, annotations, gates and scheduler names, ours and those of other schedulers; names that the core
   accepts: `node_name(name)`, `job_id(membership)`, `resource_name(name)`.
 - `quantities.py`: `requests(quantities)` (rounded up) and `capacities(quantities)` (rounded down) in the units and
@@ -12,9 +12,10 @@ Modules without a server, all pure:
   offer once; `soft_fields(pod)` lists preferences that are not considered.
 - `nodes.py`: `node_items(node, used, ports, sent)`: the items of an update that bring a node to its state.
 - `groups.py`: `membership(pod)` from the pod alone; `GroupObjects` keeps Jobs, JobSets, PodGroups and PriorityClasses
-  in short form (`followed()` says what to watch, `touched` hears of groups whose object changed);
+  in short form (`followed()` says what to watch, `touched` is called with groups whose object changed);
   `group_of(membership, pods, objects, rules) -> Group` with `waits_for`, `is_gang`, `ask`, `stages`, `job_item`.
-- `rooms.py`: room on nodes by the API server's word; `refusals.py`: nodes that a pod's own scheduler refused.
+- `rooms.py`: free capacity of nodes according to the API server; `refusals.py`: nodes that a pod's own scheduler
+  refused.
 - `rules.py`: the mapping document for queues and users: `parse_rules(doc) -> Rules`.
-- `calls.py`: the table of calls that the adapter makes, from which the ClusterRole is checked.
+- `calls.py`: the table of calls that the adapter makes, with which the ClusterRole is compared.
 """

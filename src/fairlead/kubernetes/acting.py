@@ -1,4 +1,4 @@
-"""Actions on pods: what is begun, and what comes of it. The calls themselves are made by `actions.py`."""
+"""In-flight pod actions and their results. `actions.py` makes the calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def begin(state: State, member: Member, verb: Verb) -> None:
 
 
 def done(state: State, target: Target) -> None:
-    """Take note of a call that succeeded, or of a pod that is gone or bound already, which the watch tells."""
+    """Record a finished call: it succeeded, or the pod is gone or bound already, which the watch reports."""
     member = target.owner
     assert isinstance(member, Member)
     if member.action is not target:
@@ -57,7 +57,7 @@ def refused(state: State, target: Target, problem: str) -> None:
 
 
 def lose(state: State, member: Member, problem: str) -> None:
-    """Give back a task whose pod could not be bound: it follows `on_loss`."""
+    """Report a task whose pod could not be bound as lost; it follows `on_loss`."""
     unit = member.unit
     member.placed = ""
     if unit.sent and member.index >= 0:

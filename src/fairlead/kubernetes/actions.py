@@ -1,9 +1,8 @@
 """Calls that carry out decisions: bind a pod, pin and ungate it, evict it, delete it.
 
-Actions are done in the order in which they were given, many at a time. Those of one gang begin at the same moment,
-before any of the next gang, so that a gang is bound within milliseconds.
-An action that may succeed later is tried again with growing pauses. Its end is told to `done` or `refused`; an
-eviction ends with the pod, which the watch sees.
+Actions run in the order given, many at a time. Those of one gang begin at the same moment, before any of the next gang,
+so that a gang is bound within milliseconds. An action that may succeed later is retried with growing pauses. When it
+ends, `done` or `refused` is called; an eviction ends when the watch reports that the pod is gone.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from fairlead.kubernetes.watching import pause_after
 
 Verb = Literal["bind", "pin", "evict", "delete"]
 AT_ONCE = 16
-"""Calls under way at once. With more of them a call waits longer, and so does a gang."""
+"""Calls in progress at a time. With more, each call takes longer, and so does a gang."""
 BIND_WITHIN = 30.0
-"""Seconds for which a binding that the API server refuses for now is tried before the task is reported as lost."""
+"""Seconds to retry a binding that the API server refuses for now, before the task is reported as lost."""
 RETRIED = (408, 429, 500, 502, 503, 504)
 
 _status = msgspec.json.Decoder(Status).decode
@@ -33,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Target(msgspec.Struct, eq=False):
-    """The pod of an action. `begun` is True from the moment in which its call may have been sent."""
+    """The pod of an action. `begun` is True once its call may have been sent."""
 
     verb: Verb
     namespace: str
@@ -43,14 +42,14 @@ class Target(msgspec.Struct, eq=False):
     """Passed back with the result."""
     node: str = ""
     gang: str = ""
-    """The job whose actions begin together with this one; empty for none."""
+    """The job whose actions begin together with this one; empty if none."""
     body: bytes = b""
     begun: bool = False
     cancelled: bool = False
     since: float = 0.0
     tries: int = 0
     confirmed: bool = False
-    """True if the API server has carried out the call."""
+    """True if the API server has executed the call."""
 
     @property
     def path(self) -> str:
@@ -58,7 +57,7 @@ class Target(msgspec.Struct, eq=False):
 
 
 class Performer:
-    """Carries out actions with at most `at_once` calls under way."""
+    """Executes actions, with at most `at_once` calls in progress."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class Performer:
         self._under_way = 0
         self._waiting: deque[Target] = deque()
         self._news = asyncio.Event()
-        """Set when an action was given, or when a call has ended."""
+        """Set when an action was added or a call has ended."""
         self.counts: dict[tuple[str, str], int] = {}
         """Verb and result → number of calls."""
 
@@ -86,11 +85,11 @@ class Performer:
         self._news.set()
 
     def waiting(self) -> int:
-        """Return the number of actions that no call was made for yet, or that wait for another try."""
+        """Return the number of actions without a call yet, or that wait for a retry."""
         return len(self._waiting)
 
     async def run(self) -> None:
-        """Carry out actions until cancelled."""
+        """Execute actions until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._news.wait()
@@ -102,9 +101,9 @@ class Performer:
                         group.create_task(self._work(target))
 
     def _next(self) -> list[Target]:
-        """Return the actions that begin now: those of the next gang, or one; none if too many calls are under way.
+        """Return the actions to begin now: those of the next gang, or one; none if too many calls are in progress.
 
-        A gang with more actions than may be under way waits for all others, and then begins as far as it can.
+        A gang with more actions than `at_once` waits until no call is in progress, then begins as many as allowed.
         """
         waiting, free = self._waiting, self._at_once - self._under_way
         found: list[Target] = []
@@ -124,7 +123,7 @@ class Performer:
         try:
             await self._carry_out(target)
         except Lost as lost:
-            # The API server is away and may have carried out the call: repeat it until there is an answer.
+            # The API server is away and may have executed the call: repeat it until there is an answer.
             self._again(target, str(lost), gives_up=False)
         finally:
             self._under_way -= 1
@@ -138,7 +137,7 @@ class Performer:
             target.confirmed = True
             self._done(target)
         elif reply.status == 404:
-            self._done(target)  # the pod is gone, and the watch says so
+            self._done(target)  # the pod is gone, and the watch reports that
         elif reply.status in RETRIED:
             self._again(target, _text(reply), reply.retry_after)
         elif reply.status == 409:
@@ -147,7 +146,7 @@ class Performer:
             self._refused(target, _text(reply))
 
     async def _resolve(self, target: Target, conflict: Reply) -> None:
-        """Look at the pod after a conflict: the call may have been carried out before."""
+        """Read the pod after a conflict, because the call may have succeeded before."""
         reply = await self._http.call("GET", target.path)
         if reply.status == 404:
             self._done(target)
@@ -159,7 +158,7 @@ class Performer:
         if pod.metadata.uid != target.uid or pod.metadata.deletion_timestamp:
             self._done(target)
         elif target.verb == "bind" and pod.spec.node_name:
-            self._done(target)  # the watch tells the adapter where
+            self._done(target)  # the watch reports the node
         elif target.verb in ("pin", "evict", "delete"):
             self._again(target, _text(conflict))
         else:
@@ -183,7 +182,7 @@ class Performer:
 def _request(target: Target) -> tuple[str, str, bytes, str]:
     kind = "application/json"
     if target.verb == "bind":
-        # A binding with the uid is refused if another pod with this name exists by now.
+        # The uid makes the API server refuse the binding if another pod has this name by now.
         body = {
             "apiVersion": "v1",
             "kind": "Binding",

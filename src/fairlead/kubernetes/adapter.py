@@ -1,7 +1,7 @@
 """The adapter: a resource manager whose nodes and jobs are those of a Kubernetes cluster.
 
-It holds what the watches told, and turns it into updates for a partition; it takes the partition's decisions, and turns
-them into actions on pods. It makes no call itself: `main.py` connects it with the watches, the link and the performer.
+It turns what the watches report into updates for a partition, and the partition's decisions into actions on pods. It
+makes no call itself: `main.py` connects it with the watches, the link and the performer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fairlead.wire import api as wire
 
 
 class Adapter(State):
-    """The state between a cluster and a partition, and all that changes it."""
+    """The state between a cluster and a partition, with all functions that change it."""
 
-    # -- what the watches tell
+    # -- reports of the watches
 
     def put_node(self, node: Node) -> None:
         cluster_events.put_node(self, node)
@@ -33,7 +33,7 @@ class Adapter(State):
     def drop_pod(self, uid: str) -> None:
         cluster_events.drop_pod(self, uid)
 
-    # -- what the partition decides, and what actions on pods bring about
+    # -- decisions of the partition, and results of actions on pods
 
     def take_events(self, events: Iterable[wire.ManagerEvent]) -> None:
         partition_events.take_events(self, events)
@@ -54,10 +54,10 @@ class Adapter(State):
         return updates.update(self)
 
     def answered(self, items: Items, answers: list[wire.UpdateItem]) -> list[str]:
-        """Take the answers of an update; return the problems for the log."""
+        """Apply the answers to an update; return the problems for the log."""
         return updates.answered(self, items, answers)
 
-    # -- what time alone changes
+    # -- changes driven by time
 
     def retry(self) -> None:
         upkeep.retry(self)

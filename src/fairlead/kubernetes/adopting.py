@@ -1,4 +1,4 @@
-"""The start: the state of the partition is compared with the cluster, and what differs is queued."""
+"""The start of the adapter: compares the state of the partition with the cluster, and queues the differences."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fairlead.wire import api as wire
 
 
 def adopt(state: State, told: wire.ManagerState) -> None:
-    """Compare the state of the partition with the cluster, and queue what differs. Call it when all lists are
+    """Compare the state of the partition with the cluster, and queue the differences. Call it when all lists are
     complete, and again after each new connection to the partition."""
     state.out = Outbox()
-    # The partition may not have heard of losses. Tasks of an ask are equal, so any of them without a pod is lost.
+    # The partition may not know of losses. Tasks of an ask are equal, so any task of it without a pod is lost.
     losses: dict[tuple[str, str], list[str]] = {}
     for (job_name, ask, _), reason in state.ending.items():
         if reason:
@@ -43,7 +43,7 @@ def adopt(state: State, told: wire.ManagerState) -> None:
             _drop_job(state, job)
         else:
             _adopt_job(state, known_unit, job, losses)
-    # Tasks that wait there can be placed at any moment.
+    # Tasks that wait in the partition can be placed at any moment.
     waits = any(ask.waiting for job in told.jobs for ask in job.asks)
     for unit in state.units.values():
         if any(member.bound and not member.placed for member in unit.members.values()):
@@ -99,8 +99,8 @@ def _adopt_job(state: State, unit: Unit, job: wire.ManagerJob, losses: Mapping[t
 
 
 def _start_again(state: State) -> None:
-    """Bind or pin pods that the partition placed before. The cluster may have changed since, so their nodes are
-    looked at again; a task without room is lost."""
+    """Bind or pin pods that the partition placed before. The cluster may have changed since, so their nodes are checked
+    again; a task that no longer fits is lost."""
     unstarted, state.unstarted = state.unstarted, []
     rooms = Rooms(state.members.values(), {member.placed for member in unstarted}, state.objects, state.others)
     for member in unstarted:

@@ -1,4 +1,4 @@
-"""The calls that the adapter makes, as rules of RBAC. The ClusterRole in `deploy/kubernetes/` is compared with them."""
+"""The calls that the adapter makes, as RBAC rules. The ClusterRole in `deploy/kubernetes/` must match them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LEASE_RULES: tuple[Rule, ...] = (Rule("coordination.k8s.io", "leases", ("create"
 
 
 def resource_of(path: str) -> tuple[str, str]:
-    """Return the API group and the resource of a path, as RBAC sees them; a subresource is `pods/status`."""
+    """Return the API group and the resource of a path, as in RBAC; a subresource is `pods/status`."""
     parts = path.partition("?")[0].strip("/").split("/")
     group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
     if rest[0] == "namespaces" and len(rest) > 2:

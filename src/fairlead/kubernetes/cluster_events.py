@@ -1,4 +1,4 @@
-"""What the watches tell: nodes and pods that are there, changed, or gone."""
+"""Handles events of the watches: nodes and pods that exist, changed, or are gone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def drop_pod(state: State, uid: str) -> None:
 def _is_ours(state: State, pod: Pod) -> bool:
     if pod.ended:
         return False
-    # A pod with a gate of another controller is not to be scheduled yet.
+    # A pod with a gate of another controller must not be scheduled yet.
     gates = {gate.name for gate in pod.spec.scheduling_gates or ()}
     if gates - {state.gate}:
         return False
@@ -110,7 +110,7 @@ def _add(state: State, pod: Pod, bound: str) -> None:
 
 
 def _note_pin(state: State, member: Member, pod: Pod) -> None:
-    """Take note that a pod has lost its gate, so that its node cannot be changed."""
+    """Record that a pod has lost its gate, so that its node cannot be changed."""
     node = pod.metadata.annotation(PINNED)
     if node and not pod.spec.scheduling_gates and not member.pinned:
         member.pinned, member.pinned_at = node, state.clock()
@@ -118,7 +118,7 @@ def _note_pin(state: State, member: Member, pod: Pod) -> None:
 
 
 def _note_loss(state: State, member: Member, pod: Pod) -> None:
-    """Take note that the cluster removes or has ended a bound pod. A pod that was told to stop is no loss."""
+    """Record that the cluster removes or has ended a bound pod. A pod that was asked to stop is not lost."""
     if member.bound and not member.stopping:
         member.lost = pod.disrupted
 
@@ -144,7 +144,7 @@ def _gone(state: State, member: Member) -> None:
 
 
 def _lost_with_node(state: State, member: Member) -> None:
-    """The partition loses the task with its node. The pod is deleted by the cluster, or asked for again."""
+    """Forget the node of a task that is lost with it. The cluster deletes the pod, or the pod is asked for again."""
     unit = member.unit
     member.placed = ""
     if member.index >= 0:
@@ -154,7 +154,7 @@ def _lost_with_node(state: State, member: Member) -> None:
 
 
 def _astray(state: State, member: Member) -> None:
-    """Book a pod where it is bound, whatever the partition decided."""
+    """Book a pod on the node where it is bound, whatever the partition decided."""
     unit = member.unit
     if isinstance(member.action, Target):
         member.action.cancelled = True

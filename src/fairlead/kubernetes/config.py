@@ -1,4 +1,4 @@
-"""Where the API server is and how to log in: a kubeconfig file, or the files of a pod in the cluster."""
+"""Finds the API server and the credentials for it: in a kubeconfig file, or in the files of a pod in the cluster."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fairlead.kubernetes.http import Address, parse_url
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_AGE = 60.0
-"""Seconds after which a token file is read again: the tokens of pods are replaced before they expire."""
+"""Seconds after which a token file is read again: tokens of pods are replaced before they expire."""
 
 
 class ConfigProblem(Exception):
-    """The configuration cannot be used. The text says where and what to do."""
+    """Raised if the configuration cannot be used. The text says where and what to do."""
 
 
 def find_address(kubeconfig: str = "", context: str = "") -> tuple[Address, str]:
@@ -54,7 +54,7 @@ def in_cluster(folder: Path = SERVICE_ACCOUNT) -> tuple[Address, str]:
 
 
 def token_file(path: Path) -> Callable[[], str]:
-    """Return a function that returns the token in a file, and reads the file again from time to time."""
+    """Return a function that returns the token in a file, and rereads the file from time to time."""
     kept, read_at = "", 0.0
 
     def token() -> str:
@@ -124,7 +124,7 @@ def _tls(path: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl
             tls.verify_mode = ssl.CERT_NONE
         certificate, key = _content(path, user, "client-certificate"), _content(path, user, "client-key")
         if certificate and key:
-            with tempfile.TemporaryDirectory() as folder:  # the ssl module reads a key from files only
+            with tempfile.TemporaryDirectory() as folder:  # the ssl module reads keys only from files
                 pair = Path(folder, "certificate"), Path(folder, "key")
                 for file, content in zip(pair, (certificate, key), strict=True):
                     file.touch(0o600)

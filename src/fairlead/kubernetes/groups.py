@@ -1,8 +1,8 @@
 """Groups: which pods form one job, how many of them start together, and its queue, user and priority.
 
 `membership` is read from the pod alone, so a pod can be put into its group at once. `group_of` needs the objects that
-describe groups: Jobs, JobSets, PodGroups and PriorityClasses, which `GroupObjects` keeps in short form.
-Layout: membership, the objects, groups, and the readers of each manifest's fields.
+describe groups: Jobs, JobSets, PodGroups and PriorityClasses, which `GroupObjects` keeps in short form. Layout:
+membership, the objects, groups, and the readers of each manifest's fields.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from fairlead.kubernetes.rules import Rules
 
 
 class Membership(msgspec.Struct, frozen=True, gc=False):
-    """The group of a pod, and its place there."""
+    """The group of a pod, and the pod's place in it."""
 
     kind: str
-    """Pod, Job, JobSet, or the sort of group."""
+    """Pod, Job, JobSet, or the kind of group."""
     namespace: str
     name: str
     uid: str = ""
-    """The uid of the Job or of a single pod. Other groups are known by name only."""
+    """The uid of the Job or of a single pod. Other groups are identified by name only."""
     part: str = ""
-    """The name of its part of the group; empty if parts have no names."""
+    """The name of the pod's part of the group; empty if parts have no names."""
     index: int | None = None
-    """Its index in an indexed Job."""
+    """The pod's index in an indexed Job."""
     own: tuple[str, ...] = ()
-    """The labels whose values only pods of the same part have."""
+    """Labels whose values are shared only by pods of the same part."""
 
     @property
     def key(self) -> str:
@@ -71,7 +71,7 @@ def membership(pod: Pod) -> Membership:
 
 
 def application(meta: Meta) -> str:
-    """Return the id of an application of YuniKorn; empty if there is none."""
+    """Return the id of a YuniKorn application; empty if there is none."""
     return next((value for key in names.YUNIKORN_APP if (value := _either(meta, key))), "")
 
 
@@ -83,14 +83,14 @@ def _either(meta: Meta, key: str) -> str:
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of an object: its size, and the labels and annotations that are read."""
+    """What is kept of an object: its size, and the labels and annotations that Fairlead reads."""
 
     marks: dict[str, str]
     minimum: int = 0
-    """Pods that start together; 0 if they start one by one, or if the object does not say."""
+    """Number of pods that start together; 0 if they start one by one, or if the object does not say."""
     parts: dict[str, int] = {}
     whole: bool = True
-    """False if its parts start one after the other."""
+    """False if the parts start one after the other."""
     queue: str = ""
     priority: int | None = None
     priority_class: str = ""
@@ -110,14 +110,14 @@ class GroupObjects:
         self._keys: dict[str, tuple[str, str, str]] = {}
         """Uid → kind, namespace and name."""
         self._uids: dict[tuple[str, str, str], str] = {}
-        """The reverse: the object that has this name now."""
+        """Kind, namespace and name → uid of the object that has this name now."""
         self.classes: dict[str, PriorityClass] = {}
         self.asks: dict[str, tuple[str, Needs]] = {}
-        """Ask → the part and the needs of its pods. Equal asks of all groups are one entry."""
+        """Ask → the part and the needs of its pods. Equal asks of different groups share an entry."""
         self._names: dict[tuple[str, Needs], str] = {}
 
     def followed(self) -> list[Follow]:
-        """Return what to watch: path, type, and the functions for objects that are there and uids that are gone."""
+        """Return what to watch: path, type, and the functions to call for changed objects and for removed uids."""
 
         def follow(path: str, kind: str, of: type[Object], read: Callable[[Any], Facts]) -> Follow:
             return path, of, lambda found: self.put(kind, found, read(found)), self.drop
@@ -152,7 +152,7 @@ class GroupObjects:
         return self._facts.get((kind, namespace, name))
 
     def ask(self, part: str, needs: Needs) -> str:
-        """Return the name of the asks of pods with these needs. It is the same in every process."""
+        """Return the name of the ask for pods with these needs. It is the same in every process."""
         name = self._names.get((part, needs))
         if name is None:
             digest = blake2b(repr((part, needs)).encode(), digest_size=5).hexdigest()
@@ -196,18 +196,18 @@ class Group(msgspec.Struct):
     estimate: str = ""
     on_loss: str = ""
     ignored: tuple[str, ...] = ()
-    """Preferences of its pods that are not considered."""
+    """Preferences of the pods that are not considered."""
     waits_for: str = ""
-    """Why it is not asked for yet; empty if it can be."""
+    """Why the group is not asked for yet; empty if it can be."""
 
     @property
     def is_gang(self) -> bool:
-        """True if all its parts start together."""
+        """True if all parts of the group start together."""
         return self.facts.minimum > 1 and self.facts.whole
 
     @property
     def follows_loss(self) -> bool:
-        """True if the loss of a pod concerns the others. With `replace` its controller makes another pod, no more."""
+        """True if the loss of a pod affects the others. With `replace`, the controller only makes another pod."""
         return self.on_loss not in ("", "replace")
 
     @property
@@ -216,7 +216,7 @@ class Group(msgspec.Struct):
 
     @property
     def problems(self) -> tuple[NotHonoured, ...]:
-        """Fields of the group that are not honoured."""
+        """Fields of the group that Fairlead does not honour."""
         return self.facts.problems
 
     def ask(self, member: Membership, needs: Needs) -> str:
@@ -237,10 +237,10 @@ class Group(msgspec.Struct):
         return stages
 
     def _minimum(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Return how many pods of each ask start together: as many as its part, or the group, needs.
+        """Return how many pods of each ask start together, from the minimum of its part or of the group.
 
-        If the group needs fewer than there are, the asks of the pods that were seen first need all of theirs. Every ask
-        needs one, so a group may need a few more pods than its object says, never fewer.
+        A minimum below the number of pods is met by the asks that were seen first. Every ask needs at least one pod, so
+        a group may need a few more pods than its object says, never fewer.
         """
         left = dict(self.facts.parts) or {"": self.facts.minimum}
         least: dict[str, int] = {}
@@ -274,7 +274,7 @@ class Group(msgspec.Struct):
 
 
 def group_of(member: Membership, pods: Sequence[Pod], objects: GroupObjects, rules: Rules) -> Group:
-    """Return the group of pods. Of their own fields, those of the first pod that has them count."""
+    """Return the group of pods. Where pods differ in a field, the first pod that has it counts."""
     facts, missing = _facts(member, pods, objects)
     metas = [pod.metadata for pod in pods]
     group = Group(member, objects, facts, waits_for=missing or _too_few(facts, pods))
@@ -291,7 +291,7 @@ def group_of(member: Membership, pods: Sequence[Pod], objects: GroupObjects, rul
         group.priority = first.priority
     elif priority_class is not None:
         group.priority = priority_class.value
-    # Admission gives every pod a policy, so that of the group's class comes first.
+    # Admission gives every pod a policy, so the policy of the group's class comes first.
     policy = first.preemption_policy if first is not None and not facts.priority_class else ""
     if not policy and priority_class is not None:
         policy = priority_class.preemption_policy
@@ -309,7 +309,7 @@ def group_of(member: Membership, pods: Sequence[Pod], objects: GroupObjects, rul
 
 
 def _too_few(facts: Facts, pods: Sequence[Pod]) -> str:
-    """Return which pods of a gang do not exist yet."""
+    """Return which pods of a gang do not exist yet, as text."""
     have: dict[str, int] = {}
     for pod in pods:
         part = membership(pod).part if facts.parts else ""
@@ -345,7 +345,7 @@ def _facts(member: Membership, pods: Sequence[Pod], objects: GroupObjects) -> tu
 
 
 def _overridden(facts: Facts, metas: Sequence[Meta]) -> Facts:
-    """Return the size of a Job or JobSet as our annotations want it, on the object or on its pods."""
+    """Return the size of a Job or JobSet as set by our annotations, on the object or on its pods."""
     minimum = facts.marks.get(names.MINIMUM) or _annotation(metas, names.MINIMUM)
     gang = facts.marks.get(names.GANG) or _annotation(metas, names.GANG)
     if minimum:
@@ -372,7 +372,7 @@ def _queue_name(metas: Sequence[Meta], facts: Facts) -> str:
 
 
 def _user(metas: Sequence[Meta], rules: Rules) -> tuple[str, tuple[str, ...]] | None:
-    """Return the user and the groups that a pod names, if the rules let it."""
+    """Return the user and the groups that a pod names, if the rules allow that."""
     if rules.users != "declared" or not metas:
         return None
     meta = metas[0]
@@ -427,16 +427,16 @@ def _at_once(parallelism: int | None, completions: int | None) -> int:
 
 
 def read_job(job: Job) -> Facts:
-    """An indexed Job that runs all its indices at once is a gang, as for kube-scheduler; other Jobs are not."""
+    """Return the facts of a Job. As for kube-scheduler, it is a gang if it is indexed and runs all indices at once."""
     spec = job.spec
     pods = _at_once(spec.parallelism, spec.completions)
     gang = spec.completion_mode == "Indexed" and pods > 1 and spec.parallelism == spec.completions
-    # The number of pods is kept beside the marks, for `fairlead.dev/gang`.
+    # The number of pods is kept beside the minimum, for `fairlead.dev/gang`.
     return Facts({**_marks(job.metadata), "": str(pods)}, minimum=pods if gang else 0)
 
 
 def read_job_set(job_set: JobSet) -> Facts:
-    """All Jobs of a JobSet are one gang, unless they start one after the other; then each of them is."""
+    """Return the facts of a JobSet. All its Jobs are one gang, unless they start in order; then each Job is one."""
     parts = {
         each.name: each.replicas * _at_once(each.template.spec.parallelism, each.template.spec.completions)
         for each in job_set.spec.replicated_jobs or ()
@@ -449,7 +449,7 @@ def read_job_set(job_set: JobSet) -> Facts:
 
 
 def read_upstream(group: PodGroup) -> Facts:
-    """A PodGroup of `scheduling.k8s.io`."""
+    """Return the facts of a PodGroup of `scheduling.k8s.io`."""
     spec = group.spec
     problems: list[NotHonoured] = []
     if spec.scheduling_constraints is not None and spec.scheduling_constraints.topology:
@@ -474,12 +474,12 @@ def read_upstream(group: PodGroup) -> Facts:
 
 
 def read_plugins(group: PodGroup) -> Facts:
-    """A PodGroup of `scheduling.x-k8s.io`."""
+    """Return the facts of a PodGroup of `scheduling.x-k8s.io`."""
     return Facts(_marks(group.metadata), minimum=group.spec.min_member or 0)
 
 
 def read_volcano(group: PodGroup) -> Facts:
-    """A PodGroup of `scheduling.volcano.sh`. `minTaskMember` counts if it adds up to `minMember`."""
+    """Return the facts of a PodGroup of `scheduling.volcano.sh`. `minTaskMember` counts if its sum is `minMember`."""
     spec = group.spec
     minimum = spec.min_member or 0
     parts = {name: count for name, count in (spec.min_task_member or {}).items() if count > 0}
@@ -508,7 +508,7 @@ _task_groups = msgspec.json.Decoder(list[TaskGroup]).decode
 
 
 def _application(metas: Sequence[Meta]) -> tuple[Facts, str]:
-    """Return what pods of an application say. Its gang is complete when the pods of all task groups exist."""
+    """Return what the pods of an application say. Its gang is complete when the pods of all task groups exist."""
     text = _annotation(metas, names.YUNIKORN_TASK_GROUPS)
     if not text:
         return NOTHING, ""

@@ -1,8 +1,9 @@
-"""`/healthz`, `/readyz` and `/metrics` of an adapter that is a process of its own."""
+"""`/healthz`, `/readyz` and `/metrics` of an adapter that runs as its own process."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from fairlead.kubernetes.config import ConfigProblem
+
 if TYPE_CHECKING:
     from fairlead.kubernetes.main import Runner
 
@@ -19,7 +22,7 @@ READ_WITHIN = 5.0
 
 
 class Health(Collector):
-    """Answers of one adapter."""
+    """Serves the health and metrics of one adapter."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -38,7 +41,7 @@ class Health(Collector):
         return "" if runner.connected else "no connection to the Fairlead server"
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics of the adapter as they are now."""
+        """Return the present metrics of the adapter."""
         runner, adapter = self._runner, self._runner.adapter
         yield GaugeMetricFamily("fairlead_kubernetes_leads", "1 if this adapter holds the lease.", int(self.leads))
         yield GaugeMetricFamily("fairlead_kubernetes_ready", "1 if the adapter is ready.", int(not self.missing()))
@@ -65,7 +68,11 @@ class Health(Collector):
     async def serve(self, listen: str) -> None:
         """Answer requests on HOST:PORT until cancelled."""
         host, _, port = listen.rpartition(":")
-        server = await asyncio.start_server(self._answer, host or "127.0.0.1", int(port))
+        try:
+            server = await asyncio.start_server(self._answer, host or "127.0.0.1", int(port))
+        except (OSError, OverflowError, ValueError) as problem:
+            why = "the port is used by another program" if _is_taken(problem) else str(problem)
+            raise ConfigProblem(f"--listen {listen}: {why}; name another HOST:PORT, or `none`") from None
         async with server:
             await server.serve_forever()
 
@@ -91,3 +98,7 @@ class Health(Collector):
         if path == "/metrics":
             return "200 OK", generate_latest(self.registry)
         return "404 Not Found", b"not found\n"
+
+
+def _is_taken(problem: Exception) -> bool:
+    return isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE

@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 import httptools
 
 MAX_BUFFERED = 4 * 2**20
-"""Bytes of a stream that are kept for a slow reader before the connection is paused."""
+"""Bytes of a stream to buffer for a slow reader before the connection is paused."""
 CONNECT_TIMEOUT = 10.0
 
 
 class Lost(Exception):
-    """The connection failed before the whole answer arrived: the request may have been carried out, or not."""
+    """Raised if the connection failed before the whole answer arrived. The request may have been executed."""
 
 
 class Reply(NamedTuple):
@@ -32,7 +32,7 @@ class Reply(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Where a server is and how to reach it. `token` is called for each request; empty for none."""
+    """How to reach a server. `token` is called for each request and may return an empty text."""
 
     host: str
     port: int
@@ -42,7 +42,7 @@ class Address(NamedTuple):
 
 
 def parse_url(url: str) -> tuple[bool, str, int, str]:
-    """Return if a URL is encrypted, its host, port and path. Raise `ValueError` if it is no address of a server."""
+    """Return whether a URL is encrypted, its host, port and path. Raise `ValueError` if it is no server address."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url} is no address of a server; write https://HOST:PORT")
@@ -50,7 +50,7 @@ def parse_url(url: str) -> tuple[bool, str, int, str]:
 
 
 class Http:
-    """Requests to one server. At most `connections` requests are under way; the others wait in order."""
+    """Requests to one server. At most `connections` requests are in progress; the others wait in order."""
 
     def __init__(self, address: Address, connections: int = 32) -> None:
         self._address = address
@@ -61,9 +61,9 @@ class Http:
         self._host = f"[{address.host}]" if ":" in address.host else address.host
 
     async def open(self, count: int) -> None:
-        """Open connections ahead, so that the first requests do not wait for handshakes. Those that fail are left out.
+        """Open connections ahead, so that the first requests need not wait for handshakes. Failures are ignored.
 
-        The pods of a gang are bound by as many requests at once, and a handshake takes longer than a binding.
+        The pods of a gang are bound by parallel requests, and a handshake takes longer than a binding.
         """
         opened = await asyncio.gather(
             *(self._connect() for _ in range(count - len(self._idle))), return_exceptions=True
@@ -194,7 +194,7 @@ class Http:
 
 
 class _Closed(Exception):
-    """The connection was closed before the first byte of an answer."""
+    """Raised if the connection was closed before the first byte of an answer."""
 
 
 class _Connection(asyncio.Protocol):
@@ -238,7 +238,7 @@ class _Connection(asyncio.Protocol):
         return await self._began
 
     async def parts(self, quiet: float) -> AsyncIterator[bytes]:
-        """Yield the parts of an answer until it is complete. Raise `TimeoutError` after a quiet time."""
+        """Yield the parts of an answer until it is complete. Raise `TimeoutError` after `quiet` silent seconds."""
         while True:
             while self._parts:
                 part = self._parts.popleft()

@@ -1,4 +1,4 @@
-"""The job of a unit: the items that add it, let it grow with its pods, and remove it."""
+"""Builds the items of an update that add the job of a unit, grow it with its pods, and remove it."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from fairlead.kubernetes.state import Document, State
 from fairlead.kubernetes.units import Unit
 
 ONE_BY_ONE: Document = {"scaling": "partial"}
-"""Pods that come after the first of a group start as there is room, not all together."""
+"""Pods added after the first of a group start one by one as capacity allows, not together."""
 
 
 def job_items(state: State, unit: Unit) -> list[Document]:
-    """Return the items that bring the job of a unit up to date; its asks and recoveries are queued."""
+    """Return the items that bring the job of a unit up to date. Also queues its asks and recoveries."""
     if not unit.members:
         if any(job == unit.job for job, _, _ in state.ending):
-            return []  # the loss of its last task is told first
+            return []  # the loss of its last task is sent first
         del state.units[unit.key]
         del state.jobs[unit.job]
         return [{"job": unit.job, "remove": True}] if unit.sent else []
     removed: list[Document] = []
     if unit.ended:
         if any(member.live or member.stopping for member in unit.members.values()):
-            return []  # pods that came since are a new job, when the old ones are gone
+            return []  # later pods become a new job when the old pods are gone
         unit.forget_tasks()
         removed = [{"job": unit.job, "remove": True}]
     shape(state, unit)
-    if state.dirty_nodes:  # a port that no node has yet: the nodes come first
+    if state.dirty_nodes:  # send nodes first, if one of the ports is new to them
         state.dirty_units[unit.key] = None
         state.count_unbooked(unit)
         return removed
     if unit.sent and unit.why[1] and not unit.live():
-        unit.forget_tasks()  # part of a gang is of no use: it waits for the other pods
+        unit.forget_tasks()  # an incomplete gang waits for its other pods
         unit.waiting_since = 0.0
         return [{"job": unit.job, "remove": True}]
     if unit.sent:
@@ -45,7 +45,7 @@ def job_items(state: State, unit: Unit) -> list[Document]:
 
 
 def shape(state: State, unit: Unit) -> None:
-    """Work out the group of a unit and the asks of its pods. `unit.why` tells if it cannot be asked for."""
+    """Determine the group of a unit and the asks of its pods. `unit.why` says why it cannot be asked for."""
     pods = unit.pods()
     group = unit.group
     if group is None or len(pods) == len(unit.members):  # objects of bound pods are not kept
@@ -64,7 +64,7 @@ def shape(state: State, unit: Unit) -> None:
             needs = state.refusals.apply(controller.uid, needs)
         member.ask = group.ask(member.membership, needs)
         for port in needs.ports:
-            if port not in state.ports:  # every node has one of each port that pods ask for
+            if port not in state.ports:  # every node offers one of each port that pods ask for
                 state.ports[port] = None
                 state.dirty_nodes = dict.fromkeys(state.nodes)
 
@@ -89,7 +89,7 @@ def _new_job(state: State, unit: Unit, group: Group) -> Document:
 
 
 def _grow(state: State, unit: Unit) -> None:
-    """Find tasks for pods without one: a task that has ended, or a new one."""
+    """Assign tasks to pods without one: a task that has ended, or a new one."""
     grown: dict[str, bool] = {}
     for member in unit.members.values():
         if member.index >= 0 or not member.can_be_asked_for:
@@ -99,7 +99,7 @@ def _grow(state: State, unit: Unit) -> None:
         free = [at for at, other in enumerate(slots) if other is None]
         index = next((at for at in free if (unit.job, member.ask, at) not in state.ending), None)
         if index is None and free:
-            continue  # the next update asks for it, when its release is answered
+            continue  # the next update asks for it, once its release is answered
         if index is None:
             index = len(slots)
             grown.setdefault(member.ask, known)

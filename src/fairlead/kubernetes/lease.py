@@ -1,8 +1,7 @@
 """Leader election by a Lease: of several adapters for one cluster, one works and the others wait.
 
-The holder renews the lease; another adapter takes it when it was not renewed for its duration, by its own clock. A
-holder
-that cannot renew stops before that time has passed.
+The holder renews the lease. Another adapter takes it if it was not renewed for its duration, by that adapter's clock. A
+holder that cannot renew stops before then.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class LeaseLost(Exception):
-    """Another adapter may hold the lease now."""
+    """Raised if another adapter may hold the lease now."""
 
 
 class Election:
@@ -54,7 +53,7 @@ class Election:
         self.leads = False
 
     async def win(self) -> None:
-        """Wait until the lease is ours."""
+        """Wait until this candidate holds the lease."""
         while True:
             try:
                 if await self._try():
@@ -66,7 +65,7 @@ class Election:
             await asyncio.sleep(RENEWED_EACH / 2)
 
     async def keep(self) -> None:
-        """Renew the lease until it is lost. Raise `LeaseLost` then."""
+        """Renew the lease until it is lost; then raise `LeaseLost`."""
         while True:
             await asyncio.sleep(RENEWED_EACH)
             try:
@@ -89,7 +88,7 @@ class Election:
                     lease.spec.holder_identity = ""
                     await self._write(lease, timeout=3.0)
         except Lost:
-            pass  # the lease runs out by itself
+            pass  # the lease expires by itself
 
     async def _try(self) -> bool:
         reply = await self._http.call("GET", f"{self._folder}/{self._name}", timeout=5.0)
@@ -125,7 +124,7 @@ class Election:
         return True
 
     async def _write(self, lease: Lease, timeout: float) -> Reply:
-        """Write the lease. Its resource version makes sure that it has not changed since it was read."""
+        """Write the lease. Its resource version makes the write fail if it has changed since it was read."""
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **msgspec.to_builtins(lease)}
         if lease.metadata.resource_version:
             return await self._http.call("PUT", f"{self._folder}/{self._name}", _encode(body), timeout=timeout)

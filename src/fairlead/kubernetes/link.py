@@ -1,4 +1,4 @@
-"""The link from the adapter to a Fairlead partition: the manager interface, over the API or inside the server."""
+"""The adapter's link to a Fairlead partition: the manager interface, over the API or inside the server."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Items = dict[str, Any]
 """The document of an update: lists of nodes, jobs, recover, asks and releases, and `more`."""
 
 QUIET = 60.0
-"""Seconds after which a silent stream of events counts as broken: the server sends a sign of life each 15 s."""
+"""Seconds after which a silent stream of events counts as broken. The server sends a heartbeat every 15 s."""
 UPDATE_TIMEOUT = 120.0
 
 
 class Refusal(Exception):
-    """The server refuses the adapter for good: a wrong token, or a partition that does not exist."""
+    """Raised if the server refuses the adapter for good: a wrong token, or a partition that does not exist."""
 
 
 class Link(Protocol):
     """A partition as seen by its manager. Every method raises `Lost` if the server cannot be reached now."""
 
     async def register(self) -> None:
-        """Register the manager. Its state follows."""
+        """Register the manager. Its state is sent afterwards."""
 
     async def state(self) -> wire.ManagerState:
         """Return what the partition knows of the manager."""
@@ -39,7 +39,7 @@ class Link(Protocol):
         """Return why jobs wait."""
 
     def events(self, after: int) -> AsyncIterator[list[wire.ManagerEvent]]:
-        """Yield the events after a record. End if events were missed, and the state has to be read again."""
+        """Yield the events after a record. Ends if events were missed; then read the state again."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -95,7 +95,7 @@ class ApiLink:
 
 
 def _problem(reply: Reply) -> Exception:
-    """Return the error of an answer: `Lost` if another try may succeed."""
+    """Return the error of an answer: `Lost` if a retry may succeed."""
     text = f"the Fairlead server answers {reply.status}: {reply.content[:300].decode(errors='replace')}"
-    # 404: the server does not know the manager (it was removed, or its data is new), so it has to register again.
+    # 404: the server does not know the manager (removed, or the server's data is new), so it has to register again.
     return Lost(text) if reply.status in (404, 408, 409, 425, 429) or reply.status >= 500 else Refusal(text)

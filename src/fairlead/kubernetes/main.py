@@ -30,7 +30,7 @@ from fairlead.kubernetes.rules import Rules
 from fairlead.kubernetes.watching import Follower, pause_after
 
 BATCH = 0.003
-"""Seconds in which changes are collected for one update."""
+"""Seconds to collect changes for one update."""
 LOOK_AGAIN = 2.0
 
 Log = Callable[..., None]
@@ -38,7 +38,7 @@ Log = Callable[..., None]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How an adapter runs."""
+    """The settings of an adapter."""
 
     scheduler: str = SCHEDULER
     gate: str = GATE
@@ -48,11 +48,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     listen: str = ""
     """HOST:PORT of `/readyz`, `/healthz` and `/metrics`; empty for none."""
     at_once: int = AT_ONCE
-    """Calls to the API server that are under way at once."""
+    """Calls to the API server that may be in progress at a time."""
 
 
 class Runner:
-    """One adapter with everything around it."""
+    """One adapter with all its parts."""
 
     def __init__(self, http: Http, link: Link, settings: Settings, log: Log) -> None:
         self._http = http
@@ -178,8 +178,8 @@ class Runner:
             Follower(
                 self._http, "/api/v1/nodes", decoder(objects.Node), adapter.put_node, adapter.drop_node, note=note
             ),
-            # Pods that have succeeded use nothing: they leave the selection and are dropped. Pods that have failed use
-            # nothing either, but only the object tells if its kubelet ended it, which is a loss.
+            # Succeeded pods use nothing: they leave the selection and are dropped. Failed pods use nothing either, but
+            # only their object says whether the kubelet ended them, which is a loss.
             Follower(
                 self._http,
                 "/api/v1/pods",

@@ -1,7 +1,7 @@
 """Names: our labels, annotations and gate, those of other schedulers, and names that the core accepts.
 
-Kubernetes allows longer names than the core and other characters in resource names. A name that the core does not
-accept is replaced by a readable start and a digest, which is the same in every process.
+Kubernetes allows longer names than the core, and other characters in resource names. A name that the core does not
+accept is replaced by a readable prefix and a digest, which is the same in every process.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ _DIGEST = 8
 
 
 def short_name(text: str, distinct: str = "") -> str:
-    """Return a name for the core: the text if it is one, else its start and a digest of it.
+    """Return a name for the core: the text if it is valid, else its start and its digest.
 
-    With `distinct`, a digest of that is always added, to tell objects with the same name apart.
+    `distinct` is always added as a digest, to tell objects with the same name apart.
     """
     if not distinct and len(text) <= MAX_NAME and _NAME.fullmatch(text) and ".." not in text:
         return text
@@ -98,7 +98,7 @@ def node_name(name: str) -> str:
 
 
 class Grouped(Protocol):
-    """The group of a pod: `groups.Membership`."""
+    """The fields of `groups.Membership` that name a job."""
 
     @property
     def namespace(self) -> str: ...
@@ -117,7 +117,7 @@ def job_id(member: Grouped) -> str:
 
 @lru_cache(maxsize=10_000)
 def resource_name(name: str) -> str:
-    """Return the name of a resource in the core: the same where possible, so `nvidia.com/gpu` keeps its name."""
+    """Return the name of a resource in the core: unchanged if valid, so `nvidia.com/gpu` keeps its name."""
     lower = name.lower()
     if _RESOURCE.fullmatch(lower):
         return lower

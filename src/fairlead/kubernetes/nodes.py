@@ -1,4 +1,4 @@
-"""Nodes: items of an update for what a node offers, and its state by conditions and cordon."""
+"""Turns a Kubernetes node into items of an update: its resources, and its state from conditions and cordon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairlead.kubernetes.quantities import CPU, MEMORY, capacities, documented
 MAX_LABELS = 999
 MAX_REASON = 200
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
-"""The taint of a cordoned node. The node drains instead."""
+"""The taint of a cordoned node. It is not passed on, because the node drains instead."""
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,126}")
 
@@ -26,8 +26,8 @@ def node_items(
 ) -> list[dict[str, Any]]:
     """Return the items of an update that bring a node to its state.
 
-    A node is only enabled if the items that were `sent` before drained or disabled it, so that a drain by an operator
-    of Fairlead stays.
+    A node is enabled only if the adapter drained or disabled it before, according to `sent`, so that a drain by an
+    operator of Fairlead stays.
     """
     item = node_item(node, used, ports)
     action, reason = node_state(node)
@@ -39,14 +39,14 @@ def node_items(
 
 
 def node_item(node: Node, used: Mapping[str, int], ports: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the item that adds or updates a node: what it has without what pods use that are not booked.
+    """Return the item that adds or updates a node: its resources minus the use by pods that are not booked.
 
-    `ports` are the host ports of all known pods (`Needs.ports`): each node has one of each. A port may be left out when
-    no pod with it is left; before that the node would be over its capacity.
+    `ports` are the host ports of all known pods (`Needs.ports`): each node has one of each. A port may be left out only
+    when no pod with it is left; otherwise the node would be over its capacity.
     """
     free = capacities(node.status.allocatable)
     free |= dict.fromkeys(ports, 1000)
-    # A resource that is in use altogether stays known, with less than any pod asks for: jobs that need it wait for it.
+    # A resource that is fully used stays known, with less than any pod asks for: jobs that need it wait for it.
     free = {name: max(int(name not in (CPU, MEMORY)), amount - used.get(name, 0)) for name, amount in free.items()}
     labels = {key: value for key, value in (node.metadata.labels or {}).items() if _LABEL.fullmatch(key)}
     item: dict[str, Any] = {
@@ -67,8 +67,8 @@ def node_item(node: Node, used: Mapping[str, int], ports: Iterable[str] = ()) ->
 def node_state(node: Node) -> tuple[State, str]:
     """Return the action that brings a node to its state, and the reason.
 
-    A cordoned node drains, and a node that is not ready is disabled: neither gets new pods, and pods there go on. What
-    happens to pods on a node that stays away is decided by the cluster's controllers.
+    A cordoned node drains, and a node that is not ready is disabled: neither gets new pods, and pods there keep
+    running. The cluster's controllers decide about pods on a node that stays away.
     """
     ready = next((each for each in node.status.conditions or () if each.type == "Ready"), None)
     if node.metadata.deletion_timestamp:

@@ -14,7 +14,7 @@ import msgspec
 
 
 class Object(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
-    """Base of all objects: camelCase names on the wire, defaults are left out when written."""
+    """Base of all objects: camelCase names on the wire; defaults are left out when written."""
 
 
 Quantities: TypeAlias = dict[str, str | int | float]
@@ -103,14 +103,14 @@ class LabelSelector(Object):
 
 
 class NodeTerm(Object):
-    """Expressions that must all hold. A term without any matches no node."""
+    """Expressions that must all hold. A term without expressions matches no node."""
 
     match_expressions: list[Expression] | None = None
     match_fields: list[Expression] | None = None
 
 
 class NodeSelector(Object):
-    """Terms of which one must hold."""
+    """Terms, of which at least one must hold."""
 
     node_selector_terms: list[NodeTerm] | None = None
 
@@ -231,7 +231,7 @@ class ContainerStatus(Object):
 
     @property
     def out_of_memory(self) -> bool:
-        """True if it was killed because it used more memory than its limit, or than its node had."""
+        """True if the container was killed because it used more memory than its limit, or than its node had."""
         ended = self.state.terminated if self.state is not None else None
         return ended is not None and ended.reason == "OOMKilled"
 
@@ -247,7 +247,7 @@ class PodStatus(Object):
 
 
 PAST_DEADLINE = "DeadlineExceeded"
-"""Reason of a pod that has run for its `activeDeadlineSeconds`: its own limit, so it ended by itself."""
+"""Reason of a pod that has run for its `activeDeadlineSeconds`. That is its own limit, so it ended by itself."""
 
 
 class Pod(Object):
@@ -262,7 +262,7 @@ class Pod(Object):
 
     @property
     def refused(self) -> str:
-        """The message of a scheduler that cannot bind this pod. Empty if it makes room by preemption."""
+        """The message of a scheduler that cannot bind this pod. Empty if it frees capacity by preemption."""
         if self.status.nominated_node_name:
             return ""
         found = self._condition("PodScheduled", "False")
@@ -270,9 +270,8 @@ class Pod(Object):
 
     @property
     def disrupted(self) -> str:
-        """Why the cluster removes or has ended this pod: its node failed, shut down or is tainted, the pod was evicted
-        or refused by its kubelet, or lacked memory. Empty if it does not, or if the pod ended by itself.
-        """
+        """Why the cluster removes or has ended this pod: its node failed, shut down or is tainted, or the pod was
+        evicted, refused by its kubelet, or out of memory. Empty if none of this applies."""
         found = self._condition("DisruptionTarget", "True")
         if found is not None:
             return found.message or found.reason or found.type
@@ -387,7 +386,7 @@ class GangPolicy(Object):
 
 
 class GroupPolicy(Object):
-    """The policy of an upstream PodGroup: `gang`, or `basic`, which groups without a gang."""
+    """The policy of an upstream PodGroup: `gang`, or `basic`, whose pods start one by one."""
 
     gang: GangPolicy | None = None
     basic: dict[str, Any] | None = None
@@ -402,7 +401,7 @@ class GroupConstraints(Object):
 
 
 class PodGroupSpec(Object):
-    """The fields of the three PodGroups. `kind_of_group` in `groups.py` tells them apart by `apiVersion`."""
+    """The fields of the three PodGroups. `kind_of_group` in `groups.py` distinguishes them by `apiVersion`."""
 
     # scheduling.k8s.io
     scheduling_policy: GroupPolicy | None = None
@@ -560,14 +559,14 @@ class List(Object, Generic[Kind]):
 
 
 class WatchEvent(Object, Generic[Kind]):
-    """ADDED, MODIFIED, DELETED or BOOKMARK with an object. An ERROR has a `Status` in its place: see `Head`."""
+    """ADDED, MODIFIED, DELETED or BOOKMARK with an object. An ERROR has a `Status` instead: see `Head`."""
 
     type: str
     object: Kind
 
 
 class Head(Object):
-    """The type of a watch event with its object undecoded, to tell ERROR events from others."""
+    """The type of a watch event with its object undecoded, to recognise ERROR events."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
     object: msgspec.Raw

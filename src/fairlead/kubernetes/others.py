@@ -1,6 +1,6 @@
-"""What pods use of the nodes without being booked by the partition: it is subtracted from what the nodes offer.
+"""Counts node resources used by pods that the partition does not book. They are subtracted from the nodes' resources.
 
-These are pods of other schedulers, and pods of ours that run already while the partition does not have their job.
+These are pods of other schedulers, and running pods of ours whose job the partition does not have.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Others:
         return self.count(uid, pod.spec.node_name, used_by(pod))
 
     def count(self, uid: str, node: str, amounts: Amounts) -> list[str]:
-        """Add or change what a pod uses of a node. Return the uids of the nodes whose use changed."""
+        """Add or change the use of a node by a pod. Return the uids of the nodes whose use changed."""
         use = _Use(node, amounts)
         before = self._pods.get(uid)
         if before == use:
@@ -57,7 +57,7 @@ class Others:
         return uid in self._pods
 
     def used(self, node: str) -> Amounts:
-        """Return what the pods on a node use together."""
+        """Return the total use of the pods on a node."""
         return self._sums.get(node, {})
 
     def _uids(self, node: str) -> list[str]:

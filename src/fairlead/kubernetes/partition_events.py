@@ -1,4 +1,4 @@
-"""What the partition decides: tasks to start, tasks to stop, and jobs that were killed."""
+"""Handles decisions of the partition: tasks to start, tasks to stop, and jobs that were killed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _allocated(state: State, unit: Unit | None, job: str, ask: str, index: int, 
 
 
 def stop(state: State, unit: Unit | None, job: str, ask: str, index: int, cause: str) -> None:
-    """Stop a task: evict its pod, or take back a binding that was not sent."""
+    """Stop a task: evict its pod, or cancel a binding that was not sent."""
     member = unit.at(ask, index) if unit is not None and unit.sent else None
     if member is None:
         if (job, ask, index) not in state.ending:
@@ -67,7 +67,7 @@ def stop(state: State, unit: Unit | None, job: str, ask: str, index: int, cause:
 
 
 def _killed(state: State, unit: Unit) -> None:
-    """Delete the pods of a job that was killed. They would be asked for again otherwise."""
+    """Delete the pods of a killed job, which would otherwise be asked for again."""
     for member in unit.members.values():
         member.stopping = True
         if not member.live and member.action is None:

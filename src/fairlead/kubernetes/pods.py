@@ -1,7 +1,7 @@
-"""Pods: what they use, and what they need of a node in the keys of a stage.
+"""Pods: the resources they use, and their requirements on nodes, in the keys of a stage.
 
-A field that the keys of a stage cannot express is returned as `NotHonoured`. Such a pod is not bound by Fairlead.
-Layout: what pods use, what they need, conditions on nodes, tolerations, terms about other pods, volumes.
+A field that the keys of a stage cannot express is returned as `NotHonoured`. Fairlead does not bind such a pod. Layout:
+use, needs, conditions on nodes, tolerations, terms about other pods, volumes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NotHonoured(msgspec.Struct, frozen=True, gc=False):
 
 
 class Needs(msgspec.Struct, frozen=True, gc=False):
-    """What a pod needs of a node. Hashable: pods of a group with equal needs are tasks of one stage."""
+    """The requirements of a pod on a node. Hashable: pods of a group with equal needs are tasks of one stage."""
 
     resources: tuple[tuple[str, int], ...] = ()
     selectors: tuple[tuple[str, str], ...] = ()
@@ -62,7 +62,7 @@ class Needs(msgspec.Struct, frozen=True, gc=False):
     apart: bool = False
 
     def keys(self) -> dict[str, Any]:
-        """Return the keys of a stage or an ask."""
+        """Return the needs as keys of a stage or an ask."""
         found: dict[str, Any] = {"resources": documented(dict(self.resources))}
         if self.selectors:
             found["selectors"] = dict(self.selectors)
@@ -80,7 +80,7 @@ class Needs(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def ports(self) -> tuple[str, ...]:
-        """The host ports among the resources. Nodes need a capacity of 1 for each of them."""
+        """The host ports among the resources. Nodes need a capacity of 1 for each."""
         return tuple(name for name, _ in self.resources if name.startswith(PORT))
 
 
@@ -88,7 +88,7 @@ class Needs(msgspec.Struct, frozen=True, gc=False):
 
 
 def used_by(pod: Pod) -> dict[str, int]:
-    """Return what a pod of any scheduler takes from its node, host ports included; nothing if it has ended."""
+    """Return what a pod of any scheduler uses of its node, with host ports; nothing if it has ended."""
     if pod.ended:
         return {}
     spec = pod.spec
@@ -105,9 +105,9 @@ def used_by(pod: Pod) -> dict[str, int]:
 
 
 def _of_containers(spec: PodSpec) -> dict[str, int]:
-    """Return the larger of what the containers take together and what starting them takes, resource by resource.
+    """Return for each resource the maximum of the containers' sum and of the need while init containers run.
 
-    An init container with `restartPolicy: Always` goes on beside all that start after it.
+    An init container with `restartPolicy: Always` keeps running beside all that start after it.
     """
     total: dict[str, int] = {}
     for container in spec.containers or ():
@@ -128,7 +128,7 @@ def _of_containers(spec: PodSpec) -> dict[str, int]:
 
 
 def _requested(resources: Requirements | None) -> dict[str, int]:
-    """Return requests; a resource with only a limit requests as much."""
+    """Return requests; a resource with only a limit requests the limit."""
     if resources is None:
         return {}
     if not resources.limits:
@@ -137,7 +137,7 @@ def _requested(resources: Requirements | None) -> dict[str, int]:
 
 
 def host_ports(spec: PodSpec) -> list[str]:
-    """Return the host ports of a pod as resources. The address is left out: a port is taken on all addresses."""
+    """Return the host ports of a pod as resources. Addresses are ignored: a port is taken on all of them."""
     containers: Sequence[Container] = [*(spec.containers or ()), *(spec.init_containers or ())]
     ports = {
         f"{PORT}{(port.protocol or 'TCP').lower()}-{port.host_port}"
@@ -152,11 +152,11 @@ def host_ports(spec: PodSpec) -> list[str]:
 
 
 class Belonging(Protocol):
-    """What is read of a pod's group: `groups.Group`."""
+    """The fields of `groups.Group` that are read here."""
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The labels whose values only pods of the same part have. Terms about other pods are honoured for these."""
+        """Labels whose values only pods of the same part share. Terms about other pods are honoured for these."""
 
     @property
     def is_gang(self) -> bool: ...
@@ -168,7 +168,8 @@ class Belonging(Protocol):
 def needs_of(pod: Pod, group: Belonging, gated: bool = False) -> Needs | tuple[NotHonoured, ...]:
     """Return what a pod needs, or the fields that are not honoured.
 
-    A gated pod is bound by the cluster's own scheduler, which honours them: what cannot be expressed is left out.
+    For a gated pod, fields that cannot be expressed are left out: the cluster's own scheduler binds it and honours
+    them.
     """
     needs, problems = read_needs(pod, group.own, group.is_gang)
     problems = (*group.problems, *problems)
@@ -206,7 +207,7 @@ def read_needs(pod: Pod, own: Collection[str] = (), gang: bool = False) -> tuple
 
 
 def soft_fields(pod: Pod, own: Collection[str] = ()) -> list[str]:
-    """Return preferences of a pod that are not considered. They do not keep it from being bound."""
+    """Return preferences of a pod that are not considered. The pod is bound nevertheless."""
     found: list[str] = []
     affinity = pod.spec.affinity
     if affinity is not None:
@@ -273,13 +274,13 @@ def _term(term: NodeTerm, field: str, problems: list[NotHonoured]) -> str:
 
 
 def _expression(expression: Expression) -> str | None:
-    """Return an expression as text: empty if it can never hold, None if it cannot be written."""
+    """Return an expression as text: empty if it can never hold, None if it cannot be expressed."""
     key, values = expression.key, expression.values or []
     if not _LABEL.fullmatch(key):
         return None
     match expression.operator:
         case "In" | "NotIn":
-            # A value that cannot be written is no value of a label either.
+            # A value that cannot be written is not a valid label value either.
             possible = sorted({value for value in values if _VALUE.fullmatch(value)})
             if expression.operator == "In":
                 return f"{key} in ({','.join(possible)})" if possible else ""
@@ -299,7 +300,7 @@ def _expression(expression: Expression) -> str | None:
 
 
 def taint_text(key: str, value: str, effect: str) -> str:
-    """Return a taint of a node in the core."""
+    """Return a node's taint as the core writes it."""
     return f"{key}={value}:{effect}"
 
 
@@ -369,7 +370,7 @@ def _about_pods(pod: Pod, own: Collection[str], gang: bool, problems: list[NotHo
 
 
 def _means_own(term: PodTerm, pod: Pod, own: Collection[str]) -> bool:
-    """True if a term is about the pods of the same stage, and about no others."""
+    """True if a term selects the pods of the same stage and no others."""
     if term.namespace_selector is not None or term.mismatch_label_keys:
         return False
     if term.namespaces and list(term.namespaces) != [pod.metadata.namespace]:

@@ -1,4 +1,4 @@
-"""Sets up an adapter from options: as a process of its own, or beside a control plane in one process."""
+"""Sets up an adapter from options: as its own process, or inside the server's process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINK_CONNECTIONS = 4
 
 
 class Unusable(Exception):
-    """The adapter cannot run with these options. The text says what to do."""
+    """Raised if the adapter cannot run with these options. The text says what to do."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,12 +58,12 @@ def make_runner(options: Options, link: Link, log: Log) -> Runner:
         listen=options.listen,
         at_once=options.at_once,
     )
-    # Watches have connections of their own; a few more serve conditions, events and the lease.
+    # Watches have their own connections; a few more serve conditions, events and the lease.
     return Runner(Http(address, options.at_once + 8), link, settings, log)
 
 
 def run(options: Options, url: str, token: str, tls: ssl.SSLContext | None, log: Log) -> None:
-    """Run an adapter as a process of its own, until a signal or until the lease is lost."""
+    """Run an adapter as its own process, until a signal or until the lease is lost."""
     try:
         _, host, port, path = parse_url(url)
     except ValueError as problem:

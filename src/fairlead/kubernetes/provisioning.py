@@ -1,8 +1,8 @@
-"""One ProvisioningRequest for a whole gang that lacks capacity, where the cluster has this API.
+"""Requests nodes for a whole gang that lacks capacity: one ProvisioningRequest, if the cluster has this API.
 
 A cluster autoscaler that sees single pods may buy nodes for a part of a gang. With a request it buys for all or none.
-The request is deleted when the gang has started or needs no more nodes. Its PodTemplates belong to it, so the cluster
-deletes them with it.
+The request is deleted when the gang has started or needs no more nodes. The request owns its PodTemplates, so the
+cluster deletes them with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLASS = f"best-effort-atomic-scale-up.{GROUP}"
 JOB = PREFIX + "job"
 """Label of a request: the job that it is for."""
 LOOKED_EACH = 300.0
-"""Seconds after which it is looked for the API again."""
+"""Seconds between two checks whether the cluster has the API."""
 EACH = 2.0
 
 _encode = msgspec.json.Encoder().encode
@@ -58,7 +58,7 @@ class Provisioning:
         self._looked_at = -LOOKED_EACH
 
     async def ask_for(self, unit: Unit) -> bool:
-        """Request the nodes of a gang. Return False if that is not possible: its pods are reported one by one then."""
+        """Request the nodes of a gang. Return False if that is not possible; then its pods are reported one by one."""
         if unit.job in self._made:
             return True
         if not await self._has_api():
@@ -109,7 +109,7 @@ class Provisioning:
             del self._made[job]
 
     async def _has_api(self) -> bool:
-        """True if the cluster has ProvisioningRequests. What an earlier adapter requested is taken over."""
+        """True if the cluster has ProvisioningRequests. Requests of an earlier adapter are taken over."""
         if monotonic() - self._looked_at < LOOKED_EACH:
             return self._exists
         selector = JOB.replace("/", "%2F")
@@ -132,7 +132,7 @@ def _by_ask(members: list[Member]) -> dict[str, list[Member]]:
 
 
 def _template(name: str, member: Member, owner: dict[str, str]) -> dict[str, Any]:
-    """Return the PodTemplate of equal pods, with what a scheduler looks at."""
+    """Return the PodTemplate of equal pods, with the fields that a scheduler reads."""
     assert member.pod is not None
     spec = msgspec.to_builtins(member.pod.spec)
     for key in ("nodeName", "schedulingGates", "volumes", "schedulingGroup", "priority", "preemptionPolicy"):

@@ -1,7 +1,7 @@
-"""Amounts of Kubernetes in the units of the core: milli-units, and bytes of memory.
+"""Converts Kubernetes quantities to the units of the core: milli-units, and bytes of memory.
 
-`ephemeral-storage` and huge pages are counted in mebibytes, because the core's milli-units of bytes would not reach a
-large disk. Requests are rounded up and capacities down, so a pod never gets less than it asked for.
+`ephemeral-storage` and huge pages are counted in mebibytes, because a large disk in milli-bytes would exceed the core's
+range. Requests are rounded up and capacities down, so a pod never gets less than it asked for.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SUFFIXES = {
 
 
 class NotAQuantity(ValueError):
-    """A text that is no amount. Its message names the text."""
+    """Raised for a text that is not a quantity. The message names the text."""
 
 
 def read_quantity(value: str | int | float) -> Fraction:
-    """Return the exact number that a quantity such as `500m`, `1.5Gi` or `2e3` stands for."""
+    """Return the exact value of a quantity such as `500m`, `1.5Gi` or `2e3`."""
     text = str(value).strip()
     match = _QUANTITY.fullmatch(text) if len(text) <= 64 else None
     if match is None:
@@ -47,12 +47,12 @@ def read_quantity(value: str | int | float) -> Fraction:
 
 
 def requests(quantities: Mapping[str, str | int | float] | None) -> dict[str, int]:
-    """Return amounts that are asked for, by the core's resource names, rounded up; without zeros."""
+    """Return requested amounts by the core's resource names, rounded up; without zeros."""
     return _amounts(quantities, True)
 
 
 def capacities(quantities: Mapping[str, str | int | float] | None) -> dict[str, int]:
-    """Return amounts that a node has, by the core's resource names, rounded down; without zeros."""
+    """Return a node's amounts by the core's resource names, rounded down; without zeros."""
     return _amounts(quantities, False)
 
 
@@ -76,12 +76,12 @@ def _amount(name: str, text: str, up: bool) -> int:
     if name != MEMORY:
         number *= 1000
     amount = -(-number.numerator // number.denominator) if up else number.numerator // number.denominator
-    # A request beyond the core's measure is kept above every capacity: it fits no node.
+    # A request beyond the core's range stays above every capacity, so it fits no node.
     return min(amount, MOST if up else MOST - 1)
 
 
 def documented(amounts: Mapping[str, int]) -> dict[str, int | str]:
-    """Return amounts as resources of a document that the core reads back to the same amounts."""
+    """Return amounts as resources of a document; the core reads them back as the same amounts."""
     return {
         name: amount if name == MEMORY else amount // 1000 if amount % 1000 == 0 else f"{amount}m"
         for name, amount in sorted(amounts.items())
@@ -100,7 +100,7 @@ def add(into: dict[str, int], amounts: Mapping[str, int], times: int = 1) -> Non
 
 
 def at_least(into: dict[str, int], amounts: Mapping[str, int]) -> None:
-    """Raise amounts to those given, in place."""
+    """Raise amounts to at least those given, in place."""
     for name, amount in amounts.items():
         if amount > into.get(name, 0):
             into[name] = amount

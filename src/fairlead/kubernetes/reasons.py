@@ -1,4 +1,4 @@
-"""Tells users why pods wait: a `PodScheduled` condition and an event, with the sentence of the partition.
+"""Shows users why pods wait: a `PodScheduled` condition and an event, with the explanation of the partition.
 
 The reason `Unschedulable` makes cluster autoscalers buy nodes, so it is written only if capacity is missing. A pod that
 waits for a limit, a share, the rest of its gang or tasks that stop for it has another reason.
@@ -23,11 +23,11 @@ REQUESTED = "ProvisioningRequested"
 EACH = 0.5
 """Seconds between two rounds."""
 FIRST_AFTER = 0.5
-"""Seconds that a unit waits before it is asked about: most are placed by then."""
+"""Seconds before the first explanation of a unit is requested; most are placed by then."""
 AGAIN_AFTER = 30.0
 MOST_UNITS = 500
 MOST_PODS, MOST_PODS_BUSY = 100, 5
-"""Pods that are written to in one round; fewer while pods are bound, which has precedence."""
+"""Pods to write to in one round; fewer while pods are being bound, which has precedence."""
 AT_ONCE = 8
 
 _encode = msgspec.json.Encoder().encode
@@ -69,7 +69,7 @@ class Reasons:
                     self._note("", str(lost))
 
     async def look(self) -> None:
-        """Ask about the units that were not asked about for the longest time, and write what is new."""
+        """Request the oldest explanations again, and write those that changed."""
         now = monotonic()
         units = [unit for unit in self._state.units.values() if _is_due(unit, now)]
         units.sort(key=lambda unit: unit.explained)
@@ -89,7 +89,7 @@ class Reasons:
                 unit.missing = answer.missing
                 reason = UNSCHEDULABLE if answer.missing else _words(answer.code)
                 if answer.missing and unit.group is not None and unit.group.is_gang and await self._provision(unit):
-                    reason = REQUESTED  # the autoscaler buys nodes for the gang, not for its pods
+                    reason = REQUESTED  # the autoscaler buys nodes for the whole gang, not for single pods
             if not text:
                 continue
             for member in unit.members.values():
@@ -109,7 +109,7 @@ class Reasons:
                 return
             before, member.told = member.told[0], (reason, text)
             try:
-                if not member.gated:  # the API server keeps the condition of a gated pod
+                if not member.gated:  # the API server writes the condition of a gated pod itself
                     await self._condition(member, reason, text)
                 if before != reason:
                     await self._event(member, reason, text)
@@ -177,5 +177,5 @@ def _is_due(unit: Unit, now: float) -> bool:
 
 
 def _words(code: str) -> str:
-    """Return the sort of a reason as Kubernetes writes reasons: "over limit" is OverLimit."""
+    """Return the code of a reason in Kubernetes style: "over limit" becomes OverLimit."""
     return "".join(word.capitalize() for word in code.split()) or "Waiting"

@@ -1,7 +1,7 @@
-"""Nodes that a pod's own scheduler refused. The next pods of its controller are placed elsewhere for a while.
+"""Remembers nodes that a pod's own scheduler refused. Later pods of its controller avoid them for a while.
 
-The partition cannot know why: a volume in another zone, affinity to other pods, or a claim. So the node is left out for
-these pods only.
+The partition does not know the cause: a volume in another zone, affinity to other pods, or a claim. So the node is
+avoided only by these pods.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import msgspec
 from fairlead.kubernetes.pods import NODE_NAME, Needs
 
 KEPT = 300.0
-"""Seconds for which a refusal counts. What was in the way may be gone by then."""
+"""Seconds for which a refusal counts, because its cause may be gone later."""
 
 
 class Refusals:
-    """Refused nodes by the uid of the controller."""
+    """Refused nodes by the uid of the pods' controller."""
 
     def __init__(self) -> None:
         self._until: dict[str, dict[str, float]] = {}
@@ -24,7 +24,7 @@ class Refusals:
         self._until.setdefault(controller, {})[node] = now + KEPT
 
     def apply(self, controller: str, needs: Needs) -> Needs:
-        """Return needs that no refused node meets."""
+        """Return needs that exclude the refused nodes."""
         nodes = sorted(self._until.get(controller, ()))
         if not nodes:
             return needs

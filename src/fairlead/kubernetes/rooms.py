@@ -1,4 +1,4 @@
-"""Room on nodes, as the API server tells it: for pods that were placed before the adapter started."""
+"""Free capacity of nodes according to the API server, for pods that were placed before the adapter started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairlead.kubernetes.units import Member
 
 
 class Rooms:
-    """What pods use of some nodes: those of other schedulers, those of ours, and those that take room here."""
+    """The use of some nodes by pods: those of other schedulers, ours, and those added by `take`."""
 
     def __init__(
         self, members: Iterable[Member], nodes: Collection[str], objects: GroupObjects, others: Others
@@ -30,7 +30,7 @@ class Rooms:
                     add(self._used.setdefault(node, {}), amounts_of(member, objects))
 
     def take(self, member: Member, node: Node) -> str:
-        """Take the room of a pod on its node. Return why that is not possible; empty if it is."""
+        """Book a pod on its node. Return why it does not fit; empty if it does."""
         action, reason = node_state(node)
         if action != "enable":
             return f"node {member.placed}: {reason}"

@@ -24,7 +24,7 @@ Users = Literal["namespace", "declared"]
 
 
 class RulesProblem(Exception):
-    """The document is wrong. The text names the field and the remedy."""
+    """Raised if the document is wrong. The text names the field and the remedy."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Row(msgspec.Struct, frozen=True):
     queue: str
     namespace: str = "*"
     name: str = ""
-    """Empty: pods that name a queue or none."""
+    """Empty matches pods that name any queue or none."""
 
     def matches(self, namespace: str, name: str) -> bool:
         if not fnmatchcase(namespace, self.namespace):
@@ -44,11 +44,11 @@ class Row(msgspec.Struct, frozen=True):
 class Rules(msgspec.Struct, frozen=True):
     queues: tuple[Row, ...] = ()
     users: Users = "namespace"
-    """`namespace`: the user of a pod is its namespace. `declared`: the user that it names, if it names one; anyone who
-    may create pods can then name any user."""
+    """`namespace`: the user of a pod is its namespace. `declared`: the user that the pod names, if any; then anyone who
+    may create pods can name any user."""
 
     def queue(self, namespace: str, name: str) -> str:
-        """Return the queue of a pod that names a queue, or none; empty if the partition's requestors choose it."""
+        """Return the queue of a pod that names the queue `name` or none; empty to let the requestors choose."""
         for row in self.queues:
             if row.matches(namespace, name):
                 return row.queue.replace("{namespace}", namespace.replace(".", "-")).replace("{name}", name)

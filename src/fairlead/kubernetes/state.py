@@ -1,6 +1,6 @@
-"""What the adapter knows of a cluster and of its partition, and what is queued for the partition.
+"""The adapter's state: what it knows of the cluster and of its partition, and the items queued for the partition.
 
-Modules above this one change it: `cluster_events`, `partition_events`, `acting`, `adopting`, `job_items`, `updates` and
+These modules change it: `cluster_events`, `partition_events`, `acting`, `adopting`, `job_items`, `updates` and
 `upkeep`. `adapter.py` lists them.
 """
 
@@ -25,9 +25,9 @@ from fairlead.kubernetes.rules import Rules
 from fairlead.kubernetes.units import Member, Unit
 
 MOST_ASKS = 1_000
-"""Asks that are kept before those of pods that are gone are forgotten."""
+"""Number of asks to keep before those of removed pods are forgotten."""
 OURS = "kubernetes: "
-"""The start of the reason of a node that the adapter drained or disabled. What operators drain stays drained."""
+"""The prefix of the reason of a node that the adapter drained or disabled. Nodes drained by operators stay drained."""
 
 Document = dict[str, Any]
 Task = tuple[str, str, int]
@@ -38,13 +38,13 @@ class KnownNode(msgspec.Struct, eq=False):
     """A node of the cluster, and the items that were last sent for it."""
 
     name: str
-    """Its name in the partition."""
+    """The node's name in the partition."""
     node: Node
     sent: list[Document] | None = None
 
 
 class Outbox(msgspec.Struct, eq=False):
-    """Items for the next update, in its lists."""
+    """Items for the next update, by its lists."""
 
     nodes: list[Document] = []
     jobs: list[Document] = []
@@ -65,7 +65,7 @@ class State:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.act = act
-        """Carries out an action; its end is told to `done` or `refused`."""
+        """Starts an action; `done` or `refused` is called when it ends."""
         self.rules = rules or Rules()
         self.scheduler = scheduler
         self.gate = gate
@@ -97,15 +97,15 @@ class State:
         self.dirty_nodes: dict[str, None] = {}
         self.dirty_units: dict[str, None] = {}
         self.unbooked: dict[str, None] = {}
-        """Units with bound pods that are neither booked nor counted: no other unit is sent before they are answered."""
+        """Units with bound pods that are neither booked nor counted. No other unit is sent before they are answered."""
         self.out = Outbox()
         self.ending: dict[Task, str] = {}
-        """Tasks whose release or withdrawal is not answered yet, with the reason if they were lost; no pod may take
+        """Tasks whose release or withdrawal is not answered yet → why they were lost, if they were. No pod may take
         them."""
         self.answering: list[Task] = []
-        """Those of them that the update under way has."""
+        """The tasks of `ending` that are in the update in progress."""
         self.unstarted: list[Member] = []
-        """Pods of tasks that the partition placed, and that are neither bound nor pinned."""
+        """Pods whose tasks the partition placed, and that are neither bound nor pinned."""
 
     def touch_units(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -123,7 +123,7 @@ class State:
         return known.node.metadata.label(HOSTNAME) if known is not None else ""
 
     def release(self, job: str, ask: str, index: int, lost: str = "") -> None:
-        """Release a task for which there is no pod. `lost` says why it follows `on_loss`; empty if it does not."""
+        """Release a task that has no pod. `lost` is the reason for `on_loss`; empty if the task was not lost."""
         how = {"lost": True, "reason": lost[:MAX_REASON]} if lost else {"withdraw": True}
         self.out.releases.append({"job": job, "ask": ask, "index": index, **how})
         self.ending[job, ask, index] = lost
@@ -137,6 +137,6 @@ class State:
                 self.touch_nodes(self.others.count(member.uid, node, amounts_of(member, self.objects)))
 
     def booked(self, member: Member) -> None:
-        """Take note that the partition books a bound pod where it is. Its object is not needed any more."""
+        """Record that the partition books a bound pod on its node. The pod's object is no longer needed."""
         member.pod = None
         self.touch_nodes(self.others.drop(member.uid))

@@ -1,6 +1,6 @@
-"""Makes a `batch/v1` Job of a Fairlead job, for `fairlead submit --engine kubernetes`.
+"""Turns a Fairlead job into a `batch/v1` Job, for `fairlead submit --engine kubernetes`.
 
-The Job's pods have `schedulerName: fairlead`, so they wait in queues beside jobs of agents, with the same rules.
+The Job's pods have `schedulerName: fairlead`, so they wait in queues beside jobs for agents, under the same rules.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fairlead.kubernetes.objects import Status
 
 
 class NotSubmitted(Exception):
-    """The API server did not take the Job. The text says why."""
+    """Raised if the API server did not accept the Job. The text says why."""
 
 
 class PodJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job for pods."""
+    """A job to run as pods."""
 
     image: str
     command: Sequence[str]
@@ -52,7 +52,7 @@ def manifest(job: PodJob) -> dict[str, Any]:
         annotations[QUEUE] = job.queue
     if job.estimate:
         annotations[ESTIMATE] = job.estimate
-    # Extended resources need equal limits; CPU and memory are not capped, so that a pod may use what is idle.
+    # Extended resources need equal limits; CPU and memory are not capped, so that a pod may use idle capacity.
     limits = {name: amount for name, amount in job.requests.items() if "/" in name}
     container: dict[str, Any] = {
         "name": "main",

@@ -1,7 +1,7 @@
-"""Units: the pods that become one job of the partition, and which pod is which task.
+"""Units: the pods that become one job of the partition, and the task of each pod.
 
-A unit is a gang, or a single pod. Its asks are stages of the job, its pods the tasks. Equal pods of an ask can stand
-for each other, so after a restart pods and tasks are paired by node, and no pod needs a mark.
+A unit is a gang, or a single pod. Its asks are stages of the job, its pods the tasks. Equal pods of an ask are
+interchangeable, so after a restart pods and tasks are paired by node, and pods need no mark.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ class Member(msgspec.Struct, eq=False):
     unit: Unit
     membership: Membership
     gated: bool
-    """True if it has our gate, or had it: the cluster's own scheduler binds it."""
+    """True if the pod has or had our gate: the cluster's own scheduler binds it."""
     pod: Pod | None
-    """The object, while it may be needed to ask for it. A bound pod whose job knows it is not kept."""
+    """The pod's object, while it may be needed for an ask. Dropped once the job knows the bound pod."""
     ask: str = ""
     index: int = -1
-    """Its task; below 0 while the job has none for it."""
+    """The index of the pod's task; below 0 if it has none."""
     placed: str = ""
     """The node that the partition chose."""
     pinned: str = ""
-    """The node that it was pinned to. Its gate is removed: the cluster's own scheduler binds it there or not at all."""
+    """The node that the pod was pinned to. The cluster's own scheduler binds the ungated pod there or not at all."""
     pinned_at: float = 0.0
     bound: str = ""
-    """The node that it is bound to, by the API server's word."""
+    """The node that the pod is bound to, according to the API server."""
     action: object = None
-    """The action under way for it."""
+    """The action in progress for the pod."""
     stopping: bool = False
-    """True if it was told to stop."""
+    """True if the pod was asked to stop."""
     lost: str = ""
-    """Why its task counts as lost when it is gone: its scheduler refuses its node, or its node failed."""
+    """Why the task counts as lost when the pod is gone: its scheduler refuses its node, or its node failed."""
     told: tuple[str, str] = ("", "")
-    """The reason and the text of the last condition that was written."""
+    """Reason and text of the last condition that was written."""
 
     @property
     def fixed(self) -> str:
-        """The node that it is bound or pinned to: it can run there or nowhere."""
+        """The node that the pod is bound or pinned to: it can run only there."""
         return self.bound or self.pinned
 
     @property
     def live(self) -> bool:
-        """True if its task is allocated, or its node is fixed."""
+        """True if the pod's task is allocated, or its node is fixed."""
         return bool(self.placed or self.fixed)
 
     @property
     def can_be_asked_for(self) -> bool:
-        """True if a task can be asked for or booked: a pinned pod is booked when it is bound."""
+        """True if a task can be asked for or booked. A pinned pod is booked when it is bound."""
         return bool(self.ask) and (bool(self.bound) or not self.pinned)
 
 
@@ -73,18 +73,18 @@ class Unit(msgspec.Struct, eq=False):
     sent: bool = False
     """True if the partition has the job."""
     ended: bool = False
-    """True if the job was killed or has failed, and its pods have to go."""
+    """True if the job was killed or has failed, and its pods have to be deleted."""
     slots: dict[str, list[Member | None]] = {}
     """Ask → the pod of each task. A task without a pod has ended or was withdrawn."""
     why: tuple[str, str] = ("", "")
-    """Reason and text of why it is not sent: pods are missing, or the partition refuses it."""
+    """Reason and text why the unit is not sent: pods are missing, or the partition refuses it."""
     retry_at: float = 0.0
-    """When a job that was refused is sent again."""
+    """When to send a refused job again."""
     waiting_since: float = 0.0
     missing: bool = False
-    """True if it waits for more capacity than there is."""
+    """True if the unit waits for missing capacity."""
     explained: float = 0.0
-    """When it was last asked why it waits."""
+    """When its explanation was last requested."""
 
     def live(self) -> bool:
         """True if a task is allocated or a pod bound."""
@@ -94,14 +94,14 @@ class Unit(msgspec.Struct, eq=False):
         return [member.pod for member in self.members.values() if member.pod is not None]
 
     def forget_tasks(self) -> None:
-        """Forget which pod is which task: the job is gone, or its state is read anew."""
+        """Forget the tasks of all pods, because the job is gone or its state is read anew."""
         self.sent = self.ended = False
         self.slots = {}
         for member in self.members.values():
             member.index = -1
 
     def give(self, member: Member, index: int) -> None:
-        """Make a pod a task of its ask."""
+        """Assign a task of its ask to a pod."""
         slots = self.slots.setdefault(member.ask, [])
         slots += [None] * (index + 1 - len(slots))
         slots[index] = member
@@ -120,20 +120,20 @@ class Unit(msgspec.Struct, eq=False):
 
 
 def expand(flat: list[int]) -> Iterator[int]:
-    """Yield the indices of ranges: start and end, start and end, …"""
+    """Yield the indices of ranges: start, end, start, end, …"""
     for start, end in zip(flat[::2], flat[1::2], strict=True):
         yield from range(start, end)
 
 
 class Pairing(msgspec.Struct):
-    """How the tasks of an ask and its pods belong together, after the state of the partition was read."""
+    """The tasks of an ask and their pods, matched after the state of the partition was read."""
 
     running: list[tuple[Member, int, str]]
-    """Live tasks with the pods that run there, or that have to be bound there: pod, index, node."""
+    """Live tasks with the pods that run, or have to be bound, on their node: pod, index, node."""
     stopping: list[tuple[Member, int, str]]
-    """Tasks that were told to stop, with their pods."""
+    """Tasks that were asked to stop, with their pods."""
     recover: list[tuple[Member, int]]
-    """Bound pods that the partition does not know there, with free tasks."""
+    """Bound pods that the partition does not know on their node, with free tasks."""
     waiting: list[tuple[Member, int]]
     free: list[int]
     """Live tasks without a pod."""
@@ -144,9 +144,8 @@ class Pairing(msgspec.Struct):
 
 
 def pair(ask: wire.ManagerAsk, pods: list[Member]) -> Pairing:
-    """Pair the tasks of an ask with its pods: bound and pinned pods with tasks on their node first, then the others in
-    order. A pinned pod whose node has no task of the ask gets none: it is recovered when it is bound.
-    """
+    """Pair the tasks of an ask with its pods: first bound and pinned pods with tasks on their node, then the others in
+    order. A pinned pod without a task on its node gets none: it is recovered when it is bound."""
     pairing = Pairing([], [], [], [], [], [], [])
     live = [(index, tasks.node, tasks.state) for tasks in ask.live for index in expand(tasks.indices)]
     by_node: dict[str, list[Member]] = {}
@@ -167,7 +166,7 @@ def pair(ask: wire.ManagerAsk, pods: list[Member]) -> Pairing:
     left = [member for here in by_node.values() for member in here]
     astray = [member for member in left if member.bound or not member.pinned]
     waiting, ended = list(expand(ask.waiting)), list(expand(ask.ended))
-    # A bound pod that the partition does not know takes a task that is not live, or a new one.
+    # A bound pod that the partition does not know gets a task that is not live, or a new one.
     top = ask.count
     for member in astray:
         if waiting:

@@ -1,4 +1,4 @@
-"""Updates for the partition, and its answers."""
+"""Builds updates for the partition, and applies its answers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fairlead.kubernetes.units import Unit
 from fairlead.wire import api as wire
 
 MOST_ITEMS = 1_000
-"""Items of one update. More are sent in several."""
+"""Most items of one update. More are sent in several updates."""
 RETRY_REFUSED = 10.0
-"""Seconds after which a job that the partition refused is sent again: its queue may exist by then."""
+"""Seconds after which a refused job is sent again, because its queue may exist by then."""
 
 
 def update(state: State) -> Items | None:
@@ -29,7 +29,7 @@ def update(state: State) -> Items | None:
         del state.dirty_nodes[uid]
         out.nodes += _node_items(state, uid)
     first = bool(state.unbooked)
-    if not state.dirty_nodes:  # no job before all nodes are there
+    if not state.dirty_nodes:  # send all nodes before the first job
         for key in list(state.unbooked or state.dirty_units):
             if len(out.jobs) + len(out.asks) + len(out.recover) >= MOST_ITEMS or state.dirty_nodes:
                 break
@@ -44,7 +44,7 @@ def update(state: State) -> Items | None:
     state.out = Outbox()
     state.answering = list(state.ending)
     items: Items = {key: value for key, value in msgspec.structs.asdict(out).items() if value}
-    # Units that are tried again later do not hold up readiness; bound pods that may be refused do.
+    # Units that are retried later do not delay readiness; bound pods that may be refused do.
     more = (
         first
         or bool(state.dirty_nodes)
@@ -75,7 +75,7 @@ def _node_items(state: State, uid: str) -> list[Document]:
 
 
 def answered(state: State, items: Items, answers: list[wire.UpdateItem]) -> list[str]:
-    """Take the answers of an update; return the problems for the log."""
+    """Apply the answers to an update; return the problems for the log."""
     for task in state.answering:
         state.ending.pop(task, None)
         unit = state.jobs.get(task[0])
@@ -98,7 +98,7 @@ def answered(state: State, items: Items, answers: list[wire.UpdateItem]) -> list
 
 
 def _not_recovered(state: State, recovery: Document) -> None:
-    """Take the task back from a bound pod that the partition does not book. It gets one when it is sent again."""
+    """Take the task from a bound pod that the partition does not book. It gets one when it is sent again."""
     unit = state.jobs.get(recovery["job"])
     member = unit.at(recovery["ask"], recovery["index"]) if unit is not None and unit.sent else None
     if unit is not None and member is not None:
@@ -110,7 +110,7 @@ def _not_recovered(state: State, recovery: Document) -> None:
 def _refused_job(state: State, unit: Unit, answer: wire.UpdateItem) -> None:
     if answer.what == "job" and unit.sent:
         unit.forget_tasks()
-    # A resource that no node has may come with nodes that an autoscaler buys.
+    # Nodes that an autoscaler buys later may have a resource that no node has now.
     unit.why = ("Unschedulable" if "no node or pool offers" in answer.reason else "Refused", answer.reason)
     unit.retry_at = state.clock() + RETRY_REFUSED
     state.dirty_units[unit.key] = None

@@ -1,4 +1,4 @@
-"""What time alone changes: refused jobs are sent again, pinned pods taken back, and what is not used is forgotten."""
+"""Periodic work: sends refused jobs again, takes back pinned pods, and forgets what is unused."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from fairlead.kubernetes.state import MOST_ASKS, State
 from fairlead.kubernetes.units import Member
 
 PINNED_WITHIN = 30.0
-"""Seconds for which a pinned pod may be refused by its scheduler before it is taken back."""
+"""Seconds that a scheduler may refuse a pinned pod before the pod is taken back."""
 
 
 def retry(state: State) -> None:
-    """Look again at units that were refused a while ago, and at pinned pods. Called from time to time."""
+    """Check refused units and pinned pods again. Called from time to time."""
     now = state.clock()
     _forget_asks(state)
     _forget_refusals(state, now)
@@ -39,7 +39,7 @@ def _take_back(state: State, member: Member) -> None:
 
 
 def _forget_refusals(state: State, now: float) -> None:
-    """Ask anew for waiting pods that may use a node again which was refused before."""
+    """Ask anew for waiting pods that may again use a node that was refused before."""
     over = state.refusals.expire(now)
     for member in state.members.values() if over else ():
         controller = member.pod.metadata.controller if member.pod is not None else None
@@ -54,7 +54,7 @@ def _forget_refusals(state: State, now: float) -> None:
 
 
 def _forget_asks(state: State) -> None:
-    """Forget asks and host ports of pods that are gone, when they may be the most of all that are known."""
+    """Forget asks and host ports of removed pods, when many asks are known."""
     if len(state.objects.asks) < state.most_asks:
         return
     state.objects.keep_asks({member.ask for member in state.members.values()})

@@ -1,8 +1,8 @@
-"""List and watch: follow all objects of one kind, and survive whatever the API server does meanwhile.
+"""List and watch: follows all objects of one kind, and survives whatever the API server does meanwhile.
 
-A list is read in pages, and the watch starts at the version of the list. A cut watch resumes after the last version it
-saw, which bookmarks keep recent. If that version is too old (410), the list is read again, and objects that are gone
-are dropped. Objects are handed on one by one and not kept here, only their ids.
+A list is read in pages, and the watch starts at the version of the list. A broken watch resumes after the last version
+it saw, which bookmarks keep recent. If that version is too old (410), the list is read again, and objects that are gone
+are dropped. Objects are passed on one by one; only their ids are kept here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fairlead.kubernetes.http import Http, Lost, Reply
 PAGE = 2_000
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 WATCH_SECONDS = 300
-"""A watch is asked to end after this time and starts again, so that a dead connection is noticed."""
+"""Seconds after which a watch ends and starts again, so that a dead connection is noticed."""
 QUIET_MARGIN = 30.0
 GONE = 410
 
@@ -81,9 +81,8 @@ def pause_after(failures: int) -> float:
 
 
 class Follower(Generic[Kept]):
-    """Follows the objects of one path. `put` gets each object that is new or changed, `drop` the uid of each that is
-    gone. `synced` is set after the first complete list.
-    """
+    """Follows the objects of one path. `put` is called with each new or changed object, `drop` with the uid of each
+    removed one. `synced` is set after the first complete list."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class Follower(Generic[Kept]):
         optional: bool = False,
         listed: Callable[[], None] = lambda: None,
     ) -> None:
-        """An `optional` path that the API server does not know has no objects, and is asked for again now and then."""
+        """Follow `path`. An `optional` path that the API server does not know is empty, and is retried now and then."""
         self.path = path
         self.synced = asyncio.Event()
         self.relists = 0
@@ -139,7 +138,7 @@ class Follower(Generic[Kept]):
                 self._absent()
                 await asyncio.sleep(LONGEST_PAUSE * 3)
                 return
-            if reply.status == GONE:  # the list took so long that its version is gone: begin again
+            if reply.status == GONE:  # the list took so long that its version is gone: start again
                 seen, token = set(), ""
                 await self._pause("the list became too old while it was read", reply)
                 continue
@@ -192,17 +191,17 @@ class Follower(Generic[Kept]):
             self._failures = 0
             count += 1
             if count % 200 == 0:
-                await asyncio.sleep(0)  # thousands of events may be buffered; other work goes on between them
+                await asyncio.sleep(0)  # thousands of events may be buffered: let other work run between them
         self.resumes += 1
-        if not count:  # an answer that ends at once must not become a busy loop
+        if not count:  # an answer that ends at once must not cause a busy loop
             await self._pause("")
 
     def _handle(self, event: _Event) -> bool:
-        """Take an event. Return False if the watch cannot go on."""
+        """Handle an event. Return False if the watch cannot continue."""
         if event.type == "ERROR":
             status = _status(event.object)
             self._note(self.path, f"watch ended: {status.code} {status.message}")
-            self._version = ""  # 410, or an error after which it is not known what was missed
+            self._version = ""  # 410, or an error after which events may have been missed
             return False
         metadata = _identity(event.object).metadata
         if event.type == "DELETED":

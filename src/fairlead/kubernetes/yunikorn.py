@@ -1,7 +1,7 @@
-"""Convert `queues.yaml` of YuniKorn into a configuration of Fairlead.
+"""Converts YuniKorn's `queues.yaml` into a configuration of Fairlead.
 
-Every field is carried over, or named in a warning. An unknown key is an error, as it is for YuniKorn.
-Layout: the whole file, partitions, queues, limits and lists, placement rules.
+Every field is carried over, or named in a warning. An unknown key is an error, as it is for YuniKorn. Layout: the whole
+file, partitions, queues, limits and lists, placement rules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fairlead.kubernetes.quantities import NotAQuantity, documented, requests
 SETTINGS = frozenset(
     "share guarantee limit max_jobs order scale_first preemptible submit admin users groups max_priority".split()
 )
-"""Settings of a queue of Fairlead: no queue can have such a name."""
+"""Settings of a queue of Fairlead, which cannot be names of queues."""
 
 Document = dict[str, Any]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
@@ -26,7 +26,7 @@ _RENAMED = re.compile(r"[^A-Za-z0-9_@+-]")
 
 
 class NotConverted(Exception):
-    """The file is no `queues.yaml`. The text names the field and the remedy."""
+    """Raised if the file is not a `queues.yaml`. The text names the field and the remedy."""
 
 
 class Warnings:
@@ -40,7 +40,7 @@ class Warnings:
 
 
 def convert(document: object) -> tuple[Document, list[str]]:
-    """Return the configuration, and the warnings. A ConfigMap that holds the file is read, too."""
+    """Return the configuration and the warnings. The document may be a ConfigMap that holds the file."""
     top = _mapping(document, "the file")
     if top.get("kind") == "ConfigMap":
         return convert(_of_config_map(top))
@@ -87,7 +87,7 @@ def _partition(read: Mapping[str, Any], field: str, warnings: Warnings) -> Docum
     roots = [_mapping(queue, f"{field}.queues[{at}]") for at, queue in enumerate(queues)]
     if len(roots) == 1 and str(roots[0].get("name", "")).lower() == "root":
         root = _queue(roots[0], f"{field}.queues[0]", {}, warnings)
-    else:  # YuniKorn puts a root above
+    else:  # YuniKorn adds a root queue above
         root = _children(roots, f"{field}.queues", {}, warnings)
     limits = {"limits": read.get("limits")} if read.get("limits") else {}
     _limits(limits, field, root, warnings)
@@ -144,7 +144,7 @@ def _queue(read: Mapping[str, Any], field: str, above: Properties, warnings: War
     queue: Document = {}
     own = {str(key): str(value) for key, value in _mapping(read.get("properties") or {}, f"{field}.properties").items()}
     children = [_mapping(child, f"{field}.queues[{at}]") for at, child in enumerate(read.get("queues") or [])]
-    # Properties hold for the queues below, too; Fairlead reads the order of leaves.
+    # Properties also apply to the queues below; Fairlead reads the order of leaves.
     properties = {**above, **own}
     _properties(own, properties, f"{field}.properties", queue, bool(children), warnings)
     resources = _mapping(read.get("resources") or {}, f"{field}.resources")
@@ -186,7 +186,7 @@ def _children(queues: list[Mapping[str, Any]], field: str, properties: Propertie
 def _properties(
     own: Properties, properties: Properties, field: str, queue: Document, parent: bool, warnings: Warnings
 ) -> None:
-    """Carry over the properties of a queue; those that its parent has are named there."""
+    """Carry over the properties of a queue. Inherited ones are reported at the parent."""
     policy = properties.get("application.sort.policy", "fifo").lower()
     by_priority = properties.get("application.sort.priority", "enabled").lower() != "disabled"
     if not parent:
@@ -259,7 +259,7 @@ def _amounts(resources: object, field: str) -> dict[str, int | str]:
     for name, value in _mapping(resources or {}, field).items():
         own = "cpu" if name == "vcore" else str(name)
         try:
-            # A limit of 0 means nothing at all, so it is kept.
+            # A limit of 0 allows nothing, so it is kept.
             amounts |= documented(requests({own: value})) or {own: 0}
         except NotAQuantity as problem:
             raise NotConverted(f"{field}.{name}: {problem}") from None
@@ -300,7 +300,7 @@ def _placement(rules: object, field: str, warnings: Warnings) -> list[Document]:
 
 
 def _users_of(filter_: object, field: str, warnings: Warnings) -> str | None:
-    """Return the pattern of the users that a filter allows; None if it cannot be written."""
+    """Return the pattern of the users that a filter allows; None if it cannot be expressed."""
     read = _mapping(filter_ or {}, field)
     _known(read, field, ("type", "users", "groups"))
     users = [str(user) for user in _list(read.get("users"), f"{field}.users")]

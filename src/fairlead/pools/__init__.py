@@ -1,1 +1,1 @@
-"""Pools: providers that create and destroy machines, and the service that calls them. docs/pools.md is for users."""
+"""Pools: providers that create and destroy machines, and the service that calls them. See docs/pools.md."""

@@ -1,4 +1,4 @@
-"""The provider interface, its data, and the handle of a partition that pools use."""
+"""The provider interface, its data types, and the interface of a partition's writer for pools."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     name: str
     note: str = ""
-    """Helps a person to find the machine at the provider, such as an instance id."""
+    """Helps a person find the machine at the provider, such as an instance id."""
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -31,9 +31,9 @@ class Join(msgspec.Struct, frozen=True):
     url: Callable[[], str]
     """Returns the address of this server, or the addresses of all servers, separated by commas."""
     invite: Callable[[str, str, Sequence[str]], dict[str, str]]
-    """Partition, pool and names of nodes → a join token for each. The call waits for a disk."""
+    """Partition, pool and names of nodes → a join token for each. Blocks on a disk."""
     forget: Callable[[str, Sequence[str]], None]
-    """Drop the credentials of nodes of a partition after their machines are gone. The call waits for a disk."""
+    """Drops the credentials of nodes of a partition after their machines are gone. Blocks on a disk."""
 
 
 class PoolKind(msgspec.Struct, frozen=True):
@@ -46,9 +46,9 @@ class PoolKind(msgspec.Struct, frozen=True):
 
 
 class ProviderError(Exception):
-    """A failed call. `names` are the machines for which it certainly failed, if that is known.
+    """A failed call. `names` are the machines for which it certainly failed, if known.
 
-    If the outcome is `unknown` because no answer came, the machines have to be listed.
+    If the outcome is `unknown` because no answer arrived, the machines have to be listed.
     """
 
     def __init__(self, reason: str, names: Sequence[str] = (), unknown: bool = False) -> None:
@@ -78,11 +78,11 @@ class Provider(Protocol):
 
 
 MakeProvider = Callable[[PoolKind], Provider]
-"""Makes the provider of a pool. Raises `Refused` if its settings are invalid."""
+"""Creates the provider of a pool. Raises `Refused` if its settings are invalid."""
 
 
 class PartitionHandle(Protocol):
-    """The interface of one partition's writer for pools, valid for the term of that writer."""
+    """The interface of a partition's writer for pools, valid during the writer's reign."""
 
     @property
     def partition(self) -> Partition:
@@ -90,16 +90,16 @@ class PartitionHandle(Protocol):
 
     @property
     def reigns(self) -> bool:
-        """True while the writer works. After that the state may differ from the journal."""
+        """True while the writer works. Once it is False, the state may differ from the journal."""
 
     async def still_leads(self) -> bool:
-        """True if the journal says that this writer's epoch is the newest. Ask it before machines are changed."""
+        """True if the journal confirms that this writer's epoch is the newest. Check it before changing machines."""
 
     def settle(self, command: AnyCommand) -> Awaitable[object]:
-        """Carry out a command; wait while the inbox is full.
+        """Execute a command; wait while the inbox is full.
 
-        The answer is an `Accepted` or `Rejected`, or anything else if the writer ended before.
+        The answer is `Accepted`, `Rejected`, or anything else if the writer ended first.
         """
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Read the state between two cycles. The writer waits for `look`, so it must be quick."""
+        """Call `look` with the state, between two cycles. The writer waits for `look`, so it must be quick."""

@@ -1,4 +1,4 @@
-"""A user's program as a provider: called without a shell with create, destroy or list; JSON in, JSON out."""
+"""A provider that runs a user's program: called without a shell with create, destroy or list; JSON in, JSON out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fairlead.pools.base import Machine, PoolKind, ProviderError
 
 TAIL = 500
 MAX_OUTPUT = 64 << 20
-"""The longest answer, in bytes."""
+"""Largest answer, in bytes."""
 
 Form = TypeVar("Form", bound=msgspec.Struct)
 
@@ -78,7 +78,7 @@ class CommandProvider:
         document: dict[str, Any] = {"partition": self._kind.partition, "pool": self._kind.pool}
         if call != "list":
             document["names"] = list(names)
-        # Files instead of pipes: processes that the program leaves running may keep them open.
+        # Files instead of pipes: processes that the program leaves running may keep pipes open.
         with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
             stdin.write(msgspec.json.encode(document | (details or {})))
             stdin.seek(0)

@@ -1,4 +1,4 @@
-"""Metrics of machines: calls of providers and their outcomes. docs/metrics.md has them in its table."""
+"""Metrics of machines: calls of providers and their outcomes, as listed in docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CALLS = ("create", "destroy", "list")
 
 class Figures:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """`registry` shows the metrics together with those of other modules."""
+        """Create the metrics in `registry`, which shows them with those of other modules."""
         registry = registry or CollectorRegistry()
         self.created = Counter(
             "fairlead_machines_brought_total",
@@ -53,7 +53,7 @@ class Figures:
         )
 
     def begin(self, partition: str, pool: str) -> None:
-        """Create the series of a pool at zero: a rate includes the first event only if a zero came before it."""
+        """Create the series of a pool at zero: a rate counts the first event only if a zero came before it."""
         for metric in (self.created, self.failed, self.destroyed, self.machines, self.orphans):
             metric.labels(partition, pool)
         for call in CALLS:
@@ -61,6 +61,6 @@ class Figures:
             self.calls.labels(partition, pool, call)
 
     def end(self, partition: str, pool: str) -> None:
-        """Remove the gauges of a pool that is gone or has no provider any more."""
+        """Remove the gauges of a pool that is gone or no longer has a provider."""
         self.machines.remove(partition, pool)
         self.orphans.remove(partition, pool)

@@ -26,7 +26,7 @@ PROGRAM = "from fairlead.cli import main; main()"
 MARK = b"FAIRLEAD_TASK="
 """Variable in the environment of spawners and their tasks. Its value starts with the file `id` of the spawner."""
 GRACE = 5.0
-"""Seconds between TERM and KILL for an agent and its tasks. Spawners react to KILL only."""
+"""Seconds between TERM and KILL for an agent and its tasks. Spawners react only to KILL."""
 KILLED = 10.0
 """Seconds to wait for killed processes to end."""
 LOCK, LOG, JOINED, TOKEN = "machine.lock", "agent.log", "joined", "join-token"
@@ -35,7 +35,7 @@ LAST_OUTPUT = 500
 
 class LocalProvider:
     def __init__(self, kind: PoolKind, folder: Path, log: Log) -> None:
-        """`folder` contains a directory for each machine of this pool, and nothing else."""
+        """Manage machines in `folder`, which has a directory for each machine of this pool and nothing else."""
         self._kind = kind
         self._folder = folder
         self._log = log
@@ -82,7 +82,7 @@ class LocalProvider:
             os.close(lock)
 
     def _start(self, name: str, directory: Path, lock: int) -> None:
-        """Start the agent. It holds the lock from its first moment, since it inherits our open file."""
+        """Start the agent. It holds the lock from the start, because it inherits our open file."""
         log = str(directory / LOG)
         environment = {
             key: value for key, value in os.environ.items() if key == "FAIRLEAD_CA" or not key.startswith("FAIRLEAD_")
@@ -102,7 +102,7 @@ class LocalProvider:
         (directory / JOINED).write_text(self._kind.join.url())
 
     def _arguments(self, name: str, directory: Path) -> tuple[str, ...]:
-        """Return the command line of an agent. The node has the pool's resources only, not all of this machine."""
+        """Return the command line of an agent. Its node has the pool's resources, not all of this machine."""
         kind, settings = self._kind, self._kind.settings
         amounts = {CPU: 0, MEMORY: 0, **dict(settings.node)}
         return (
@@ -142,7 +142,7 @@ class LocalProvider:
         return machines
 
     def _rejoin(self, directory: Path) -> None:
-        """Restart an agent if the server came back under another address. Its tasks keep running meanwhile."""
+        """Restart an agent if the server has another address now. Its tasks keep running meanwhile."""
         try:
             joined = (directory / JOINED).read_text()
         except FileNotFoundError:
@@ -212,7 +212,7 @@ def _last_output(directory: Path) -> str:
 
 
 def _end_and_take(directory: Path, agent_only: bool = False) -> int:
-    """End the processes of a machine and take its lock. Retries while a process that starts or ends holds the lock."""
+    """End the processes of a machine and take its lock. Retries while a starting or ending process holds the lock."""
     deadline = time.monotonic() + KILLED
     while True:
         _end(directory, agent_only)
@@ -272,7 +272,7 @@ def _marks(directory: Path) -> Iterator[bytes]:
 
 
 def _signal(directory: Path, pid: int, number: int, agent_only: bool) -> None:
-    """Send a signal through a handle: the pid may have been reused, the handle still means the checked process."""
+    """Send a signal through a pidfd, which still means the checked process if the pid was reused."""
     with suppress(OSError):
         handle = os.pidfd_open(pid)
         try:

@@ -1,4 +1,4 @@
-"""A provider in memory, for tests: its machines are only names and come late, fail or go away on demand."""
+"""A provider in memory, for tests: its machines are only names, and appear late, fail or vanish on demand."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class MemoryProvider:
         self.failing: dict[str, ProviderError] = {}
         """Call → the error it raises, until the entry is removed."""
         self.doubtful: set[str] = set()
-        """Calls that are carried out the next time, but raise an error with unknown outcome."""
+        """Calls that succeed the next time, but raise an error with unknown outcome."""
         self.slow: dict[str, asyncio.Event] = {}
-        """Call → the event it waits for before it begins."""
+        """Call → the event that it waits for before it begins."""
         self.lingering: set[str] = set()
         """Machines that stay listed after they were destroyed."""
         self.hidden: set[str] = set()

@@ -23,16 +23,16 @@ from fairlead.pools.figures import Figures
 Result = TypeVar("Result")
 
 BUSY, QUIET = 3.0, 30.0
-"""Seconds between two passes while something is expected to happen, and otherwise."""
+"""Seconds between two passes: while changes are expected, and otherwise."""
 GONE = 5.0
-"""Seconds a machine has to be missing from the list to count as gone. Some providers list with a delay."""
+"""Seconds that a machine has to be missing from the list to count as gone. Some providers list with a delay."""
 MAX_REASON = 500
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 """Seconds before a failed destroy call is repeated."""
 
 
 Settle = Callable[[str, Sequence[str]], Awaitable[None]]
-"""Partition and nodes → waits, for a bounded time, until the output of tasks on these nodes is safe elsewhere."""
+"""Partition and nodes → waits, for a bounded time, until the output of tasks on these nodes is copied."""
 
 
 class CallQueue:
@@ -53,7 +53,7 @@ class CallQueue:
         return await asyncio.shield(task)
 
     async def close(self, seconds: float) -> None:
-        """Wait at most this long for calls under way, then cancel."""
+        """Wait at most this long for calls in progress, then cancel them."""
         if self._last is not None:
             await asyncio.wait([self._last], timeout=seconds)
             self._last.cancel()
@@ -63,7 +63,7 @@ class Standing(msgspec.Struct, frozen=True):
     """The state of a pool at one time."""
 
     orders: dict[int, tuple[str, ...]]
-    """Order → the nodes that have not joined yet."""
+    """Order → its nodes that have not joined yet."""
     unwanted: tuple[str, ...]
     lost: tuple[str, ...]
     known: frozenset[str]
@@ -86,7 +86,7 @@ class PoolReconciler:
         steady: Callable[[], float],
         settle: Settle,
     ) -> None:
-        """`settle` is awaited before machines are destroyed."""
+        """Take the parts. `settle` is awaited before machines are destroyed."""
         self._settle_nodes = settle
         self.kind = kind
         self.problem = ""
@@ -104,7 +104,7 @@ class PoolReconciler:
         self._asked: set[str] = set()
         """Nodes that have not joined yet and that were requested from the provider or listed by it."""
         self._missing: dict[str, float] = {}
-        """Machine → time since which it should be listed and is not."""
+        """Machine → when it was first missing from the list."""
         self._destroyed: set[str] = set()
         """Machines that were destroyed and may still be listed for a while."""
         self._named: set[str] = set()
@@ -114,7 +114,7 @@ class PoolReconciler:
         figures.begin(kind.partition, kind.pool)
 
     def wake(self) -> None:
-        """Start a pass now, because nodes were ordered or are not wanted any more."""
+        """Start a pass now, because nodes were ordered or are no longer wanted."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -122,7 +122,7 @@ class PoolReconciler:
             self._wake.clear()
             try:
                 busy = await self._pass()
-            except Exception as fault:  # a bug here, or a provider that raises another exception than `ProviderError`
+            except Exception as fault:  # a bug here, or a provider that raises something other than `ProviderError`
                 self._write_log("warning", "pool pass failed", reason=repr(fault))
                 busy = True
             with suppress(TimeoutError):
@@ -130,7 +130,7 @@ class PoolReconciler:
                     await self._wake.wait()
 
     async def _pass(self) -> bool:
-        """Compare the list with the state and make the missing calls; return True if more is expected soon."""
+        """Compare the list with the state and make the missing calls; return True if more changes are expected soon."""
         listed = await self._list()
         names = () if listed is None else tuple(listed)
         standing = await self._handle.read(
@@ -182,7 +182,7 @@ class PoolReconciler:
     async def _not_created(self, wanted: Sequence[str], problem: ProviderError) -> set[str]:
         """Return the machines that were not created.
 
-        If the provider does not name them, these are the machines that it does not list.
+        If the provider does not name them, they are the machines that it does not list.
         """
         if problem.names:
             return set(problem.names).intersection(wanted)
@@ -190,7 +190,7 @@ class PoolReconciler:
         return set(wanted).difference(listed or ())
 
     async def _give_up_new(self, standing: Standing) -> None:
-        """Fail new orders while the provider cannot list: machines that were never requested cannot exist."""
+        """Fail new orders while the provider cannot list machines: machines that were never requested cannot exist."""
         for order, names in standing.orders.items():
             if order not in self._tried:
                 await self._fail(order, names, self.problem)
@@ -236,7 +236,7 @@ class PoolReconciler:
         await self._remove([*ended, *self._gone(rest, listed)], "it is not needed any more")
 
     async def _remove(self, names: Sequence[str], reason: str) -> None:
-        """Remove nodes after their machines are gone. An agent that still runs would add its node again."""
+        """Remove nodes after their machines are gone. An agent that still ran would add its node again."""
         if names:
             await asyncio.to_thread(self.kind.join.forget, self.kind.partition, names)
         for name in names:

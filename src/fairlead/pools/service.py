@@ -1,7 +1,7 @@
 """The pools of a server: one reconciler for each pool that has a provider.
 
-`PoolService` is for the whole process, and all of it for one asyncio loop. Nothing here delays a writer: effects wake
-a reconciler, and its results go to the writer's inbox as commands. Closing the service ends no machine.
+`PoolService` serves the whole process, in one asyncio loop. Nothing here delays a writer: effects wake a reconciler,
+and its results go to the writer's inbox as commands. Closing the service ends no machine.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fairlead.pools.figures import Figures
 from fairlead.pools.reconciler import CallQueue, PoolReconciler, Settle
 
 GRACE = 10.0
-"""Seconds a closing server waits for calls of providers that are under way."""
+"""Seconds that a closing server waits for provider calls in progress."""
 
 
 async def no_settling(partition: str, nodes: Sequence[str]) -> None:
-    """Do nothing before machines are destroyed."""
+    """Do nothing; the default for `settle`."""
 
 
 class PartitionPools:
-    """The pools of one partition during the term of one writer."""
+    """The pools of one partition during the reign of one writer."""
 
     def __init__(self, pools: PoolService, handle: PartitionHandle) -> None:
         self._pools = pools
@@ -86,7 +86,7 @@ class PartitionPools:
 
 
 class PoolService:
-    """All pools of a server. Calls that outlive the term of a writer are finished before calls of the next begin."""
+    """All pools of a server. Calls that outlive a writer's reign are finished before those of the next begin."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class PoolService:
         steady: Callable[[], float] = monotonic,
         settle: Settle = no_settling,
     ) -> None:
-        """`settle` is awaited before machines are destroyed."""
+        """Take the parts. `settle` is awaited before machines are destroyed."""
         self.settle = settle
         self.make = make or no_provider
         self.join = join or Join(lambda: "", lambda partition, pool, names: {}, lambda partition, names: None)
@@ -109,12 +109,12 @@ class PoolService:
         self._retiring: set[asyncio.Task[None]] = set()
 
     def begin(self, partition: str, handle: PartitionHandle) -> None:
-        """Start the pools of a partition that a writer took over. Called between cycles, as are the next two."""
+        """Start the pools of a partition that a writer took over. Called between cycles."""
         self.end(partition)
         self._partitions[partition] = PartitionPools(self, handle)
 
     def follow(self, partition: str, state: Partition) -> None:
-        """Follow changes of the pools after a cycle."""
+        """Adapt to changed pools after a cycle."""
         if partition in self._partitions:
             self._partitions[partition].follow(state)
 
@@ -136,7 +136,7 @@ class PoolService:
         await asyncio.gather(*self._retiring)
 
     def about(self, partition: str, pool: str) -> tuple[str, tuple[Machine, ...]]:
-        """Return the problem of a pool's provider (empty if there is none) and the orphan machines."""
+        """Return the problem of a pool's provider (empty if none) and the orphaned machines."""
         reconciler = self._partitions[partition].reconciler(pool) if partition in self._partitions else None
         return ("", ()) if reconciler is None else (reconciler.problem, reconciler.orphans)
 
@@ -151,7 +151,7 @@ def no_provider(kind: PoolKind) -> Provider:
 
 
 class UnavailableProvider:
-    """Stands in for a provider with invalid settings: all calls fail."""
+    """Replaces a provider with invalid settings: all calls fail."""
 
     def __init__(self, problem: str) -> None:
         self._problem = problem

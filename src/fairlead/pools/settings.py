@@ -1,4 +1,4 @@
-"""The setting `provider` of a pool: checked when a configuration arrives, and read again to make the provider."""
+"""The setting `provider` of a pool: checked when a configuration arrives, and read again to create the provider."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ProviderSettings(msgspec.Struct, frozen=True):
     kind: Literal["local", "command"]
     command: tuple[str, ...] = ()
     timeout: float = 0.0
-    """The longest time for a call of the command, in seconds."""
+    """Longest time for a call of the command, in seconds."""
 
 
 def check_providers(configs: Mapping[str, PartitionConfig]) -> None:
@@ -40,7 +40,7 @@ def kind_of(pool: PoolSettings) -> str:
 
 
 def parse_provider(pool: PoolSettings, field: str) -> ProviderSettings:
-    """Read a pool's `provider`; `field` is the place of the pool in the configuration."""
+    """Read a pool's `provider`. `field` is the path of the pool in the configuration, for errors."""
     doc = msgspec.json.decode(pool.provider)
     read = Reader(doc, f"{field}.provider", "a provider")
     named = [kind for kind in KINDS if kind in read.doc]

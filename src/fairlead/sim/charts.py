@@ -1,6 +1,6 @@
-"""Charts as SVG text: lines over time or over a scale, and bars. Plain values in, text out; nothing is fetched.
+"""Charts as SVG text: lines over time or over a scale, and bars. Nothing is fetched.
 
-A chart carries its numbers in a `data-chart` attribute, from which a few lines of script show what is under the mouse.
+A chart carries its numbers in a `data-chart` attribute, from which a short script shows the values under the mouse.
 """
 
 from __future__ import annotations

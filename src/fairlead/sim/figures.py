@@ -19,7 +19,7 @@ DIGITS = 6
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
-    """A started job, as input of the figures. `work` is its resources times its run time."""
+    """A started job, from which figures are computed. `work` is its resources times its run time."""
 
     id: str
     submit: Micros
@@ -33,7 +33,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     slowdown: float
 
     def work_by(self, now: Micros) -> int:
-        """Return the finished work, of a running job in proportion to its time."""
+        """Return the finished work at a time; for a running job, in proportion to the time it has run."""
         return self.work if self.end is not None else self.work * min(now - self.start, self.run) // max(self.run, 1)
 
 

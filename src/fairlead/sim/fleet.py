@@ -1,8 +1,8 @@
 """A virtual fleet: agents that carry out launches and stops on a virtual clock, with faults on request.
 
 Agents acknowledge a launch at once, or with their next report. Tasks run until they are stopped or their duration is
-over, and stops are confirmed. Tasks of a chain run one after another in the rooms of the chain; their ends are gathered
-for a moment before they are reported. Reports come out as commands, in the order in which they fell due.
+over, and stops are confirmed. Tasks of a chain run one after another in the slots of the chain; their ends are
+collected for a moment before they are reported. Reports are returned as commands, in the order in which they fell due.
 """
 
 from __future__ import annotations
@@ -77,17 +77,19 @@ class Flush(msgspec.Struct, frozen=True):
 
 class Fleet:
     def __init__(self, prompt: bool = True) -> None:
-        """With `prompt`, agents report started tasks at once; else with the next due report, and how long they ran."""
+        """With `prompt`, agents report starts at once; otherwise with the next due report, with the run time so far."""
         self._prompt = prompt
         self._begun: list[tuple[Micros, Running]] = []
         self.durations: dict[tuple[str, str], Micros] = {}
-        """(Job, stage) → run time of each task. Tasks of other stages run until they are ended by hand."""
+        """(Job, stage) → run time of each task. Tasks of other stages run until a test ends them."""
         self._running: dict[Key, list[Running]] = {}
         self._held: dict[str, list[Launch]] = {}
         self._refusing: set[str] = set()
         self._silent: set[str] = set()
         self._disconnected: dict[str, list[Report]] = {}
         """Silent node that keeps its tasks → its reports, which it sends when it connects again."""
+        self._missed: dict[str, list[Report]] = {}
+        """Silent node → reports of tasks that ended there, which the server has not received."""
         self._hanging: set[str] = set()
         """Jobs with tasks that ignore stops."""
         self._lines: dict[str, dict[int, ChainQueue]] = {}
@@ -121,12 +123,13 @@ class Fleet:
         self._silent.add(node)
 
     def disconnect(self, node: str) -> None:
-        """Silence an agent that goes on with its tasks and keeps its reports until `connect`."""
+        """Disconnect an agent. It continues its tasks and keeps its reports until `connect`."""
         self.silence(node)
         self._disconnected.setdefault(node, [])
 
     def connect(self, node: str) -> None:
         self._silent.discard(node)
+        self._missed.pop(node, None)
         self._unheard += self._disconnected.pop(node, [])
 
     def fail(self, node: str, now: Micros) -> None:
@@ -136,7 +139,8 @@ class Fleet:
         self._empty(node)
 
     def return_node(self, node: str, now: Micros) -> None:
-        """Bring an agent back without its tasks. They are reported as lost."""
+        """Bring an agent back without its tasks. They are reported as lost, also those that ended unheard."""
+        reason = f"node {node} came back without it"
         self._silent.discard(node)
         self._disconnected.pop(node, None)
         self._refusing.discard(node)
@@ -144,7 +148,9 @@ class Fleet:
         heapify(self._due)
         self._unheard = [report for report in self._unheard if not _is_about(report, node)]
         for block in self._empty(node):
-            self._at(now, block.report("lost", reason=f"node {node} came back without it"))
+            self._at(now, block.report("lost", reason=reason))
+        for report in self._missed.pop(node, []):
+            self._at(now, msgspec.structs.replace(report, state="lost", reason=reason, exit_code=None))
 
     # -- work ----------------------------------------------------------------------------------------------------
 
@@ -168,7 +174,7 @@ class Fleet:
             self._go_on(node, now)
 
     def at_work(self) -> Iterator[Running]:
-        """Yield the blocks that the agents really run."""
+        """Yield the blocks of tasks that the agents run."""
         for blocks in self._running.values():
             yield from blocks
 
@@ -198,7 +204,7 @@ class Fleet:
         return due
 
     def send_again(self, reports: Iterable[AnyCommand]) -> None:
-        """Queue reports again that the server did not take before it ended."""
+        """Queue reports again that the server did not accept before it ended."""
         self._unheard += reports
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -209,7 +215,7 @@ class Fleet:
             return
         block = _running(node, launch)
         if self._has_had(block):
-            return  # sent again: an agent starts (task, attempt) once, and does not refuse one that it has accepted
+            return  # sent again: an agent starts (task, attempt) once, and accepts it again
         if node in self._refusing:
             self._at(now, block.report("refused", reason=f"node {node} refused the launch"))
             return
@@ -244,7 +250,7 @@ class Fleet:
             self._at(now + duration, block.report("succeeded", 0, ran=duration))
 
     def duration_of(self, block: Running) -> Micros | None:
-        """Return the run time of tasks that start; None if they run until they are ended by hand."""
+        """Return the run time of tasks that start; None if they run until a test ends them."""
         return self.durations.get((block.job, block.stage))
 
     def _end(self, command: Report, now: Micros) -> list[Report]:
@@ -265,7 +271,7 @@ class Fleet:
         return []
 
     def _go_on(self, node: str, now: Micros) -> None:
-        """Start waiting tasks in free rooms of their chains, and schedule the reports of ended ones."""
+        """Start waiting tasks in free slots of their chains, and schedule the reports of ended ones."""
         lines = self._lines.get(node)
         if lines is None:
             return
@@ -357,7 +363,7 @@ class Fleet:
         return self._lines[block.node].get(block.chain) if block.node in self._lines else None
 
     def _new_line(self, node: str, chain: int) -> ChainQueue:
-        """Add a chain behind the tasks that already run in its rooms."""
+        """Add a chain behind the tasks that already run in its slots."""
         line = ChainQueue(running=[block for block in self.at_work() if (block.node, block.chain) == (node, chain)])
         self._lines.setdefault(node, {})[chain] = line
         return line
@@ -382,6 +388,8 @@ class Fleet:
     def _is_unheard(self, command: AnyCommand) -> bool:
         if not isinstance(command, Report) or command.node not in self._silent:
             return False
+        if command.state in ("succeeded", "failed"):
+            self._missed.setdefault(command.node, []).append(command)
         if command.node in self._disconnected:
             self._disconnected[command.node].append(command)
         return True

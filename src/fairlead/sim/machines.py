@@ -1,4 +1,4 @@
-"""Virtual machines of pools: they come some time after their order and go when they are unwanted."""
+"""Virtual machines of pools: they join some time after their order and leave when they are given back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Machines:
         return self._coming[0][0] if self._coming else None
 
     def happen(self, partition: Partition, now: Micros) -> list[AnyCommand]:
-        """Return commands for the nodes that have gone or come by now."""
+        """Return commands for the nodes that have left or joined by now."""
         commands: list[AnyCommand] = [RemoveNode(name=name, operator=True) for name in self._going]
         self._going = []
         while self._coming and self._coming[0][0] <= now:

@@ -21,7 +21,7 @@ class Profile(msgspec.Struct, frozen=True):
     """Time from the end of an outage to the next one."""
     lasts: Micros
     refusing: int = 0
-    """Percent of the outages in which the node runs on but refuses launches."""
+    """Percent of the outages in which the node stays up but refuses launches."""
 
 
 PROFILES = {"light": Profile(30 * DAY, HOUR), "heavy": Profile(2 * DAY, 30 * MINUTE, refusing=25)}

@@ -1,7 +1,7 @@
-"""Packing: how full a placement fills a fleet. Jobs arrive in random order until a share of all GPUs was asked for.
+"""Packing: measures how full a placement fills a fleet. Jobs arrive in random order, up to a share of all GPUs.
 
 No job ends, so a job that does not fit fails. The trace is shuffled; if it is too short, random jobs of it arrive
-again. Nodes join in a random order too, so that ties between equal nodes do not favour any of them.
+again. Nodes also join in random order, so that ties between equal nodes favour none of them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _endless(arrivals: Sequence[Arrival], rng: Random) -> Iterator[Arrival]:
 
 
 def fragmented(partition: Partition, usual: Sequence[Arrival]) -> float:
-    """Return how many idle GPUs the usual jobs cannot use, on average over the jobs."""
+    """Return how many idle GPUs the usual jobs cannot use, as the mean over the jobs."""
     weights: dict[Shape, int] = {}
     shapes: dict[object, Shape] = {}
     for arrival in usual:

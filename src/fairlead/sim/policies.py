@@ -29,7 +29,7 @@ class Policy:
         self.name = name
         self.config = config
         self._homes = homes or {}
-        """User → queue, for jobs with a queue that the policy does not have."""
+        """User → queue, for jobs whose queue the policy does not have."""
         self._paths = {path for path, _ in config.queues}
 
     def place(self, spec: JobSpec) -> JobSpec:
@@ -43,22 +43,22 @@ class Policy:
 
 
 def fcfs(trace: Trace) -> Policy:
-    """First come, first served: one queue, and no job passes its head."""
+    """First come, first served: one queue, and no job overtakes its head."""
     return Policy("fcfs", parse_partition(ONE_QUEUE, "fcfs"))
 
 
 def easy(trace: Trace) -> Policy:
-    """EASY backfilling: as `fcfs`, but a job that does not delay the head may pass it."""
+    """EASY backfilling: as `fcfs`, but a job that does not delay the head may overtake it."""
     return Policy("easy", parse_partition({**ONE_QUEUE, "backfill": "easy"}, "easy"))
 
 
 def shortest(trace: Trace) -> Policy:
-    """As `easy`, but of the jobs that may pass the head the shortest is tried first."""
+    """As `easy`, but of the jobs that may overtake the head, the shortest is tried first."""
     return Policy("shortest", parse_partition({**ONE_QUEUE, "backfill": "shortest"}, "shortest"))
 
 
 def conservative(trace: Trace) -> Policy:
-    """As `easy`, but a job may delay none of those before it."""
+    """As `easy`, but a job may delay none of the jobs before it."""
     return Policy("conservative", parse_partition({**ONE_QUEUE, "backfill": "conservative"}, "conservative"))
 
 
@@ -88,7 +88,7 @@ NAMED: dict[str, Callable[[Trace], Policy]] = {
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no built-in policy has."""
+    """Refuse a name that is not a built-in policy."""
     if name not in NAMED:
         names = ", ".join(NAMED)
         raise Refused(
@@ -98,7 +98,7 @@ def check_name(name: str) -> None:
 
 
 def policy_of(name: str, document: object) -> Policy:
-    """Return a policy from a configuration with one partition, or from the settings of one."""
+    """Return a policy from a configuration with one partition, or from the settings of one partition."""
     if isinstance(document, Mapping) and "partitions" not in document:
         document = {"partitions": {"default": document}}
     configs = parse_config({} if document is None else document)

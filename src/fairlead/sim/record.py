@@ -115,7 +115,7 @@ class Record:
         self._sample(partition.now)
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """Nothing to do: a cycle that was not written has no effect."""
+        """Do nothing: a cycle that was not written has no effect."""
 
     def _start(self, job: str, now: Micros) -> None:
         at = self._at.get(job)

@@ -1,4 +1,4 @@
-"""Run one trace under several policies, or several placements, one after another."""
+"""Runs one trace under several policies, or several placements, one after another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Run(msgspec.Struct, frozen=True):
     record: Record
     result: dict[str, Any]
     whole: bool
-    """False if the run was stopped; its figures are those until then."""
+    """False if the run was stopped; its figures cover the time until then."""
 
 
 class Faults(msgspec.Struct, frozen=True):

@@ -79,7 +79,7 @@ class Simulation:
 
     def _open(self) -> None:
         """Configure the partition and add the nodes, at time 0."""
-        # Launches never time out: no message is lost here, but a start is reported with the next event, however late.
+        # Launches never time out: no message is lost here, but a start is reported only with the next event.
         settings = replace(self.policy.config.settings, launch_timeout=MAX_DURATION)
         config = replace(self.policy.config, settings=settings)
         commands: list[AnyCommand] = [Configure(config=config, version=1, operator=True)]
@@ -118,7 +118,7 @@ class Simulation:
     def _next_due(self) -> Micros | None:
         if self.writer.more:
             return self.now
-        # Ended jobs are forgotten with the next event: a cycle of their own would decide nothing.
+        # Ended jobs are forgotten at the next event: a cycle just for them would decide nothing.
         reported = self.fleet.next_due()
         if reported == self.now:
             return reported

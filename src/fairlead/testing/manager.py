@@ -12,9 +12,10 @@ Documents = Iterable[Mapping[str, Any]]
 
 
 class ManagerHandle:
-    """A resource manager. Items are documents: nodes `{name, resources, action}`, jobs `{job, queue, user, stages,
-    remove}`, asks `{job, ask, count, resources, index, withdraw}`, releases `{job, ask, index, lost, withdraw}`,
-    recover `{job, ask, node, index, resources}`.
+    """A resource manager, which sends updates as lists of documents.
+
+    nodes `{name, resources, action}`, jobs `{job, queue, user, stages, remove}`, asks `{job, ask, count, resources,
+    index, withdraw}`, releases `{job, ask, index, lost, withdraw}`, recover `{job, ask, node, index, resources}`.
     """
 
     def __init__(self, name: str, send: Callable[[AnyCommand], None]) -> None:
@@ -38,7 +39,7 @@ class ManagerHandle:
         recover: Documents = (),
         more: bool = False,
     ) -> None:
-        """Send an update. With `more`, others follow before the manager has told all it knows."""
+        """Send an update. With `more`, others follow before the manager's state is complete."""
         self._send(
             UpdateManager(
                 name=self.name,

@@ -95,7 +95,7 @@ class World:
     """A cluster for experiments. It starts ready, at time 0."""
 
     most_cycles = 10_000
-    """Cycles that may follow each other at one moment. More are an error: two phases keep undoing each other's work."""
+    """The most cycles at one moment. More are an error: two phases keep undoing each other's work."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class World:
         self._queue.append(deepcopy(self._config))
 
     def pool(self, name: str, partition: str | None = None, **settings: Any) -> None:
-        """Add a pool, or replace its settings. Nodes arrive by `arrive`, and leave as soon as they are given back."""
+        """Add a pool, or replace its settings. Nodes join by `arrive`, and leave as soon as they are given back."""
         self._config["partitions"][partition or self._default].setdefault("pools", {})[name] = settings
         _bring_by_hand(settings)
         self._queue.append(deepcopy(self._config))
@@ -181,7 +181,7 @@ class World:
         return names
 
     def fail_order(self, pool: str, reason: str = "no machines", partition: str | None = None) -> None:
-        """Fail the oldest order of a pool: its nodes that have not arrived never will."""
+        """Fail the oldest order of a pool: its nodes that have not joined never will."""
         where = partition or self._default
         orders = [number for number, order in sorted(self.partition(where).orders.items()) if order.pool == pool]
         if not orders:
@@ -368,23 +368,24 @@ class World:
         self._fleet_of(node).refuse_launches(node)
 
     def ignore_stops(self, job: str) -> None:
-        """Let tasks of the job ignore stops, like processes that cannot be killed."""
+        """Make tasks of the job ignore stops, like processes that cannot be killed."""
         for fleet in self.fleets.values():
             fleet.ignore_stops(job)
 
     def silence(self, node: str) -> None:
-        """Let a node fall silent. It is declared lost after the lease and one more heartbeat."""
+        """Make a node fall silent. It is declared lost after the lease and one more heartbeat."""
         self._fleet_of(node).silence(node)
         self._silent.setdefault(node, self.now)
 
     def disconnect(self, node: str) -> None:
-        """Disconnect the agent of a node. The node gets no new work, and is lost after its lease. Its tasks run on."""
+        """Disconnect the agent of a node. Its tasks keep running; the node gets no new work and is lost after its
+        lease."""
         self._fleet_of(node).disconnect(node)
         self._silent.setdefault(node, self.now)
         self._send(self._home[node], DisconnectNodes(names=(node,), operator=True))
 
     def connect(self, node: str) -> None:
-        """Connect the agent of a node again: it has kept its tasks and sends the reports that it could not send."""
+        """Connect the agent of a node again. It kept its tasks and sends the reports that it could not send."""
         self._silent.pop(node, None)
         self._fleet_of(node).connect(node)
         self._join(node)
@@ -452,15 +453,15 @@ class World:
     def restart(self, ready: bool = True, away: float = 0) -> None:
         """Replace the control plane by a new one that recovers from the journal, `away` seconds later. Agents stay.
 
-        With `ready`, the new one continues at once. Otherwise it waits as after any start: for `mark_ready`, for
-        `ready_after`, or for a report of every node that is up (`node` again, or of its tasks) and of every resource
-        manager (an update).
+        With `ready`, the new one continues at once. Otherwise it waits, as after any start: for `mark_ready`, for
+        `ready_after`, or until every node that is up (by `node`, or a report of its tasks) and every resource manager
+        (by an update) has reported.
         """
         self.now += round(away * SECOND)
         self._recover({name: ready for name in self.cluster.writers})
 
     def break_journal(self, how: Breakage, written: bool = False) -> None:
-        """Let the next write fail, for certain or with an unknown outcome. The cycle recovers from it."""
+        """Make the next write fail, with certainty or with an unknown outcome. The cycle recovers from it."""
         if not isinstance(self.journal, MemoryJournal):
             raise TypeError("only a memory journal can be broken on demand")
         self.journal.break_next(how, written)
@@ -550,7 +551,7 @@ class World:
         return explain_view(self.partition(where), self._job(job), self.cluster.writers[where].reasons, self.now)
 
     def why(self, job: str, remedies: bool = True) -> Explained:
-        """Return one sentence about a job, the reasons, and what would be enough to start what waits."""
+        """Return one sentence about a job, the reasons, and remedies that would start its waiting tasks."""
         where = self._where(job)
         view = explained(self.partition(where), self._job(job), self.cluster.writers[where].reasons, self.now)
         if not remedies or not view.waiting:
@@ -629,7 +630,7 @@ class World:
         return when is not None and when <= self.now
 
     def _lost_at(self, node: str, since: Micros) -> Micros | None:
-        """Return when a silent node is lost. The time counts from readiness if that is later; None before readiness."""
+        """Return when a silent node is lost, counted from readiness if that is later; None before readiness."""
         writer = self.cluster.writers.get(self._home[node])
         if writer is None or not writer.partition.reign.ready:
             return None
@@ -697,7 +698,7 @@ class World:
             self.rm(command.name, where).answered(answer)
 
     def _brief_agent(self, where: str, node: str) -> None:
-        """Send an agent that joins all its current orders: earlier messages may have been lost."""
+        """Send all current launches and stops to a joining agent: earlier messages may have been lost."""
         partition = self.partition(where)
         node_id = partition.nodes.find(node)
         if node_id is not None:
@@ -814,7 +815,7 @@ def _document(config: Mapping[str, Any], unit: str | None, partitions: Sequence[
 
 
 def _bring_by_hand(pool: Any) -> None:
-    """Give a pool a provider, so that its nodes can be ordered; the test brings them."""
+    """Give a pool a provider, so that its nodes can be ordered; the test adds them."""
     if isinstance(pool, dict):
         pool.setdefault("provider", {"memory": {}})
 

@@ -1,4 +1,4 @@
-"""State → documents of the API, in the units that people write. Called between cycles."""
+"""Turns the state into documents of the API, in the units that people write. Called between cycles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from fairlead.core.config import QUEUE_KEYS
 from fairlead.core.holds.room import ends_at
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Ask, Job, Micros, Queue, Stage
-from fairlead.core.nodes import NodeTable
 from fairlead.core.ranges import count
 from fairlead.core.reasons import Reason
 from fairlead.core.resources import MEMORY, MILLI, SECOND
@@ -31,7 +30,7 @@ from fairlead.wire import api as wire
 SeesJob = Callable[[Job], bool]
 """True if the caller may see a job."""
 NAMED = 20
-"""At most this number of names is given in lists that may have thousands."""
+"""Lists that may be very long name at most this number of entries."""
 
 
 def units(name: str, amount: int) -> int | float:
@@ -80,7 +79,7 @@ def job_answer(partition: Partition, job: Job, reasons: dict[tuple[str, str, int
 
 
 def by_id(partition: Partition, sees: SeesJob) -> Callable[[str], bool]:
-    """Return a function that is True for the ids of jobs that the caller may see."""
+    """Return a function that says whether the caller may see the job with an id."""
     jobs = partition.jobs
     return lambda job_id: job_id in jobs and sees(jobs[job_id])
 
@@ -117,7 +116,7 @@ def task_answers(partition: Partition, job: Job, stages: Iterable[Stage], after:
 
 def _task_answer(partition: Partition, stage: Stage, index: int) -> wire.Task:
     view = task_view(partition, stage, index)
-    # For a task that succeeded at its first attempt nothing is stored: its exit code was 0.
+    # Nothing is stored for a task that succeeded at its first attempt: its exit code was 0.
     plain = view.state == "succeeded" and view.exit_code is None and not stage.job.manager
     return wire.Task(
         stage=stage.name,
@@ -147,7 +146,7 @@ def node_answer(partition: Partition, row: int, sees: SeesJob) -> wire.Node:
     seen = [job for job in held_for if sees(partition.jobs[job])]
     return wire.Node(
         name=nodes.name[row],
-        state=node_state(nodes, row),
+        state=node_state(partition, row),
         pool=nodes.pool[row],
         manager=nodes.manager[row],
         labels=dict(nodes.labels[row]),
@@ -158,7 +157,7 @@ def node_answer(partition: Partition, row: int, sees: SeesJob) -> wire.Node:
         devices=[used / MILLI for used in nodes.devices[row]],
         tasks=sum(count(allocation.indices) for allocation in nodes.allocations[row].values() if not allocation.rooms),
         avoided=nodes.node_id[row] in nodes.avoided,
-        disconnected=optional_seconds(nodes.disconnected.get(nodes.node_id[row])),
+        disconnected=optional_seconds(_disconnected_since(partition, row)),
         reason=nodes.reasons.get(nodes.node_id[row], ""),
         held_for=seen,
         held_for_others=len(held_for) - len(seen),
@@ -171,10 +170,17 @@ def _held_for(partition: Partition, node_id: int) -> list[str]:
     return sorted({earmark.job for earmark in earmarks if earmark is not None})
 
 
-def node_state(nodes: NodeTable, row: int) -> str:
+def node_state(partition: Partition, row: int) -> str:
     """Return the state of a node as users see it: an up node without a connected agent is disconnected."""
-    state = nodes.state[row]
-    return "disconnected" if state == "up" and nodes.node_id[row] in nodes.disconnected else state
+    state = partition.nodes.state[row]
+    return "disconnected" if state == "up" and _disconnected_since(partition, row) is not None else state
+
+
+def _disconnected_since(partition: Partition, row: int) -> Micros | None:
+    """Return since when the agent of a node is away: at the earliest since the server's start, if it came before."""
+    nodes = partition.nodes
+    since = nodes.disconnected.get(nodes.node_id[row])
+    return partition.reign.silent_since(nodes, row) if since is None else since
 
 
 def _asks_below(queue: Queue) -> int:
@@ -223,7 +229,7 @@ def lane_answers(
     """Return the lanes with the most pending tasks, each with the first asks that the caller may see."""
     sees_id = by_id(partition, sees)
     by_name: dict[tuple[str, str], list[Lane]] = {}
-    for lane in partition.lanes.values():  # lanes of several users may have one name
+    for lane in partition.lanes.values():  # lanes of different users may have the same name
         by_name.setdefault((lane.queue.path, lane.text), []).append(lane)
     answers: list[wire.Lane] = []
     for (queue, shape), (asks, tasks) in figures.most(lanes).items():
@@ -327,7 +333,7 @@ def differences(
 
 
 def _changed(path: tuple[str, ...]) -> Literal["partition", "queue", "pool", "setting"]:
-    """Return what a key of a configuration names; the path starts with the name of the partition."""
+    """Return the kind of entry that a path of keys names. The path starts with the partition."""
     match path:
         case (_,):
             return "partition"

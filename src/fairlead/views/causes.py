@@ -1,25 +1,26 @@
-"""Causes: why tasks run where they run, stop, or wait again, as typed values beside the reasons for waiting."""
+"""Causes: why tasks run where they run, stop, or wait again, as typed values. Reasons say why tasks wait."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fairlead.core.holds.room import may_take
 from fairlead.core.model import Allocation, Job, Micros, Stage
+from fairlead.core.never import could_take
 from fairlead.core.outcomes import claimant_of, live_of
 from fairlead.core.ranges import count
-from fairlead.core.reasons import Reason
+from fairlead.core.reasons import Reason, of_stage
 from fairlead.core.resources import format_moment
 from fairlead.core.state import Partition
+from fairlead.views.coming import listed
 
 NAMED = 5
-"""At most this number of nodes is named, and of different ends of earlier attempts."""
+"""At most this number of nodes, and of different ends of earlier attempts, are named."""
 LOOKED_AT = 1_000
-"""At most this number of waiting tasks is looked at for the end of their last attempt."""
+"""At most this number of waiting tasks are searched for the end of their last attempt."""
 
 
 class Cause(Reason, frozen=True):
-    """Base class of causes: they concern a number of tasks of a stage."""
+    """Base class of causes. Each concerns a number of tasks of a stage."""
 
     stage: str
     tasks: int
@@ -27,6 +28,9 @@ class Cause(Reason, frozen=True):
     @property
     def _counted(self) -> str:
         return "1 task" if self.tasks == 1 else f"{self.tasks} tasks"
+
+    def _verb(self, one: str, several: str) -> str:
+        return one if self.tasks == 1 else several
 
 
 class RunsOn(Cause, frozen=True):
@@ -38,7 +42,7 @@ class RunsOn(Cause, frozen=True):
     """The number of the nodes."""
     place: str
     suitable: int
-    """The number of nodes that take such tasks when they have capacity."""
+    """The number of nodes that take such tasks and are large enough for one."""
     known: int
     """The number of all nodes."""
     held: bool = False
@@ -47,7 +51,7 @@ class RunsOn(Cause, frozen=True):
     """The label by which the nodes were kept close together."""
 
     def __str__(self) -> str:
-        return f"{self.stage}: {self._counted} on {self.where}, {self.why}"
+        return f"{of_stage(self.stage)}{self._counted} {self._verb('runs', 'run')} on {self.where}, {self.why}"
 
     @property
     def where(self) -> str:
@@ -56,9 +60,14 @@ class RunsOn(Cause, frozen=True):
     @property
     def why(self) -> str:
         """Why they run there, as the end of a sentence."""
-        chosen = f"chosen by placement `{self.place}` among {self.suitable} of {self.known} nodes that take its tasks"
+        of = "" if self.known == self.suitable else f" of {self.known}"
+        them = self._verb("it", "them")
+        if self.suitable == 1:
+            chosen = f"the only {f'one{of} nodes' if of else 'node'} that can run {them}"
+        else:
+            chosen = f"chosen by placement `{self.place}` from the {self.suitable}{of} nodes that can run {them}"
         chosen += f", close together by label {self.near}" if self.near else ""
-        return chosen + (", from nodes that were held for it" if self.held else "")
+        return chosen + (", after nodes were held for it" if self.held else "")
 
 
 class Launching(Cause, frozen=True):
@@ -69,7 +78,8 @@ class Launching(Cause, frozen=True):
     since: Micros
 
     def __str__(self) -> str:
-        return f"{self.stage}: {self._counted} sent to {listed(self.nodes, self.of)} at {format_moment(self.since)}"
+        where = f"{listed(self.nodes, self.of)} since {format_moment(self.since)}"
+        return f"{of_stage(self.stage)}{self._counted} {self._verb('is', 'are')} starting on {where}"
 
 
 class Stopping(Cause, frozen=True):
@@ -80,13 +90,13 @@ class Stopping(Cause, frozen=True):
     cause: str
     """Why: `kill`, `scale`, `time limit`, `preempt`, `gang` or `requeue`."""
     stops_for: str
-    """The job or queue that preempted tasks stop for, as the owner may know it; otherwise empty."""
+    """The job or queue for which tasks are preempted, as its owner may know it; otherwise empty."""
     since: Micros
 
     def __str__(self) -> str:
         why = f" for {self.stops_for}" if self.stops_for else f" ({self.cause})"
-        where = listed(self.nodes, self.of)
-        return f"{self.stage}: {self._counted} on {where} stopping{why}, told at {format_moment(self.since)}"
+        where = f"{listed(self.nodes, self.of)} since {format_moment(self.since)}"
+        return f"{of_stage(self.stage)}{self._counted} {self._verb('stops', 'stop')} on {where}{why}"
 
 
 class LastAttempt(Cause, frozen=True):
@@ -100,11 +110,11 @@ class LastAttempt(Cause, frozen=True):
     max_launches: int = 0
 
     def __str__(self) -> str:
-        waits = "waits" if self.tasks == 1 else "wait"
+        waits = self._verb("waits", "wait")
         again = f" (try {self.tries_used} of {self.tries})" if self.tries_used else ""
         if self.launches_failed:
             again += f" (launch {self.launches_failed} of {self.max_launches})"
-        return f"{self.stage}: the last attempt of {self._counted} that {waits}: {self.ended}{again}"
+        return f"{of_stage(self.stage)}the last attempt of {self._counted} that {waits}: {self.ended}{again}"
 
 
 class Over(Cause, frozen=True):
@@ -120,16 +130,8 @@ class Over(Cause, frozen=True):
         return f"{self.state}, {self.ended}" if self.ended else self.state
 
 
-def listed(names: tuple[str, ...], of: int) -> str:
-    """Return names as "n1, n2 and 3 more"."""
-    more = of - len(names)
-    if more > 0:
-        return f"{', '.join(names)} and {more} more"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def causes_of(partition: Partition, job: Job) -> list[Cause]:
-    """Return why a job is where it is, apart from reasons for waiting."""
+    """Return the causes of a job's present state, apart from reasons for waiting."""
     causes: list[Cause] = []
     if job.over:
         tasks = sum(stage.count for stage in job.stages)
@@ -144,7 +146,7 @@ def _live(partition: Partition, stage: Stage) -> Iterator[Cause]:
     groups: dict[tuple[str, str, str], list[Allocation]] = {}
     for allocation in live_of(stage):
         if allocation.rooms and allocation.state == "assigned":
-            continue  # it waits in a chain, which is a reason
+            continue  # waiting in a chain is a reason, not a cause
         stops_for = claimant_of(partition, allocation) if allocation.stopped_for else ""
         cause: str = allocation.cause if allocation.state == "stopping" else ""
         groups.setdefault((allocation.state, cause, stops_for), []).append(allocation)
@@ -164,7 +166,7 @@ def _live(partition: Partition, stage: Stage) -> Iterator[Cause]:
 
 def _runs_on(partition: Partition, stage: Stage, tasks: int, names: tuple[str, ...], of: int, held: bool) -> RunsOn:
     nodes, shape = partition.nodes, stage.shape
-    suitable = sum(may_take(nodes, row, shape) for row in nodes.rows.values())
+    suitable = sum(could_take(partition, row, shape) for row in nodes.rows.values())
     place = partition.settings.place
     return RunsOn(stage.name, tasks, names, of, place, suitable, len(nodes.rows), held, shape.key.near)
 
@@ -176,7 +178,8 @@ def _last_attempts(partition: Partition, stage: Stage) -> Iterator[LastAttempt]:
         if looked_at == LOOKED_AT:
             break
         if past.reason and any(index in wanted for wanted in waiting):
-            key = (past.reason, past.tries_used, past.launches_failed)
+            used = stage.tries_used(index) if past.tries_used else 0
+            key = (past.reason, used, past.launches_failed)
             groups[key] = groups.get(key, 0) + 1
     most = partition.settings.max_launch_tries
     for (ended, used, launches), tasks in sorted(groups.items(), key=lambda group: -group[1])[:NAMED]:

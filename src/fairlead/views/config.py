@@ -1,4 +1,4 @@
-"""A configuration → a document as people write it. Reading it back gives the same configuration."""
+"""Turns a configuration into a document as people write it. Reading it back gives the same configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from fairlead.core.settings import PartitionConfig, PartitionSettings
 
 DURATIONS = frozenset(
     "batch_window launch_timeout replace_within ready_after heartbeat lease chain starving_after hold_for "
-    "preempt_grace rebalance_after promise_for pool_pause keep_ended keep_keys idle_for share_memory".split()
+    "preempt_grace rebalance_after promise_for pool_pause keep_ended keep_keys idle_for share_memory recall_after "
+    "min_runtime".split()
 )
 
 
@@ -68,7 +69,7 @@ def _pool(pool: PoolSettings, defaults: bool) -> dict[str, Any]:
 
 
 def _fields(record: msgspec.Struct, default: msgspec.Struct, defaults: bool) -> dict[str, Any]:
-    """Return the fields of a record by name. None means not set, and can only be written by leaving the field out."""
+    """Return the fields of a record by name. None means not set; such fields are left out."""
     document: dict[str, Any] = {}
     for name in record.__struct_fields__:
         value = getattr(record, name)

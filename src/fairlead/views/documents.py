@@ -1,25 +1,38 @@
-"""State → views of jobs, tasks, lanes and queues. Times are in microseconds, amounts in base units."""
+"""Turns the state into views of jobs, tasks, lanes and queues. Times are in microseconds, amounts in base units."""
 
 from __future__ import annotations
 
 import msgspec
 
 from fairlead.core.admission import held_back
-from fairlead.core.explain import never_before, never_runs, why_later, why_no_room
+from fairlead.core.explain import never_before, never_runs, why_later, why_now
 from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.match.backfill import why_passed
 from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros, Queue, Stage
-from fairlead.core.never import why_never
 from fairlead.core.outcomes import claimant_of
 from fairlead.core.past import past_part
 from fairlead.core.ranges import count, indices
-from fairlead.core.reasons import AfterUnmet, InChain, NeverFits, NoRoom, NotReady, OverLimit, Reason, Sees
+from fairlead.core.reasons import (
+    AfterUnmet,
+    HeldBack,
+    InChain,
+    NeverFits,
+    NoNodeYet,
+    NotReady,
+    OverLimit,
+    Reason,
+    Sees,
+    of_stage,
+)
 from fairlead.core.remedy.steps import Remedy
 from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
+from fairlead.views.coming import Coming, what_comes
 
+KINDS_TOLD = {"new": ("", ""), "scale": ("added ", ""), "replace": ("", " to run again")}
+"""Kind of waiting tasks → words before and after "tasks wait"."""
 WALKED = 2_000
-"""At most this number of asks before another one is counted."""
+"""At most this number of asks ahead of another one are counted."""
 
 
 class StageView(msgspec.Struct, frozen=True):
@@ -37,7 +50,7 @@ class JobView(msgspec.Struct, frozen=True):
     user: str
     queue: str
     matched: str | None
-    """The requestor pattern that chose the queue; None if the job named it, or it is the default."""
+    """The requestor pattern that chose the queue; None if the job named the queue or it is the default."""
     state: str
     priority: int
     submitted: float
@@ -81,31 +94,42 @@ class Waiting(msgspec.Struct, frozen=True):
     reason: Reason | None
     jobs_ahead: int = 0
     tasks_ahead: int = 0
-    """Other jobs, and their tasks, that go before it in its lane."""
+    """The number of tasks of other jobs ahead of it in its lane."""
     then: Reason | None = None
-    """What will keep it back after that, as far as it is known now."""
+    """What will keep it waiting after that, as far as it is known now."""
     never: bool = False
-    """True if `then`, or `reason` if nothing comes after it, keeps it back for as long as nodes, pools and settings
-    stay as they are."""
+    """True if `then`, or else `reason`, keeps it waiting as long as nodes, pools and settings stay as they are."""
     turns: str = ""
-    """If asks of other users go before it because these use less: the uses that count."""
+    """If asks of other users are ahead because these users use less: the uses that count."""
     at_least: bool = False
-    """True if more asks go before it than were counted: `position`, `jobs_ahead` and `tasks_ahead` are lower bounds."""
+    """True if not all asks ahead were counted: `position`, `jobs_ahead` and `tasks_ahead` are lower bounds."""
     remedies: tuple[Remedy, ...] = ()
-    """What would be enough to start it in the next cycle, each for itself; only if this was asked for."""
+    """Remedies, each of which would be enough to start it in the next cycle; only on request."""
+    queue: str = ""
+    alone: bool = True
+    """True if only tasks like these wait in the queue; otherwise others wait there, which may go first."""
+    comes: tuple[Coming, ...] = ()
+    """What will help without any remedy, such as tasks that end by their time limit or nodes that are ordered."""
 
     def __str__(self) -> str:
-        place = "" if self.position is None else f", number {self.position + 1} in its lane"
-        place += " or later" if self.at_least else ""
-        place += f", {self.behind}" if self.jobs_ahead else ""
-        place += f", {self.turns}" if self.turns else ""
-        reason = f": {self.reason}" if self.reason else ""
-        later = f"; after that: {self.then}" if self.then else ""
-        return f"{self.stage}: {self.count} {self.kind} waiting{place}{reason}{later}"
+        one = self.count == 1
+        what, then = KINDS_TOLD[self.kind]
+        text = f"{of_stage(self.stage)}{self.count} {what}{'task waits' if one else 'tasks wait'}{then}"
+        text += f" {self.behind} in queue {self.queue}" if self.jobs_ahead else ""
+        if isinstance(self.reason, AfterUnmet):
+            text += str(self.reason).removeprefix("waits")
+        elif isinstance(self.reason, HeldBack):
+            text += f", {self.reason}"
+        else:
+            first = "first" if self.alone else f"first of {'its' if one else 'their'} size"
+            text += f", {first} in queue {self.queue}" if self.position == 0 else ""
+            text += f"; {self.turns}" if self.turns else ""
+            text += f"; {self.reason}" if self.reason else ""
+        return text + (f"; after that: {self.then}" if self.then else "")
 
     @property
     def behind(self) -> str:
-        """The jobs ahead of it, in words; empty if there are none."""
+        """Return the jobs ahead of it, in words; empty if there are none."""
         if not self.jobs_ahead:
             return ""
         jobs = "1 job" if self.jobs_ahead == 1 else f"{self.jobs_ahead} jobs"
@@ -113,19 +137,20 @@ class Waiting(msgspec.Struct, frozen=True):
         return f"behind {'at least ' if self.at_least else ''}{jobs} ({tasks})"
 
     def shown_to(self, sees: Sees) -> Waiting:
-        """Return this without the ids of jobs that a reader may not see."""
+        """Return this view without the ids of jobs that a reader may not see."""
         reason = None if self.reason is None else self.reason.shown_to(sees)
         then = None if self.then is None else self.then.shown_to(sees)
-        return msgspec.structs.replace(self, reason=reason, then=then)
+        comes = tuple(coming.shown_to(sees) for coming in self.comes)
+        return msgspec.structs.replace(self, reason=reason, then=then, comes=comes)
 
 
 def shown_state(job: Job) -> str:
-    """Return the state of a job as users see it: a job that has ended is `stopping` until its last process is gone."""
+    """Return the state of a job as users see it: an ended job is `stopping` until its last process is gone."""
     return "stopping" if job.over and job.allocations else job.state
 
 
 def waiting_since(job: Job) -> Micros | None:
-    """Return the time since which the first of its waiting tasks waits; None if none waits."""
+    """Return since when the longest waiting task of a job has waited; None if none waits."""
     return min([ask.waiting_since for stage in job.stages for ask in stage.asks if ask is not None], default=None)
 
 
@@ -156,7 +181,7 @@ def task_view(partition: Partition, stage: Stage, index: int) -> TaskView:
         return TaskView(
             allocation.state,
             allocation.attempt,
-            past.tries_used,
+            stage.tries_used(index),
             partition.nodes.name[row],
             allocation.devices[position * per_task : (position + 1) * per_task],
             past.reason,
@@ -170,12 +195,14 @@ def task_view(partition: Partition, stage: Stage, index: int) -> TaskView:
             state = outcome
     # A task that succeeded without a history succeeded at its first attempt.
     attempt = past.attempt or int(state == "succeeded")
-    return TaskView(state, attempt, past.tries_used, None, (), past.reason, past.exit_code)
+    return TaskView(state, attempt, stage.tries_used(index), None, (), past.reason, past.exit_code)
 
 
 def _note(partition: Partition, allocation: Allocation) -> str:
     if allocation.cause == "requeue":
         return f"requeued by {allocation.stopped_for}"
+    if allocation.cause == "gang" and allocation.stopped_for:
+        return f"its gang starts again: {allocation.stopped_for}"
     if allocation.stopped_for:
         return f"stops for {claimant_of(partition, allocation)}"
     if allocation.cause == "return":
@@ -223,7 +250,7 @@ def holds_view(partition: Partition) -> dict[str, list[tuple[str, str, int]]]:
 
 
 def promises_view(partition: Partition) -> dict[tuple[str, str, str], list[tuple[str, int]]]:
-    """Return job, stage and kind → the nodes that are promised to or ordered for its ask, with numbers of tasks."""
+    """Return (job, stage, kind) → the nodes promised to or ordered for the ask, with numbers of tasks."""
     nodes = partition.nodes
     promised: dict[tuple[str, str, str], list[tuple[str, int]]] = {
         (promise.job, partition.jobs[promise.job].stages[promise.stage].name, KINDS[promise.kind]): [
@@ -256,7 +283,7 @@ def usage_view(partition: Partition, queue: str) -> Vector:
 def explain_view(
     partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros
 ) -> list[Waiting]:
-    """Return why the tasks of a job wait at a time: jobs in `after`, or the position and reason of its asks."""
+    """Return why tasks of a job wait at a given time: jobs in `after`, or the position and reason of its asks."""
     unmet = partition.unmet(job)
     after = AfterUnmet(unmet, never_before(partition, job)) if unmet else None
     waiting: list[Waiting] = []
@@ -269,11 +296,8 @@ def explain_view(
             reason = held_back(job) or after or reasons.get((job.id, stage.name, kind))
             if reason is None and ask is not None:
                 reason = why_passed(partition, ask)
-            if isinstance(reason, NoRoom):
-                reason = why_no_room(partition, stage, reason, now)
-            elif isinstance(reason, NeverFits):
-                reason = why_never(partition, stage, reason)
-            elif reason is None and not partition.reign.ready:
+            reason = why_now(partition, stage, kind, reason, now)
+            if reason is None and not partition.reign.ready:
                 reason = NotReady()
             never = reason if isinstance(reason, NeverFits) else never_runs(partition, job, stage)
             then = None if never is None or _is_said(never, reason) else never
@@ -281,22 +305,40 @@ def explain_view(
                 then = why_later(partition, ask)
             turns = _user_ahead(partition, ask, now) if ask is not None and position else ""
             ever = never is None and not isinstance(then, NeverFits)
-            ahead = (jobs_ahead, tasks_ahead, then, not ever, turns, at_least)
-            waiting.append(Waiting(stage.name, KINDS[kind], len(wanted), position, reason, *ahead))
+            ever = ever or isinstance(never or then, NoNodeYet)
+            alone = sum(lane.queue is job.queue for lane in partition.lanes.values()) <= 1
+            waiting.append(
+                Waiting(
+                    stage.name,
+                    KINDS[kind],
+                    len(wanted),
+                    position,
+                    reason,
+                    jobs_ahead,
+                    tasks_ahead,
+                    then,
+                    not ever,
+                    turns,
+                    at_least,
+                    queue=job.queue.path,
+                    alone=alone,
+                    comes=() if ask is None or position else what_comes(partition, ask, reason, now),
+                )
+            )
         if partition.derived.chains:
             waiting += _in_chains(stage)
     return waiting
 
 
 def _is_said(never: Reason, reason: Reason | None) -> bool:
-    """True if the present reason is the one for ever."""
+    """True if the present reason is also the reason why the tasks can never start."""
     return never == (msgspec.structs.replace(reason, used=0) if isinstance(reason, OverLimit) else reason)
 
 
 def _ahead(partition: Partition, ask: Ask) -> tuple[int, int, int, bool]:
-    """Return the position of an ask in its lane, and the number of other jobs and of their tasks before it.
+    """Return the position of an ask in its lane, and how many other jobs, and tasks of them, are ahead.
 
-    The last part is True if these are lower bounds: a long lane is not walked to its end.
+    The last value is True if these are lower bounds: in a long lane not all asks are counted.
     """
     position = tasks = 0
     jobs: dict[str, None] = {}
@@ -311,7 +353,7 @@ def _ahead(partition: Partition, ask: Ask) -> tuple[int, int, int, bool]:
 
 
 def users_view(partition: Partition, queue: Queue, now: Micros) -> list[tuple[str, float, float]]:
-    """Return the users of a leaf that take turns, in order, with present and average past use as parts of all."""
+    """Return the users of a leaf queue that take turns, in order, with present and average past use as fractions."""
     rights = partition.entitlements()
     users: list[tuple[str, float, float]] = []
     for user, account in queue.users.items() if queue.order.by_user else ():
@@ -321,7 +363,7 @@ def users_view(partition: Partition, queue: Queue, now: Micros) -> list[tuple[st
 
 
 def _user_ahead(partition: Partition, ask: Ask, now: Micros) -> str:
-    """Return the uses of the user of an ask and of the first user in its lane, if that is another one with less."""
+    """Return the use of an ask's user and of the first user in its lane, if that is another user with less use."""
     job, head = ask.stage.job, partition.lanes[lane_key(ask)].head()
     if head is None or not job.queue.order.by_user or head.stage.job.user == job.user:
         return ""
@@ -335,7 +377,7 @@ def _user_ahead(partition: Partition, ask: Ask, now: Micros) -> str:
 
 
 def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], sees: Sees) -> str:
-    """Return in a few words why the first waiting tasks of a job wait. Looks at no nodes and walks through no lane."""
+    """Return in a few words why the first waiting tasks of a job wait. Quick: reads no nodes and no long lane."""
     for stage in job.stages:
         for kind, wanted in enumerate(stage.pending):
             if wanted is None:
@@ -359,7 +401,7 @@ def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, i
 
 
 def _in_chains(stage: Stage) -> list[Waiting]:
-    """Return the tasks of a stage that were sent ahead, by kind."""
+    """Return the tasks of a stage that wait in chains, by kind."""
     waiting = {
         allocation.id: allocation
         for allocation in (stage.live or {}).values()

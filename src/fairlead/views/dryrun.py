@@ -1,4 +1,4 @@
-"""Dry runs: what the next cycle would do with a submission, on a copy of the state and with the same core."""
+"""Dry runs: tell what the next cycle would do with a submission, by running the core on a copy of the state."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Callable
 import msgspec
 
 from fairlead.core import cycle
-from fairlead.core.commands import Rejected, Submit
+from fairlead.core.commands import Rejected, SetPriority, Submit
 from fairlead.core.explain import never_runs
-from fairlead.core.model import Job, Micros
+from fairlead.core.model import Allocation, Job, Micros
 from fairlead.core.outcomes import live_of
 from fairlead.core.ranges import count
-from fairlead.core.reasons import Reason, Sees
+from fairlead.core.reasons import NoNodeYet, Reason, Sees
 from fairlead.core.state import Partition
-from fairlead.views.causes import NAMED, listed
+from fairlead.views.causes import NAMED
+from fairlead.views.coming import listed
 from fairlead.views.explaining import Explained, explained, remedies_of, with_remedies
 
 SUBMITTED = "submitted now, it"
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """A submission that was tried. `partition` is the copy after the cycle that took it, with the job in its place.
+    """A submission that was tried. `partition` is the copy after the cycle, with the job in it.
 
-    A forecast of its start can run forward from there.
+    A forecast of its start can continue from there.
     """
 
     partition: Partition
@@ -38,7 +39,7 @@ class Tried(msgspec.Struct, frozen=True):
 
     @property
     def placed(self) -> list[tuple[str, str, int]]:
-        """Stage, node and number of tasks that start at once."""
+        """Return stage, node and number of the tasks that start at once."""
         nodes = self.partition.nodes
         return [
             (stage.name, nodes.name[nodes.rows[allocation.node]], count(allocation.indices))
@@ -48,11 +49,12 @@ class Tried(msgspec.Struct, frozen=True):
 
     @property
     def never(self) -> Reason | None:
-        """Why it can never run as the cluster is now; None if it can."""
-        return None if self.starts else never_runs(self.partition, self.job)
+        """Return why the job can never run with the present cluster; None if it can."""
+        never = None if self.starts else never_runs(self.partition, self.job)
+        return None if isinstance(never, NoNodeYet) else never
 
     def explained(self, sees: Sees = lambda job: True, expired: Callable[[], bool] = lambda: False) -> Explained:
-        """Explain what would become of it, with remedies if it would wait."""
+        """Explain what would happen to the job, with remedies if it would wait."""
         view = explained(self.partition, self.job, self.reasons, self.now, sees)
         if self.starts:
             return msgspec.structs.replace(view, sentence=f"{SUBMITTED} starts at once {self._where()}")
@@ -60,17 +62,39 @@ class Tried(msgspec.Struct, frozen=True):
         return with_remedies(view, remedies_of(self.partition, self.job, self.now, expired), sees)
 
     def _where(self) -> str:
-        """Return where it starts, and with how many of its tasks if not with all."""
+        """Return where the job starts, and with how many tasks if not with all."""
         tasks, all_tasks = sum(tasks for _, _, tasks in self.placed), sum(stage.count for stage in self.job.stages)
         nodes = tuple(dict.fromkeys(node for _, node, _ in self.placed))
         part = "" if tasks == all_tasks else f"with {tasks} of {all_tasks} tasks "
         return f"{part}on {listed(nodes[:NAMED], len(nodes))}"
 
 
+CYCLES = 8
+"""Cycles that are run at most to see what a change of priority stops."""
+
+
+def try_priority(partition: Partition, command: SetPriority, now: Micros) -> list[Allocation] | Rejected:
+    """Change a priority in a copy of a partition, and return the tasks that stop for the job in the next cycles."""
+    stopping = {number for number, allocation in partition.allocations.items() if allocation.state == "stopping"}
+    now = max(now, partition.now)
+    decided = cycle.run(partition, [msgspec.structs.replace(command, key="")], now)
+    if isinstance(decided.answers[0], Rejected):
+        return decided.answers[0]
+    for _ in range(CYCLES):
+        if not decided.more:
+            break
+        decided = cycle.run(partition, [], now)
+    return [
+        allocation
+        for number, allocation in sorted(partition.allocations.items())
+        if allocation.state == "stopping" and allocation.stopped_for == f"job {command.job}" and number not in stopping
+    ]
+
+
 def try_submission(
     partition: Partition, command: Submit, reasons: dict[tuple[str, str, int], Reason], now: Micros
 ) -> Tried | Rejected:
-    """Submit a job to a copy of a partition and run the next cycle there. Returns the refusal if it is refused."""
+    """Submit a job to a copy of a partition and run the next cycle there. Returns the refusal if the job is refused."""
     now = max(now, partition.now)
     decided = cycle.run(partition, [msgspec.structs.replace(command, key="")], now)
     answer = decided.answers[0]

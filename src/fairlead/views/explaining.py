@@ -8,16 +8,19 @@ import msgspec
 
 from fairlead.core.admission import held_back
 from fairlead.core.model import KINDS, Job, Micros
-from fairlead.core.reasons import HIDDEN, AfterUnmet, HeldBack, HeldFor, NoRoom, Reason, Sees
+from fairlead.core.reasons import HIDDEN, AfterUnmet, HeldBack, HeldFor, NeverFits, NoRoom, Reason, Sees, nodes_told
 from fairlead.core.remedy.search import find_remedies
 from fairlead.core.remedy.steps import Remedy
-from fairlead.core.resources import CPU, GPU, MEMORY, format_duration, format_quantity
+from fairlead.core.resources import MEMORY, MILLI, format_amount, format_quantity, noun_of
 from fairlead.core.state import Partition
-from fairlead.views.causes import Cause, LastAttempt, Launching, Over, RunsOn, Stopping, causes_of, listed
+from fairlead.views.causes import Cause, LastAttempt, Launching, Over, RunsOn, Stopping, causes_of
+from fairlead.views.coming import listed, shortened
 from fairlead.views.documents import Waiting, explain_view, shown_state
 
 SEARCHED = 3
-"""Remedies are looked for this number of asks of a job at most."""
+"""Remedies are searched for at most this number of asks of a job."""
+SHOWN = 3
+"""At most this number of remedies is shown for an ask, the cheapest."""
 
 FoundRemedies = dict[tuple[str, str], tuple[Remedy, ...]]
 """Stage and kind → remedies."""
@@ -32,7 +35,7 @@ class Explained(msgspec.Struct, frozen=True):
     waiting: tuple[Waiting, ...]
     """Why tasks wait."""
     causes: tuple[Cause, ...]
-    """Why other tasks run where they run, or stop, and how earlier attempts of waiting tasks ended."""
+    """Why other tasks run where they run or stop, and how earlier attempts of waiting tasks ended."""
 
     def __str__(self) -> str:
         return self.sentence
@@ -65,7 +68,7 @@ def with_remedies(view: Explained, found: FoundRemedies, sees: Sees) -> Explaine
 def remedies_of(
     partition: Partition, job: Job, now: Micros, expired: Callable[[], bool] = lambda: False
 ) -> FoundRemedies:
-    """Return what would be enough to start the waiting tasks of a job. The partition is a copy, and is altered."""
+    """Return remedies that would start the waiting tasks of a job. The partition is a copy, which is altered."""
     found: FoundRemedies = {}
     for stage in job.stages:
         for kind, wanted in enumerate(stage.pending):
@@ -74,15 +77,28 @@ def remedies_of(
             if stage.whole(kind) and found:
                 found[stage.name, KINDS[kind]] = next(iter(found.values()))  # all stages share one ask
                 continue
-            found[stage.name, KINDS[kind]] = tuple(find_remedies(partition, stage, kind, now, expired))
+            remedies = find_remedies(partition, stage, kind, now, expired)
+            found[stage.name, KINDS[kind]] = _chosen(remedies)
     return found
+
+
+def _chosen(remedies: list[Remedy]) -> tuple[Remedy, ...]:
+    """Return the cheapest remedies: first the cheapest of each kind, then others."""
+    kinds: dict[int, int] = {}
+    ranked: list[tuple[int, int, Remedy]] = []
+    for at, remedy in enumerate(remedies):
+        kind = remedy.cost[0]
+        kinds[kind] = kinds.get(kind, 0) + 1
+        ranked.append((kinds[kind], at, remedy))
+    chosen = sorted(sorted(ranked, key=lambda entry: entry[:2])[:SHOWN], key=lambda entry: entry[1])
+    return tuple(remedy for _, _, remedy in chosen)
 
 
 # -- the sentence ------------------------------------------------------------------------------------------------
 
 
 def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...]) -> str:
-    """Return the one sentence about a job: what waits comes first, then what stops, starts and runs."""
+    """Return the one sentence about a job: waiting tasks first, then stopping, starting and running ones."""
     parts: list[str] = []
     over = next((cause for cause in causes if isinstance(cause, Over)), None)
     if over is not None:
@@ -107,7 +123,7 @@ def _is_whole(cause: Cause, job: Job) -> bool:
 
 
 def _told(cause: Cause, job: Job, alone: bool) -> str:
-    """Return a cause as part of a sentence; if it is `alone`, with all details."""
+    """Return a cause as part of a sentence; with all details if it is the only one."""
     tasks = "1 task" if cause.tasks == 1 else f"{cause.tasks} tasks"
     several = len(job.stages) > 1
     whole = alone and _is_whole(cause, job)
@@ -131,7 +147,7 @@ STOPS = {
     "scale": "a smaller scale",
     "time limit": "its time limit",
     "preempt": "a better right",
-    "gang": "the loss of a gang member",
+    "gang": "a gang member that failed or was lost",
     "requeue": "a requeue",
 }
 
@@ -146,11 +162,11 @@ def _waits(job: Job, waiting: tuple[Waiting, ...]) -> str:
 
 
 def _waits_for(view: Waiting, job: Job) -> str:
-    """Return why tasks can never start, if that is known, and what keeps them back now."""
+    """Return why tasks can never start, if that is known, and what they wait for now."""
     if not view.never:
         now = _waits_now(view, job)
         return f"{now}; after that: {view.then}" if view.then else now
-    never = f"can never run as the cluster is now: {str(view.then or view.reason).removeprefix('never fits: ')}"
+    never = f"can never run as the cluster is now: {why_never_told(view.then or view.reason)}"
     waits = view.then is not None and (view.reason is not None or view.behind)
     return f"{never}; besides, it {_waits_now(view, job)}" if waits else never
 
@@ -168,35 +184,30 @@ def _waits_now(view: Waiting, job: Job) -> str:
     return f"waits {view.behind} in queue {job.queue.path}" if view.behind else "waits for its turn"
 
 
-NOUNS = {GPU: ("GPU", "GPUs"), CPU: ("CPU", "CPUs")}
+def why_never_told(reason: Reason | None) -> str:
+    """Return why a job can never run, as the rest of a sentence that says so."""
+    return reason.why if isinstance(reason, NeverFits) else str(reason)
 
 
 def _waits_for_room(reason: NoRoom) -> str:
     wanted, room = reason.wanted, reason.room
     if reason.stages:
         _, wanted, room = reason.stages[-1]
-    missing = max(1, wanted - room)
-    if reason.lacks:
-        text = f"waits for {_amount(reason.lacks, missing * reason.asked, more=missing < wanted)}"
-        text += f" of {format_quantity(reason.lacks, wanted * reason.asked)}" if missing < wanted else ""
-    else:
-        more = f" more of {wanted}" if missing < wanted else ""
-        text = f"waits for room for {missing}{more} {'task' if wanted == 1 else 'tasks'}"
     details: list[str] = []
-    if reason.free and room:
-        names = listed(tuple(name for name, _ in reason.free), reason.free_nodes)
-        if reason.lacks:
-            free = room * reason.asked
-            are = "is" if free <= 1000 and reason.lacks != MEMORY else "are"
-            details.append(f"{format_quantity(reason.lacks, free)} {are} free on {names}")
-        else:
-            details.append(f"{names} {'has' if reason.free_nodes == 1 else 'have'} room for {room}")
-    elif reason.failed and not reason.closed:
-        text += f" (nodes: {', '.join(f'{nodes} {what}' for what, nodes in reason.failed[:3])})"
-    details += [_held(hold) for hold in reason.closed[:2]]
+    if reason.lacks:
+        text = f"waits for {format_amount(reason.lacks, wanted * reason.asked)}"
+        if wanted > 1:
+            stage = f" of {reason.stages[-1][0]}" if reason.stages else ""
+            text += f" at once ({wanted} tasks{stage} with {format_quantity(reason.lacks, reason.asked)} each)"
+        details.append(_free(reason, room))
+    else:
+        text = "waits for a node for 1 task" if wanted == 1 else f"waits for nodes for {wanted} tasks at once"
+        if not reason.closed:
+            details.append(nodes_told(reason.failed[:3], wanted))
+    details = [*filter(None, details), *[_held(hold) for hold in reason.closed[:2]]]
     details += [str(late) for late in reason.stuck[:1]]
     if reason.coming:
-        details.append(f"{reason.coming} {'allocation stops' if reason.coming == 1 else 'allocations stop'} for it")
+        details.append("tasks stop for it")
     if reason.held:
         details.append(f"{reason.held} {'node is' if reason.held == 1 else 'nodes are'} held for it")
     if reason.ordered:
@@ -206,22 +217,27 @@ def _waits_for_room(reason: NoRoom) -> str:
     return f"{text}: {'; '.join(details)}" if details else text
 
 
-def _amount(resource: str, amount: int, more: bool) -> str:
-    """Return an amount of a resource in words, such as "3 more GPUs" or "2Gi of memory"."""
-    one, many = NOUNS.get(resource, (resource, resource))
-    if resource == MEMORY:
-        return f"{format_quantity(resource, amount)} {'more' if more else 'of'} memory"
-    return f"{format_quantity(resource, amount)} {'more ' if more else ''}{one if amount <= 1000 else many}"
+def _free(reason: NoRoom, room: int) -> str:
+    """Return how much of the missing resource is free; empty if that is beside the point."""
+    amount = format_quantity(reason.lacks, reason.unused)
+    are = "is" if reason.unused <= MILLI and reason.lacks != MEMORY else "are"
+    if reason.free:
+        names = listed(tuple(name for name, _ in reason.free), reason.free_nodes)
+        if room >= reason.wanted:
+            return ""  # it is counted otherwise by the core
+        return f"{amount} {are} free on {names}, enough for {room}"
+    where = "" if reason.taking == reason.nodes else f" on the {reason.taking} of {reason.nodes} nodes that take it"
+    if not reason.taking:
+        return nodes_told(reason.failed[:3], reason.wanted)
+    if not reason.unused:
+        return f"no {noun_of(reason.lacks, MILLI)} is free{where}"
+    if reason.largest == reason.unused:
+        return f"only {amount} {are} free{where}"
+    return f"{amount} {are} free{where}, at most {format_quantity(reason.lacks, reason.largest)} on one node"
 
 
 def _held(hold: HeldFor) -> str:
     names = listed(hold.names, hold.nodes)
-    waited = f", which has waited {format_duration(_rounded(hold.waited))}" if hold.waited else ""
+    waited = f", which has waited {shortened(hold.waited)}" if hold.waited else ""
     are = "is" if hold.nodes == 1 else "are"
     return f"{names} {are} held for {f'job {hold.job}' if hold.job else HIDDEN}{waited}"
-
-
-def _rounded(us: int) -> int:
-    """Return a duration to the minute if it is long, otherwise to the second."""
-    unit = 60_000_000 if us >= 3_600_000_000 else 1_000_000
-    return us // unit * unit

@@ -80,7 +80,7 @@ class Logs:
 
 
 def lines(decided: Cycle, all_levels: bool) -> Iterator[Line]:
-    """Yield the log lines of a cycle in order. Without `all_levels`, skip changes that cause no warnings."""
+    """Yield the log lines of a cycle in order. Without `all_levels`, skip changes that never warn."""
     yield from _answers(decided, all_levels)
     kinds = set(map(type, decided.changes))
     if all_levels and not kinds.isdisjoint(CONFIGURATION):
@@ -97,7 +97,7 @@ ALARMS = {"alarm": "unknown attempt", "foreign": "foreign report"}
 
 
 def _answers(decided: Cycle, all_levels: bool) -> Iterator[Line]:
-    """Yield alarms, and lines of commands that were refused or that no change describes."""
+    """Yield alarms, and lines for commands that were refused or that no change describes."""
     refused: dict[tuple[str, str, str], int] = {}
     first = 0
     for command, answer, last in zip(decided.commands, decided.answers, decided.marks, strict=True):
@@ -131,7 +131,7 @@ def _by(user: str) -> Fields:
 
 
 def _changes(decided: Cycle, all_levels: bool) -> Iterator[Line]:
-    """Yield the lines of the changes, each with the user of the command that caused it, if any."""
+    """Yield the lines of the changes, each with the user whose command caused it, if any."""
     done = decided.plan.done
     removed = {change.node_id: before.node.name for change, before in done if isinstance(change, NodeRemoved)}
     names = Names(decided.plan.partition, decided.plan.now, removed)
@@ -173,7 +173,7 @@ def _configuration(decided: Cycle) -> Iterator[Line]:
 
 
 def _gangs(decided: Cycle) -> Iterator[Line]:
-    """Yield one line for each gang that is taken back, with the number of its tasks that are told to stop."""
+    """Yield one line for each gang that is taken back, with the number of its tasks that must stop."""
     regrouped = {change.job for change, _ in decided.plan.done if isinstance(change, Regrouped)}
     reasons: dict[tuple[str, str], str] = {}
     stopped: dict[tuple[str, str], str] = {}
@@ -199,13 +199,13 @@ def _gangs(decided: Cycle) -> Iterator[Line]:
 # -- floods ------------------------------------------------------------------------------------------------------
 
 FEW = 8
-"""Up to this number, one-task jobs and single tasks have a line each."""
+"""Up to this number, one-task jobs and single tasks get a line each."""
 SUBMITTED, PLACED, STOPPED = "job submitted", "tasks placed", "tasks stopped"
 PLACED_SINGLES = "single tasks placed"
 
 
 def _merged(all_lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield the lines of a cycle, with those of a flood merged: they follow each other."""
+    """Yield the lines of a cycle, with successive lines of a flood merged."""
     for kind, run in groupby(all_lines, key=_kind_of_flood):
         if kind == SUBMITTED:
             yield from _submissions([fields for _, _, fields in run])
@@ -218,7 +218,7 @@ def _merged(all_lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def _kind_of_flood(line: Line) -> str:
-    """Return the event of a line that may be one of a flood, otherwise nothing."""
+    """Return the event of a line that may be part of a flood, otherwise nothing."""
     _, event, fields = line
     if event == SUBMITTED:
         return SUBMITTED if fields["tasks"] == 1 and not fields["after"] else ""
@@ -228,7 +228,7 @@ def _kind_of_flood(line: Line) -> str:
 
 
 def _submissions(run: list[Fields]) -> Iterator[Line]:
-    """Yield one line for all one-task jobs of one user, queue and priority, if there are many."""
+    """Yield one line for many one-task jobs of one user, queue and priority; few get a line each."""
     floods: dict[tuple[object, ...], list[Fields]] = {}
     for fields in run:
         key = (fields["user"], fields["queue"], fields["priority"], fields.get("by"))
@@ -243,7 +243,7 @@ def _submissions(run: list[Fields]) -> Iterator[Line]:
 
 
 def _placements(run: list[Line]) -> Iterator[Line]:
-    """Yield one line for the single tasks of a queue, on all their nodes, if there are many."""
+    """Yield one line for many single tasks of a queue, with all their nodes; few get a line each."""
     if len(run) <= FEW and all(event == PLACED for _, event, _ in run):
         yield from run
         return
@@ -258,7 +258,7 @@ def _placements(run: list[Line]) -> Iterator[Line]:
 
 
 def _stops(run: list[Fields]) -> Iterator[Line]:
-    """Yield one line for tasks of a stage that stop for the same cause, on all their nodes."""
+    """Yield one line for the tasks of a stage that stop for the same cause, with all their nodes."""
     for _, alike in groupby(run, key=lambda fields: [fields[name] for name in ("job", "stage", "cause", "for")]):
         parts = list(alike)
         yield INFO, STOPPED, {**parts[0], **_summed(parts)}

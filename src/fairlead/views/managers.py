@@ -1,4 +1,4 @@
-"""Resource managers as documents of the API: the list of them, the state of one, and why its jobs wait."""
+"""Resource managers as documents of the API: all managers, the state of one, and why its jobs wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairlead.views.answers import code_of, seconds
 from fairlead.wire import api as wire
 
 LOOKED_AT = 100
-"""Asks at the head of a lane among which the one without room is looked for."""
+"""Number of asks at the head of a lane that are searched for the one without capacity."""
 
 
 def manager_answers(partition: Partition) -> list[wire.Manager]:
@@ -41,7 +41,7 @@ def manager_answers(partition: Partition) -> list[wire.Manager]:
 
 
 def manager_state(partition: Partition, name: str, seq: int) -> wire.ManagerState:
-    """Return the nodes of a resource manager, and its jobs that are not over or have tasks that still stop."""
+    """Return the nodes of a resource manager, and its jobs that are not over or have stopping tasks."""
     nodes = partition.nodes
     return wire.ManagerState(
         seq=seq,
@@ -90,7 +90,7 @@ def waiting_answers(
     reasons: dict[tuple[str, str, int], Reason],
     now: Micros,
 ) -> list[wire.WaitingJob]:
-    """Return why jobs of a resource manager wait. Nodes are counted once for each lane, for its head."""
+    """Return why jobs of a resource manager wait. Nodes are counted once per lane, for its head."""
     details: dict[LaneKey, Reason | None] = {}
     answers: list[wire.WaitingJob] = []
     for job_id in jobs:
@@ -117,7 +117,7 @@ def _why_waits(
     details: dict[LaneKey, Reason | None],
     now: Micros,
 ) -> tuple[Reason | None, bool]:
-    """Return the reason of an ask, and True if it is that of an ask before it in its lane."""
+    """Return the reason of an ask, and True if it is the reason of an earlier ask of its lane."""
     own = _reason_of(ask, reasons)
     if isinstance(own, NeverFits):
         return why_never(partition, ask.stage, own), False
@@ -141,7 +141,7 @@ def _why_waits(
 def _why_closed(
     partition: Partition, asks: Iterable[Ask], reasons: dict[tuple[str, str, int], Reason], now: Micros
 ) -> Reason | None:
-    """Return the reason of the first ask that closes a lane for those behind it; None if none does."""
+    """Return the reason of the first ask that closes a lane for the asks behind it; None if none does."""
     for ask in asks:
         reason = _reason_of(ask, reasons)
         if isinstance(reason, NoRoom):
@@ -156,7 +156,7 @@ def _reason_of(ask: Ask, reasons: dict[tuple[str, str, int], Reason]) -> Reason 
 
 
 def _is_missing(reason: Reason | None) -> bool:
-    """True if more nodes would help: other reasons must not make a cluster grow."""
+    """True if more nodes would help. For other reasons a cluster must not grow."""
     if isinstance(reason, NoRoom):
         return not (reason.coming or reason.without_share)
     return isinstance(reason, NeverFits)

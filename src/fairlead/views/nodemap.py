@@ -1,35 +1,40 @@
-"""The map of a partition's nodes for the web page, in columns, and what changed in it."""
+"""The map of a partition's nodes for the web page, in columns, and its changes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import msgspec
 
-from fairlead.core.model import Micros
+from fairlead.core.forecast import end_of
+from fairlead.core.model import Allocation, Micros
 from fairlead.core.nodes import NodeTable
-from fairlead.core.ranges import count
-from fairlead.core.resources import CPU, MEMORY, MILLI
+from fairlead.core.ranges import count, indices
+from fairlead.core.resources import CPU, MEMORY, MILLI, SECOND
 from fairlead.core.state import Partition
-from fairlead.views.answers import node_state, queue_answer
+from fairlead.views.answers import NAMED, SeesJob, amounts, node_state, queue_answer
 from fairlead.wire import api as wire
 
 STATES = ("up", "disconnected", "draining", "disabled", "lost")
 MAX_VALUES = 200
-"""A label with more values groups nothing, and is left out."""
+"""A label with more values does not group nodes usefully and is left out."""
+MAX_STAGES = 60
+"""At most this number of stages is listed with the tasks of a node."""
 TENTHS = "0123456789A"
 
 
 def ordered_rows(nodes: NodeTable) -> list[int]:
-    """Return the rows of all nodes in the order in which they joined."""
+    """Return the rows of all nodes in join order."""
     return [nodes.rows[node_id] for node_id in sorted(nodes.rows)]
 
 
-def node_row(nodes: NodeTable, row: int) -> wire.NodeRow:
+def node_row(partition: Partition, row: int) -> wire.NodeRow:
+    nodes = partition.nodes
     node_id = nodes.node_id[row]
     devices = nodes.devices[row]
     return wire.NodeRow(
-        STATES.index(node_state(nodes, row)),
+        STATES.index(node_state(partition, row)),
         (node_id in nodes.held) + 2 * (node_id in nodes.avoided),
         _percent(nodes, CPU, row),
         _percent(nodes, MEMORY, row),
@@ -64,8 +69,54 @@ def _groups(column: list[str | None]) -> wire.NodeGroups:
     return wire.NodeGroups(values=values, of=[-1 if value is None else place[value] for value in column])
 
 
+def map_tasks(partition: Partition, names: Iterable[str], sees: SeesJob, now: Micros) -> wire.MapTasks:
+    """Return the live tasks of nodes, those that started first before others. Unknown nodes are left out."""
+    nodes = partition.nodes
+    found: list[wire.NodeTasks] = []
+    more = False
+    for name in dict.fromkeys(names):
+        node_id = nodes.find(name)
+        if node_id is None:
+            continue
+        alike: dict[tuple[str, str, str], list[Allocation]] = {}
+        for allocation in nodes.allocations[nodes.rows[node_id]].values():
+            if not allocation.rooms:
+                stage = allocation.stage
+                alike.setdefault((stage.job.id, stage.name, allocation.state), []).append(allocation)
+        listed = sorted(alike.values(), key=lambda group: (min(map(_since, group)), group[0].id))
+        more = more or len(listed) > MAX_STAGES
+        found += [_tasks_answer(name, group, sees, now) for group in listed[:MAX_STAGES]]
+    return wire.MapTasks(tasks=found, more=more)
+
+
+def _since(allocation: Allocation) -> Micros:
+    return allocation.since if allocation.started is None else allocation.started
+
+
+def _tasks_answer(node: str, group: list[Allocation], sees: SeesJob, now: Micros) -> wire.NodeTasks:
+    stage = group[0].stage
+    seen = sees(stage.job)
+    ends = [end_of(allocation, now) for allocation in group]
+    known = [end for end in ends if end is not None]
+    first = (index for allocation in group for index in indices(allocation.indices))
+    return wire.NodeTasks(
+        node=node,
+        job=stage.job.id if seen else "",
+        name=stage.job.spec.name if seen else "",
+        stage=stage.name if seen else "",
+        user=stage.job.user if seen else "",
+        state=group[0].state,
+        tasks=sum(count(allocation.indices) for allocation in group),
+        indices=sorted(islice(first, NAMED)) if seen else [],
+        resources=amounts(stage.spec.resources),
+        devices=sorted(device for allocation in group for device in allocation.devices),
+        since=min(map(_since, group)) / SECOND,
+        ends=max(known) / SECOND if seen and len(known) == len(ends) else None,
+    )
+
+
 def map_queues(partition: Partition, now: Micros, paths: Iterable[str] | None = None) -> dict[str, wire.Queue]:
-    """Return queues by path, with percentages in tenths, so that a map changes only when they are seen to change."""
+    """Return queues by path, with percentages rounded to tenths, so that invisible changes do not alter a map."""
     queues = {path: partition.queues[path] for path in (sorted(partition.queues) if paths is None else paths)}
     return {path: _rounded(queue_answer(partition, queue, now)) for path, queue in queues.items()}
 

@@ -1,4 +1,4 @@
-"""Pools as documents of the API: their nodes, and what is ordered for which jobs."""
+"""Pools as documents of the API: their nodes, and the jobs for which nodes are ordered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairlead.wire import api as wire
 
 
 def usage_answer(partition: Partition) -> wire.Usage:
-    """Return the use of each pool: those that are configured, and those that nodes name."""
+    """Return the use of each pool, for configured pools and pools that nodes name."""
     figures = pool_figures(partition)
     if figures is None:
         return wire.Usage(partition=partition.name, ready=False, pools={})
@@ -22,7 +22,7 @@ def usage_answer(partition: Partition) -> wire.Usage:
 
 
 def pool_answers(partition: Partition, pools: Iterable[Pool], sees: SeesJob, now: Micros) -> list[wire.Pool]:
-    """Return the pools at a time, from the state alone. The caller adds what the providers report."""
+    """Return the pools at a time, from the state alone. The caller adds reports of the providers."""
     figures = pool_figures(partition)
     return [_pool_answer(partition, pool, None if figures is None else figures[pool.name], sees, now) for pool in pools]
 

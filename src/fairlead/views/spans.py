@@ -30,11 +30,11 @@ from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 
 TRACED = 100_000
-"""Unfinished jobs of a partition that have spans. Jobs that are submitted while as many have them get none."""
+"""Maximum number of unfinished jobs of a partition with spans. Further jobs get none."""
 CHILDREN = 100
-"""Spans that a job has at most besides its own."""
+"""Maximum number of spans of a job besides its own."""
 NAMED = 8
-"""Nodes that a span names."""
+"""Number of nodes that a span names."""
 PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 """The header `traceparent`: version, trace, span, flags."""
 
@@ -74,11 +74,11 @@ class Spans:
     """Gives the spans of jobs to `send`, which must be quick; an observer of writers."""
 
     def __init__(self, send: Callable[[Span], None], left_out: Callable[[], None] = lambda: None) -> None:
-        """`left_out` is called for each job without spans, because too many jobs have them."""
+        """`left_out` is called for each job that gets no spans because too many jobs have them."""
         self._send = send
         self._left_out = left_out
         self._jobs: dict[str, dict[str, Traced | None]] = {}
-        """Partition → job → its trace; None for a job whose caller wants none."""
+        """Partition → job → its trace; None for a job whose caller does not record spans."""
 
     # -- as an observer ------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Spans:
         self._child("waiting", ask.stage.job, trace, ask.waiting_since, now, fields)
 
     def _launched(self, decided: Cycle, known: dict[str, Traced | None]) -> None:
-        """Send the spans of launches that were acknowledged, or that ended without, and those of their jobs."""
+        """Send the spans of launches that were acknowledged or ended without acknowledgement, and of their jobs."""
         partition, now = decided.plan.partition, decided.plan.now
         launches: dict[tuple[str, str, int, str], list[tuple[Allocation, int]]] = {}
         for allocation, tasks, problem in _first_reports(decided):
@@ -194,7 +194,7 @@ class Spans:
 
 
 def _first_reports(decided: Cycle) -> Iterator[tuple[Allocation, int, str]]:
-    """Yield allocations that got their first report, the number of these tasks, and why they do not run."""
+    """Yield allocations that got their first report, the number of these tasks, and why they do not run, if so."""
     for change, before in decided.plan.done:
         if isinstance(change, Acknowledged):
             yield before.allocation, count(change.indices), ""
@@ -221,13 +221,13 @@ def _own(partition: Partition, job: Job, trace: Traced, end: Micros, problem: st
 
 
 def _traced(partition: Partition, job: Job) -> Traced:
-    """Return a trace of the job's own."""
+    """Return a new trace for a job."""
     parts = (partition.name, job.number, job.submitted)
     return Traced(_hashed(16, *parts), _hashed(8, *parts), 0, job.submitted)
 
 
 def _continued(trace: Traced, origin: Origin | None) -> Traced | None:
-    """Return the trace of a job that was submitted from there; None if the caller records no spans."""
+    """Return a job's trace as part of the caller's trace; None if the caller records no spans."""
     if origin is None:
         return trace
     trace.since = min(trace.since, origin.received)
@@ -240,5 +240,5 @@ def _continued(trace: Traced, origin: Origin | None) -> Traced | None:
 
 
 def _hashed(size: int, *parts: object) -> int:
-    """Return a number above 0 with this size in bytes."""
+    """Return a hash of the parts: a number above 0 of this size in bytes."""
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=size).digest(), "big") or 1

@@ -1,7 +1,7 @@
 """Sends spans to an OpenTelemetry collector, by OTLP over HTTP, in a thread of its own.
 
-The packages of OpenTelemetry (extra `otel`) are loaded only here. The writer never waits: what does not fit into the
-queue is dropped and counted.
+The packages of OpenTelemetry (extra `otel`) are loaded only here. The writer never waits: spans that do not fit into
+the queue are dropped and counted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 WAITING = 20_000
-"""Spans that wait at most."""
+"""Maximum number of waiting spans."""
 AT_ONCE = 1_000
-"""Spans of one message to the collector."""
+"""Maximum number of spans in one message to the collector."""
 PAUSE = 1.0
 """Seconds in which spans are collected before they are sent."""
 SECONDS = 5.0
-"""Seconds that a collector has to take a message, with all repetitions."""
+"""Seconds that a collector has to accept a message, with all repetitions."""
 
 
 class SpanSender:
@@ -57,7 +57,7 @@ class SpanSender:
         self._thread.start()
 
     def send(self, span: Span) -> None:
-        """Take a span; drop it if too many wait."""
+        """Queue a span; drop it if too many wait."""
         if len(self._waiting) < WAITING:
             self._waiting.append(span)
         else:
@@ -68,7 +68,7 @@ class SpanSender:
         self._dropped.labels("jobs").inc()
 
     def close(self) -> None:
-        """Send what waits, as far as the collector takes it at once, and end the thread."""
+        """Send the waiting spans, if the collector accepts them at once, and end the thread."""
         self._closing.set()
         self._thread.join(SECONDS)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
@@ -86,12 +86,12 @@ class SpanSender:
                 return
 
     def _export(self, batch: list[Span]) -> bool:
-        """Send spans; False if the collector did not take them, and they are lost."""
+        """Send spans; False if the collector did not accept them, so that they are lost."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         try:
             taken = self._exporter.export([self._readable(span) for span in batch]) is SpanExportResult.SUCCESS
-        except Exception:  # the exporter raises errors of its HTTP client; what they are depends on its version
+        except Exception:  # the exporter raises errors of its HTTP client, which depend on its version
             taken = False
         if taken:
             self._sent.inc(len(batch))

@@ -1,8 +1,8 @@
-"""Explanations and dry runs → documents of the API."""
+"""Turns explanations and dry runs into documents of the API."""
 
 from __future__ import annotations
 
-from fairlead.core.model import Job, Micros
+from fairlead.core.model import Allocation, Job, Micros
 from fairlead.core.ranges import count
 from fairlead.core.reasons import Reason
 from fairlead.core.remedy.steps import (
@@ -68,6 +68,7 @@ def waiting_answer(view: Waiting) -> wire.Waiting:
         text=str(view),
         at_least=view.at_least,
         remedies=[remedy_answer(remedy) for remedy in view.remedies],
+        comes=list(map(str, view.comes)),
     )
 
 
@@ -91,6 +92,25 @@ def dry_run_answer(tried: Tried, view: Explained) -> wire.DryRun:
         sentence=view.sentence,
         placements=[wire.Placement(stage=stage, node=node, tasks=tasks) for stage, node, tasks in tried.placed],
         waiting=[waiting_answer(waiting) for waiting in view.waiting],
+    )
+
+
+def priority_answer(partition: Partition, stopped: list[Allocation], sees: SeesJob) -> wire.PriorityStops:
+    nodes = partition.nodes
+    return wire.PriorityStops(
+        tasks=sum(count(allocation.indices) for allocation in stopped),
+        stops=[
+            wire.StoppedTasks(
+                job=allocation.stage.job.id,
+                name=allocation.stage.job.spec.name,
+                user=allocation.stage.job.user,
+                stage=allocation.stage.name,
+                node=nodes.name[nodes.rows[allocation.node]],
+                tasks=count(allocation.indices),
+            )
+            for allocation in stopped
+            if sees(allocation.stage.job)
+        ],
     )
 
 

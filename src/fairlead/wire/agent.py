@@ -18,9 +18,9 @@ MAX_MESSAGE_BYTES = 64 << 20
 MAX_FIRST_MESSAGE_BYTES = 4096
 """Largest message before the agent has authenticated."""
 MAX_OUTPUT = 64 << 20
-"""Bytes that a server copies of one log. A node keeps 32 MiB, but a task can make its log larger."""
+"""Largest copy of one log on the server. A node keeps 32 MiB, but a task can make its log larger."""
 LOG_PARTS = 32
-"""Parts of a log that may be in flight."""
+"""Parts of a log that may be sent before the reader asks for more."""
 PATH = "/api/v1/agents"
 
 State = Literal["running", "refused", "succeeded", "failed", "stopped", "lost"]
@@ -31,7 +31,7 @@ Figure = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base class of messages. They are encoded as arrays: a new field goes to the end and has a default."""
+    """Base class of messages. They are encoded as arrays: new fields go to the end and have defaults."""
 
 
 # -- parts of messages -------------------------------------------------------------------------------------------
@@ -58,20 +58,20 @@ class Spec(Message, frozen=True):
     memory: int = 0
     """In bytes; 0 is no limit."""
     secrets: tuple[tuple[str, str], ...] = ()
-    """Variables and their values, added to the environment when a task starts."""
+    """Environment variables with the values of secrets, added when a task starts."""
     user: str = ""
     """The user that submitted the job."""
     output: str = ""
-    """Patterns of files for standard output and error, relative to the directory; empty for logs of the agent."""
+    """Patterns of files for standard output and error, relative to the directory; empty for the agent's own logs."""
     error: str = ""
     results: tuple[str, ...] = ()
-    """Patterns of the files that are collected when a task ends, and how many files and bytes of a task may be."""
+    """Patterns of the files to collect when a task ends, and the limits on their number and bytes per task."""
     max_result_files: int = 0
     max_result_bytes: int = 0
 
 
 class Place(Message, frozen=True):
-    """A node with members of a gang: its address and their ranks."""
+    """A node of a gang: its address, and the ranks of the members that run there."""
 
     node: str
     address: str
@@ -79,7 +79,7 @@ class Place(Message, frozen=True):
 
 
 class Gang(Message, frozen=True):
-    """The members of a gang. The rank of a task is `first` plus its index; places are ordered by rank."""
+    """A generation of a gang. The rank of a task is `first` plus its index; places are ordered by rank."""
 
     size: int
     first: int
@@ -87,13 +87,16 @@ class Gang(Message, frozen=True):
     places: tuple[Place, ...]
     key: str = ""
     """The key with which members authenticate. Like values of secrets, it is never written to disk or logged."""
+    generation: int = 0
+    ranks: tuple[int, ...] = ()
+    """The ranks of the tasks of this launch, in the order of their indices, if they do not follow from `first`."""
 
 
 class Launch(Message, frozen=True):
     """An order to start tasks. `spec` is an index into `Work.specs`; devices are listed task by task.
 
-    With `rooms` above 0, tasks start as earlier tasks of their chain on this node end, lowest index first, so that
-    `rooms` tasks run at a time.
+    With `rooms` above 0, the tasks wait in a chain on this node: the lowest index starts when an earlier task of the
+    chain ends, so that `rooms` tasks run at a time.
     """
 
     tasks: Tasks
@@ -105,7 +108,7 @@ class Launch(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """An order to stop tasks and confirm it; with the cause `return`, only tasks that have not started."""
+    """An order to stop tasks and confirm it. The cause `return` stops only tasks that have not started."""
 
     tasks: Tasks
     cause: str
@@ -125,14 +128,14 @@ class Report(Message, frozen=True):
     memory: tuple[Figure, ...] = ()
     """Peak memory in bytes."""
     results: bool = False
-    """True if result files of these tasks were collected, or if it was tried: the server has to take them."""
+    """True if the server has to fetch the outcome of collecting result files, even if none was found."""
 
 
 # -- from the agent ----------------------------------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True, tag=1):
-    """An agent joins, for the first time or again, with its resources and the tasks it knows."""
+    """The agent joins, for the first time or again, with its resources and the tasks it knows."""
 
     node: str
     resources: dict[str, int | float | str]
@@ -140,7 +143,7 @@ class Hello(Message, frozen=True, tag=1):
     taints: tuple[str, ...] = ()
     pool: str = ""
     address: str = ""
-    """The address at which other members of a gang reach its tasks."""
+    """The address at which other members of a gang reach tasks on this node."""
     machine: str = ""
     """The result of `this_machine` on the node."""
     running: tuple[Tasks, ...] = ()
@@ -149,11 +152,11 @@ class Hello(Message, frozen=True, tag=1):
     notes: tuple[str, ...] = ()
     """Notes for operators, such as limits that this node cannot enforce."""
     users: tuple[str, ...] = ()
-    """The users whose tasks it takes; empty for all."""
+    """The users whose tasks the node takes; empty for all."""
     run_times: tuple[Figure, ...] = ()
-    """How long the tasks of each entry of `running` have run, on average."""
+    """Average run time so far of the tasks of each entry of `running`."""
     epoch: int = 0
-    """The highest epoch of a server that it has seen; 0 if there was none."""
+    """The highest epoch of a server that the agent has seen; 0 if none."""
 
 
 class Reports(Message, frozen=True, tag=2):
@@ -169,7 +172,7 @@ class Beat(Message, frozen=True, tag=3):
 
 
 class LogPart(Message, frozen=True, tag=4):
-    """A part of the log of a `LogRequest`. The last part has `last` set, and the problem if there was one."""
+    """A part of a log, in answer to `LogRequest`. The last part has `last` set, and the problem if there was one."""
 
     request: int
     offset: int
@@ -192,9 +195,9 @@ class Proof(Message, frozen=True, tag=6):
     key: bytes
     signature: bytes
     instance: str
-    """Where the key is used; differs if the agent's directory was copied. Part of the signed data."""
+    """Identifies the directory that holds the key, to detect a copied one. Part of the signed data."""
     token: str = ""
-    """A join token, if the agent has one: it admits a key that is new to the server."""
+    """A join token, if the agent has one. It admits a key that the server does not know."""
 
 
 class Output(Message, frozen=True):
@@ -208,7 +211,7 @@ class Output(Message, frozen=True):
 
 
 class Collected(Message, frozen=True):
-    """The result files of one task, with their sizes. All of their pieces were sent before."""
+    """The result files of one task, with their sizes. Sent after all of their contents."""
 
     index: Figure
     files: tuple[tuple[str, Figure], ...]
@@ -217,7 +220,7 @@ class Collected(Message, frozen=True):
 
 
 class OutputPart(Message, frozen=True, tag=8):
-    """Pieces of the output of an `OutputRequest`. The last part has `last` set. A log without output has no piece."""
+    """Pieces of output, in answer to `OutputRequest`. The last part has `last` set. An empty log has no piece."""
 
     request: int
     outputs: tuple[Output, ...]
@@ -226,7 +229,7 @@ class OutputPart(Message, frozen=True, tag=8):
 
 
 class Staged(Message, frozen=True, tag=9):
-    """Tasks whose result files are on the node; sent after the agent has joined."""
+    """Tasks whose result files are still on the node. Sent after the agent has joined."""
 
     tasks: tuple[Tasks, ...]
 
@@ -244,22 +247,22 @@ FromAgent = Hello | Reports | Beat | LogPart | Knock | Proof | NewKey | OutputPa
 
 
 class Welcome(Message, frozen=True, tag=1):
-    """The agent is admitted. It takes orders of this epoch and of later ones, never of an earlier one."""
+    """The agent is admitted. It obeys orders of this epoch and later ones, never of an earlier one."""
 
     epoch: int
     heartbeat: int
     lease: int
-    """How long tasks run without an answer from the server; 0 is unlimited."""
+    """Time that tasks keep running without contact to the server; 0 is unlimited."""
     grace: int
-    """How long a task has to end after a stop signal."""
+    """Time that a task has to end after a stop signal."""
     lock: str = ""
-    """On the server's own machine: a file that is locked while a server runs. While none runs, no lease expires."""
+    """On the server's own machine: a file that a running server keeps locked. If unlocked, no lease expires."""
 
 
 class Work(Message, frozen=True, tag=2):
     """Orders to start and stop tasks. Confirmations are handled first, then stops.
 
-    A message with `standing` is complete: the agent forgets tasks that wait in a chain and are not named in it.
+    A message with `standing` is complete: the agent drops chained tasks that wait and are not named in it.
     """
 
     epoch: int
@@ -268,7 +271,7 @@ class Work(Message, frozen=True, tag=2):
     stops: tuple[Stop, ...] = ()
     standing: bool = False
     confirmed: tuple[int, ...] = ()
-    """Numbers of batches that this message confirms, like `Confirmed`."""
+    """Numbers of report batches that this message confirms, as `Confirmed` does."""
 
 
 class Confirmed(Message, frozen=True, tag=3):
@@ -284,7 +287,7 @@ class Beaten(Message, frozen=True, tag=4):
 
 
 class LogRequest(Message, frozen=True, tag=5):
-    """A request for a log from an offset; a negative offset counts from the end. With `follow`, until the task ends."""
+    """A request for a log from an offset; negative offsets count from the end. With `follow`, until the task ends."""
 
     request: int
     number: int
@@ -303,17 +306,17 @@ class LogCancel(Message, frozen=True, tag=6):
 
 
 class LogMore(Message, frozen=True, tag=7):
-    """Allows one more part of a log, because the reader has taken one. `LOG_PARTS` parts are allowed at first."""
+    """Allows one more part of a log, because the reader has taken one. At first `LOG_PARTS` parts are allowed."""
 
     request: int
 
 
 class Refusal(Message, frozen=True, tag=8):
-    """The agent cannot join: what is wrong and what to do. The connection is closed after this."""
+    """The agent cannot join; the text says what is wrong and what to do. The server then closes the connection."""
 
     problem: str
     final: bool = False
-    """True if a new attempt fails too until an operator acts."""
+    """True if retrying is useless until an operator acts."""
 
 
 class Challenge(Message, frozen=True, tag=9):
@@ -330,13 +333,13 @@ class Renew(Message, frozen=True, tag=10):
 
 
 class Renewed(Message, frozen=True, tag=11):
-    """The new key is admitted. The old one stays valid until the new one has opened a connection."""
+    """The new key is admitted. The old key stays valid until a connection was opened with the new one."""
 
 
 class OutputRequest(Message, frozen=True, tag=12):
-    """A request for the result files of tasks that have ended, and for their logs.
+    """A request for the result files of ended tasks, and for their logs.
 
-    It is cancelled and continued like that for one log.
+    It is cancelled and continued like a `LogRequest`.
     """
 
     request: int
@@ -349,7 +352,7 @@ class OutputRequest(Message, frozen=True, tag=12):
 
 
 class Taken(Message, frozen=True, tag=13):
-    """The result files of these tasks are stored, and the node can remove them."""
+    """The result files of these tasks are stored, so the node can remove them."""
 
     tasks: Tasks
     user: str
@@ -373,7 +376,7 @@ FromServer = (
 
 
 def this_machine() -> str:
-    """Return the boot id: the same for all processes of a machine until it restarts, empty if unknown.
+    """Return the boot id: equal for all processes of a machine until it reboots, empty if unknown.
 
     Agent and server compare it: on the server's own machine, the agent can check whether a server runs.
     """

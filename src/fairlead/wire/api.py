@@ -1,8 +1,8 @@
 """The documents of the HTTP API: requests and answers, for the server, the client and OpenAPI.
 
-Requests come first, in the form in which users write them in YAML. The server reads them with the core's own readers;
-their errors name the field and the remedy. Answers follow. Times are seconds since 1970, durations are seconds, amounts
-are in the units that users write: CPUs, bytes, GPUs.
+Requests come first, as users write them in YAML. The core's own readers check them; their errors name the field and the
+remedy. Answers follow. Times are seconds since 1970, durations are seconds, and amounts are in the units that users
+write: CPUs, bytes, GPUs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Priority = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 
 
 class Request(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Base class of request documents. Missing keys have their defaults, which docs/settings.md lists."""
+    """Base class of request documents. Missing keys have the defaults in docs/settings.md."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 class StageDocument(Request, kw_only=True):
     """Equal tasks of a job: `array` tasks that start one by one, or `count` tasks that start together. Without
-    `resources` each takes one CPU; `{}` takes nothing."""
+    `resources` each task takes one CPU; with `{}` it takes nothing."""
 
     name: Name | UnsetType = UNSET
     array: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
@@ -47,9 +47,9 @@ class StageDocument(Request, kw_only=True):
     resources: dict[str, Amount] | UnsetType = UNSET
     selectors: dict[str, str | list[str]] | UnsetType = UNSET
     where: str | list[str] | UnsetType = UNSET
-    """Expressions on node labels, such as `zone in (a, b), !spot`; of a list, one must hold."""
+    """Expressions on node labels, such as `zone in (a, b), !spot`. Of a list, at least one must hold."""
     prefer: dict[str, int] | UnsetType = UNSET
-    """Expressions on node labels with weights: nodes with the highest sum are used first."""
+    """Expressions on node labels → weights. Nodes with the highest sum of weights are used first."""
     tolerations: list[str] | UnsetType = UNSET
     pool: Name | UnsetType = UNSET
     command: list[Text] | UnsetType = UNSET
@@ -57,22 +57,26 @@ class StageDocument(Request, kw_only=True):
     estimate: Duration | UnsetType = UNSET
     time_limit: Duration | UnsetType = UNSET
     tries: Annotated[int, Meta(ge=1, le=1_000)] | UnsetType = UNSET
+    on_failure: Literal["replace", "restart", "fail"] | UnsetType = UNSET
+    """What follows when a task fails: `replace` it, `restart` its gang as one try, or `fail` the job. The default is
+    `restart` if `min` equals `count` and the gang has more than one task, else `replace`."""
     on_loss: Literal["replace", "restart", "fail"] | UnsetType = UNSET
+    """What follows when a task is lost; with the same default. A loss uses no try."""
     scaling: Literal["strict", "partial"] | UnsetType = UNSET
     near: str | UnsetType = UNSET
     apart: bool | UnsetType = UNSET
     directory: str | UnsetType = UNSET
     secrets: dict[str, Name] | UnsetType = UNSET
-    """Variable → the name of the secret that it holds."""
+    """Environment variable → the name of the secret that it holds."""
     output: str | UnsetType = UNSET
-    """File for standard output, and for standard error without `error`. %j is the job, %s the stage, %a the index,
-    %r the attempt. Existing files are continued."""
+    """File for standard output, and for standard error unless `error` is given. %j is the job, %s the stage, %a the
+    index, %r the attempt. Existing files are appended to."""
     error: str | UnsetType = UNSET
     results: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1_000)]], Meta(max_length=100)] | UnsetType = (
         UNSET
     )
     """Files to collect when a task ends by itself: patterns relative to the working directory, with `*`, `?`, `[abc]`,
-    `**` for any folders, and the codes of `output`."""
+    `**` for any number of folders, and the codes of `output`."""
 
 
 class JobDocument(Request, kw_only=True):
@@ -113,16 +117,20 @@ class EtaDocument(Request, kw_only=True):
     jobs: Annotated[list[str], Meta(min_length=1, max_length=1_000)]
 
 
+class ExplainDocument(Request, kw_only=True):
+    jobs: Annotated[list[str], Meta(min_length=1, max_length=200)]
+
+
 class WhatIfDocument(Request, kw_only=True):
-    """A supposed change, and for how long a past to run again, if not the present is meant."""
+    """A supposed change. With `replay` it is tried on that much of the past, otherwise on the present state."""
 
     add_nodes: dict[str, int] | UnsetType = UNSET
-    """A pool or a node → a number of further nodes like it."""
+    """A pool or node → the number of nodes like it to add."""
     remove_nodes: list[Name] | UnsetType = UNSET
     shares: dict[str, int] | UnsetType = UNSET
-    """A queue → its share."""
+    """Queue → its supposed share."""
     priorities: dict[str, int] | UnsetType = UNSET
-    """A job → its priority."""
+    """Job → its supposed priority."""
     policy: str | dict[str, Any] | UnsetType = UNSET
     """`fcfs`, `easy`, `shortest`, `conservative`, `learned`, or a configuration."""
     replay: Duration | UnsetType = UNSET
@@ -138,14 +146,14 @@ class AskDocument(Request, kw_only=True):
 
 
 class HoldDocument(Request, kw_only=True):
-    """The nodes that are held for a job, or for one of its stages."""
+    """Selects the nodes that are held for a job, or for one of its stages."""
 
     job: Name
     stage: Name | UnsetType = UNSET
 
 
 class ResetDocument(Request, kw_only=True):
-    """Move the head of a lane to the tail, or cancel it, if it belongs to this job."""
+    """Moves the head of a lane to the end of the lane, or cancels it, if it belongs to this job."""
 
     queue: str
     job: Name
@@ -166,7 +174,7 @@ class PartitionDocument(Request, kw_only=True, forbid_unknown_fields=False):
 
 
 class ManagerNodeDocument(Request, kw_only=True):
-    """A node of a resource manager: added or updated, or moved to another state by `action`, with a `reason` if it is
+    """A node of a resource manager to add or update. `action` moves it to another state, with a `reason` if it is
     drained or disabled."""
 
     name: Name
@@ -180,7 +188,7 @@ class ManagerNodeDocument(Request, kw_only=True):
 
 
 class ManagerJobDocument(Request, kw_only=True):
-    """A job of a resource manager, with its stages or without: asks become stages, too. With `remove` it ends."""
+    """A job of a resource manager, with stages or without; each ask adds a stage. With `remove` the job ends."""
 
     job: Name
     name: Name | UnsetType = UNSET
@@ -197,8 +205,8 @@ class ManagerJobDocument(Request, kw_only=True):
 
 
 class ManagerAskDocument(Request, kw_only=True):
-    """An ask: `count` equal tasks of a job, with the keys of a stage. Sent again with another count it is scaled; with
-    `withdraw` its waiting tasks are given up. With `index` it is about that task alone: one that ended is asked for
+    """An ask: `count` equal tasks of a job, with the keys of a stage. Sent again with another count, it is scaled. With
+    `withdraw`, its waiting tasks are withdrawn. With `index`, it is about that task alone: an ended task is asked for
     again."""
 
     job: Name
@@ -209,9 +217,9 @@ class ManagerAskDocument(Request, kw_only=True):
     resources: dict[str, Amount] | UnsetType = UNSET
     selectors: dict[str, str | list[str]] | UnsetType = UNSET
     where: str | list[str] | UnsetType = UNSET
-    """Expressions on node labels, such as `zone in (a, b), !spot`; of a list, one must hold."""
+    """Expressions on node labels, such as `zone in (a, b), !spot`. Of a list, at least one must hold."""
     prefer: dict[str, int] | UnsetType = UNSET
-    """Expressions on node labels with weights: nodes with the highest sum are used first."""
+    """Expressions on node labels → weights. Nodes with the highest sum of weights are used first."""
     tolerations: list[str] | UnsetType = UNSET
     pool: Name | UnsetType = UNSET
     estimate: Duration | UnsetType = UNSET
@@ -235,7 +243,7 @@ class ManagerReleaseDocument(Request, kw_only=True):
 
 
 class ManagerRecoveryDocument(Request, kw_only=True):
-    """A task that runs on a node of the manager, also if the journal does not have it."""
+    """A task that runs on a node of the manager, whether or not the journal knows it."""
 
     job: Name
     ask: Name
@@ -245,8 +253,8 @@ class ManagerRecoveryDocument(Request, kw_only=True):
 
 
 class UpdateDocument(Request, kw_only=True):
-    """An update of a resource manager, applied in this order: nodes, jobs, recover, asks, releases. With `more`, other
-    updates follow before the manager has told all it knows."""
+    """An update of a resource manager, applied in this order: nodes, jobs, recover, asks, releases. `more` says that
+    further updates follow before the manager's state is complete."""
 
     nodes: list[ManagerNodeDocument] | UnsetType = UNSET
     jobs: list[ManagerJobDocument] | UnsetType = UNSET
@@ -268,7 +276,7 @@ class RequestorDocument(Request, kw_only=True):
 
 
 class SharesDocument(Request, kw_only=True):
-    """Given keys are set, the others stay. `shares` maps queues to percentages; null removes a share."""
+    """New shares: given keys are set, the others stay. `shares` maps queues to percentages; null removes a share."""
 
     shares: dict[str, int | None] | UnsetType = UNSET
     requestors: list[RequestorDocument] | UnsetType = UNSET
@@ -311,7 +319,7 @@ class Stage(Answer, frozen=True, kw_only=True):
     command: list[str]
     waiting: int
     assigned: int = 0
-    """Tasks that were sent to a node and that its agent has not confirmed as running."""
+    """Tasks that were sent to a node and are not yet confirmed as running by its agent."""
     running: int
     stopping: int = 0
     """Tasks that were told to stop and whose processes may still run."""
@@ -327,7 +335,7 @@ class Job(Answer, frozen=True, kw_only=True):
     queue: str
     state: str
     """`pending`, `running`, `stopping`, `succeeded`, `failed` or `killed`. A job that was killed or has failed is
-    `stopping` until its last process is gone; then it is over."""
+    `stopping` until its last process is gone."""
     priority: int
     labels: dict[str, str]
     after: list[str]
@@ -335,14 +343,14 @@ class Job(Answer, frozen=True, kw_only=True):
     waiting_since: float | None
     ended: float | None
     reason: str
-    """Why it ended."""
+    """Why the job ended."""
     waits_for: str = ""
-    """Why its first waiting tasks wait, in a few words; `GET /jobs/ID/explain` has the details."""
+    """Why the job's first waiting tasks wait, in a few words; `GET /jobs/ID/explain` has the details."""
     stages: list[Stage]
     matched: str | None = None
-    """The requestor pattern that chose the queue, if one did."""
+    """The requestor pattern that chose the queue, if any."""
     forgotten: bool = False
-    """True if only the history knows the job: its stages, priority and `after` are not known any more."""
+    """True if only the history has the job: its stages, priority and `after` are no longer known."""
     held_by: str = ""
     """The user that holds the job back, so that none of its tasks start; empty if it is not held."""
 
@@ -370,7 +378,7 @@ class Task(Answer, frozen=True, kw_only=True):
     reason: str
     note: str
     started: float | None = None
-    """When the attempt started, while it lives; `Attempt` has the times of ended attempts."""
+    """When a live attempt started; `Attempt` has the times of ended attempts."""
 
 
 class TaskPage(Answer, frozen=True, kw_only=True):
@@ -398,7 +406,7 @@ class Batch(Answer, frozen=True, kw_only=True):
 
 
 class Step(Answer, frozen=True, kw_only=True):
-    """A step of a remedy. `code` says what is done; the other fields have their values where they matter."""
+    """A step of a remedy. `code` says what to do; the other fields have values where the code needs them."""
 
     code: str
     """`end tasks`, `add nodes`, `enable node`, `bring node back`, `release hold`, `release job`, `ready`,
@@ -412,29 +420,30 @@ class Step(Answer, frozen=True, kw_only=True):
     nodes: int = 0
     """The number of nodes to add."""
     tasks: int = 0
-    """The number of tasks: those that end, those that the new nodes have room for, or those that the gang keeps."""
+    """The number of tasks: those that end, those that fit on the new nodes, or those that remain in the gang."""
     jobs: list[str] = []
-    """The jobs of the tasks that end, or that have to succeed, or that are released or whose nodes are, of those that
-    the caller may see."""
+    """The jobs of the step: their tasks end, they succeed, they are released, or their holds are. Only those that the
+    caller may see."""
     stage: str = ""
     resources: dict[str, int | float] = {}
-    """What each new node has; the new limit; or what a task may ask for."""
+    """Resources of each new node, the new limit, or the most that a task may ask for."""
     labels: dict[str, str] = {}
     """The labels of new nodes, or the selector to drop."""
     pool: str = ""
     taint: str = ""
     queue: str = ""
     user: str = ""
-    """For a limit of users: the user, or `*` for each user."""
+    """For a limit on users: the user, or `*` for each user."""
     group: str = ""
     value: int | None = None
     """The new `max_jobs` or share."""
 
 
 class Remedy(Answer, frozen=True, kw_only=True):
-    """Steps that are enough together: when all are done, the tasks start in the next cycle. Less is not enough.
+    """Steps that together start the tasks in the next cycle. All of them are needed.
 
-    Without steps, the tasks start in the next cycle anyway."""
+    Without steps, the tasks start in the next cycle anyway.
+    """
 
     text: str
     operator: bool
@@ -443,7 +452,7 @@ class Remedy(Answer, frozen=True, kw_only=True):
 
 
 class Cause(Answer, frozen=True, kw_only=True):
-    """Why tasks are where they are, if they do not just wait. `code` is `runs on`, `launching`, `stopping`,
+    """Why tasks run, launch or stop where they do, or how they ended. `code` is `runs on`, `launching`, `stopping`,
     `last attempt` or `over`."""
 
     code: str
@@ -451,7 +460,7 @@ class Cause(Answer, frozen=True, kw_only=True):
     stage: str
     tasks: int
     nodes: list[str] = []
-    """The first of the nodes."""
+    """The first few of the nodes."""
     stops_for: str = ""
     """The job or queue that tasks stop for."""
 
@@ -464,20 +473,23 @@ class Waiting(Answer, frozen=True, kw_only=True):
     count: int
     position: int | None
     code: str
-    """Empty if the tasks were not tried yet, because others go before them."""
+    """Empty if the tasks were not tried yet, because other tasks go first."""
     reason: str
     jobs_ahead: int = 0
     tasks_ahead: int = 0
-    """Other jobs, and their tasks, that go before it in the lane."""
+    """Number of other jobs, and of their tasks, that go first in the lane."""
     then_code: str = ""
     then: str = ""
-    """What will keep the tasks back after those, or after the jobs in `after`, as far as that is known now."""
+    """What will block the tasks after those ahead, or after the jobs in `after`, as far as is known now."""
     text: str = ""
-    """All of it as one line, as `fairlead explain` shows it."""
+    """The whole explanation as one line, as `fairlead explain` prints it."""
     at_least: bool = False
     """True if the lane is so long that `position`, `jobs_ahead` and `tasks_ahead` are lower bounds."""
     remedies: list[Remedy] = []
-    """What would be enough to start the tasks in the next cycle, each remedy for itself, the shortest first."""
+    """At most three remedies, the cheapest first. Each alone would be enough to start the tasks in the next cycle."""
+    comes: list[str] = []
+    """What comes by itself, such as tasks that end by their time limit, nodes that are ordered, or nodes that are held
+    for the tasks."""
 
 
 class Explanation(Answer, frozen=True, kw_only=True):
@@ -487,7 +499,13 @@ class Explanation(Answer, frozen=True, kw_only=True):
     sentence: str = ""
     """The explanation in one sentence."""
     causes: list[Cause] = []
-    """Why other tasks run where they run or stop, how earlier attempts of waiting tasks ended, or why the job ended."""
+    """Why other tasks run on their nodes or stop, how earlier attempts of waiting tasks ended, or why the job ended."""
+
+
+class Sentences(Answer, frozen=True, kw_only=True):
+    """Job → the sentence of its explanation. Jobs that are unknown to the caller are left out."""
+
+    sentences: dict[str, str]
 
 
 class Placement(Answer, frozen=True, kw_only=True):
@@ -499,28 +517,28 @@ class Placement(Answer, frozen=True, kw_only=True):
 
 
 class Eta(Answer, frozen=True, kw_only=True):
-    """When a job starts: what several futures say, with drawn run times and arrivals."""
+    """The predicted start of a job, from several simulated futures with random run times and arrivals."""
 
     job: str
     state: str
     """As in `Job`."""
     started: float | None
-    """When it started, if it has."""
+    """When the job started; None if it has not."""
     start: float | None
-    """The likely start: the middle of the half of the start times that are closest together. None if the job has
-    started or ended, or if the start cannot be told."""
+    """The likely start: the middle of the densest half of the predicted starts. None if the job has started or ended,
+    or if the start is not predictable."""
     median: float | None
-    """The median of the start times."""
+    """The median of the predicted starts."""
     earliest: float | None
     latest: float | None
-    """An interval that the start falls into with a probability of 90 %. `latest` is None if it cannot be told."""
+    """Bounds of a 90 % interval for the start. `latest` is None if it is not predictable."""
     not_before: float | None
-    """If `start` cannot be told: a time by which it has not started. None if the ends of other tasks are not known, and
-    if it does not start as the cluster is now."""
+    """If `start` is not predictable: no start before this time. None if the ends of other tasks are not known, or if
+    the job does not start as the cluster is now."""
     note: str
-    """What the answer does not know, such as running tasks without an estimate."""
+    """What the prediction lacks, such as estimates of running tasks."""
     text: str
-    """All of it as one line, as `fairlead eta` shows it."""
+    """The whole answer as one line, as `fairlead eta` prints it."""
 
 
 class DryRun(Answer, frozen=True, kw_only=True):
@@ -531,13 +549,32 @@ class DryRun(Answer, frozen=True, kw_only=True):
     starts: bool
     """True if it would start at once, with at least the tasks that have to start together."""
     never: str = ""
-    """Why it can never run as the cluster is now; empty if it can."""
+    """Why the job can never run as the cluster is now; empty if it can."""
     sentence: str
     placements: list[Placement]
     waiting: list[Waiting]
     """Why tasks would wait, what is ahead of them, and what would be enough to start them."""
     eta: Eta | None = None
-    """When it would start, if that was asked for and it would wait."""
+    """The predicted start, if it was requested and the job would wait."""
+
+
+class StoppedTasks(Answer, frozen=True, kw_only=True):
+    """Running tasks of a job that would be stopped on a node."""
+
+    job: str
+    name: str
+    user: str
+    stage: str
+    node: str
+    tasks: int
+
+
+class PriorityStops(Answer, frozen=True, kw_only=True):
+    """The running tasks that would be stopped at once for a job, if it had another priority."""
+
+    tasks: int
+    """All of them, including those of jobs that the caller may not see."""
+    stops: list[StoppedTasks]
 
 
 class Etas(Answer, frozen=True, kw_only=True):
@@ -558,7 +595,7 @@ class Story(Answer, frozen=True, kw_only=True):
     job: str
     lines: list[StoryLine]
     complete_since: float
-    """All decisions are told from this time on; before it, the submission and the attempts of its tasks."""
+    """From this time on all decisions are listed; before it, only the submission and the attempts of its tasks."""
 
 
 class RecordedTrace(Answer, frozen=True, kw_only=True):
@@ -566,16 +603,16 @@ class RecordedTrace(Answer, frozen=True, kw_only=True):
 
     trace: dict[str, Any]
     since: float
-    """The time of the first submission; times in the trace count from it."""
+    """The time of the first submission, which is time 0 of the trace."""
     not_ended: int
     never_ran: int
-    """Jobs that were submitted in this time and are left out, because they have not ended or no task of them ran."""
+    """Jobs left out of the trace, because they have not ended or never ran a task."""
     after_left_out: int
-    """Jobs of the trace that waited for a job which is not in it. In the trace they do not wait for it."""
+    """Jobs of the trace whose `after` was dropped for a job that is not in the trace."""
 
 
 class MovedStart(Answer, frozen=True, kw_only=True):
-    """A job that starts at another time. A wait is None if the job does not start, or if that cannot be told."""
+    """A job with another predicted start. A wait is None if the job does not start or its start is not predictable."""
 
     job: str
     name: str
@@ -585,30 +622,31 @@ class MovedStart(Answer, frozen=True, kw_only=True):
     wait_after: float | None
     never_before: bool
     never_after: bool
-    """True if the job does not start, as far as the server has looked."""
+    """True if the job does not start within the simulated time."""
 
 
 class WhatIf(Answer, frozen=True, kw_only=True):
-    """What a supposed change brings. Waits are in seconds: from now on, or since the submission in a replay."""
+    """The effect of a supposed change. Waits are in seconds: from now, or since the submission in a replay."""
 
     compared: int
-    """Jobs that were looked at."""
+    """Number of jobs compared."""
     earlier: int
     later: int
     same: int
-    """How many of them start earlier, later, or at the same time."""
+    """Jobs that start earlier, later, or at the same time."""
     no_longer: int
     never: int
     unknown: int
-    """How many of the others would no longer start, start in neither case, or start at a time that cannot be told."""
+    """Jobs that no longer start, start in neither case, or have no known start."""
     jobs: list[MovedStart]
     """The jobs that start earlier, later or no longer; at most 1,000."""
     mean_wait_before: float | None
     mean_wait_after: float | None
-    """Of the jobs with a known start in both cases; without any, of those with one in a single case."""
+    """Mean waits of the jobs with a known start in both cases; if there are none, of those with a known start in one.
+    """
     utilisation_before: float | None
     utilisation_after: float | None
-    """The used part of the GPUs, if there are any, otherwise of the CPUs."""
+    """Used part of the GPUs; of the CPUs if there are no GPUs."""
     note: str
 
 
@@ -630,7 +668,7 @@ class Node(Answer, frozen=True, kw_only=True):
     labels: dict[str, str]
     taints: list[str]
     users: list[str]
-    """The users whose tasks it takes; empty for all."""
+    """The users whose tasks the node takes; empty for all."""
     resources: dict[str, int | float]
     used: dict[str, int | float]
     devices: list[float]
@@ -639,16 +677,16 @@ class Node(Answer, frozen=True, kw_only=True):
     avoided: bool
     """True if the node gets no work for a while because launches failed there."""
     disconnected: float | None = None
-    """The time since which its agent has not been connected. It gets no new work, and is lost after its lease."""
+    """Since when the agent is not connected. The node gets no new work, and is lost after its lease."""
     credential: Literal["", "valid", "expired", "revoked"] = ""
     """State of the node's key; empty for a node without an agent."""
     credential_expires: float | None = None
     reason: str = ""
-    """Why an operator drained or disabled it."""
+    """Why an operator drained or disabled the node."""
     held_for: list[str] = []
-    """The jobs that it is held for or promised to, of those that the caller may see. It takes no new work of others."""
+    """Jobs, of those that the caller may see, that the node is held for or promised to. It takes no other new work."""
     held_for_others: int = 0
-    """The number of jobs that it is held for or promised to and that the caller may not see."""
+    """Number of further jobs that the node is held for or promised to and that the caller may not see."""
 
 
 class Nodes(Answer, frozen=True, kw_only=True):
@@ -657,12 +695,12 @@ class Nodes(Answer, frozen=True, kw_only=True):
 
 
 class QueueUser(Answer, frozen=True, kw_only=True):
-    """A user of a queue in which users take turns, as parts of the partition."""
+    """The use of one user in a queue where users take turns, as parts of the partition."""
 
     user: str
     use_percent: float
     past_percent: float
-    """The average of the past use; 0 unless `share_memory` is set."""
+    """Average of past use; 0 unless `share_memory` is set."""
 
 
 class Queue(Answer, frozen=True, kw_only=True):
@@ -679,23 +717,46 @@ class Queue(Answer, frozen=True, kw_only=True):
     """Jobs with a live task."""
     asks: int
     entitlement_percent: float
-    """Its entitlement, as a part of the partition."""
+    """The entitlement, as a part of the partition."""
     use_percent: float
-    """Its use: the largest part of any resource, or of slots."""
+    """The use: the largest part of any resource, or of slots."""
     loan_percent: float
-    """Its use beyond its entitlement."""
+    """The use beyond the entitlement."""
     past_percent: float = 0.0
-    """The average of its past use; 0 unless `share_memory` is set."""
+    """Average of past use; 0 unless `share_memory` is set."""
     users: list[QueueUser] = []
-    """With order `fair`, the users with a use or a past, in the order of their turns."""
+    """With order `fair`, the users with present or past use, in the order of their turns."""
 
 
 class Queues(Answer, frozen=True, kw_only=True):
     queues: list[Queue]
 
 
+class LoanReturn(Answer, frozen=True, kw_only=True):
+    """What will have returned of a loan at a time, in percent of the partition."""
+
+    at: float
+    percent: float
+
+
+class Loan(Answer, frozen=True, kw_only=True):
+    """The use of a leaf queue beyond its entitlement, in percent of the partition, and when it returns if no other task
+    of the queue starts: by the estimates and time limits of its running tasks."""
+
+    queue: str
+    percent: float
+    returns: list[LoanReturn]
+    """At most four steps, the earliest first; the last one has all that returns at a known time."""
+    unknown_percent: float
+    """What returns at an unknown time, because tasks have neither an estimate nor a time limit."""
+
+
+class Loans(Answer, frozen=True, kw_only=True):
+    loans: list[Loan]
+
+
 class Requestor(Answer, frozen=True, kw_only=True):
-    """Jobs of users that match the pattern go to the queue, unless they name a queue."""
+    """A pattern of users and a queue: jobs of matching users go to the queue, unless they name another."""
 
     match: str
     queue: str
@@ -706,7 +767,7 @@ class Shares(Answer, frozen=True, kw_only=True):
 
     shares: dict[str, int | None]
     requestors: list[Requestor]
-    rebalance_threshold: int
+    rebalance_threshold: int | None
     rebalance_after: float
 
 
@@ -720,7 +781,7 @@ class Ask(Answer, frozen=True, kw_only=True):
     name: str = ""
     user: str = ""
     reason: str = ""
-    """Why the first waiting tasks of its job wait, in a few words."""
+    """Why the first waiting tasks of the job wait, in a few words."""
 
 
 class Lane(Answer, frozen=True, kw_only=True):
@@ -734,7 +795,7 @@ class Lane(Answer, frozen=True, kw_only=True):
 
 
 class Lanes(Answer, frozen=True, kw_only=True):
-    """`ready` is false until the partition is ready: before that nothing is placed, whatever waits."""
+    """All lanes. `ready` is false until the partition is ready; before that no waiting task is placed."""
 
     lanes: list[Lane]
     ready: bool
@@ -753,8 +814,8 @@ class Hold(Answer, frozen=True, kw_only=True):
 
 
 class Promise(Answer, frozen=True, kw_only=True):
-    """Nodes with capacity on its way that only one job may use: tasks stop there for it, or they were ordered for it
-    and wait for the other ordered nodes."""
+    """Nodes reserved for one job while capacity becomes free there: other tasks stop for it, or the nodes were ordered
+    for it and wait for the rest of the order."""
 
     job: str
     stage: str
@@ -763,7 +824,7 @@ class Promise(Answer, frozen=True, kw_only=True):
     nodes: list[str]
     since: float
     stopping: int
-    """Number of tasks that still stop for it."""
+    """Number of tasks that are still stopping for the job."""
     ordered: bool
 
 
@@ -773,30 +834,30 @@ class Holds(Answer, frozen=True, kw_only=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True, array_like=True):
-    """A node of a map as an array: what changes often."""
+    """The changing properties of a node of a map, as an array."""
 
     state: int
     """Position in `states` of the map."""
     flags: int
-    """1 if it is held or promised, plus 2 if it gets no work for a while because launches failed there."""
+    """Sum of 1 if the node is held or promised, and 2 if it gets no work for a while because launches failed there."""
     cpu: int
-    """The used part of its CPUs, in percent."""
+    """The used part of the CPUs, in percent."""
     memory: int
-    """The used part of its memory, in percent."""
+    """The used part of the memory, in percent."""
     tasks: int
     devices: str
-    """A character for each GPU: its used part in tenths, from 0 to 9, and A for all of it."""
+    """One character per GPU: the used part in tenths, from 0 to 9, or A if fully used."""
 
 
 class NodeGroups(Answer, frozen=True, kw_only=True):
-    """The values of a label, and for each node the position of its value; -1 if the node lacks the label."""
+    """The values of a label, and for each node the index of its value; -1 if the node lacks the label."""
 
     values: list[str]
     of: list[int]
 
 
 class NodeMap(Answer, frozen=True, kw_only=True):
-    """All nodes of a partition, in columns, and the queue tree. `at` is where `GET /live` continues."""
+    """All nodes of a partition, in columns, and the queue tree. Pass `at` to `GET /live` for later changes."""
 
     at: str
     partition: str
@@ -808,20 +869,52 @@ class NodeMap(Answer, frozen=True, kw_only=True):
     memory: list[int]
     pools: NodeGroups
     labels: dict[str, NodeGroups]
-    """Labels that put nodes into groups: those with at most 200 values."""
+    """Labels by which nodes can be grouped: those with at most 200 values."""
     rows: list[NodeRow]
     queues: list[Queue]
 
 
+class NodeTasks(Answer, frozen=True, kw_only=True):
+    """The live tasks of one stage on one node that are in the same state. Of a job that the caller may not see, `job`,
+    `name`, `stage` and `user` are empty."""
+
+    node: str
+    job: str
+    name: str
+    stage: str
+    user: str
+    state: str
+    """`assigned`, `running` or `stopping`."""
+    tasks: int
+    indices: list[int]
+    """The indices of the first tasks, at most 20; empty for a job that the caller may not see."""
+    resources: dict[str, int | float]
+    """Resources of each task."""
+    devices: list[int]
+    """The GPUs of its tasks. One that several of these tasks share is listed once for each."""
+    since: float
+    """When the first of these tasks started, or was sent to the node if none has."""
+    ends: float | None
+    """When the last of these tasks is expected to have ended, by its estimate or time limit; null if one has neither,
+    and for a job that the caller may not see."""
+
+
+class MapTasks(Answer, frozen=True, kw_only=True):
+    """Live tasks by node. `more` is true if nodes have more stages than are listed."""
+
+    tasks: list[NodeTasks]
+    more: bool
+
+
 class PastMap(Answer, frozen=True, kw_only=True):
-    """A map as it was. `map` is missing for a time before `since`, which the journal does not reach back to."""
+    """A map at a time in the past. `map` is missing for times before `since`, where the journal begins."""
 
     since: float
     map: NodeMap | None
 
 
 class QueuePast(Answer, frozen=True, kw_only=True):
-    """A queue at some times: its share, and entitlement, use and loan in percent of the partition."""
+    """A queue at several times: its share, and entitlement, use and loan in percent of the partition."""
 
     times: list[float]
     share: list[int | None]
@@ -831,14 +924,14 @@ class QueuePast(Answer, frozen=True, kw_only=True):
 
 
 class PastQueues(Answer, frozen=True, kw_only=True):
-    """Queues as they were, by path, from `since` on: the journal does not reach back further."""
+    """Queues at several times, by path, from `since` on, where the journal begins."""
 
     since: float
     queues: dict[str, QueuePast]
 
 
 class MapChange(Answer, frozen=True, kw_only=True):
-    """What changed in a map: rows by the position of their node, and queues."""
+    """Changes of a map: rows by the index of their node, and queues."""
 
     at: str
     now: float
@@ -865,7 +958,7 @@ class Bar(Answer, frozen=True, kw_only=True):
 
 
 class Timeline(Answer, frozen=True, kw_only=True):
-    """Tasks that ran in a span of time. `complete` is false if there were more: then the oldest are left out."""
+    """Tasks that ran in a period. `complete` is false if there were too many: then the oldest are left out."""
 
     since: float
     until: float
@@ -874,9 +967,9 @@ class Timeline(Answer, frozen=True, kw_only=True):
 
 
 class PoolUse(Answer, frozen=True, kw_only=True):
-    """Numbers of nodes. `available` nodes are empty and accept work; waiting work needs `pending` nodes; `idle` is the
-    difference, below 0 if nodes are missing; `ordered` nodes are on their way. Disabled, held and promised nodes are
-    not available."""
+    """Numbers of nodes. `available` nodes are empty and accept work; `pending` nodes are needed by waiting work; `idle`
+    is the difference, negative if nodes are missing; `ordered` nodes have not arrived yet. Disabled, held and promised
+    nodes are not available."""
 
     ready: bool
     total: int
@@ -888,7 +981,7 @@ class PoolUse(Answer, frozen=True, kw_only=True):
 
 
 class Usage(Answer, frozen=True, kw_only=True):
-    """The use of all pools. Empty until the partition is ready, because running tasks are not known before."""
+    """The use of all pools. Empty until the partition is ready, because running tasks are unknown before."""
 
     partition: str
     ready: bool
@@ -902,20 +995,20 @@ class OrderedFor(Answer, frozen=True, kw_only=True):
 
 
 class PoolOrder(Answer, frozen=True, kw_only=True):
-    """Ordered nodes. `jobs` has the jobs that need them, as far as the caller may see these."""
+    """Ordered nodes. `jobs` are the jobs that need them, of those that the caller may see."""
 
     order: int
     cause: str
-    """demand (tasks wait for them), spare (the pool keeps idle nodes) or hand."""
+    """`demand` (tasks wait for the nodes), `spare` (the pool keeps idle nodes) or `hand` (requested by a person)."""
     since: float
     nodes: list[str]
     tasks: int
-    """Number of tasks, of all jobs, that they are for."""
+    """Number of tasks, of all jobs, that the nodes are for."""
     jobs: list[OrderedFor]
 
 
 class Orphan(Answer, frozen=True, kw_only=True):
-    """A machine of the provider that is neither a node nor ordered. Fairlead does not remove it; its owner must."""
+    """A machine of the provider that is neither a node nor ordered. Fairlead does not remove it; an operator has to."""
 
     name: str
     note: str
@@ -926,11 +1019,11 @@ class Server(Answer, frozen=True, kw_only=True):
 
     id: str
     url: str
-    """The URL at which agents and users reach it."""
+    """The URL at which agents and users reach the server."""
     state: str
-    """up, draining, or drained: it leads nothing and can be stopped."""
+    """`up`, `draining`, or `drained`: the server leads nothing and can be stopped."""
     leads: list[str]
-    """The partitions that it leads."""
+    """The partitions that the server leads."""
 
 
 class Servers(Answer, frozen=True, kw_only=True):
@@ -983,7 +1076,7 @@ class Partition(Answer, frozen=True, kw_only=True):
     waiting_for: list[str]
     """Agents and resource managers that have not reported since the start; the first few."""
     leader: str = ""
-    """The URL of the server that leads it, if several servers share a database."""
+    """The URL of the server that leads the partition, if several servers share a database."""
 
 
 class Partitions(Answer, frozen=True, kw_only=True):
@@ -998,13 +1091,13 @@ class Config(Answer, frozen=True, kw_only=True):
 
 
 class Difference(Answer, frozen=True, kw_only=True):
-    """A changed key of the configuration, with its old and new value as they are written; null if absent."""
+    """A changed key of the configuration, with its old and new value as written there; null if absent."""
 
     key: str
     before: Any
     after: Any
     what: Literal["partition", "queue", "pool", "setting"] = "setting"
-    """What the key names. A setting that is absent has its default; the others do not exist if absent."""
+    """What the key names. An absent setting has its default; an absent partition, queue or pool does not exist."""
 
 
 class Applied(Answer, frozen=True, kw_only=True):
@@ -1022,9 +1115,9 @@ class Manager(Answer, frozen=True, kw_only=True):
     registered: float
     nodes: int
     jobs: int
-    """Number of its jobs that are not over."""
+    """Number of the manager's jobs that have not ended."""
     reported: bool
-    """True if it has sent an update since the start of the server. Until then the partition waits for it."""
+    """True if the manager has sent an update since the server started. Until then the partition waits for it."""
 
 
 class Managers(Answer, frozen=True, kw_only=True):
@@ -1072,12 +1165,12 @@ class ManagerAsk(Answer, frozen=True, kw_only=True):
 class ManagerJob(Answer, frozen=True, kw_only=True):
     job: str
     over: bool
-    """True if it has ended and only waits for tasks to stop."""
+    """True if the job has ended and only waits for tasks to stop."""
     asks: list[ManagerAsk]
 
 
 class ManagerState(Answer, frozen=True, kw_only=True):
-    """What the partition knows of a resource manager. Events after `seq` continue it; some may be in it already."""
+    """What the partition knows of a resource manager. Events after `seq` continue it; some may be included already."""
 
     seq: int
     nodes: list[ManagerNode]
@@ -1089,10 +1182,10 @@ class WaitingJob(Answer, frozen=True, kw_only=True):
 
     job: str
     code: str
-    """The sort of the reason, such as "no room"; empty if it was not tried yet."""
+    """The machine-readable reason, such as "no room"; empty if the job was not tried yet."""
     reason: str
     missing: bool
-    """True if it waits for more capacity than there is, and not for a limit, a share or tasks that stop for it."""
+    """True if the job waits for missing capacity, and not for a limit, a share or tasks that stop for it."""
 
 
 class WaitingJobs(Answer, frozen=True, kw_only=True):
@@ -1103,10 +1196,11 @@ class WaitingJobs(Answer, frozen=True, kw_only=True):
 
 
 class Attempt(Answer, frozen=True, kw_only=True):
-    """The end of an attempt of some tasks. `indices` are ranges: start and end, start and end, …"""
+    """The end of an attempt of some tasks. In Python, `tasks` are their indices one by one."""
 
     stage: str
     indices: list[int]
+    """The tasks as ranges: the first index, the one after the last, and so on. Task 3 alone is `[3, 4]`."""
     attempt: int
     outcome: str
     node: str
@@ -1114,6 +1208,12 @@ class Attempt(Answer, frozen=True, kw_only=True):
     reason: str
     started: float | None
     ended: float
+
+    @property
+    def tasks(self) -> list[int]:
+        """The indices of the tasks."""
+        spans = zip(self.indices[::2], self.indices[1::2], strict=True)
+        return [index for first, end in spans for index in range(first, end)]
 
 
 class PastJob(Answer, frozen=True, kw_only=True):
@@ -1131,7 +1231,7 @@ class PastJob(Answer, frozen=True, kw_only=True):
     ended: float
     tasks: dict[str, int]
     started: float | None = None
-    """When its first task started; null if none did."""
+    """When the job's first task started; null if none did."""
     labels: dict[str, str] = {}
 
 
@@ -1141,7 +1241,7 @@ class HistoryPage(Answer, frozen=True, kw_only=True):
 
 
 class StageUse(Answer, frozen=True, kw_only=True):
-    """The use of all attempts of a stage, as far as it is known."""
+    """The resources used by all attempts of a stage, as far as known."""
 
     attempts: int
     cpu_seconds: float
@@ -1152,7 +1252,7 @@ class ResultFile(Answer, frozen=True, kw_only=True):
     """A result file of a task."""
 
     name: str
-    """Its path below the working directory of the task."""
+    """Path below the working directory of the task."""
     size: int
     """In bytes."""
 
@@ -1165,7 +1265,7 @@ class TaskResults(Answer, frozen=True, kw_only=True):
     attempt: int
     files: list[ResultFile]
     warning: str
-    """What was not collected, and why; empty if all was."""
+    """What was not collected, and why; empty if everything was."""
 
 
 class Results(Answer, frozen=True, kw_only=True):
@@ -1173,7 +1273,7 @@ class Results(Answer, frozen=True, kw_only=True):
 
     tasks: list[TaskResults]
     waiting: int
-    """Tasks that have ended and whose result files are on their way from the nodes."""
+    """Number of ended tasks whose result files have not arrived from the nodes yet."""
     next: str
 
 
@@ -1186,28 +1286,28 @@ class Attempts(Answer, frozen=True, kw_only=True):
 
 
 class Used(Answer, frozen=True, kw_only=True):
-    """Use in a span of time: of one group of a report, or in total."""
+    """Resources used in a period, of one group of a report or in total."""
 
     group: dict[str, str]
     """The user, queue, partition or job; empty for the total."""
     jobs: int
-    """Jobs with a task that ran in that time."""
+    """Jobs with a task that ran in the period."""
     attempts: int
-    """Attempts of tasks that ran in that time: a task that was tried twice has two."""
+    """Attempts of tasks that ran in the period: a task that was tried twice counts twice."""
     preempted: int
-    """Attempts that were stopped in that time for other work, or to start again with their gang."""
+    """Attempts that were stopped in the period for other work, or to restart their gang."""
     hours: dict[str, float]
     """Resource → hours: CPU-hours, GPU-hours, and for memory bytes times hours."""
     wait_mean: float | None
-    """Seconds from the submission of a job to the start of its first task, of the jobs that began in that time; null
-    if there are none."""
+    """Seconds from the submission of a job to the start of its first task, for jobs that started in the period; null if
+    there are none."""
     wait_median: float | None
     wait_95: float | None
-    """The wait that 95 of 100 jobs did not exceed."""
+    """The wait that 95 % of the jobs did not exceed."""
 
 
 class UsageReport(Answer, frozen=True, kw_only=True):
-    """The resources that tasks had, from their start to their end or to `until`, whether they used them or not."""
+    """Resources allocated to tasks, from their start to their end or to `until`, whether used or not."""
 
     by: list[str]
     since: float | None
@@ -1279,14 +1379,14 @@ class Tokens(Answer, frozen=True, kw_only=True):
 
 
 class NewToken(Answer, frozen=True, kw_only=True):
-    """A new token. `secret` is the text to send with requests. It is shown once and stored nowhere."""
+    """A new token. `secret` is the text to send with requests. It is shown once and not stored."""
 
     secret: str
     token: Token
 
 
 class Caller(Answer, frozen=True, kw_only=True):
-    """The caller, according to the token."""
+    """User, groups and role of the caller's token."""
 
     user: str
     groups: list[str]
@@ -1310,9 +1410,9 @@ class Health(Answer, frozen=True, kw_only=True):
     """Readiness of each partition."""
     problem: str = ""
     failing: list[str] = []
-    """Parts of the server that fail at the moment and are retried, such as `history`. Tasks are placed without them."""
+    """Failing parts of the server that are retried, such as `history`. Tasks are placed without them."""
     alarms: list[str] = []
-    """What an operator must look at, such as nodes that run tasks which are not in the journal."""
+    """Problems that an operator must solve, such as nodes that run tasks which are not in the journal."""
 
 
 class Problem(Answer, frozen=True, kw_only=True):
@@ -1325,4 +1425,4 @@ class Problem(Answer, frozen=True, kw_only=True):
     code: str
     field: str = ""
     leader: str = ""
-    """With the code `standby`: the address of the server that leads."""
+    """With the code `standby`: the address of the server that leads the partition."""

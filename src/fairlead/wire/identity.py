@@ -22,7 +22,7 @@ KEY_BYTES = 32
 
 
 class Exchange(NamedTuple):
-    """Data that both ends of a connection know before they authenticate."""
+    """Data that both ends of a connection know before authentication."""
 
     server: bytes
     """The server's public key."""

@@ -1,4 +1,7 @@
-"""Questions to the process that looks into the future, and its answers. Times are microseconds since 1970."""
+"""Questions to the second process, which simulates futures and reads the journal, and its answers.
+
+Times are microseconds since 1970.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import msgspec
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base class of questions. The answer is about the state after the record `seq` or a later one, seen at `now`."""
+    """Base class of questions. The answer reflects the state after record `seq` or a later one, at the time `now`."""
 
     partition: str
     seq: int
@@ -23,14 +26,14 @@ class EtaQuestion(Question, frozen=True, kw_only=True, tag="eta"):
 
 
 class StoryQuestion(Question, frozen=True, kw_only=True, tag="story"):
-    """Ask what the journal knows of a job."""
+    """Ask what the journal has about a job."""
 
     job: str
     number: int
 
 
 class WhatIfQuestion(Question, frozen=True, kw_only=True, tag="whatif"):
-    """Ask what a change would bring. `replay` is a time span of the past to run again; 0 for the present state."""
+    """Ask for the effect of a change. `replay` is the length of the past to run again; 0 for the present state."""
 
     changes: dict[str, Any]
     """The document of the request."""
@@ -38,19 +41,19 @@ class WhatIfQuestion(Question, frozen=True, kw_only=True, tag="whatif"):
 
 
 class TraceQuestion(Question, frozen=True, kw_only=True, tag="trace"):
-    """Ask for the past as a trace, from a time on."""
+    """Ask for past jobs as a trace, from a time on."""
 
     since: int
 
 
 class PastMapQuestion(Question, frozen=True, kw_only=True, tag="past map"):
-    """Ask for the nodes and queues as they were at a time."""
+    """Ask for the nodes and queues at a past time."""
 
     at: int
 
 
 class PastQueuesQuestion(Question, frozen=True, kw_only=True, tag="past queues"):
-    """Ask for the shares and uses of queues at a number of times."""
+    """Ask for the shares and uses of queues at several past times."""
 
     since: int
     until: int
@@ -61,35 +64,39 @@ AnyQuestion = EtaQuestion | StoryQuestion | WhatIfQuestion | TraceQuestion | Pas
 
 
 class Eta(msgspec.Struct, frozen=True, kw_only=True):
-    """When a job starts, by several futures. A time is None if it is later than what the futures reached."""
+    """The predicted start of a job, from several simulated futures. A time is None if no future reached it."""
 
     likely: int | None
     median: int | None
     earliest: int | None
     latest: int | None
     not_before: int | None = None
-    """If the median is not known: the time that the futures reached without a start. None if the ends of some tasks in
-    them are not known, and if the job is stuck."""
+    """If the median is unknown: the time up to which the job starts in no future. None if the ends of some tasks are
+    unknown, or if the job is stuck."""
     stuck: bool = False
-    """True if nothing that can happen starts the job."""
+    """True if no possible event starts the job."""
     unknown_ahead: int = 0
-    """Tasks without a known end that start before the job, in futures in which it does not start."""
+    """Tasks without a known end that start before the job, in futures in which the job does not start."""
+    new: bool = False
+    """True if no task of a job with the same user and name has ended."""
 
 
 class Etas(msgspec.Struct, frozen=True, kw_only=True):
     jobs: dict[str, Eta]
     submissions: list[Eta | str]
-    """Of each specification, when it would start, or why it is refused."""
+    """For each specification, its predicted start, or why it is refused."""
     now: int
-    """The time that the futures began."""
+    """The time at which the futures begin."""
     futures: int
-    """Futures that were drawn."""
+    """Number of simulated futures."""
     unknown_running: int
     """Running tasks without a known end."""
     recorded_jobs: int
-    """Jobs of the past that arrivals were drawn from."""
+    """Number of past jobs that arrivals were drawn from."""
     cut: bool
-    """True if futures were ended for lack of time."""
+    """True if time ran out before the futures were complete."""
+    ran: bool = True
+    """True if the run time of any job is on record."""
 
 
 class StoryLine(msgspec.Struct, frozen=True):
@@ -100,7 +107,7 @@ class StoryLine(msgspec.Struct, frozen=True):
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
     since: int
-    """The journal tells all from this time on; of earlier times it has nothing."""
+    """The journal has everything from this time on, and nothing before."""
     lines: list[StoryLine]
 
 
@@ -111,11 +118,11 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A question that has no answer, with the field that is wrong, if one is."""
+    """A question without an answer, and the wrong field, if any."""
 
     problem: str
     field: str = ""
 
 
 class Unanswered(Exception):
-    """The process gave no answer. The next question starts another one."""
+    """Raised if the process gave no answer. The next question starts another process."""

@@ -1,11 +1,11 @@
-"""Names of result files. Every side that receives one checks it, since the other end may be wrong or hostile."""
+"""Checks names of result files. Every receiver checks them, because the sender may be wrong or hostile."""
 
 from __future__ import annotations
 
 MAX_NAME = 700
-"""Bytes of a name, with its folders."""
+"""Largest number of bytes of a name with its folders."""
 MAX_PART = 255
-"""Bytes of one part of a name, the most of usual file systems."""
+"""Largest number of bytes of one part of a name, as in common file systems."""
 
 
 def is_safe_name(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The clock of cycles, which never steps back or jumps, even if the wall clock does, and a stopwatch for cycles."""
+"""The clock of cycles, and a stopwatch for them. The clock never steps back or jumps, even if the wall clock does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Steady = Callable[[], float]
 def cycle_clock(
     last_journaled: Micros, wall_ns: Callable[[], int] = time_ns, steady_ns: Callable[[], int] = monotonic_ns
 ) -> Clock:
-    """Return a clock that starts at the later of the journal's and the wall clock's time, then runs steadily."""
+    """Return a clock that runs steadily.
+
+    It starts at the time of the journal or at the wall time, whichever is later.
+    """
     start = max(last_journaled, wall_ns() // 1000)
     began = steady_ns()
 

@@ -1,8 +1,8 @@
-"""The configuration of the cluster, and all partitions of a cluster that has one journal.
+"""The configuration of the cluster, and all partitions of a cluster on one journal.
 
 A new configuration is tried on every partition, then written to the cluster's own log, then applied to the partitions.
-`Configuration` is that log; a server leads it as it leads a partition. `Cluster` does all of it for the partitions of
-one journal object, without threads and clocks.
+`Configuration` is that log; one server leads it, as for a partition. `Cluster` performs these steps for all partitions
+of one journal object, without threads and clocks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class Configuration:
         check_policies(self.current)
 
     def write(self, configs: Mapping[str, PartitionConfig]) -> bool:
-        """Write a configuration that every partition accepts. False if it is the present one."""
+        """Write a configuration; the caller has checked that every partition accepts it.
+
+        False if it equals the present one.
+        """
         wanted = tuple(sorted(configs.items()))
         if wanted == self.current.partitions:
             return False
@@ -58,7 +61,7 @@ def check_policies(configured: ClusterConfigured) -> None:
 
 
 def try_configuration(partition: Partition, config: PartitionConfig, now: Micros) -> None:
-    """Try a configuration on a partition without changing it. Raises `Refused` if it is rejected."""
+    """Raise `Refused` if a partition would reject a configuration. The partition is not changed."""
     plan = Plan(partition, max(now, partition.now))
     try:
         [answer], _ = intake(plan, [Configure(config=config, operator=True)])
@@ -77,14 +80,17 @@ class Cluster:
         self.configuration = Configuration(journal)
         self.writers: dict[str, Writer] = {name: self._writer(name) for name, _ in self.configured.partitions}
         self._removed: list[str] = []
-        """Removed partitions with streams that are not dropped yet."""
+        """Removed partitions whose streams are not dropped yet."""
 
     @property
     def configured(self) -> ClusterConfigured:
         return self.configuration.current
 
     def begin(self, now: Micros) -> dict[str, Cycle]:
-        """Apply the configuration to partitions where a crash prevented it. Returns the cycles of these partitions."""
+        """Apply the configuration to partitions that lack it because of a crash.
+
+        Returns the cycles of these partitions.
+        """
         cycles: dict[str, Cycle] = {}
         for name in self._left_over():
             cycles[name] = self._remove(self._writer(name), now)
@@ -96,9 +102,9 @@ class Cluster:
         return cycles
 
     def configure(self, configs: dict[str, PartitionConfig], now: Micros, user: str = "") -> dict[str, Cycle]:
-        """Apply a configuration of a user, all of it or nothing. Returns the cycles of the partitions that changed.
+        """Apply a user's configuration to all partitions or to none. Returns the cycles of all partitions by name.
 
-        The caller must call `drop_removed` when the effects of these cycles have been sent.
+        After the effects of these cycles have been sent, the caller must call `drop_removed`.
         """
         wanted = tuple(sorted(configs.items()))
         if wanted == self.configured.partitions:
@@ -124,7 +130,10 @@ class Cluster:
         return cycles
 
     def drop_removed(self) -> None:
-        """Drop the streams of removed partitions. After a crash before that, the next server removes them again."""
+        """Drop the streams of removed partitions.
+
+        If the server crashes before this, the next server removes these partitions again.
+        """
         while self._removed:
             name = self._removed[0]
             try:

@@ -1,9 +1,10 @@
-"""The inbox: messages wait here for their cycle. It is bounded, with separate bounds for agents' reports.
+"""The inbox, where messages wait for the next cycle. Its size is limited, separately for commands and agents' reports.
 
-Users take turns: a flood of commands from one user does not keep the next command of another user from the next cycle.
+Users take turns: a flood of commands from one user does not keep the next command of another user out of the next
+cycle.
 
-Every message that is taken gets a reply. A message that cannot be taken is refused at once. Nothing blocks and nothing
-is dropped. All of it is for one asyncio loop and its thread: there are no locks.
+Every accepted message gets a reply. A message that cannot be accepted is refused immediately. No call blocks, and no
+message is dropped silently. There are no locks: only the thread of one asyncio loop may use the inbox.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from fairlead.writer.clock import Steady
 
 
 class Full(Exception):
-    """The inbox is full; retry. The command was not taken."""
+    """The inbox is full and did not accept the command. Retry later."""
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag="unavailable"):
-    """The writer ended before it answered; ask the next writer."""
+    """The writer ended before it answered; send the command to the next writer."""
 
     why: str
     doubtful: bool = False
@@ -50,7 +51,7 @@ class Message(msgspec.Struct, frozen=True):
     """Time of arrival, by the clock of the inbox."""
 
     def reply(self, reply: Reply) -> None:
-        # The caller may have gone; the command was carried out anyway.
+        # The caller may be gone; the command was carried out anyway.
         if not self.slot.done():
             self.slot.set_result(reply)
 
@@ -64,9 +65,9 @@ class Inbox:
         command_credit: int = 5_000,
         steady: Steady = monotonic,
     ) -> None:
-        """`max_commands` and `max_reports` bound what may wait in all.
+        """Accept at most `max_commands` waiting commands and `max_reports` waiting reports.
 
-        `report_credit` bounds the waiting reports of one node, `command_credit` the waiting commands of one user.
+        `report_credit` limits the waiting reports of one node, `command_credit` the waiting commands of one user.
         `steady` is the clock for arrival times; the loop that drains the inbox uses the same clock.
         """
         self.max_commands = max_commands
@@ -101,13 +102,13 @@ class Inbox:
         return self._waiting + len(self._reports)
 
     def listen(self, arrived: Callable[[], None]) -> None:
-        """Call `arrived` after each message that is taken."""
+        """Set the function to call after each accepted message."""
         self._arrived = arrived
 
     def offer(self, command: AnyCommand) -> Slot:
-        """Take a command and return the slot for its reply. Raises `Full` if it was not taken.
+        """Accept a command and return a future for its reply. Raises `Full` if there is no space for it.
 
-        Cancelling the slot discards the reply; it does not withdraw the command.
+        Cancelling the future discards the reply; it does not withdraw the command.
         """
         slot: Slot = asyncio.get_running_loop().create_future()
         if self._closed:
@@ -123,13 +124,13 @@ class Inbox:
         return slot
 
     def drain(self, max_batch: int) -> list[Message]:
-        """Take and return the messages of the next cycle: all waiting reports, then up to `max_batch` commands.
+        """Remove and return the messages of the next cycle: all waiting reports, then up to `max_batch` commands.
 
-        Reports are in the order of arrival. Users take turns with one command each; the commands of one user are in
-        the order of arrival.
+        Reports are in the order of arrival. Users take turns with one command each; the commands of one user are in the
+        order of arrival.
 
-        A flood of reports or commands does not keep the other kind from any cycle. Reports are bounded by the size of
-        the inbox.
+        So every cycle takes both reports and commands, even if there is a flood of one of them. The number of reports
+        is limited by the size of the inbox.
         """
         batch = list(self._reports)
         self._reports.clear()
@@ -146,7 +147,7 @@ class Inbox:
         return batch
 
     def close(self, why: str) -> None:
-        """Answer all further offers with `Unavailable`. Messages already taken keep waiting."""
+        """Answer all further offers with `Unavailable`. Messages already accepted keep waiting."""
         self._closed = self._closed or why
 
     def give_up(self, why: str) -> None:

@@ -1,6 +1,6 @@
-"""The live loop: runs cycles of a writer for messages, timers and unfinished work.
+"""The live loop: runs a cycle of the writer when messages wait, a timer is due, or the last cycle left work.
 
-From the top: the thread in which cycles run, the loop, when a cycle starts, one pass.
+Order of the code: the thread in which cycles run, the loop, when a cycle starts, one pass.
 """
 
 from __future__ import annotations
@@ -59,27 +59,30 @@ Give = Callable[[Given | None], None]
 
 
 class WriterThread:
-    """The thread that uses a journal, and the lock that orders its users. Writers on one journal object share it."""
+    """The thread that uses a journal, and a lock for it. All writers on one journal object share both."""
 
     def __init__(self, give: Give | None = None) -> None:
-        """`give` takes work items and runs them one after the other; by default a new thread does."""
+        """`give` takes work items and runs them one after the other. By default a new thread runs them."""
         self.lock = asyncio.Lock()
         self._give = give or start_thread()
         self._closed = False
 
     def start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Run `work` in the thread after what it was given before. Raises `JournalError` if the thread has ended."""
+        """Run `work` in the thread, after the work that is already queued there.
+
+        Raises `JournalError` if the thread has ended.
+        """
         if self._closed:
             raise JournalError("the journal is closed here")
-        # An executor takes three times as long for the round trip.
+        # An executor would take three times as long for the round trip.
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._give((work, future))
         return future
 
     async def alone(self, work: Callable[[], Result], then: Callable[[Result], None] = lambda result: None) -> Result:
-        """Run `work` while no cycle runs, such as applying a configuration. Call `look()` of the writer after it.
+        """Run `work`, such as applying a configuration, while no cycle runs. Call `look()` of the writer afterwards.
 
-        `then` is called with the result before any other cycle begins.
+        `then` is called with the result before the next cycle begins.
         """
         async with self.lock:
             future = self.start(work)
@@ -91,13 +94,13 @@ class WriterThread:
         return future.result()
 
     def close(self) -> None:
-        """End the thread after the work that was started."""
+        """End the thread when its queued work is done."""
         self._closed = True
         self._give(None)
 
 
 def start_thread() -> Give:
-    """Start a thread and return the function that gives it work; `None` ends the thread."""
+    """Start a thread and return the function that passes work to it; `None` ends the thread."""
     queue: SimpleQueue[Given | None] = SimpleQueue()
     Thread(target=_run_queue, args=(queue,), name="writer", daemon=True).start()
     return queue.put
@@ -114,24 +117,24 @@ def _do(work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         settle = partial(future.set_result, work())
     except BaseException as problem:
         settle = partial(future.set_exception, problem)
-    with suppress(RuntimeError):  # the loop has ended, so no caller waits
+    with suppress(RuntimeError):  # the loop has ended, so nothing waits for the result
         future.get_loop().call_soon_threadsafe(settle)
 
 
 class LiveWriter:
     """Runs a writer inside an asyncio loop.
 
-    **When a cycle starts.** Messages, due timers and work left by the last cycle are served by the same pass. An idle
-    loop sleeps, and the first message starts a cycle at once. After a few cycles of two messages or more in a short
-    time the writer counts as busy and collects messages: the next cycle starts when `max_batch` messages wait, or a
-    fifth of `batch_window` after the start of the last cycle. If cycles are so slow that they would take more than
-    half of the time, the pause is twice the duration of a cycle, but at most `batch_window`. Work that a cycle left
-    because it reached its bounds starts the next cycle without a pause.
+    **When a cycle starts.** One cycle serves waiting messages, due timers and work left by the last cycle. An idle loop
+    sleeps, and the first message starts a cycle immediately. After a few cycles with two or more messages each, in a
+    short time, the writer counts as busy. Then it collects messages: the next cycle starts when `max_batch` messages
+    wait, or a fifth of `batch_window` after the start of the last cycle. If cycles are so slow that they would take
+    more than half of the time, the pause is twice the duration of a cycle, but at most `batch_window`. If a cycle
+    reached its limits and left work, the next cycle starts without a pause.
 
     **Threads.** A cycle (core and durable write together) runs in its own thread, and messages that arrive meanwhile
-    form the next batch. No other code may read the state meanwhile. `publish` and `dispatch` are called in the loop's
-    thread, after the commit and before the next cycle. `publish` may read the state and builds the views for readers.
-    Both must be quick and must not raise: they have to handle unreachable nodes themselves.
+    form the next batch. No other code may read the state while a cycle runs. `publish` and `dispatch` are called in the
+    loop's thread, after the commit and before the next cycle. `publish` may read the state and builds the views for
+    readers. Both must be quick and must not raise: they have to handle unreachable nodes themselves.
     """
 
     def __init__(
@@ -163,7 +166,7 @@ class LiveWriter:
         self._due: Micros | None = None
         self._not_before = 0.0
         self._credit, self._credited = float(BURST), 0.0
-        """Cycles that may run back to back, and the time at which this was computed."""
+        """The number of cycles that may run back to back, and when it was computed."""
         self._timers_not_before = 0.0
         self._enough = 1
         self._wake = asyncio.Event()
@@ -175,9 +178,9 @@ class LiveWriter:
         inbox.listen(self._arrived)
 
     async def run(self) -> str:
-        """Run until closed or until the writer stops; return why it stopped.
+        """Run until the loop is closed or the writer stops; return why the writer stopped.
 
-        A cancellation ends the loop after the running cycle, and a bug ends it at once; both are raised. In every case
+        A cancellation ends the loop after the running cycle, a bug ends it immediately; both are raised. In every case
         all waiting messages get a reply.
         """
         if self._over.is_set():
@@ -201,7 +204,7 @@ class LiveWriter:
         return self.stopped
 
     async def close(self) -> None:
-        """Refuse new messages, serve those already taken, and end."""
+        """Refuse new messages, serve those already accepted, and end."""
         self._closing = True
         self.inbox.close("the writer is closing")
         self._wake.set()
@@ -212,18 +215,19 @@ class LiveWriter:
 
     @property
     def over(self) -> bool:
-        """True if the loop has ended for any reason. The state may then differ from the journal."""
+        """True if the loop has ended for any reason. Then the state may differ from the journal."""
         return self._over.is_set()
 
     def look(self) -> None:
-        """Start a cycle now, with or without messages, because the state was changed outside of the loop."""
+        """Start a cycle now, with or without messages, because code outside the loop changed the state."""
         self._looked_for = True
         self._wake.set()
 
     async def _begin(self) -> None:
         async with self._thread.lock:
             standing, self._due = await self._in_thread(self._survey)
-        # An earlier writer may have ended between a commit and its effects. Agents ignore orders they already have.
+        # An earlier writer may have ended between a commit and its effects. Agents ignore messages that they already
+        # have.
         if standing:
             self._dispatch(standing)
 
@@ -258,7 +262,7 @@ class LiveWriter:
         return max((self._due - self._clock()) / SECOND, self._timers_not_before - self._steady())
 
     async def _sleep(self, seconds: float | None, enough: int) -> None:
-        """Sleep until `enough` messages wait, the time is over, or the loop is woken."""
+        """Sleep until `enough` messages wait, `seconds` have passed, or the loop is woken."""
         self._enough = enough
         self._wake.clear()
         alarm = None
@@ -302,7 +306,7 @@ class LiveWriter:
             _refuse(batch, problem)
             raise
         ended = self._steady()
-        # A single slow cycle is ignored: the shorter one of two counts.
+        # Use the shorter of the last two durations, so that a single slow cycle is ignored.
         slow = min(self.cycle.last, cycled - began)
         self.cycle.add(cycled - began)
         self.after_cycle.add(ended - cycled)
@@ -341,9 +345,9 @@ class LiveWriter:
 
 
 async def _ended(future: asyncio.Future[Result]) -> asyncio.CancelledError | None:
-    """Wait for work in the thread; return a cancellation that arrived meanwhile.
+    """Wait until work in the thread has ended; return a cancellation that arrived meanwhile.
 
-    It is not raised at once: a cycle cannot be interrupted, and its messages need answers.
+    The cancellation is not raised earlier, because a cycle cannot be interrupted and its messages need answers.
     """
     cancelled = None
     while not future.done():
@@ -357,7 +361,10 @@ async def _ended(future: asyncio.Future[Result]) -> asyncio.CancelledError | Non
 
 
 def _refuse(batch: Sequence[Message], problem: BaseException) -> None:
-    """Answer the messages of a failed cycle. Only a definite journal error makes sure that nothing was written."""
+    """Answer the messages of a failed cycle.
+
+    After `UnknownOutcome` or a bug, the answers say that the record may have been written.
+    """
     cause = problem.__cause__ if isinstance(problem, Stopped) else None
     certain = isinstance(cause, JournalError) and not isinstance(cause, UnknownOutcome)
     why = str(problem) if isinstance(problem, Stopped) else f"the writer ended: {problem!r}"

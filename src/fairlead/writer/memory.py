@@ -10,10 +10,11 @@ YOUNG, MIDDLE, OLD = 50_000, 20, 100
 
 
 def spare_the_collector() -> None:
-    """Exclude all current objects from garbage collection, and collect later ones less often. Call it after loading.
+    """Exclude all current objects from garbage collection, and collect later ones less often.
 
-    The state has reference cycles, so each full collection visits all of it, in half a second for a million jobs. It
-    finds nothing, because changes break the cycles of objects that leave the state.
+    Call it when the state is loaded. The state has reference cycles, so each full collection would visit all of it:
+    half a second for a million jobs. It would find nothing, because objects that leave the state have their reference
+    cycles broken.
     """
     gc.collect()
     gc.freeze()
@@ -22,7 +23,7 @@ def spare_the_collector() -> None:
 
 @contextmanager
 def spared() -> Iterator[None]:
-    """Do the same for the duration of a block."""
+    """Context manager: apply `spare_the_collector` within a block, and undo it afterwards."""
     before = gc.get_threshold()
     spare_the_collector()
     try:

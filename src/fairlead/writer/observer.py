@@ -1,6 +1,6 @@
 """The interface of observers of a writer, such as metrics and logs.
 
-They read sealed plans. The core does not know them.
+Observers read the plans of finished cycles. The core does not know about observers.
 """
 
 from __future__ import annotations
@@ -14,25 +14,39 @@ from fairlead.core.state import Partition
 
 
 class Observer(Protocol):
-    """Called in the writer's thread between cycles, so it may read the state. It must be quick and must not raise.
+    """Its methods are called in the writer's thread between cycles, so they may read the state.
 
-    Changes describe themselves by the methods of `core.changes.Change`. `Plan.news` lists the tasks, jobs and nodes
-    that changed.
+    They must be quick and must not raise.
+
+    The methods of `core.changes.Change` describe what each change did. `Plan.news` lists the tasks, jobs and nodes that
+    changed.
     """
 
     def began(self, partition: Partition) -> None:
-        """Handle that a writer has taken over and recovered a partition."""
+        """Called when a writer has taken over and recovered a partition."""
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        """Handle a durable cycle. `seconds` has its phases and, if it wrote changes, `encode` and `journal`."""
+        """Called after a durable cycle.
+
+        `seconds` has the duration of each phase, also of `encode` and `journal` if it wrote changes.
+        """
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """Handle that the writer has stopped. The cycle that it was writing is not passed to `cycle`."""
+        """Called when the writer has stopped.
+
+        If it stopped while writing a cycle, `cycle` is not called for that cycle.
+        """
 
 
 @runtime_checkable
 class ReplayObserver(Protocol):
-    """An observer that also reads what a recovery replays, before `began`: a crash may have come before it saw it."""
+    """An observer that is also given the records that a recovery replays, before `began` is called.
+
+    It may have missed these records, because the last server may have crashed before its observer saw them.
+    """
 
     def replayed(self, partition: Partition, news: Iterable[News]) -> None:
-        """Handle a record that was replayed. `partition` is the state after it; `news` are made as they are taken."""
+        """Called after each replayed record, with the state after the record.
+
+        The news of the record are computed while iterated.
+        """

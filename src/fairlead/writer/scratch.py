@@ -1,4 +1,4 @@
-"""A writer without a journal, on a state that its owner throws away: for looks into the future."""
+"""A writer without a journal, on a state that is thrown away: for previews of the future."""
 
 from __future__ import annotations
 

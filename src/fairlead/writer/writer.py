@@ -1,7 +1,7 @@
-"""The writer of a partition: a cycle is one call of the core and one durable write; answers and effects come after.
+"""The writer of a partition. A cycle is one call of the core and one durable write; then answers and effects are sent.
 
-If the write certainly failed, the plan is undone. If its outcome is unknown, the state is left as it is. Either way
-the writer stops, and a new one recovers from the journal.
+If the write certainly failed, the changes of the cycle are undone. If the outcome of the write is unknown, the state is
+left as it is. Either way the writer stops, and a new one recovers from the journal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fairlead.writer.clock import Stopwatch
 from fairlead.writer.observer import Observer, ReplayObserver
 
 FEW = 100
-"""Removed lanes are forgotten when more than twice the current number of lanes, plus this, are remembered."""
+"""Reasons of removed lanes are dropped when there are more than twice the current number of lanes, plus this."""
 
 
 class Stopped(Exception):
@@ -30,15 +30,15 @@ class Stopped(Exception):
 
 
 class Writer:
-    """Owns the state of a partition. Nothing else changes it."""
+    """Owns the state of a partition. No other code changes that state."""
 
     def __init__(self, journal: Journal, partition: str, observers: Sequence[Observer] = ()) -> None:
-        """Take over the partition and recover it. From now on appends of earlier writers are refused."""
+        """Take over the partition and recover it. From now on the journal refuses appends of earlier writers."""
         self.journal = journal
         self.stream = stream_of(partition)
         self.epoch = journal.reign(self.stream)
         self.skipped = journal.skipped(self.stream)
-        """Epochs before this one that are in no record, because the data were set back."""
+        """Epochs before this one that no record has, because the data were restored to an earlier time."""
         replayed = [observer.replayed for observer in observers if isinstance(observer, ReplayObserver)]
         state, seq = restore(journal, partition, replayed)
         missing = missing_policies(state.settings, [queue.settings for queue in state.queues.values()])
@@ -53,7 +53,7 @@ class Writer:
         self._keys_by_lane: dict[LaneKey, list[tuple[str, str, int]]] = {}
         """Lane → the keys of its asks that have a reason."""
         self.more = False
-        """True if the last cycle left work, as at a limit, so that the next should follow at once."""
+        """True if the last cycle left work, so that the next should follow at once."""
         self._stopped: str = ""
         self._observers = observers
         for observer in observers:
@@ -61,16 +61,19 @@ class Writer:
 
     @property
     def partition(self) -> Partition:
-        """The state, for reading."""
+        """Return the state, for reading."""
         return self.state
 
     @property
     def stopped(self) -> str:
-        """Why the writer has stopped; empty if it has not. Once stopped, the state may have unwritten changes."""
+        """Return why the writer has stopped; empty if it has not.
+
+        After a stop, the state may have unwritten changes.
+        """
         return self._stopped
 
     def cycle(self, commands: Sequence[AnyCommand], now: Micros) -> Cycle:
-        """Run one cycle. When it returns, all its changes are durable."""
+        """Run one cycle. When this returns, all changes of the cycle are durable."""
         if self._stopped:
             raise Stopped(self._stopped)
         watch = Stopwatch()
@@ -87,26 +90,33 @@ class Writer:
     def remove(self, now: Micros) -> Cycle:
         """Run the last cycle of a partition that left the configuration: release everything in it.
 
-        Nothing is written: the configuration without the partition is the record of its removal. A server that ends
-        before the stream is dropped finds the state as it was, removes the partition again and derives the same stops.
+        Nothing is written: that the configuration lacks the partition is the record of its removal. If the server ends
+        before the stream is dropped, the next server finds the old state, removes the partition again and stops the
+        same tasks.
         """
         watch = Stopwatch()
         decided = cycle.run(self.state, [RemovePartition(operator=True)], max(now, self.state.now), watch)
-        self.seq += 1  # news of the removal come after all news of written cycles
+        self.seq += 1  # news of the removal follow all news of written cycles
         for observer in self._observers:
             observer.cycle(decided, watch.seconds)
         return decided
 
     def take_over(self, other: Writer) -> None:
-        """Copy the reasons of another writer of the same state: lanes that sleep are not tried, so they give none."""
+        """Copy why asks wait from another writer of the same state.
+
+        A sleeping lane is not tried again, so no cycle would find these reasons anew.
+        """
         self.reasons, self._keys_by_lane = dict(other.reasons), {}
-        for key in self.reasons:  # lane keys contain shapes, which are other objects in this state
+        for key in self.reasons:  # lane keys contain shapes, which differ in identity between states
             lane = self._lane_of(*key)
             if lane is not None:
                 self._keys_by_lane.setdefault(lane, []).append(key)
 
     def _remember(self, decided: Cycle) -> None:
-        """Keep the reasons of a cycle. A sleeping lane is not tried, and the reason of its head still holds."""
+        """Store why asks wait after a cycle.
+
+        Reasons of sleeping lanes are kept: these lanes were not tried and still wait for the same.
+        """
         self.more = decided.more
         for lane in decided.plan.looked:
             for key in self._keys_by_lane.pop(lane, ()):
@@ -120,7 +130,7 @@ class Writer:
             self._forget_lanes()
 
     def _forget_lanes(self) -> None:
-        """Forget the reasons of removed lanes, which are never tried again."""
+        """Drop the reasons of lanes that no longer exist."""
         for lane in [lane for lane in self._keys_by_lane if lane not in self.state.lanes]:
             for key in self._keys_by_lane.pop(lane):
                 if self._lane_of(*key) in (None, lane):
@@ -148,7 +158,7 @@ class Writer:
             decided.plan.abandon()
             raise self._stop(f"cycle {self.seq + 1} was not written: {problem}") from problem
         except BaseException as problem:
-            # Interrupted in the middle: it is unknown if the record was written.
+            # Interrupted in the middle: it is unknown whether the record was written.
             self._stop(f"writing cycle {self.seq + 1} was interrupted: {problem!r}")
             raise
         watch("journal")

@@ -1,4 +1,4 @@
-"""Limits of a spawner that is not root: it asks its keeper, which is root, to put tasks into cgroups.
+"""Task limits for a spawner that is not root: it asks its keeper, which is root, to put tasks into cgroups.
 
 `keeping.py` documents the requests.
 """
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.limits import Limits
 
     class AnyLimits(Protocol):
-        """The interface of limits: those of the spawner itself (`Limits`) or of its keeper (`AskedLimits`)."""
+        """The interface of limits, set by the spawner itself (`Limits`) or by its keeper (`AskedLimits`)."""
 
         note: str
         kind: str
         guards: bool
-        """True if tasks can open only the GPUs that they were given."""
+        """True if tasks can open only the GPUs assigned to them."""
 
         def at_once(self, memory: int) -> bool: ...
         def take(self, cpu: int, memory: int) -> Any: ...
@@ -38,7 +38,7 @@ KEEPER_TIMEOUT = 10.0
 
 
 class AskedRoom:
-    """A cgroup of the keeper, for one task at a time."""
+    """A cgroup made by the keeper, for one task at a time."""
 
     __slots__ = ("cpu", "gpus", "limit", "memory", "number")
 
@@ -49,14 +49,14 @@ class AskedRoom:
         self.memory = memory
         """True if the cgroup limits memory."""
         self.gpus = False
-        """True if the task in it was given GPUs."""
+        """True if its task has GPUs."""
 
 
 class AskedLimits:
-    """Limits that the spawner's keeper sets."""
+    """Limits set by the spawner's keeper."""
 
     def __init__(self, keeper: _socket.socket, limits: Limits, guards: bool) -> None:
-        """`limits` are the keeper's at the fork of this process. `guards` is True if the keeper also guards GPUs."""
+        """Connect to the keeper. `limits` are its limits at the fork; `guards` is True if it also guards GPUs."""
         self.guards = guards
         self.note = limits.note
         self.kind = limits.kind
@@ -75,9 +75,9 @@ class AskedLimits:
         return self._take(cpu, memory) if self._has_cgroups and (cpu or memory) else None
 
     def enter(self, cpu: int, memory: int, gpus: str) -> AskedRoom:
-        """Enter a room with these GPUs (numbers with commas): processes started before `leave` have only these.
+        """Enter a cgroup with these GPUs (numbers with commas): processes started before `leave` have only those.
 
-        Raises `OSError` if the room cannot be entered.
+        Raises `OSError` if that fails.
         """
         room = self._take(cpu, memory)
         try:
@@ -100,7 +100,7 @@ class AskedLimits:
         try:
             self._ask("over", str(room.number))
         except OSError:
-            return False  # also if the keeper is gone: then it is unknown
+            return False  # also if the keeper is gone: the answer is unknown then
         return True
 
     def _ask(self, request: str, arguments: str = "") -> None:
@@ -144,7 +144,7 @@ class AskedLimits:
 
 
 def _end(action: str) -> NoReturn:
-    """Exit: the spawner may be in a wrong cgroup, and tasks started there could have GPUs of other tasks, or none."""
+    """Exit: the spawner may be in a wrong cgroup, where tasks would get GPUs of other tasks, or none."""
     try:
         os.write(2, f"it is unknown if the spawner has {action}; the spawner exits\n".encode())
     finally:

@@ -1,4 +1,4 @@
-"""Collects the result files of a task that has ended: copies them beside its logs, where the agent finds them.
+"""Collects the result files of an ended task: copies them beside its logs, where the agent finds them.
 
 A child of the spawner does it, with the rights of the task's user. It follows no link, opens only regular files, and
 keeps to limits. The list of the copies, `NAME.files`, has a line for the job, one for each file and one for each
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.records import Task
 
 LISTED = ".files"
-"""The ending of the list of a task's files. The copies end in `.file0`, `.file1` and so on."""
+"""The suffix of the list of a task's files. The copies end in `.file0`, `.file1` and so on."""
 COPIED = ".file"
 TIME = 600
-"""Seconds after which collecting is given up."""
+"""Seconds after which collecting is abandoned."""
 MAX_SEEN = 200_000
-"""Directory entries that are looked at for one task."""
+"""Largest number of directory entries to examine for one task."""
 MAX_DEPTH = 32
 MAX_NAME = 700
-"""Bytes of the name of a file, with its folders."""
+"""Largest number of bytes of a file name with its folders."""
 MAX_WARNINGS = 10
 PIECE = 1 << 20
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -38,7 +38,7 @@ class Collection:
     """The files of one task that match its patterns, and what could not be collected."""
 
     def __init__(self, prefix: str, max_files: int, max_bytes: int) -> None:
-        """`prefix` is the path of the task's logs, without the ending."""
+        """Start a collection. `prefix` is the path of the task's logs, without the suffix."""
         self._prefix = prefix
         self._max_files = max_files
         self._max_bytes = max_bytes
@@ -74,7 +74,7 @@ class Collection:
             self._unlisted += 1
 
     def _walk(self, folder: int, above: str, parts: list[str]) -> None:
-        """Collect what matches the parts of a pattern below an open directory."""
+        """Collect the files that match the parts of a pattern below an open directory."""
         part, rest = parts[0], parts[1:]
         if above.count("/") >= MAX_DEPTH:
             return self.warn(f"{above} is too deep")
@@ -88,7 +88,7 @@ class Collection:
             try:
                 mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
             except OSError:
-                continue  # it was removed meanwhile
+                continue  # removed meanwhile
             if stat.S_ISDIR(mode):
                 if deep or rest:
                     self._descend(folder, name, path, parts if deep else rest)
@@ -160,7 +160,7 @@ class Collection:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """True if a name matches a pattern with `*`, `?` and `[abc]`. A dot at the start has to be written."""
+    """True if a name matches a pattern with `*`, `?` and `[abc]`. A leading dot must be matched by a dot."""
     if name.startswith(".") and not pattern.startswith("."):
         return False
     at, place = 0, 0
@@ -181,7 +181,7 @@ def fits(name: str, pattern: str) -> bool:
 
 
 def _one(char: str, pattern: str, place: int) -> int:
-    """Return how many characters of the pattern match one character of a name; 0 if it does not match."""
+    """Return the length of the pattern element that matches one character of a name; 0 if it does not match."""
     first = pattern[place]
     end = pattern.find("]", place + 2 + (pattern[place + 1 : place + 2] == "!")) if first == "[" else -1
     if first != "[" or end < 0:
@@ -201,7 +201,7 @@ def _one(char: str, pattern: str, place: int) -> int:
 
 
 def is_safe(name: str) -> bool:
-    """True if a relative path can be stored and printed, and leads to no other directory."""
+    """True if a relative path can be stored and printed, and stays in its directory."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -211,7 +211,7 @@ def is_safe(name: str) -> bool:
 
 
 def start(task: Task, prefix: str, home: str) -> int:
-    """Fork a process that collects the result files of a task. Returns its pid; 0 if none can be forked."""
+    """Fork a process that collects the result files of a task. Return its pid; 0 if the fork fails."""
     try:
         pid = os.fork()
     except OSError:
@@ -220,7 +220,7 @@ def start(task: Task, prefix: str, home: str) -> int:
         return pid
     code = 1
     try:
-        # It stays in the spawner's session, so that a guard which ends the processes of a dead spawner finds it.
+        # It stays in the spawner's session, so that the guard of a dead spawner finds and ends it.
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -278,7 +278,7 @@ def _create(path: str) -> int:
 
 
 def _copy(source: int, target: int, size: int) -> int:
-    """Copy at most `size` bytes; a file system that can share blocks copies none of them."""
+    """Copy at most `size` bytes, by sharing blocks where the file system can."""
     copied = 0
     while copied < size:
         try:

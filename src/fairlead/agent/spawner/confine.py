@@ -18,7 +18,7 @@ NEW_MOUNTS = 0x00020000
 BIND, RECURSIVE, SLAVE, NO_SUID, NO_DEVICES = 0x1000, 0x4000, 0x80000, 0x2, 0x4
 SUBREAPER, NO_NEW_PRIVILEGES, DUMPABLE, END_WITH_PARENT = 36, 38, 4, 1
 SHARED = ("/tmp", "/var/tmp")
-"""Folders that every user can write to. Each user's tasks get a private copy."""
+"""Folders that every user can write to. Each user's tasks get private ones."""
 OPEN_FILES = 65536
 KEY_CALL = {"x86_64": 250, "aarch64": 219}.get(platform.machine(), -1)
 """The number of the `keyctl` system call. With -1 the kernel reports an error, which is ignored."""
@@ -30,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def own_tmp(folder: str) -> None:
     """Mount a folder on /tmp and /var/tmp, for this process and its children."""
     _check(_libc.unshare(NEW_MOUNTS), "unshare")
-    # Later mounts of the machine still show up here; mounts made here do not show up elsewhere.
+    # Later mounts of the machine still appear here; mounts made here do not appear elsewhere.
     _check(_libc.mount(b"none", b"/", None, RECURSIVE | SLAVE, None), "mount /")
     for place in SHARED:
         if os.path.isdir(place):
@@ -38,7 +38,7 @@ def own_tmp(folder: str) -> None:
 
 
 def limit(processes: int) -> None:
-    """Limit the processes of the user and the open files of each of them."""
+    """Limit the number of the user's processes, and the open files of each."""
     for kind, most in ((resource.RLIMIT_NPROC, processes), (resource.RLIMIT_NOFILE, OPEN_FILES)):
         soft, hard = (
             most if current == resource.RLIM_INFINITY else min(current, most) for current in resource.getrlimit(kind)
@@ -60,12 +60,12 @@ def become(person: Person) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of orphaned descendants."""
+    """Make this process the parent of orphaned descendants."""
     _check(_libc.prctl(SUBREAPER, 1, 0, 0, 0), "adopt orphans")
 
 
 def most_processes() -> int:
-    """Return half of the machine's limit on processes, so that no single user can take all of them."""
+    """Return half of the machine's limit on processes, so that no single user can take all."""
     limits = []
     for path in ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"):
         with open(path) as file:

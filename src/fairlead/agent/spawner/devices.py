@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DRIVER = "/proc/driver/nvidia/gpus"
 MAJOR = 195
-"""The major number of /dev/nvidia0 and so on. The files that all GPUs share have the highest minor numbers."""
+"""The major number of /dev/nvidia0 and so on. Files that all GPUs share have the highest minor numbers."""
 CALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 0)
 LOAD, ATTACH, DETACH = 5, 8, 9
 DEVICE_PROGRAM, DEVICE_HOOK, ALLOW_MULTI = 15, 6, 2
@@ -30,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def gpus() -> tuple[Numbers, ...]:
-    """Return the device files of the GPUs in the order of their bus addresses, by which tasks are given GPUs."""
+    """Return the device files of the GPUs, ordered by bus address, which is the order of GPU numbers."""
     devices: list[Numbers] = []
     try:
         for place in sorted(os.listdir(DRIVER)):
@@ -51,7 +51,7 @@ class Guard:
         self._program = -1
 
     def deny(self, devices: Iterable[Numbers]) -> None:
-        """Deny these devices, instead of those of the last call."""
+        """Deny these devices, in place of those of the last call."""
         program = _load(_code(devices))
         _bpf(ATTACH, struct.pack("<IIII", self._folder, program, DEVICE_HOOK, ALLOW_MULTI))
         if self._program >= 0:
@@ -66,7 +66,7 @@ class Guard:
 
 
 def _code(denied: Iterable[Numbers]) -> bytes:
-    """Return a program that gives 0 for a denied device, and 1 for any other.
+    """Return a BPF program that returns 0 for a denied device, and 1 for any other.
 
     The kernel passes the major and minor numbers at offsets 4 and 8.
     """

@@ -1,7 +1,7 @@
-"""The log files that tasks write to. They are truncated in place, since the tasks keep them open.
+"""The log files of tasks. They are truncated in place, since the tasks keep them open.
 
-A task may have replaced them by anything. So they are opened without following links and without blocking, used only if
-they are plain files with one name, and copied up to a limit.
+A task may have replaced a log by anything. So logs are opened without following links and without blocking, used only
+if they are plain files with one name, and copied up to a limit.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import os
 import stat
 
 LARGE = 16 << 20
-"""Bytes from which a log is moved to an older file, which it replaces."""
+"""Bytes from which a log is moved to its older file, which is replaced."""
 MAX_COPIED = 2 * LARGE
-"""Bytes that are moved at most. Of a larger file only the end is kept."""
+"""Largest number of bytes to move. Of a larger file only the end is kept."""
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def is_plain(status: os.stat_result) -> bool:
-    """True if it is a regular file with one name, so that it cannot be a file of another folder."""
+    """True for a regular file with one name, which thus cannot be a hard link to a file elsewhere."""
     return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
 
 
@@ -33,7 +33,7 @@ def open_plain(path: str, flags: int, folder: int | None = None) -> int:
 def rotate(path: str) -> None:
     """Move a log to its older file if it is too large.
 
-    What a task writes between the last copied byte and the truncation, a few microseconds, is lost.
+    Output written between the last copied byte and the truncation, a few microseconds, is lost.
     """
     try:
         status = os.lstat(path)
@@ -46,7 +46,7 @@ def rotate(path: str) -> None:
         _copy(source, path + ".1", status)
         os.ftruncate(source, 0)
     except OSError:
-        return  # the disk is full, or a folder has that name: the log stays as it is until the next call
+        return  # the disk is full, or a folder has that name: try again at the next call
     finally:
         os.close(source)
 

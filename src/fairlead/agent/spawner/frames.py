@@ -1,7 +1,7 @@
-"""Messages between agent and spawner: marshalled values, each behind its length.
+"""Messages between agent and spawner: marshalled values, each preceded by its length.
 
 Both ends are ours, run the same Python and share a directory that only their user can enter. Every Python since 3.4
-reads format 4, so a spawner from before an upgrade still understands its agent.
+reads marshal format 4, so a spawner from before an upgrade still understands its agent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Unpacker:
         return len(self._rest)
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yield the messages that are complete with these bytes."""
+        """Yield the messages that these bytes complete."""
         data = self._rest + data if self._rest else data
         at, end = 0, len(data)
         while end - at >= HEAD:

@@ -1,8 +1,8 @@
-"""The guard of a spawner: a process that ends the tasks when the spawner cannot.
+"""The guard of a spawner: a process that ends the tasks if the spawner cannot.
 
 It is forked from the spawner and shares the lease with it. If the spawner dies, or is suspended when the lease of its
-tasks ends, the guard kills all processes of the tasks. It keeps the spawner's lock until then, so that no successor
-starts earlier.
+tasks ends, the guard kills all processes of the tasks. Until then it keeps the spawner's lock, so that no successor
+starts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fairlead.agent.spawner.records import NEVER
 
 LOOK_PAUSE = 0.2
 LATE = 0.2
-"""Seconds after the end of the lease within which a running spawner has ended its tasks."""
+"""Seconds that a running spawner has to end its tasks after the end of the lease."""
 SILENT = 2.0
-"""Seconds without a heartbeat after which a spawner that /proc hides counts as suspended. After the end of a lease a
-running spawner sends two heartbeats per second."""
+"""Seconds without a heartbeat after which a spawner that is invisible in /proc counts as suspended. After the end of a
+lease a running spawner sends two heartbeats per second."""
 
 
 class Lease:
-    """When tasks are asked to stop, and when they are killed. The spawner and its guard share this memory."""
+    """The times at which tasks are asked to stop and are killed, in memory shared by the spawner and its guard."""
 
     def __init__(self) -> None:
         memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -38,7 +38,7 @@ class Lease:
         self.set(NEVER, NEVER, 0.0, "")
 
     def set(self, ask_at: float, end_at: float, length: float, lock: str) -> None:
-        """`lock` is a file that a server on this machine keeps locked; empty if the server is elsewhere."""
+        """Set a new lease. `lock` is the file that a server on this machine keeps locked; empty for a remote server."""
         path = lock.encode()[: len(self._lock) - 1]
         self._lock[: len(path) + 1] = path + b"\0"
         self._times[0], self._times[1], self._times[2] = ask_at, end_at, length
@@ -66,7 +66,7 @@ class Lease:
         return self._times[1] - self._times[2] / 2 if self._lock[0] else NEVER
 
     def renew(self, now: float) -> None:
-        """Renew the lease if no server runs on this machine: then no server can declare the node lost meanwhile.
+        """Renew the lease if the server of this machine is down, because then no server can declare the node lost.
 
         A server that starts later waits for longer than a lease.
         """
@@ -76,7 +76,7 @@ class Lease:
 
 
 def end_left_over(ledger: Ledger, mark: str) -> None:
-    """Kill all processes of the tasks that an earlier spawner has started, and wait until they are gone.
+    """Kill all processes of tasks that an earlier spawner started, and wait until they are gone.
 
     Their results are unknown. They must be gone before other tasks start.
     """
@@ -99,7 +99,7 @@ class Guard:
         self.keep()
 
     def keep(self) -> None:
-        """Fork a guard if none is alive."""
+        """Fork a new guard if the last one has died."""
         if self.pid:
             try:
                 os.kill(self.pid, 0)
@@ -152,7 +152,7 @@ def _watch(reader: int, spawner: int, lease: Lease) -> None:
 
 
 def _is_stopped(pid: int, lease: Lease) -> bool:
-    """True if a spawner is suspended after the end of its lease. Where /proc hides it, missing heartbeats show that."""
+    """True if a spawner is suspended after the end of its lease. If /proc hides it, missing heartbeats tell."""
     process = process_of(pid)
     if process is not None:
         return process.stopped

@@ -33,7 +33,7 @@ class Keeping:
     """The cgroups and GPU guards of one user's spawner and tasks."""
 
     def __init__(self, name: str, uid: int, devices: tuple[Numbers, ...]) -> None:
-        """`devices` are the GPUs that are denied to tasks that were not given them."""
+        """Take the user's ids. `devices` are the GPUs that are denied to tasks that were not given them."""
         end_left_over(name)
         self.limits = Limits(name)
         self._name = name
@@ -43,10 +43,10 @@ class Keeping:
         self._rooms: dict[int, Room] = {}
         self._guards: dict[str, Guard] = {}
         self._tree = ""
-        """The cgroup above those with guards: `main`, and one for each room."""
+        """The parent of the cgroups with guards: `main`, and one for each room."""
 
     def begin(self, spawner: int, processes: int) -> None:
-        """Limit the spawner's processes and deny it all GPUs. It must not have started anything yet."""
+        """Limit the spawner's processes and deny it all GPUs. It must not have started any process yet."""
         self._spawner = spawner
         self.limits.confine(spawner, processes)
         if not self._devices:
@@ -134,7 +134,7 @@ class Keeping:
 
 
 def can_guard() -> bool:
-    """True if tasks can be denied devices here."""
+    """True if this machine can deny devices to tasks."""
     tree = unified_group()
     probe = f"{tree}/fairlead-probe-{os.getpid()}"
     try:

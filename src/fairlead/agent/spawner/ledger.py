@@ -1,10 +1,10 @@
-"""The ledger: a file of the tasks that a spawner has taken, and their results.
+"""The ledger: a file of the tasks that a spawner has accepted, and their results.
 
 The successor of a killed spawner starts from it.
 
-Records are appended by one write per pass. They are safe as soon as the kernel has them, since tasks do not survive a
-machine that goes down. A task is recorded before it can start. So a task that was taken and has no result may have run,
-and a task that is not in the file has not.
+Records are appended by one write per pass of the loop. They are safe as soon as the kernel has them, since tasks do not
+survive a crash of the machine. A task is recorded before it can start. So a recorded task without a result may have
+run, and a task that is not in the file has not.
 
 There are two files, and one is in use. A rewrite fills the other file, then truncates the first. So a spawner that is
 not root needs only the two open descriptors. The user's tasks, which have the same uid, cannot open the files: a forged
@@ -33,13 +33,13 @@ class Ledger:
     """The tasks of a spawner, their processes and results, in memory and in the files."""
 
     def __init__(self, files: tuple[int, int]) -> None:
-        """`files` are those of `open_files`."""
+        """Read the ledger from `files`, which `open_files` returned."""
         self.tasks: dict[Key, tuple[Meta, int]] = {}
-        """All tasks that were taken and not forgotten: task → its job, stage and attempt, and its chain."""
+        """All accepted tasks that were not forgotten: task → its job, stage and attempt, and its chain."""
         self.ended: dict[Key, Result] = {}
         """The results that the agent has not confirmed."""
         self.pids: dict[Key, int] = {}
-        """The processes of tasks that were started, by this or an earlier spawner, and have no result."""
+        """Started tasks without a result → their process, of this or an earlier spawner."""
         self.written = 0.0
         """The wall-clock time of the last write of the earlier spawner."""
         self._buffer: list[bytes] = []
@@ -95,7 +95,7 @@ class Ledger:
             self._rewrite()
             self._rewrite_at = LARGE
         except OSError:
-            os.ftruncate(self._fd, self._size)  # a truncated record would hide the records after it
+            os.ftruncate(self._fd, self._size)  # a partial record would hide the records after it
             self._rewrite_at = max(LARGE, 2 * self._size)
 
     def _rewrite(self) -> None:
@@ -125,7 +125,7 @@ class Ledger:
         self.written = os.fstat(self._fd).st_mtime
         unpacker = Unpacker()
         try:
-            for record in unpacker.feed(data):  # a truncated last record is skipped
+            for record in unpacker.feed(data):  # a partial last record is skipped
                 self._replay(*record)
         except (EOFError, IndexError, TypeError, ValueError):
             # Damaged. The tasks in the lost records may have run: their processes are found by their mark and ended,
@@ -141,7 +141,7 @@ class Ledger:
                 self.tasks[meta[1], meta[2], meta[3], index] = (meta, chain)
         elif kind == PIDS:
             boot, pids = rest
-            if boot == self._boot:  # else the machine has booted since, and other processes have these pids
+            if boot == self._boot:  # else the machine has rebooted, and other processes have these pids
                 self.pids.update(pids)
         elif kind == ENDED:
             self.ended.update(rest[0])
@@ -164,7 +164,7 @@ def _boot() -> str:
 
 
 def _whole(fd: int) -> tuple[int, bytes]:
-    """Return the rewrite number of a file and its content; -1 if the file is empty or its rewrite is not complete."""
+    """Return the rewrite number of a file and its content; -1 if the file is empty or its rewrite is incomplete."""
     data = _read_all(fd)
     try:
         kind, number, size = next(Unpacker().feed(data))

@@ -1,4 +1,4 @@
-"""Limits the CPU and memory of tasks with cgroups. Without cgroups CPU is not limited, and memory is watched.
+"""Limits the CPU and memory of tasks with cgroups. Without cgroups CPU is not limited, and memory use is polled.
 
 A cgroup (a room) is reused by the next task, which is cheaper than making one per task. Moving a process into a cgroup
 costs as much as starting it. CPU time is limited per 0.1 s, so a task gets its cgroup only after it has run for that
@@ -38,14 +38,14 @@ class Room:
         """True if the cgroup limits memory."""
         self.limit = 0
         self.killed = 0
-        """The number of processes that the kernel had killed here for their memory, at the last check."""
+        """The number of processes that the kernel had killed here for their memory use, as of the last check."""
 
 
 class Limits:
     """The cgroups of one spawner."""
 
     def __init__(self, name: str) -> None:
-        """`name` is the spawner's. Cgroups that an earlier spawner of that name left behind are removed."""
+        """Make the parent cgroup for the spawner `name`, and remove cgroups left by an earlier spawner of that name."""
         self.kind = "none"
         """The version of cgroups that limits tasks: `v2`, `v1` or `none`."""
         self.note = "CPU is not limited, since no cgroup can be made here; memory is watched twice a second"
@@ -57,7 +57,7 @@ class Limits:
         self._name = name
         self.guards = False
         self._processes = ""
-        """The cgroup of the spawner, empty if there is none. With cgroups v1 it is in another tree than the rooms."""
+        """The cgroup of the spawner; empty if it has none. With cgroups v1 it is in another tree than the rooms."""
         for version, path, memory in _candidates():
             base = f"{path}/fairlead-{name}"
             if self._prepare(version, base, memory):
@@ -68,7 +68,7 @@ class Limits:
                 break
 
     def at_once(self, memory: int) -> bool:
-        """True if a task with this memory limit needs a room from its start."""
+        """True if a task with this memory limit needs its cgroup from the start."""
         return self._memory and memory > 0
 
     def take(self, cpu: int, memory: int) -> Room | None:
@@ -79,7 +79,7 @@ class Limits:
             room = self._free.pop() if self._free else self._make()
             self.set(room, cpu, memory)
         except OSError:
-            return None  # the task runs without a cgroup, and its memory is watched
+            return None  # the task runs without a cgroup, and its memory use is polled
         return room
 
     def set(self, room: Room, cpu: int, memory: int) -> None:
@@ -99,15 +99,15 @@ class Limits:
     def put(self, room: Room, pids: Iterable[int]) -> None:
         """Move processes into a room."""
         if room.limit:
-            self.ran_over(room)  # resets the count: kills of an earlier task there do not matter
+            self.ran_over(room)  # reset the count: kills of an earlier task do not matter
         for pid in pids:
             try:
                 _put(room.path + "/cgroup.procs", str(pid))
             except OSError:
-                continue  # it has ended already
+                continue  # the process has ended
 
     def ran_over(self, room: Room) -> bool:
-        """True if the kernel has killed processes in a room for their memory since the last call."""
+        """True if the kernel has killed processes in a room for their memory use since the last call."""
         before = room.killed
         try:
             with open(room.path + "/memory.events") as file:
@@ -121,7 +121,7 @@ class Limits:
         self._free.append(room)
 
     def confine(self, pid: int, processes: int) -> None:
-        """Move a spawner, with all that it will start, into a cgroup for at most N processes, if one can be made."""
+        """Move a spawner and its later children into a cgroup for at most `processes` processes, if possible."""
         if self._version == 2:
             self._processes = f"{self._base}/main"
             limit_file = f"{self._base}/pids.max"
@@ -141,11 +141,11 @@ class Limits:
 
     @property
     def tree(self) -> str:
-        """The cgroup v2 above `main` and the rooms; empty if they are v1 or missing."""
+        """The parent cgroup v2 of `main` and the rooms; empty if they are v1 or missing."""
         return self._base if self._version == 2 and self._processes else ""
 
     def holds(self, pid: int) -> bool:
-        """True if a process is in one of these cgroups, or if the spawner is in no cgroup that it could not leave."""
+        """True if a process is in one of these cgroups, or if the spawner has no cgroup of its own."""
         try:
             with open(f"/proc/{pid}/cgroup") as file:
                 return not self._processes or f"/fairlead-{self._name}" in file.read()
@@ -198,11 +198,11 @@ class Limits:
 
 
 def _candidates() -> Iterator[tuple[int, str, bool]]:
-    """Yield where cgroups could be made: the version, the directory, and True if they would limit memory too."""
+    """Yield where cgroups could be made: the version, the directory, and True if they would also limit memory."""
     mounts, own = _hierarchies()
     if "" in mounts and "" in own:
         here = mounts[""] + own[""].rstrip("/")
-        # If the unit's processes are in a group of their own, the group above may be delegated to us.
+        # If the unit's processes are in a group of their own, its parent may be delegated to us.
         for path in (here, os.path.dirname(here)):
             try:
                 with open(path + "/cgroup.controllers") as file:
@@ -218,7 +218,7 @@ def _candidates() -> Iterator[tuple[int, str, bool]]:
 
 
 def end_left_over(name: str) -> None:
-    """Kill every process in the cgroups of an earlier spawner of that name, and remove these cgroups."""
+    """Kill every process in the cgroups of an earlier spawner of that name, and remove the cgroups."""
     above = {path for _, path, _ in _candidates()} | {_pids_group(), unified_group()}
     folders = [f"{path}/fairlead-{name}" for path in above if path]
     _kill(folders)
@@ -266,7 +266,7 @@ def _pids_group() -> str:
 
 
 def _hierarchies() -> tuple[dict[str, str], dict[str, str]]:
-    """Return where cgroups are mounted, by controller, and the group of this process by controllers. v2 has no name."""
+    """Return the mount points of cgroups by controller, and this process's groups by controllers; "" stands for v2."""
     mounts: dict[str, str] = {}
     with open("/proc/self/mountinfo") as file:
         for line in file:

@@ -10,7 +10,7 @@ import _socket
 import fcntl
 import gc
 import os
-import resource  # os.wait4 imports it on first use, which could fail later or find a file in the folder of a task
+import resource  # os.wait4 imports it on first use, which could fail later or load a file from a task's folder
 import select
 import signal
 import sys
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.asking import AnyLimits
 
 STARTS = 8
-"""Tasks that are started per pass of the loop, before the spawner handles other events."""
+"""Tasks to start per pass of the loop, before the spawner handles other events."""
 IDLE = 10.0
 """Seconds after which a spawner without an agent and without tasks exits. The ledger keeps the results of tasks."""
 READ = 1 << 18
 MAX_UNSENT = 64 << 20
 MIN_DESCRIPTORS = 64
-"""A spawner uses fewer than 20 descriptors, however many tasks run. A task has the same limit."""
+"""Lowest usable limit on descriptors. A spawner uses fewer than 20, however many tasks run."""
 LEASE_PAUSE = 0.5
 LOCK_TIME = 10.0
-"""Seconds to wait until the guard of an earlier spawner has ended the tasks of that spawner."""
+"""Seconds to wait for the guard of an earlier spawner to end that spawner's tasks."""
 FAULT_PAUSE = 0.1
 """Seconds to wait when the machine is out of descriptors or memory."""
 
@@ -65,10 +65,10 @@ class Spawner:
     ) -> None:
         """Take over from an earlier spawner: end the processes that it left behind, then start the guard.
 
-        No connection is accepted before that is done.
+        No connection is accepted before that.
 
-        `files` are those of the ledger, `agent` is the uid of the agent. `person` has environment variables for
-        tasks; if it is given, the spawner serves one user, and exits when it is idle even if the agent is connected.
+        `files` are those of the ledger, `agent` is the uid of the agent. `person` has environment variables for tasks;
+        if it is given, the spawner serves one user, and exits when it is idle even if the agent is connected.
         """
         ledger = Ledger(files)
         end_left_over(ledger, mark)
@@ -94,10 +94,10 @@ class Spawner:
         self._quits = False
         self._lease_seen = 0.0
         self._fault = ""
-        """The last fault that was logged, so that a lasting fault is logged once."""
+        """The last logged fault; a lasting fault is logged once."""
 
     def run(self) -> bool:
-        """Run until the agent ends the spawner or it is idle. Returns True if no results wait for an agent."""
+        """Run until the agent ends the spawner or the spawner is idle. Return True if no results wait for an agent."""
         tasks = self._tasks
         while not self._quits or tasks.at_work:
             for fd, _ in self._poll.poll(self._timeout()):
@@ -122,7 +122,7 @@ class Spawner:
         return not tasks.by_key
 
     def _despite_faults(self, work: Callable[[], None]) -> None:
-        """Call `work`. If the machine is out of descriptors or memory, log it and go on: a later pass tries again."""
+        """Call `work`. If the machine is out of descriptors or memory, log it; a later pass tries again."""
         try:
             work()
         except OSError as problem:
@@ -166,7 +166,7 @@ class Spawner:
 
     @property
     def _lease_due(self) -> float:
-        """When to check the lease next: at each of its times, and every `LEASE_PAUSE` once the first has passed."""
+        """When to check the lease next: at each of its two times, and every `LEASE_PAUSE` after the first."""
         lease, seen = self._lease, self._lease_seen
         times = [time for time in (lease.look_at, lease.ask_at, lease.end_at) if time > seen]
         return min(times) if len(times) == 3 else min([seen + LEASE_PAUSE, *times])
@@ -179,14 +179,14 @@ class Spawner:
             os.close(fd)
             return
         while self._receive():
-            pass  # handle what the earlier agent sent before it was killed
+            pass  # handle messages that the earlier agent sent before it was killed
         self._drop()
         self._agent = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
         self._agent.setblocking(False)
         self._poll.register(fd, select.POLLIN)
         self._incoming = Unpacker()
         tasks = self._tasks
-        tasks.record()  # the state sent here includes all results, so none is sent again as an event
+        tasks.record()  # this state includes all results, so none is sent again as an event
         tasks.started.clear()
         tasks.ended.clear()
         state = [
@@ -203,7 +203,7 @@ class Spawner:
         self._unsent = b""
 
     def _receive(self) -> bool:
-        """Receive and handle messages of the agent. Returns True if there may be more."""
+        """Receive and handle messages of the agent. Return True if there may be more."""
         agent = self._agent
         if agent is None:
             return False
@@ -241,7 +241,7 @@ class Spawner:
             self._quits = True
 
     def _send_events(self) -> None:
-        """Send new events to the agent, as often as the pace allows."""
+        """Send new events to the agent, as often as `Pace` allows."""
         tasks = self._tasks
         if self._agent is None or not (tasks.started or tasks.ended or self._unsent):
             return
@@ -290,9 +290,9 @@ def _uid_of(fd: int) -> int:
 
 
 def listen(directory: str) -> _socket.socket:
-    """Return a socket that listens at `directory`/socket and that only its owner can connect to."""
+    """Return a socket that listens at `directory`/socket and accepts only its owner."""
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    # The path of a socket is limited to about 100 bytes, and the directory's may be longer.
+    # The path of a socket is limited to about 100 bytes, and the directory's path may be longer.
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     before = os.umask(0o177)
     listener.bind(f"/proc/self/fd/{folder}/socket")
@@ -304,7 +304,7 @@ def listen(directory: str) -> _socket.socket:
 
 
 def enough_descriptors() -> bool:
-    """True if a spawner can work within the limit on open files; otherwise its log says what to do."""
+    """True if the limit on open files is high enough for a spawner; otherwise its log says what to do."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < MIN_DESCRIPTORS <= hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_DESCRIPTORS, hard))
@@ -318,7 +318,7 @@ def take_lock(directory: str, seconds: float) -> int | None:
     """Lock the directory for this process and its children, until all of them have exited.
 
     Returns None if another spawner is alive, or if the lock is not free within `seconds`. The guard of a dead spawner
-    keeps the lock until it has ended the tasks, so the lock is waited for.
+    keeps the lock until it has ended the tasks.
     """
     lock = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
     until = monotonic() + seconds
@@ -357,4 +357,4 @@ def main(directory: str, mark: str, logs: str) -> int:
     spawner = Spawner(files, mark, lock, logs, Limits(mark.rstrip(":")), listen(directory), os.getuid())
     spawner.run()
     os.unlink(path)
-    os._exit(0)  # releases the lock and the sockets together, so that a successor sees either both or neither
+    os._exit(0)  # release lock and sockets together, so that a successor sees either both or neither

@@ -1,16 +1,17 @@
-"""How often a spawner reports to the agent. Late reports leave rooms empty; frequent reports take time from tasks.
+"""Limits how often a spawner reports to the agent. Late reports leave capacity idle; frequent ones take time from
+tasks.
 
 A quiet spawner reports at once. Otherwise it pauses between two reports. The pause is shorter the fewer tasks run, and
-longest while tasks of a chain wait here: they fill free rooms without the agent.
+longest while chained tasks wait here: they fill free slots without the agent.
 """
 
 from __future__ import annotations
 
 SHORT, MIDDLE, LONG = 0.002, 0.010, 0.015
-"""Seconds between two reports: the shortest and the longest pause while no tasks wait here, and the pause while tasks
-wait here."""
+"""Seconds between two reports: the shortest and longest pause without waiting chained tasks, and the pause with them.
+"""
 MANY = 20
-"""Running tasks from which the middle pause applies."""
+"""Number of running tasks from which the middle pause applies."""
 BURST = 4
 """Burst allowance: reports that may follow each other without a pause after a quiet period."""
 
@@ -25,7 +26,7 @@ class Pace:
         self._last = 0.0
 
     def wait(self, now: float, running: int, waiting: bool) -> float:
-        """Return the seconds until the next report may be sent. `waiting` is True if tasks of a chain wait here."""
+        """Return the seconds until the next report may be sent. `waiting` is True if chained tasks wait here."""
         if (running <= 1 and not waiting) or self._credit_at(now) >= 1:
             return 0.0
         pause = LONG if waiting else max(SHORT, min(running, MANY) * MIDDLE / MANY)

@@ -1,6 +1,6 @@
 """Finds the processes of a task: those of its session, their children, and processes with its mark.
 
-Every task is started with its mark in the environment, which its children inherit.
+The mark is an environment variable of every task, which its children inherit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Process:
         self.parent = int(fields[1])
         self.session = int(fields[3])
         self.started = int(fields[19]) / TICKS
-        """Seconds from the boot of the machine to the start of the process."""
+        """Seconds from boot to the start of the process."""
         self.resident = int(fields[21]) * PAGE
 
 
@@ -49,7 +49,7 @@ def process_of(pid: int) -> Process | None:
 
 
 def all_processes() -> dict[int, Process]:
-    """Return all processes of the machine by pid. Raises `OSError` if some cannot be read for lack of descriptors."""
+    """Return all processes of the machine by pid. Raise `OSError` if there are too few descriptors to read them."""
     processes: dict[int, Process] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -80,7 +80,7 @@ def mark_of(pid: int) -> str:
 
 
 def with_children(pid: int) -> list[int]:
-    """Return a process and its descendants, without those that were orphaned."""
+    """Return a process and its descendants, except orphaned ones."""
     pids = [pid]
     for parent in pids:
         try:
@@ -92,10 +92,10 @@ def with_children(pid: int) -> list[int]:
 
 
 def owners(tasks: dict[int, str], processes: dict[int, Process], root: int) -> dict[int, int]:
-    """Return process → the first process of its task, for all descendants of `root`.
+    """Map each descendant of `root` to the first process of its task.
 
-    `tasks` has the first process of each task → the task's mark. It may include ended tasks: the number of a session
-    is not used again while a process is in it.
+    `tasks` maps the first process of each task to the task's mark. It may include ended tasks: a session number is not
+    reused while a process is in the session.
     """
     children: dict[int, list[int]] = {}
     for process in processes.values():
@@ -116,8 +116,8 @@ def owners(tasks: dict[int, str], processes: dict[int, Process], root: int) -> d
 def left_over(mark: str, sessions: Iterable[int], written: float, now: float) -> list[int]:
     """Return the processes that an earlier spawner left behind: those with its mark, and those of its sessions.
 
-    The number of a session may have been used again since `written`, the last write to the ledger: then none of its
-    processes is older than that. A spawner, which has the mark and leads a session, is not included.
+    A session number may have been reused since `written`, the last write to the ledger: then all processes of that
+    session are younger. A spawner, which has the mark and leads a session, is not included.
     """
     processes = all_processes()
     del processes[os.getpid()]
@@ -144,7 +144,7 @@ def _is_marked(process: Process, prefix: str) -> bool:
 def _is_spawner(pid: int) -> bool:
     """True if a process with the mark of a spawner leads a session, or is gone.
 
-    A spawner starts its session before it has its mark. The list of processes may be older than both.
+    A spawner starts its session before it has its mark, and the list of processes may be older than both.
     """
     process = process_of(pid)
     return process is None or process.session == pid
@@ -157,4 +157,4 @@ def signal_all(pids: Iterable[int], number: int) -> None:
         except ProcessLookupError:
             continue
         except PermissionError:
-            continue  # it runs as another user; only that user or root may signal it
+            continue  # it runs as another user, and may not be signalled

@@ -1,4 +1,4 @@
-"""The spawner's record of one task, and the types that its messages are made of."""
+"""The spawner's record of one task attempt, and the types used in its messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JOBS_PER_FOLDER, TASKS_PER_FOLDER = 100, 100
 
 
 def folder_of(number: int, index: int) -> str:
-    """Return the folder for the logs of a task, so that no folder gets many files: neither of jobs, nor of an array."""
+    """Return the folder for the logs of a task. Jobs and arrays are spread, so that no folder gets many files."""
     return f"{number // JOBS_PER_FOLDER}.{index // TASKS_PER_FOLDER}"
 
 
@@ -62,7 +62,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """The name of the task's logs, without the ending."""
+        """The file name of the task's logs, without the suffix."""
         number, stage, attempt, index = self.key
         return f"{number}.{stage}.{index}.{attempt}"
 

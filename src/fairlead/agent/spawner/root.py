@@ -1,9 +1,9 @@
-"""The root helper: it starts a spawner for each user that has tasks here, on request of the agent, which is not root.
+"""The root helper: starts a spawner for each user with tasks on this node, when the agent, which is not root, asks.
 
 It is started with `python -I -S -c '…main(DIRECTORY, …)'` and has a socket to the agent as its standard input. There
 are two requests: `start USER`, and `end USER` for a spawner that does not answer. The answer is `ok`, or `no` or
-`later` with the reason. The helper does not use the network. The map and the uids that it was started with decide
-which system user runs the tasks of a user, never the agent.
+`later` with the reason. The helper does not use the network. The map and the uids that it was started with decide which
+system user runs the tasks of a user, never the agent.
 
 Each user has two processes: a keeper, which stays root, sets up the cgroups and cleans up at the end, and the spawner,
 which is forked from the keeper and becomes that user. Both outlive the helper and the agent.
@@ -27,9 +27,9 @@ from fairlead.agent.spawner.main import Spawner, enough_descriptors, listen, tak
 from fairlead.agent.spawner.users import NotAllowed, Person, find_person, read_map
 
 MAX_USERS = 200
-"""Users that can have a spawner at the same time."""
+"""Largest number of users with a spawner at the same time."""
 LONGEST = 200
-"""The most bytes of a request."""
+"""Largest number of bytes of a request."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -97,7 +97,7 @@ class Helper:
             os._exit(code)
 
     def _end(self, user: str) -> None:
-        """Kill the spawner of a user and its guard: all processes with its lock open, except the keeper."""
+        """Kill the spawner of a user and its guard: all processes that have its lock open, except the keeper."""
         if user not in os.listdir(self._users):
             raise NotAllowed("the user has no spawner here")
         path = f"{self._users}/{user}/lock"
@@ -108,9 +108,9 @@ class Helper:
                 os.kill(int(name), signal.SIGKILL)
 
     def _prepare(self, user: str, person: Person) -> str:
-        """Make the folders of a user, and return the outer one.
+        """Create the folders of a user, and return the outer one.
 
-        Only root can write to the outer folder, so that the user cannot replace the others.
+        Only root can write to the outer folder, so that the user cannot replace the inner ones.
         """
         folder = f"{self._users}/{user}"
         gid = self._agent[1]
@@ -145,7 +145,7 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         signal.signal(number, signal.SIG_IGN)
     lock = take_lock(folder, 0.0)
     if lock is None or not enough_descriptors():
-        return 0  # another spawner is running or about to exit; the agent asks again
+        return 0  # another spawner runs or is about to exit; the agent asks again
     mark = _mark(folder)
     keeping = Keeping(mark.rstrip(":"), person.uid, gpus() if guards else ())
     path = folder + "/socket"
@@ -227,7 +227,7 @@ def _become(
 
 
 def _mark(folder: str) -> str:
-    """Return the mark of the processes of this user's spawners, from a file that only root can write."""
+    """Return the mark of this user's spawners and their processes, from a file that only root can write."""
     try:
         with open(folder + "/id") as file:
             return file.read()
@@ -246,7 +246,7 @@ def _socketpair() -> tuple[_socket.socket, _socket.socket]:
 
 
 def _close_but(*kept: int) -> None:
-    """Close all other descriptors: those of cgroups, and the other ends of sockets, were opened by root."""
+    """Close all other descriptors, because root opened them: those of cgroups, and the other ends of sockets."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
             try:
@@ -310,7 +310,7 @@ def _remove(name: str, folder: int) -> bool:
 
 
 def _can_mount(folder: str) -> bool:
-    """True if a process here can have its own /tmp."""
+    """True if a process can get its own /tmp here."""
     pid = os.fork()
     if not pid:
         try:

@@ -1,6 +1,6 @@
 """Starts a task with one call of `posix_spawn`. Everything that the new process inherits is set before the call.
 
-The spawner has one thread, so it can change its own working directory to that of the task.
+The spawner has one thread, so it can switch its own working directory to that of the task.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 GPUS = "NVIDIA_VISIBLE_DEVICES"
 """The variable in which the agent passes the GPUs of a task."""
 LOG_MODE = 0o640
-"""The agent reads logs as a member of their group. On a single-user node no other user can enter the folder."""
+"""Mode of logs: the agent reads them as a member of their group."""
 OPEN = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-"""Logs are new files. A FIFO or link that another task has put there is not opened."""
+"""Flags to open a log. It is always a new file, so a FIFO or link that another task put there is not opened."""
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that Python or the spawner ignores, and tasks should not."""
 MACHINE_FAULTS = (
@@ -38,12 +38,12 @@ class Starter:
     """Starts tasks, with their environment, logs and limits."""
 
     def __init__(self, limits: AnyLimits, mark: str, logs: str, home: str, person: dict[str, str]) -> None:
-        """`person` has environment variables of the user that tasks run as; a job may override them."""
+        """Prepare to start tasks. `person` has environment variables of their user; a job may override them."""
         self._limits = limits
         self._mark = mark
         self._logs = logs
         self.home = home
-        """Working directory of tasks that have none."""
+        """Working directory of tasks that name none."""
         self._person = person
         self._directory = ""
         self._paths: dict[tuple[str, str], str] = {}
@@ -52,7 +52,7 @@ class Starter:
         return self._mark + task.name
 
     def start(self, task: Task) -> Result | None:
-        """Start a task. Returns its result if it cannot be started, else None."""
+        """Start a task. Return its result if it cannot be started, else None."""
         assert task.spec is not None
         command, environment, directory, cpu, memory, output, error, _ = task.spec
         environment = self._person | environment
@@ -118,7 +118,7 @@ class Starter:
         name: str,
         files: tuple[int | None, int | None],
     ) -> int:
-        """Start a process. Its output goes to `files`; where one is None, to a new log."""
+        """Start a process. Its output goes to `files`; where an entry is None, to a new log."""
         actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = []
         created: list[str] = []
         for number, ending, file in ((1, "out", files[0]), (2, "err", files[1])):
@@ -138,9 +138,9 @@ class Starter:
                 return spawn()
             except FileNotFoundError:
                 if not created or os.path.lexists(created[0]):
-                    raise  # the log was created, so the program is missing
-                # The folder of the logs may be missing, and another spawner may be making it.
-                # The agent removes old logs as a member of the folder's group, which is that of the folder above.
+                    raise  # the log exists, so it is the program that is missing
+                # The folder of the logs may be missing, or another spawner may be creating it. The agent removes old
+                # logs as a member of the folder's group, which is inherited from the parent folder.
                 mask = os.umask(0o007)
                 try:
                     os.makedirs(logs, 0o770, exist_ok=True)
@@ -171,7 +171,7 @@ class Starter:
 def _open_files(task: Task, output: str, error: str) -> tuple[int | None, int | None]:
     """Open the files that a stage names for its output. This process has the rights of the task's user.
 
-    Standard error goes to the file of the output if it has none of its own.
+    Standard error goes to the file of standard output if it has none of its own.
     """
     files: list[int | None] = [None, None]
     try:
@@ -185,7 +185,7 @@ def _open_files(task: Task, output: str, error: str) -> tuple[int | None, int | 
 
 
 def _open_file(name: str) -> int:
-    # Not blocking, because a FIFO without a reader would keep the spawner waiting.
+    # Not blocking, because opening a FIFO without a reader would block the spawner.
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(fd).st_mode) and name != os.devnull:
         os.close(fd)
@@ -195,7 +195,7 @@ def _open_file(name: str) -> int:
 
 
 def name_of(pattern: str, task: Task) -> str:
-    """Return the name of a file: %j stands for the id of the job, %s for the stage, %a for index, %r for attempt."""
+    """Return a file name from a pattern: %j is the job's id, %s the stage, %a the index, %r the attempt."""
     job, _, stage, attempt = task.meta
     values = {"j": job, "s": stage, "a": str(task.index), "r": str(attempt), "%": "%"}
     name, at = "", 0

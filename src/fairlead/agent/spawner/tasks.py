@@ -1,4 +1,5 @@
-"""The tasks of a spawner: taken, started when their chain has a free room, watched, stopped, and kept until confirmed.
+"""The tasks of a spawner: accepted, started when their chain has a free slot, watched, stopped, and kept until
+confirmed.
 
 From the top: taking and stopping, starting, chains, ending, periodic work.
 """
@@ -31,7 +32,7 @@ WATCH_PAUSE = 0.5
 
 
 class Chain:
-    """Tasks that run one after another: at most `rooms` of them at a time."""
+    """Tasks that run one after another, at most `rooms` of them at a time."""
 
     __slots__ = ("rooms", "running", "waiting")
 
@@ -45,7 +46,7 @@ class Tasks:
     """All tasks of a spawner that the agent has not confirmed as ended."""
 
     def __init__(self, ledger: Ledger, limits: AnyLimits, starter: Starter, logs: str, guard: int = 0) -> None:
-        """`guard` is the pid of the guard, a child of this process that is not a task."""
+        """Manage tasks. `guard` is the pid of the guard, a child of this process that is not a task."""
         self.by_key: dict[Key, Task] = {}
         self.started: list[Key] = []
         """Tasks that have started since the last report to the agent."""
@@ -89,7 +90,7 @@ class Tasks:
 
     @property
     def waiting(self) -> bool:
-        """True if tasks wait here for a room of their chain."""
+        """True if tasks wait here for a free slot of their chain."""
         return any(chain.waiting for chain in self._chains.values())
 
     @property
@@ -109,9 +110,9 @@ class Tasks:
         groups: Iterable[tuple[Meta, Spec, list[int], int, bool, list[dict[str, str]] | None]],
         rooms: dict[int, int],
     ) -> None:
-        """Take groups of tasks that share a specification, and set the `rooms` of chains.
+        """Accept groups of tasks that share a specification, and set the `rooms` of chains.
 
-        A group says if its tasks wait for a free room of their chain.
+        A group says whether its tasks wait for a free slot of their chain.
         """
         new_tasks: list[Task] = []
         waits: set[Key] = set()
@@ -131,7 +132,7 @@ class Tasks:
         for number, count in rooms.items():
             self._chains.setdefault(number, Chain()).rooms = count
         try:
-            self._ledger.write()  # before any of them starts
+            self._ledger.write()  # on disk before any of them starts
         except OSError as problem:
             for task in new_tasks:
                 self._settle(task, ("refused", 0, f"the ledger cannot be written: {problem}", 0, 0, 0))
@@ -148,8 +149,8 @@ class Tasks:
             self._go_on(self._chains[number], number)
 
     def stop(self, keys: Iterable[tuple[Key, float]], cause: str = "stop") -> None:
-        """Ask tasks to stop, and kill them after their grace in seconds. Tasks that have not started are returned."""
-        self.reap()  # a task that has already ended by itself is not reported as stopped
+        """Ask tasks to stop, and kill them after their grace in seconds. Tasks that have not started are given back."""
+        self.reap()  # a task that has ended by itself is not reported as stopped
         now = monotonic()
         asked_pids: list[int] = []
         collectors = {task.key: pid for pid, task in self._collecting.items()}
@@ -175,11 +176,11 @@ class Tasks:
                 processes = {pid: [pid] for pid in asked_pids}  # their other processes are found when they are killed
             for pid, pids in processes.items():
                 if pid not in pids:
-                    _signal_group(pid, signal.SIGTERM)  # /proc hides it
+                    _signal_group(pid, signal.SIGTERM)  # /proc hides the process
                 signal_all(pids, signal.SIGTERM)
 
     def give_back(self, keys: Iterable[Key]) -> None:
-        """Return the tasks that have not started; the others keep running."""
+        """Give back the tasks that have not started; the others keep running."""
         for key in keys:
             task = self.by_key.get(key)
             if task is not None and task.state == WAITING:
@@ -189,7 +190,7 @@ class Tasks:
         self.stop([(key, grace) for key, task in self.by_key.items() if task.state != ENDED], cause)
 
     def confirm(self, keys: Iterable[Key]) -> None:
-        """Forget ended tasks: the agent has their results."""
+        """Forget ended tasks, whose results the agent has."""
         gone = {key for key in keys if key in self.by_key and self.by_key[key].state == ENDED}
         for key in gone:
             del self.by_key[key]
@@ -201,7 +202,7 @@ class Tasks:
     # -- starting ------------------------------------------------------------------------------------------------
 
     def start(self, most: int) -> None:
-        """Start at most N of the tasks that are ready."""
+        """Start at most `most` of the tasks that are ready."""
         for _ in range(min(most, len(self._ready))):
             task = self._ready.popleft()
             problem = self._starter.start(task) if task.state == WAITING else None
@@ -227,7 +228,7 @@ class Tasks:
     def _go_on(self, chain: Chain, number: int) -> None:
         while chain.waiting and chain.running < chain.rooms:
             task = heappop(chain.waiting)[2]
-            if task.state == WAITING:  # else the task was returned
+            if task.state == WAITING:  # else the task was given back
                 chain.running += 1
                 self._ready.append(task)
         if not chain.waiting and not chain.running:
@@ -247,7 +248,7 @@ class Tasks:
             pid = child.si_pid
             task = self._by_pid.pop(pid, None)
             if task is not None:
-                # The child was not waited for yet, so no other process can have its number.
+                # No other process can have this pid yet, because the child was not waited for.
                 _signal_group(pid, signal.SIGKILL)
             self._orphans = True
             _, status, usage = os.wait4(pid, 0)
@@ -255,7 +256,7 @@ class Tasks:
                 collected = self._collecting.pop(pid, None)
                 if collected is not None:
                     self._end_collected(collected, "" if not status else "collecting its files was interrupted")
-                continue  # else it is an orphan of a task
+                continue  # an orphan of a task
             ran = monotonic() - task.began
             code = os.waitstatus_to_exitcode(status)
             how = "exit" if code >= 0 else "signal"
@@ -269,7 +270,7 @@ class Tasks:
                 usage.ru_maxrss * 1024,
             )
             if task.cause:
-                # Its room is free only when its remaining processes are gone.
+                # Its slot is free only when its remaining processes are gone.
                 task.state = LEAVING
                 self._leaving[task.key] = task
                 self._scan_at = min(self._scan_at, monotonic())
@@ -277,7 +278,7 @@ class Tasks:
                 self._over(task)
 
     def _ran_over(self, task: Task) -> str:
-        """Return a reason if the kernel killed a process of the task for its memory; else an empty text."""
+        """Return a reason if the kernel killed a process of the task for its memory use; else an empty text."""
         room, spec = task.room, task.spec
         if room is None or spec is None or not room.memory or not spec[4] or not self._limits.ran_over(room):
             return ""
@@ -304,7 +305,7 @@ class Tasks:
         self._settle(task, result)
 
     def _collect(self, task: Task, result: Result) -> None:
-        """Have the result files of a task collected before its end is reported. Its room stays taken meanwhile."""
+        """Start collecting the result files of an ended task. Only then is its end reported and its slot freed."""
         self._leaving.pop(task.key, None)
         task.state, task.result = LEAVING, (*result[:6], True)
         pid = collecting.start(task, self._prefix(task), self._starter.home)
@@ -333,7 +334,7 @@ class Tasks:
         self._results.append((task.key, result))
 
     def record(self) -> None:
-        """Write starts and results to the ledger. Results are reported to the agent only after that."""
+        """Write starts and results to the ledger. Results are reported to the agent only afterwards."""
         if self._pids:
             self._ledger.began(self._pids)
             self._pids = []
@@ -349,7 +350,7 @@ class Tasks:
     # -- periodic work -------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do the work that is due: kill tasks that do not stop, limit new tasks, watch running ones."""
+        """Do the periodic work: kill tasks that do not stop, limit new tasks, watch running ones."""
         now = monotonic()
         if self._leaving and (now >= self._scan_at or any(now >= task.kill_at for task in self._leaving.values())):
             self._clear(now)
@@ -365,14 +366,14 @@ class Tasks:
                 self._orphans = end_orphans(self._marks(), self.guard) or bool(self._by_pid)
 
     def _clear(self, now: float) -> None:
-        """Kill the processes of tasks that had their grace, and settle the tasks that have none left."""
+        """Kill the processes of tasks whose grace is over, and finish the tasks that have no processes left."""
         left = {task.pid: task for task in self._leaving.values()}
         processes = members(left, self._marks())
         self._scan_at = NEVER
         for pid, task in left.items():
             if task.state == RUNNING:
                 if now >= task.kill_at:
-                    _signal_group(pid, signal.SIGKILL)  # reaches it even if /proc hides it
+                    _signal_group(pid, signal.SIGKILL)  # this works even if /proc hides the process
                     signal_all(processes[pid], signal.SIGKILL)
                     task.kill_at = now + SCAN_PAUSE
             elif processes[pid]:
@@ -400,7 +401,7 @@ class Tasks:
                 self._limits.put(task.room, processes[pid])
 
     def _marks(self) -> dict[int, str]:
-        """Return first process → mark of the tasks that have or may have processes."""
+        """Return the first process and the mark of each task that may have processes."""
         tasks = [*self._by_pid.values(), *self._leaving.values()]
         marks = {task.pid: self._starter.mark_of(task) for task in tasks}
         return marks | {pid: f"{self._starter.mark_of(task)}:collect" for pid, task in self._collecting.items()}

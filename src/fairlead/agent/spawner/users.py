@@ -1,4 +1,4 @@
-"""Maps a Fairlead user to the system user that runs its tasks: the map file, the allowed uids, the user's groups.
+"""Maps a Fairlead user to the system user that runs the user's tasks: the map file, the allowed uids, the groups.
 
 Root reads these from its own files and from the user database. The agent passes only the name of the Fairlead user.
 """
@@ -74,9 +74,9 @@ def find_person(user: str, names: dict[str, str], uids: tuple[int, int], agent: 
 
 
 def read_map(path: str) -> dict[str, str]:
-    """Read lines of `fairlead-user=system-user`; `#` starts a comment. Raises `NotAllowed` if not only root can write.
+    """Read lines of `fairlead-user=system-user`; `#` starts a comment. Return system users by Fairlead user.
 
-    Returns system users by Fairlead user.
+    Raises `NotAllowed` if users other than root can write the file.
     """
     if not path:
         return {}

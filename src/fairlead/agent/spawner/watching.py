@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fairlead.agent.spawner.records import Task
 
 SETTLED = 0.5
-"""Seconds after which a running task is watched."""
+"""Seconds after its start from which a task is watched."""
 
 Marks = dict[int, str]
 """The first process of a task → the task's mark."""
@@ -40,7 +40,7 @@ def cut_logs(tasks: Iterable[Task], logs: str, now: float) -> None:
 
 
 def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple[Task, str]]:
-    """Yield the tasks that use more memory than they asked for and that no cgroup limits, each with the reason."""
+    """Yield the tasks without a memory cgroup that use more memory than they asked for, each with the reason."""
     limits = {
         task.pid: task
         for task in tasks
@@ -62,7 +62,7 @@ def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple
 
 
 def orphans(marks: Marks, guard: int) -> list[int]:
-    """Return the children of the spawner that are not the first process of a task: tasks have left them behind.
+    """Return the orphans: children of the spawner that are not the first process of a task.
 
     `guard` is a child of the spawner that belongs to no task.
     """
@@ -71,7 +71,7 @@ def orphans(marks: Marks, guard: int) -> list[int]:
 
 
 def end_orphans(marks: Marks, guard: int) -> bool:
-    """Kill the processes that ended tasks left behind in other sessions. Returns True if there are orphans."""
+    """Kill the processes that ended tasks left behind in other sessions. Return True if there are orphans."""
     pids = orphans(marks, guard)
     if not pids:
         return False

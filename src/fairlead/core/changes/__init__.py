@@ -1,8 +1,8 @@
 """All changes of a partition's state, each with its undo. One file per noun.
 
-A module's `__all__` lists its changes and their undo records; all of them can be imported from here. Changes are
-journaled as arrays that start with the tag: add a new field at the end, with a default, or raise the journal's format
-version.
+A module's `__all__` lists its changes and their undo records; all of them can be imported from here. A change is
+journaled as an array of its tag and its fields. So a new field must come last and have a default; any other alteration
+needs a new format version of the journal.
 """
 
 # ruff: noqa: F403

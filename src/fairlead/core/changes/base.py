@@ -1,11 +1,11 @@
 """Base class of changes: small immutable records that alter the state and can be undone.
 
 `apply` returns what `undo` needs beyond the change itself: a plain value, or a record named after the change, such as
-`PlacedUndo`. Only the change is journaled, so replay needs `apply` alone. `undo` is used when a plan rolls back before
-it was written.
+`PlacedUndo`. Only the change is journaled, so replay needs `apply` alone. `undo` is used when a plan is rolled back
+before it was journaled.
 
-The methods below `undo` describe a change to observers; by default they return nothing. `before` is always what
-`apply` returned.
+The methods below `undo` describe a change to observers; by default they return nothing. Their argument `before` is the
+value that `apply` returned.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ DEFINED: list[type[Change[Any]]] = []
 
 
 class Change(msgspec.Struct, Generic[Undo], frozen=True, array_like=True, gc=False):
-    """Base class of changes. Each subclass has its own tag; the journal can hold it once the class is defined."""
+    """Base class of changes. Each subclass has its own tag, by which the journal finds the class."""
 
     warns: ClassVar[bool] = False
-    """True if `lines` may return warnings, so that it is called even if only warnings are logged."""
+    """True if `lines` may return warnings. It is then called even if only warnings are logged."""
 
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__(**config)
@@ -57,7 +57,7 @@ class Change(msgspec.Struct, Generic[Undo], frozen=True, array_like=True, gc=Fal
         return ""
 
     def demand(self, before: Undo) -> Iterable[tuple[Stage, int]]:
-        """Return the stages with altered pending tasks or asks, each with the increase of its pending tasks."""
+        """Return the stages whose pending tasks or asks changed, and by how many their pending tasks grew."""
         return ()
 
     def counts(self, partition: Partition, before: Undo) -> Iterable[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""Changes of chains: tasks wait on a node for a room (the capacity of one task), take one over, or are recalled.
+"""Changes of chains: tasks wait on a node for a slot (the capacity of one task), take one over, or are recalled.
 
 Tasks in a chain have no devices, so an allocation can be split by its indices alone.
 """
@@ -39,7 +39,7 @@ class Measured(Change[Micros | None], frozen=True, tag="measured"):
 
 class ChainedUndo(msgspec.Struct, frozen=True, gc=False):
     front: Allocation
-    """The allocation that the tasks wait behind."""
+    """The allocation behind which the tasks wait."""
     completed: Ask | None
     """The ask that this change completed."""
     begins: bool
@@ -51,17 +51,20 @@ class ChainedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
-    """Pending tasks are assigned, under a new attempt, to wait for the rooms of an allocation's chain."""
+    """Assigns pending tasks to a node, under a new attempt.
+
+    They wait there for slots in the chain of a running allocation.
+    """
 
     allocation: int
-    """An allocation that has rooms. If it is in no chain yet, this change starts one."""
+    """An allocation that has slots. If it is in no chain yet, this change starts one."""
     kind: int
     indices: tuple[int, ...]
     attempt: int
     into: int
     """The number of the new allocation of the waiting tasks."""
     rooms: int
-    """The number of rooms of the chain."""
+    """The number of slots of the chain."""
 
     def apply(self, partition: Partition) -> ChainedUndo:
         front = partition.allocations[self.allocation]
@@ -132,7 +135,7 @@ class RoomPassedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class RoomPassed(Change[RoomPassedUndo], frozen=True, tag="room passed"):
-    """Tasks of a chain take over free rooms (`rooms` is 0), or are found to wait for one of `rooms` rooms."""
+    """Gives free slots of a chain to its waiting tasks (`rooms` is 0), or makes tasks wait for any of `rooms` slots."""
 
     allocation: int
     indices: tuple[int, ...]
@@ -163,7 +166,7 @@ class RoomPassed(Change[RoomPassedUndo], frozen=True, tag="room passed"):
 
 
 class Recalled(Change[Allocation], frozen=True, tag="called back"):
-    """Tasks that wait in a chain are recalled. Those that their agent has already started keep running."""
+    """Recalls tasks that wait in a chain. Tasks that the agent has already started keep running."""
 
     allocation: int
 

@@ -36,7 +36,7 @@ class SettingsSetUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class SettingsSet(Change[SettingsSetUndo], frozen=True, tag="settings set"):
-    """New settings. With another `share_memory`, the past use of each account stays the same part of the whole."""
+    """Sets new settings. If `share_memory` changes, the past use of each account stays the same part of the total."""
 
     settings: PartitionSettings
 
@@ -62,7 +62,7 @@ class SettingsSet(Change[SettingsSetUndo], frozen=True, tag="settings set"):
 
 
 class ConfigVersioned(Change[int], frozen=True, tag="config versioned"):
-    """The partition follows this version of the cluster's configuration."""
+    """Records the version of the cluster's configuration that the partition follows."""
 
     version: int
 
@@ -76,7 +76,7 @@ class ConfigVersioned(Change[int], frozen=True, tag="config versioned"):
 
 
 class QueuesAdded(Change[None], frozen=True, tag="queues added"):
-    """New queues, parents before children."""
+    """Adds queues, parents before children."""
 
     queues: tuple[tuple[str, QueueSettings], ...]
 
@@ -95,7 +95,7 @@ class QueuesSetUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueuesSet(Change[QueuesSetUndo], frozen=True, tag="queues set"):
-    """New settings of existing queues. Users that no longer take turns lose their past."""
+    """Sets the settings of existing queues. Past use of users is dropped in queues where users no longer take turns."""
 
     queues: tuple[tuple[str, QueueSettings], ...]
 
@@ -128,7 +128,7 @@ class QueueMoved(Change[QueueState], frozen=True, tag="queue moved"):
 
 
 class QueuesRemoved(Change[list[Queue]], frozen=True, tag="queues removed"):
-    """Queues without jobs, children before parents."""
+    """Removes queues without jobs, children before parents."""
 
     queues: tuple[str, ...]
 
@@ -145,7 +145,7 @@ class QueuesRemoved(Change[list[Queue]], frozen=True, tag="queues removed"):
 
 
 class PoolsSet(Change[dict[str, Pool]], frozen=True, tag="pools set"):
-    """All pools of the partition."""
+    """Sets all pools of the partition."""
 
     pools: tuple[tuple[str, PoolSettings], ...]
 
@@ -163,12 +163,15 @@ class PoolsSet(Change[dict[str, Pool]], frozen=True, tag="pools set"):
 
 
 def _same_pool(before: Pool | None, name: str, settings: PoolSettings) -> Pool:
-    """Return a pool with new settings. A pool that exists keeps its pause and the problem of its last order."""
+    """Return a pool with new settings.
+
+    If the pool existed before, it keeps its pause and the error of its last order.
+    """
     return Pool(name, settings) if before is None else msgspec.structs.replace(before, settings=settings)
 
 
 class PartitionRemoved(Change[None], frozen=True, tag="partition removed"):
-    """The last change in a partition's journal: its jobs, allocations and nodes are already released."""
+    """Ends a partition: the last change in its journal. Its jobs, allocations and nodes were released before."""
 
     warns = True
 

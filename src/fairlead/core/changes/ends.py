@@ -1,4 +1,4 @@
-"""Changes of tasks that end: attempts end, pending tasks are given up, withdrawn tasks are pending again."""
+"""Changes of tasks that end: attempts end, pending tasks are given up, and withdrawn tasks become pending again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fairlead.core.state import Partition
 __all__ = ["NOT_AGAIN", "Ended", "EndedUndo", "PendingEnded", "PendingEndedUndo", "Revived", "RevivedUndo"]
 
 NOT_AGAIN = -1
-"""In place of a kind: the task is not asked for again."""
+"""Used in place of a kind for a task that does not become pending again."""
 
 
 class EndedUndo(msgspec.Struct, frozen=True, gc=False):
@@ -41,14 +41,14 @@ class EndedUndo(msgspec.Struct, frozen=True, gc=False):
     job_state: JobState
     short_since: Micros | None
     again: int
-    """The number of tasks that are pending again."""
+    """The number of tasks that became pending again."""
 
 
 class Ended(Change[EndedUndo], frozen=True, tag="ended"):
-    """Attempts end and free their capacity. `again` is the kind under which the tasks are pending again.
+    """Ends attempts and frees their capacity. `again` is the kind of ask under which the tasks become pending again.
 
-    The outcome `pending` takes back a launch that was refused or never acknowledged, or a chained task that did not
-    start.
+    The outcome `pending` is for tasks that never ran: their launch was refused or never acknowledged, or they waited in
+    a chain.
     """
 
     allocation: int
@@ -76,6 +76,7 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
             left.overdue = before.overdue
             partition.book(left)
         past = _write_history(stage, self._histories(stage, before))
+        self._count_failure(stage, 1)
         # Tasks that a scale-down removed (see StageScaled) only raise the floor of the stage's attempts.
         remaining = _below(self.indices, stage.count)
         again = 0
@@ -98,6 +99,7 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
         elif remaining:
             _unend(stage, self.outcome, remaining)
         _write_history(stage, before.histories)
+        self._count_failure(stage, -1)
         if allocation.id in partition.allocations:
             partition.unbook(partition.allocations[allocation.id])
         partition.book(allocation)
@@ -128,7 +130,7 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
     def counts(self, partition: Partition, before: EndedUndo) -> Iterable[tuple[str, int]]:
         tasks = count(self.indices)
         if self.outcome == "pending":
-            return ()  # a launch that was taken back is counted by a note of the plan
+            return ()  # a launch that was taken back is counted as a note of the plan
         if self.outcome == "lost" and before.allocation.state == "assigned":
             return (("lost", tasks), ("lost launch", tasks))
         return ((self.outcome, tasks),)
@@ -151,8 +153,14 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
         }
         yield Line("info", "tasks returned", fields) if returned else Line("warning", event, fields)
 
+    def _count_failure(self, stage: Stage, more: int) -> None:
+        """Count one failure for each stage of a gang that restarts, however many of its tasks failed."""
+        if self.tried and stage.on_failure == "restart":
+            for member in stage.gang():
+                member.failures += more
+
     def _histories(self, stage: Stage, before: Allocation) -> dict[int, History | None]:
-        # Most tasks succeed at their first attempt; for these nothing is kept.
+        # Most tasks succeed at their first attempt and need no history.
         history = stage.history or {}
         plain = self.outcome == "succeeded" and before.attempt == 1
         if plain and not history:
@@ -186,7 +194,7 @@ class PendingEndedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
-    """Pending tasks end without being assigned: killed, withdrawn, or failed for good."""
+    """Ends pending tasks without assigning them: killed, withdrawn, or failed for good."""
 
     job: str
     stage: int
@@ -218,7 +226,7 @@ class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
 
     def lines(self, names: Names, before: PendingEndedUndo) -> Iterator[Line]:
         stage = before.stage
-        if not stage.job.over:  # otherwise the line of the job says it
+        if not stage.job.over:  # otherwise the log line of the job is enough
             fields = {"kind": KINDS[self.kind], "tasks": count(self.indices)}
             yield Line("info", "tasks cancelled", {"job": stage.job.id, "stage": stage.name, **fields})
 
@@ -228,29 +236,36 @@ class RevivedUndo(msgspec.Struct, frozen=True, gc=False):
     outcome: str
     """How the tasks had ended."""
     short_since: Micros | None
+    floor: int
 
 
 class Revived(Change[RevivedUndo], frozen=True, tag="revived"):
-    """Tasks that were withdrawn or have ended, all with the same outcome, are pending again."""
+    """Makes withdrawn or ended tasks pending again. All of them had the same outcome."""
 
     job: str
     stage: int
     kind: int
     indices: tuple[int, ...]
+    above: bool = False
+    """True if the new attempts must be above all earlier ones of the stage: a task that succeeded with its first
+    attempt has no history."""
 
     def apply(self, partition: Partition) -> RevivedUndo:
         stage = partition.jobs[self.job].stages[self.stage]
         first = self.indices[0]
         outcome = next(name for name, ranges in (stage.ended or {}).items() if first in ranges)
-        short_since = stage.short_since
+        short_since, floor = stage.short_since, stage.floor
+        if self.above:
+            stage.floor = stage.top
         _unend(stage, outcome, self.indices)
         grow(stage, self.kind, self.indices)
         partition.update_short(stage)
         partition.wake()
         partition.touched.jobs[self.job] = None
-        return RevivedUndo(stage, outcome, short_since)
+        return RevivedUndo(stage, outcome, short_since, floor)
 
     def undo(self, partition: Partition, before: RevivedUndo) -> None:
+        before.stage.floor = before.floor
         ungrow(before.stage, self.kind, self.indices)
         _end(before.stage, before.outcome, self.indices)
         partition.mark_short(before.stage, before.short_since)
@@ -264,7 +279,7 @@ class Revived(Change[RevivedUndo], frozen=True, tag="revived"):
 
 
 def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int, History | None]:
-    """Set histories of tasks by index (None removes one), and return the earlier ones."""
+    """Set histories of tasks by index (None removes a history), and return the earlier histories."""
     if not entries:
         return {}
     history = stage.history or {}

@@ -1,4 +1,4 @@
-"""Changes of gangs: all stages of a whole job have started, or a gang is taken back and has to start again."""
+"""Changes of gangs: a whole job has started, or a gang is taken back and must start again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import msgspec
 
 from fairlead.core.changes.base import Change
 from fairlead.core.changes.pending import dropped, grow, take
-from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Asks, Micros, Pending, Stage
+from fairlead.core.changes.tasks import joined
+from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Asks, Members, Micros, Pending, Stage
+from fairlead.core.ranges import Ranges
 from fairlead.core.state import Partition
 
 __all__ = ["Began", "BeganUndo", "Regrouped", "RegroupedUndo", "StageUndo"]
@@ -17,15 +19,18 @@ __all__ = ["Began", "BeganUndo", "Regrouped", "RegroupedUndo", "StageUndo"]
 class BeganUndo(msgspec.Struct, frozen=True, gc=False):
     stages: tuple[Stage, ...]
     started: list[bool]
-    """True for each stage that had started."""
+    """For each stage, True if it had started."""
     whole: Ask | None
     """The ask of the whole job, which this change completes."""
+    generations: list[tuple[int, Members]]
+    """The generation and the members of each stage."""
 
 
 class Began(Change[BeganUndo], frozen=True, tag="began"):
-    """Every stage of a whole job has the tasks it needs; from now on each stage has its own asks.
+    """Marks a whole job as started: every stage has the tasks it needs. From now on each stage has asks of its own.
 
-    It comes after the placements, so that a job that could only be placed in part keeps its place in the lane.
+    This change follows the placements. If not all stages can be placed, it is not made, and the job keeps its position
+    in the lane.
     """
 
     job: str
@@ -36,14 +41,18 @@ class Began(Change[BeganUndo], frozen=True, tag="began"):
         started = [stage.started for stage in stages]
         if whole is not None:
             partition.drop_ask(whole)
+        generations = [(stage.generation, stage.members) for stage in stages]
+        _begin_generation(stages)
         for stage in stages:
             stage.started = True
         partition.touched.jobs[self.job] = None
-        return BeganUndo(stages, started, whole)
+        return BeganUndo(stages, started, whole, generations)
 
     def undo(self, partition: Partition, before: BeganUndo) -> None:
         for stage, started in zip(before.stages, before.started, strict=True):
             stage.started = started
+        for stage, (generation, members) in zip(before.stages, before.generations, strict=True):
+            stage.generation, stage.members = generation, members
         if before.whole is not None:
             partition.add_ask(before.whole)
 
@@ -52,6 +61,21 @@ class Began(Change[BeganUndo], frozen=True, tag="began"):
 
     def completed(self, before: BeganUndo) -> Iterable[Ask]:
         return () if before.whole is None else (before.whole,)
+
+
+def _begin_generation(stages: tuple[Stage, ...]) -> None:
+    """Give ranks to the tasks that a whole job starts with, by stage and index."""
+    placed = [
+        [(index, task.generation) for index, task in sorted((stage.live or {}).items()) if task.state != "stopping"]
+        for stage in stages
+    ]
+    generation = max((number for tasks in placed for _, number in tasks), default=0)
+    if not generation:
+        return  # the journal was written before gangs had generations
+    for stage in stages:
+        stage.generation, stage.members = generation, ()
+    for stage, tasks in zip(stages, placed, strict=True):
+        stage.members = joined(stage, Ranges.from_indices(index for index, _ in tasks).flat())
 
 
 class StageUndo(msgspec.Struct, frozen=True, gc=False):
@@ -71,10 +95,10 @@ class RegroupedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Regrouped(Change[RegroupedUndo], frozen=True, tag="regrouped"):
-    """A gang is taken back: all its pending tasks become kind new, and it has to start together again.
+    """Takes a gang back: its pending tasks get the kind `new` and must start together again.
 
-    Its running tasks are told to stop and also come back as kind new. A whole job gives up the asks of its single
-    stages and gets one ask for all of them.
+    Running tasks of the gang are told to stop and get the kind `new`, too. If the gang is a whole job, one ask for all
+    stages replaces the asks of its stages.
     """
 
     job: str

@@ -1,4 +1,4 @@
-"""Changes of holds and promises: nodes are kept for an ask, and released."""
+"""Changes of holds and promises: nodes are kept for an ask, or released."""
 
 from __future__ import annotations
 
@@ -17,17 +17,23 @@ __all__ = ["Held", "Promised", "Released", "ReleasedUndo", "Trimmed", "TrimmedUn
 
 
 class Held(Change[Hold], frozen=True, tag="held"):
-    """Nodes are held: from now on they take new work of one starving ask only."""
+    """Holds nodes: from now on only one ask may start tasks there.
+
+    With `recalled`, the ask waits for tasks on loan to end.
+    """
 
     job: str
     stage: int
     kind: int
     places: tuple[Place, ...]
     large: bool = False
+    recalled: bool = False
 
     def apply(self, partition: Partition) -> Hold:
         seq = _unserved(partition, self.job, self.stage, self.kind).seq
-        hold = Hold(seq, self.job, self.stage, self.kind, self.places, partition.now, large=self.large)
+        hold = Hold(
+            seq, self.job, self.stage, self.kind, self.places, partition.now, large=self.large, recalled=self.recalled
+        )
         partition.add_earmark(hold)
         partition.touched.jobs[self.job] = None
         return hold
@@ -38,13 +44,17 @@ class Held(Change[Hold], frozen=True, tag="held"):
     def lines(self, names: Names, before: Hold) -> Iterator[Line]:
         ask = names.partition.ask_of_earmark(before)
         waited = None if ask is None else names.seconds_since(ask.waiting_since)
-        yield Line("info", "nodes held", {**_fields(names, before), "large": self.large, "waited_seconds": waited})
+        yield Line(
+            "info",
+            "nodes held",
+            {**_fields(names, before), "large": self.large, "recalled": self.recalled, "waited_seconds": waited},
+        )
 
 
 class Promised(Change[Promise], frozen=True, tag="promised"):
-    """Nodes are promised to an ask: allocations stop there for it, and only it may use the freed capacity.
+    """Promises nodes to an ask: allocations stop there, and only this ask may use the freed capacity.
 
-    With the cause `order`, the nodes were ordered for it and are kept until the other ordered nodes have joined.
+    With the cause `order`, the nodes were ordered for the ask and are kept until the other ordered nodes have joined.
     """
 
     job: str
@@ -75,7 +85,7 @@ class Promised(Change[Promise], frozen=True, tag="promised"):
 
     def counts(self, partition: Partition, before: Promise) -> Iterable[tuple[str, int]]:
         if self.cause == "order":
-            return ()  # nothing is stopped for it
+            return ()  # no task is stopped for an ordered node
         stopping = [partition.allocations[number] for number in self.victims if number in partition.allocations]
         tasks = sum(count(allocation.indices) for allocation in stopping)
         return ((f"claim by {self.cause}", 1), (f"victims by {self.cause}", tasks))
@@ -88,15 +98,18 @@ class Promised(Change[Promise], frozen=True, tag="promised"):
 class TrimmedUndo(msgspec.Struct, frozen=True, gc=False):
     earmark: Hold | Promise
     places: tuple[Place, ...]
-    """All places that were kept before."""
+    """All places before the change."""
 
 
 class Trimmed(Change[TrimmedUndo], frozen=True, tag="trimmed"):
-    """Some of the nodes kept for an ask cannot serve it any more. The others stay kept, until the same time."""
+    """Releases the nodes of an earmark that can no longer serve its ask.
+
+    The other nodes stay earmarked until the same time as before.
+    """
 
     ask: int
     places: tuple[Place, ...]
-    """The places that are left."""
+    """The remaining places."""
     why: str
 
     def apply(self, partition: Partition) -> TrimmedUndo:
@@ -125,7 +138,10 @@ class ReleasedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Released(Change[ReleasedUndo], frozen=True, tag="released"):
-    """Kept nodes are open to all asks again. If `until` is above 0, the same ask gets no others before that time."""
+    """Opens earmarked nodes to all asks.
+
+    If `until` is above 0, the ask they were kept for gets no new earmark before then.
+    """
 
     ask: int
     why: str
@@ -149,7 +165,7 @@ class Released(Change[ReleasedUndo], frozen=True, tag="released"):
         yield Line("info", "nodes released", {**fields, "reason": self.why})
 
     def _bar(self, partition: Partition, earmark: Hold | Promise, until: Micros) -> Micros:
-        """Set the time before which the ask gets no new hold or promise, and return the earlier one."""
+        """Set the time before which an ask gets no new hold or promise. Returns the earlier value."""
         ask = partition.ask_of_earmark(earmark)
         if ask is None:
             return 0

@@ -1,4 +1,4 @@
-"""Changes of jobs: added, asking for tasks, changing state or priority, forgotten."""
+"""Changes of jobs: added, asking for tasks, new state or priority, forgotten."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class JobAddedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
-    """A job is added with all its tasks pending. `Asked` follows, at once or when all jobs in `after` succeeded."""
+    """Adds a job with all its tasks pending.
+
+    The change `Asked` follows in the same cycle, or later when all jobs in `after` have succeeded.
+    """
 
     id: str
     number: int
@@ -108,7 +111,7 @@ class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
 class AskedUndo(msgspec.Struct, frozen=True, gc=False):
     stage: Stage
     replaced: Ask | None
-    """The ask that this one replaced."""
+    """The ask that was replaced."""
     ask_counter: int
     front_counter: int
     asks: list[tuple[tuple[int, int] | None, int]]
@@ -116,7 +119,10 @@ class AskedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Asked(Change[AskedUndo], frozen=True, tag="asked"):
-    """The pending tasks of one kind, of a stage or a whole job, get an ask in their lane, or another place there."""
+    """Puts pending tasks of one kind into their lane as an ask, or moves their ask.
+
+    The tasks are those of one stage or, in a whole job, of all stages.
+    """
 
     job: str
     stage: int
@@ -128,7 +134,7 @@ class Asked(Change[AskedUndo], frozen=True, tag="asked"):
     front: int = 0
     whole: bool = False
     tie: int = 0
-    """If above 0, the number of an earlier ask: the tasks come back to its place."""
+    """If above 0, the number of an earlier ask, whose place the tasks take again."""
 
     def apply(self, partition: Partition) -> AskedUndo:
         stage = partition.jobs[self.job].stages[self.stage]
@@ -164,7 +170,7 @@ class Asked(Change[AskedUndo], frozen=True, tag="asked"):
     def counts(self, partition: Partition, before: AskedUndo) -> Iterable[tuple[str, int]]:
         if before.replaced is None:
             return (("inserted", 1),)
-        # A higher round means that the ask went to the tail, which is counted by a note of the plan.
+        # A higher round means that the ask went to the tail, which is counted as a note of the plan.
         return (("replaced", 1),) if self.round <= before.replaced.round else ()
 
 
@@ -247,7 +253,7 @@ class JobPrioritised(Change[int], frozen=True, tag="job prioritised"):
         for lane in lanes:
             if lane is not None:
                 lane.resort()
-        partition.wake()  # other tasks may be stopped for it, and it may be stopped for other asks
+        partition.wake()  # the new priority may let it claim, or make it a victim
         partition.touched.jobs[self.job] = None
 
     def lines(self, names: Names, before: int) -> Iterator[Line]:
@@ -265,7 +271,10 @@ class JobHeldUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobHeld(Change[JobHeldUndo], frozen=True, tag="job held"):
-    """A job is held back by a user, or by one with a higher right than before: none of its tasks start."""
+    """Holds a job back: none of its tasks start.
+
+    If a user with a higher right holds a held job again, the job is held by that user.
+    """
 
     job: str
     by: str
@@ -291,7 +300,7 @@ class JobHeld(Change[JobHeldUndo], frozen=True, tag="job held"):
 
 
 class JobReleased(Change[JobHeldUndo], frozen=True, tag="job released"):
-    """A job that was held may start tasks again."""
+    """Lets a held job start tasks again."""
 
     job: str
     by: str
@@ -337,7 +346,7 @@ class JobForgottenUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobForgotten(Change[JobForgottenUndo], frozen=True, tag="job forgotten"):
-    """A job that ended some time ago leaves the state. The history still has it."""
+    """Drops a job that ended some time ago from the state. The history still has it."""
 
     job: str
 

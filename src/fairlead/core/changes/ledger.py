@@ -1,4 +1,4 @@
-"""Changes of what a partition stores about its callers: idempotency keys and resource managers."""
+"""Changes of idempotency keys and registered resource managers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KeysForgotten(Change[list[KeptKey]], frozen=True, tag="keys forgotten"):
 
 
 class ManagerRegistered(Change[Manager | None], frozen=True, tag="manager registered"):
-    """A resource manager registers, for the first time or again."""
+    """Registers a resource manager, for the first time or again."""
 
     name: str
 
@@ -60,7 +60,7 @@ class ManagerRegistered(Change[Manager | None], frozen=True, tag="manager regist
 
 
 class ManagerRemoved(Change[Manager], frozen=True, tag="manager removed"):
-    """A resource manager leaves. Its jobs ended and its nodes left before."""
+    """Removes a resource manager. Its jobs ended and its nodes left before."""
 
     name: str
 

@@ -22,7 +22,7 @@ class Line(NamedTuple):
 
 
 class Names:
-    """The time of a cycle and the names of nodes, including nodes removed in this cycle."""
+    """The time of a cycle, and the names of nodes for its log lines, including nodes that the cycle removed."""
 
     def __init__(self, partition: Partition, now: Micros, removed: Mapping[int, str]) -> None:
         self.partition = partition

@@ -1,4 +1,4 @@
-"""Changes of nodes: added, changed, moved between states, avoided, connected, removed."""
+"""Changes of nodes: added, updated, moved to another state, avoided, connected, removed."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class NodeMovedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
-    """A node changes its state, or only the reason for it."""
+    """Moves a node to another state, or changes only the reason for its state."""
 
     node_id: int
     state: NodeState
@@ -162,7 +162,7 @@ class Avoidance(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeAvoided(Change[Avoidance], frozen=True, tag="node avoided"):
-    """Launches failed on a node: it gets no new work until a time. 0 ends the pause."""
+    """Gives a node no new work until a time, because launches failed there. The time 0 ends the pause."""
 
     node_id: int
     failures: int
@@ -193,7 +193,7 @@ def _avoidance(partition: Partition, node_id: int) -> Avoidance:
 
 
 class NodesConnected(Change[tuple[Micros | None, ...]], frozen=True, tag="nodes connected"):
-    """The agents of nodes have disconnected, so that the nodes get no new work, or have connected again."""
+    """Records that agents disconnected, so that their nodes get no new work, or connected again."""
 
     node_ids: tuple[int, ...]
     connected: bool
@@ -235,7 +235,7 @@ class NodeRemovedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeRemoved(Change[NodeRemovedUndo], frozen=True, tag="node removed"):
-    """A node leaves. Its allocations were released before."""
+    """Removes a node. Its allocations were released before."""
 
     node_id: int
 
@@ -275,7 +275,7 @@ class NodeRemoved(Change[NodeRemovedUndo], frozen=True, tag="node removed"):
 
 
 def as_added(partition: Partition, node_id: int) -> NodeAdded:
-    """Return the change that would add a node as it is now."""
+    """Return the change that would add a node with its present properties."""
     row = partition.nodes.rows[node_id]
     return NodeAdded(
         node_id,

@@ -17,7 +17,7 @@ def grow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
 
 
 def ungrow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
-    """The reverse of `grow`."""
+    """Undo `grow`."""
     wanted = stage.alter_pending(kind)
     assert wanted is not None
     wanted.remove(block)
@@ -42,14 +42,14 @@ def take(partition: Partition, stage: Stage, kind: int, block: tuple[int, ...]) 
 
 
 def give_back(partition: Partition, stage: Stage, kind: int, block: tuple[int, ...], ask: Ask | None) -> None:
-    """The reverse of `take`."""
+    """Undo `take`."""
     grow(stage, kind, block)
     if ask is not None:
         partition.add_ask(ask)
 
 
 def still_asks(whole: Ask) -> bool:
-    """True if a stage of a whole job still has pending tasks for the shared ask."""
+    """True if a stage of a whole job still has pending tasks that belong to the job's shared ask."""
     return any(stage.pending[whole.kind] is not None for stage in whole.stages)
 
 

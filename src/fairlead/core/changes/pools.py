@@ -1,4 +1,4 @@
-"""Changes of pools: nodes are ordered, join or fail to, become idle, and are given back."""
+"""Changes of pools: nodes are ordered, join or fail to join, become idle, and are given back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ __all__ = [
 
 
 def node_name(pool: str, order: int, position: int) -> str:
-    """Return the name of an ordered node. The provider starts it under this name, which identifies it when it joins."""
+    """Return the name of an ordered node.
+
+    The provider creates the machine under this name, and its agent joins with the same name.
+    """
     return f"{pool}-{order}-{position}"
 
 
@@ -34,11 +37,11 @@ class OrderedUndo(msgspec.Struct, frozen=True, gc=False):
     counter: int
     """The next order number."""
     grew: Micros | None
-    """When the pool was last asked for nodes."""
+    """When nodes were last ordered from the pool."""
 
 
 class Ordered(Change[OrderedUndo], frozen=True, tag="ordered"):
-    """A pool is asked for nodes. `nodes` has pairs of a number of nodes and the asks that each of them is meant for."""
+    """Orders nodes from a pool. `nodes` has pairs: a number of nodes, and the asks that each of them is meant for."""
 
     number: int
     pool: str
@@ -83,7 +86,7 @@ class ArrivedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Arrived(Change[ArrivedUndo], frozen=True, tag="arrived"):
-    """An ordered node has joined."""
+    """Records that an ordered node has joined."""
 
     number: int
     name: str
@@ -119,16 +122,16 @@ class OrderFailedUndo(msgspec.Struct, frozen=True, gc=False):
     failed: tuple[AskRow, ...]
     """The asks that already counted the order as failed."""
     waiting: list[Ask]
-    """The asks that count it as failed by this change."""
+    """The asks that count the order as failed since this change."""
     paused_until: Micros
     problem: str
     """The problem of the pool."""
 
 
 class OrderFailed(Change[OrderFailedUndo], frozen=True, tag="order failed"):
-    """Ordered nodes are not expected any more. If `until` is above 0, the pool is not asked again before that time.
+    """Gives up ordered nodes. If `until` is above 0, the pool gets no new order before that time.
 
-    Then the asks that the nodes were meant for count the order as failed, once for all its nodes. With 0 no ask does.
+    In that case each ask that the nodes were meant for also gets one failed order, however many nodes the order had.
     """
 
     number: int
@@ -177,7 +180,7 @@ class PoolMovedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class PoolMoved(Change[PoolMovedUndo], frozen=True, tag="pool moved"):
-    """A pool is paused or resumed. Resuming forgets failed orders, so that nodes are ordered for waiting asks again."""
+    """Pauses or resumes a pool. Resuming clears failed orders, so that nodes are ordered for waiting asks again."""
 
     pool: str
     paused: bool
@@ -206,7 +209,7 @@ class PoolMoved(Change[PoolMovedUndo], frozen=True, tag="pool moved"):
 
 
 class Idled(Change[dict[int, Micros]], frozen=True, tag="idled"):
-    """Nodes of pools became idle, and others busy."""
+    """Records which nodes of pools became idle or busy."""
 
     idle: tuple[int, ...]
     busy: tuple[int, ...]
@@ -223,7 +226,7 @@ class Idled(Change[dict[int, Micros]], frozen=True, tag="idled"):
 
 
 class GivenBack(Change[Micros | None], frozen=True, tag="given back"):
-    """Nodes of a pool are not needed any more: they are draining, and the provider removes them."""
+    """Gives nodes of a pool back: they drain, and the provider removes them."""
 
     pool: str
     nodes: tuple[int, ...]
@@ -262,7 +265,7 @@ def _expect(partition: Partition, order: NodeOrder, coming: dict[str, tuple[Mean
 
 
 def _newly_failed(partition: Partition, order: NodeOrder, names: tuple[str, ...]) -> list[Ask]:
-    """Return the waiting asks that these nodes were meant for and that do not count the order as failed yet."""
+    """Return the waiting asks that these nodes were meant for, without asks that already count the order as failed."""
     asks: dict[int, Ask] = {}
     for name in names:
         for job, stage, kind, _ in order.coming[name]:

@@ -1,4 +1,4 @@
-"""Changes for expected run times: the last runs of users and names, and the latest planned start of an ask."""
+"""Changes for expected run times: the last runs by user and job name, and the latest planned start of an ask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["RunsNoted", "StartPlanned"]
 
 
 class RunsNoted(Change[dict[RunsKey, Runs | None]], frozen=True, tag="runs noted"):
-    """The last runs of some users and names, and those that are dropped."""
+    """Records the last run times of some users and job names, and drops old ones."""
 
     runs: tuple[tuple[RunsKey, Runs], ...]
     dropped: tuple[RunsKey, ...] = ()
@@ -33,7 +33,7 @@ class RunsNoted(Change[dict[RunsKey, Runs | None]], frozen=True, tag="runs noted
 
 
 class StartPlanned(Change[None], frozen=True, tag="start planned"):
-    """The first ask without capacity is planned. No ask behind it may start if it could then start later than this."""
+    """Records the latest planned start of the first ask without capacity. Later asks must not delay it further."""
 
     job: str
     stage: int

@@ -1,4 +1,4 @@
-"""Changes of shares: the time since which queues are too far from their shares, and the landmark of past use."""
+"""Changes of shares: since when queues have been too far from their shares, and the landmark of past use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LandmarkMoved", "LandmarkMovedUndo", "SpreadSeen"]
 
 
 class SpreadSeen(Change[Micros | None], frozen=True, tag="spread seen"):
-    """The children of a queue are further from their shares than the threshold, since a time; None: not any more."""
+    """Records since when the use of a queue's children has been too far from their shares; None if it no longer is."""
 
     queue: str
     since: Micros | None
@@ -35,7 +35,10 @@ class LandmarkMovedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class LandmarkMoved(Change[LandmarkMovedUndo], frozen=True, tag="landmark moved"):
-    """The weights of past use are computed from a later time, by whole half-lives, so that the numbers stay small."""
+    """Moves the landmark of past use, the time that its weights count from, by whole half-lives.
+
+    So the numbers stay small.
+    """
 
     landmark: Micros
 

@@ -1,4 +1,4 @@
-"""Changes of many one-task jobs at a time, so that a flood of such jobs does not need one change each."""
+"""Changes for many one-task jobs together, so that a flood of such jobs does not need a change for each job."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ class SinglesPlacedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class SinglesPlaced(Change[SinglesPlacedUndo], frozen=True, tag="singles placed"):
-    """The tasks of one-task stages that never started, all in one lane, are assigned to one node.
+    """Assigns tasks to one node.
 
-    Allocations are numbered from `first`; all attempts are 1.
+    Each is the only task of its stage, starts for the first time, and is in the same lane. The allocations are numbered
+    from `first`, and the attempt of every task is 1.
     """
 
     node: int
@@ -132,7 +133,7 @@ class SinglesPlaced(Change[SinglesPlacedUndo], frozen=True, tag="singles placed"
 
 
 class SinglesEnded(Change[list[Allocation]], frozen=True, tag="singles ended"):
-    """The tasks of one-task jobs succeed at their first attempt, and so do their jobs."""
+    """Ends the tasks of one-task jobs that succeeded at their first attempt, and with them their jobs."""
 
     allocations: tuple[int, ...]
 

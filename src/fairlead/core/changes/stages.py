@@ -18,7 +18,7 @@ __all__ = ["StageAdded", "StageScaled", "StageScaledUndo"]
 
 
 class StageAdded(Change[Stage], frozen=True, tag="stage added"):
-    """A resource manager's ask becomes a stage of its job."""
+    """Adds a stage to a job of a resource manager, made from the manager's ask."""
 
     job: str
     spec: StageSpec
@@ -49,16 +49,16 @@ class StageScaledUndo(msgspec.Struct, frozen=True, gc=False):
     ended: dict[str, Ranges] | None
     history: dict[int, History] | None
     grown: int
-    """The increase of the pending tasks; below 0 they became fewer."""
+    """The increase of the pending tasks; negative if they became fewer."""
     cancelled: int
     """The number of asks that were removed."""
 
 
 class StageScaled(Change[StageScaledUndo], frozen=True, tag="stage scaled"):
-    """A stage gets another number of tasks.
+    """Sets the number of tasks of a stage.
 
-    Added tasks are pending under `kind`. Removed tasks that are live were told to stop before, and leave when they
-    end; the other removed tasks are forgotten by this change.
+    Added tasks are pending under `kind`. Of the removed tasks, those that are live were told to stop before and are
+    forgotten when they end; the others are forgotten now.
     """
 
     job: str
@@ -74,7 +74,8 @@ class StageScaled(Change[StageScaledUndo], frozen=True, tag="stage scaled"):
         history = None if stage.history is None else dict(stage.history)
         waiting = stage.waiting()
         if self.count > tasks:
-            # An earlier scale-down may still be stopping some of these: each is asked for when its attempt ends.
+            # Some of these tasks may still be stopping after an earlier scale-down. They become pending when their
+            # attempts end.
             stopping = Ranges.from_indices(index for index in stage.live or () if index >= tasks)
             added = difference((tasks, self.count), stopping.flat())
             if added:

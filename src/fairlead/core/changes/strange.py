@@ -1,4 +1,4 @@
-"""The change for attempts that run on a node although this journal never gave them."""
+"""The change for tasks that run on a node although this journal has no record of their attempts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StrangeFoundUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class StrangeFound(Change[StrangeFoundUndo], frozen=True, tag="strange found"):
-    """A node runs tasks that this journal never gave: records of it were lost. Their numbers are not given again."""
+    """Records tasks on a node that this journal never started. Their job and attempt numbers are not used again."""
 
     node: str
     job: str

@@ -1,7 +1,7 @@
-"""Changes of blocks of tasks: placed, acknowledged, told to stop, overdue to stop.
+"""Changes of blocks of tasks: placed, acknowledged, told to stop, and not stopped in time.
 
-An allocation is in one state. When only some of its tasks change state, the others keep its number and these get a new
-one (`into`).
+An allocation has one state. When only some of its tasks change state, those tasks get a new allocation, numbered
+`into`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fairlead.core.changes.lines import NAMED, Line, Names
 from fairlead.core.changes.news import TaskNews
 from fairlead.core.changes.pending import give_back, take
 from fairlead.core.lifecycle import TASK
-from fairlead.core.model import KINDS, Allocation, Ask, JobState, Micros, Stage, StopCause
+from fairlead.core.model import KINDS, Allocation, Ask, JobState, Members, Micros, Stage, StopCause
 from fairlead.core.ranges import count, difference, indices
 from fairlead.core.state import Partition
 
@@ -42,12 +42,14 @@ class PlacedUndo(msgspec.Struct, frozen=True, gc=False):
     short_since: Micros | None
     counter: int
     """The next allocation number."""
+    generation: int
+    members: Members
 
 
 class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
-    """A block of pending tasks is assigned to nodes, under one new attempt. Allocations are numbered from `first`.
+    """Assigns a block of pending tasks to nodes, under one new attempt. Allocations are numbered from `first`.
 
-    A resource manager's tasks count as running at once: it does not acknowledge them.
+    Tasks of a resource manager count as running immediately, because managers do not acknowledge launches.
     """
 
     job: str
@@ -57,22 +59,25 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
     first: int
     parts: tuple[Part, ...]
     group: int = 0
-    """For a gang, the number of its first allocation. Until all members are acknowledged, one that fails takes back
-    the others. A whole job is one gang, with one `Placed` per stage."""
+    """For a gang, the number of its first allocation. If a member fails before all are acknowledged, the others are
+    taken back. A whole job is one gang, with one `Placed` per stage."""
     safe_until: Micros = 0
     expected: Micros | None = None
     """The expected run time, if it was learned."""
+    generation: int = 0
+    """The generation of the gang that the tasks are members of; 0 without a gang."""
 
     def apply(self, partition: Partition) -> PlacedUndo:
         job = partition.jobs[self.job]
         stage = job.stages[self.stage]
         job_state, started, top = job.state, stage.started, stage.top
         short_since, counter = stage.short_since, partition.counters.allocation
+        generation, members = stage.generation, stage.members
         managed = bool(job.manager)
         completed: Ask | None = None
         number = self.first
         for part in self.parts:
-            # Only the part that empties the pending set completes the ask.
+            # Only the part that places the last pending tasks completes the ask.
             completed = take(partition, stage, self.kind, part.indices) or completed
             partition.book(
                 Allocation(
@@ -90,6 +95,7 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
                     self.group,
                     safe_until=self.safe_until,
                     expected=self.expected,
+                    generation=self.generation,
                 )
             )
             number += 1
@@ -97,15 +103,21 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
             partition.touched.quick += range(self.first, number)
         if job_state == "pending":
             job.state = "running"
+        if self.generation and (started or not job.whole):  # a whole job gets its ranks when all stages are placed
+            if self.generation != generation:
+                stage.generation, stage.members = self.generation, ()
+            for part in self.parts:
+                stage.members = joined(stage, part.indices)
         stage.started = True
         stage.top = max(top, self.attempt)
         partition.update_short(stage)
         partition.counters.allocation = max(counter, number)
-        return PlacedUndo(stage, completed, job_state, started, top, short_since, counter)
+        return PlacedUndo(stage, completed, job_state, started, top, short_since, counter, generation, members)
 
     def undo(self, partition: Partition, before: PlacedUndo) -> None:
         stage = before.stage
         stage.job.state, stage.started, stage.top = before.job_state, before.started, before.top
+        stage.generation, stage.members = before.generation, before.members
         partition.counters.allocation = before.counter
         ask = before.completed
         for offset, part in reversed(list(enumerate(self.parts))):
@@ -116,7 +128,7 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
 
     @property
     def tasks(self) -> int:
-        """The number of tasks in the block."""
+        """Return the number of tasks in the block."""
         parts = self.parts
         return count(parts[0].indices) if len(parts) == 1 else sum(count(part.indices) for part in parts)
 
@@ -158,7 +170,7 @@ class MovedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Acknowledged(Change[MovedUndo], frozen=True, tag="acknowledged"):
-    """An agent reported that these tasks run, since `ran` microseconds."""
+    """Records that tasks run, as their agent reported, and have run for `ran` microseconds."""
 
     allocation: int
     indices: tuple[int, ...]
@@ -184,7 +196,7 @@ class Acknowledged(Change[MovedUndo], frozen=True, tag="acknowledged"):
 
 
 class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
-    """Tasks are told to stop. They use their capacity until their agent confirms."""
+    """Tells tasks to stop. They keep their capacity until their agent confirms that they have stopped."""
 
     allocation: int
     indices: tuple[int, ...]
@@ -228,7 +240,7 @@ class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
 
 
 class StopOverdue(Change[Allocation], frozen=True, tag="stop overdue"):
-    """Tasks that were told to stop have not stopped in time: their capacity is no longer expected to become free."""
+    """Marks tasks that did not stop in time: their capacity is no longer expected to become free."""
 
     allocation: int
 
@@ -257,6 +269,26 @@ class StopOverdue(Change[Allocation], frozen=True, tag="stop overdue"):
             "after": names.seconds_since(before.since),
         }
         yield Line("warning", "tasks did not stop", fields)
+
+
+def joined(stage: Stage, block: tuple[int, ...]) -> Members:
+    """Return the members of a stage's gang after a block of tasks joined.
+
+    Tasks without a rank get the next free ranks.
+    """
+    members = list(stage.members)
+    taken = [rank + end - start for other in stage.gang() for rank, start, end in other.members]
+    free = max(taken, default=0)
+    for index in indices(block):
+        if stage.rank(index) is not None:
+            continue
+        rank, start, end = members[-1] if members else (0, 0, 0)
+        if end == index and rank + end - start == free and end > start:
+            members[-1] = (rank, start, index + 1)
+        else:
+            members.append((free, index, index + 1))
+        free += 1
+    return tuple(members)
 
 
 def placement(
@@ -320,6 +352,7 @@ def part_of(
         whole.safe_until,
         stopped_for=whole.stopped_for,
         expected=whole.expected,
+        generation=whole.generation,
     )
 
 

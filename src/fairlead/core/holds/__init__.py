@@ -1,1 +1,1 @@
-"""Holds: nodes kept free for starving asks, and nodes promised to asks."""
+"""Holds: nodes kept free for starving asks; promises: nodes on which capacity is coming for an ask."""

@@ -1,14 +1,14 @@
-"""Nodes that can be held: group identical nodes and evaluate one per group.
+"""Nodes that can be held, in groups: identical nodes form a group, and only one node of each group is evaluated.
 
-There may be many starving heads and thousands of nodes. Whether there are enough nodes for a head is evaluated per
-group. Only for a head that gets nodes are they ranked one by one.
+There may be many starving heads and thousands of nodes. The groups are enough to decide whether a head can get nodes.
+Single nodes are ranked only for a head that gets some.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from fairlead.core.holds.release import held_nodes
+from fairlead.core.holds.release import held_nodes, starving_holds
 from fairlead.core.holds.room import claimed_on, may_take, room_beside
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
@@ -18,7 +18,11 @@ Claims = dict[int, list[tuple[Shape, int]]]
 
 
 class NodeGroup:
-    """Identical nodes: `own` is the use of the job itself there, `claims` that of all asks, `held` if they are held."""
+    """Identical nodes.
+
+    `own` is the use by running tasks of the job itself, `claims` the use of the tasks that the nodes are held for, and
+    `held` is True if the nodes are held.
+    """
 
     __slots__ = ("claims", "held", "node_ids", "own")
 
@@ -30,7 +34,7 @@ class NodeGroup:
 
 
 class Offer:
-    """The number of tasks that fit each node of a group: `alone` without claims of other asks, `beside` with them."""
+    """The number of tasks that fit each node of a group: `alone` without holds for other asks, `beside` with them."""
 
     __slots__ = ("alone", "beside", "group")
 
@@ -41,27 +45,34 @@ class Offer:
 
 
 class Candidates:
-    """The nodes with their present claims; or, with `alone`, as if there were no claims."""
+    """All nodes that can be held, with the tasks they are held for.
+
+    With `alone`, holds of starving asks are ignored.
+    """
 
     def __init__(self, partition: Partition, alone: bool = False) -> None:
         self.partition = partition
         self.version = partition.derived.holds_version
-        self.claims: Claims = (
-            {} if alone else {node_id: claimed_on(partition, node_id) for node_id in held_nodes(partition)}
-        )
+        held = [hold for hold in partition.holds.values() if hold.recalled or not alone]
+        self.claims: Claims = {node_id: claimed_on(partition, node_id) for node_id in held_nodes(held)}
+        self.counted = 0 if alone else len(held_nodes(starving_holds(partition)))
+        """The number of nodes that count as held for starving asks."""
         self._groups: list[NodeGroup] | None = None
 
     def groups(self) -> list[NodeGroup]:
-        """Return the groups for an ask without running tasks of its own. Cached."""
+        """Return the groups for an ask without running tasks of its own (cached)."""
         if self._groups is None:
             self._groups = gather(self.partition, self.claims, {})
         return self._groups
 
 
 def gather(partition: Partition, claims: Claims, own: Claims, without: Collection[int] = ()) -> list[NodeGroup]:
-    """Group the nodes that may be held: up, connected, not backed off, not promised. All are in join order."""
+    """Group the nodes that may be held: up, connected, not backed off, not promised.
+
+    Nodes that joined first come first.
+    """
     nodes = partition.nodes
-    # Labels that no shape selects by make no difference.
+    # Labels that no shape selects by make no difference between nodes.
     labels = sorted({label for shape in partition.derived.shapes.values() for label in shape.selecting})
     columns = list(nodes.capacity.values())
     groups: dict[object, NodeGroup] = {}
@@ -91,7 +102,7 @@ def gather(partition: Partition, claims: Claims, own: Claims, without: Collectio
 
 
 def offers(partition: Partition, shape: Shape, groups: list[NodeGroup], most: int) -> list[Offer]:
-    """Return the offers of groups that fit at least one task of a shape, counting at most `most` tasks a node."""
+    """Return the offers of groups that fit at least one task of a shape, counting at most `most` tasks per node."""
     nodes = partition.nodes
     if shape.key.apart:
         most = 1
@@ -106,7 +117,7 @@ def offers(partition: Partition, shape: Shape, groups: list[NodeGroup], most: in
 
 
 def suffice(node_offers: list[Offer], needed: int, most_nodes: int, most_new: int) -> bool:
-    """True if at most `most_nodes` nodes, at most `most_new` of them not held yet, can take all tasks."""
+    """True if `most_nodes` nodes can take all tasks and at most `most_new` of these nodes are not held yet."""
     for offer in sorted(node_offers, key=lambda offer: -offer.beside):
         if not offer.beside:
             return False

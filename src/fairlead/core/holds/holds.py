@@ -1,6 +1,6 @@
-"""Holds: keep nodes free of new work for a starving gang, which small tasks would otherwise overtake for ever.
+"""Holds: keep nodes free of new work for a starving gang. Without a hold, small tasks could overtake the gang forever.
 
-After match, starving asks are taken by priority. A gang gets enough nodes to start whole, by their capacity, or none.
+After match, starving asks are taken by priority. A gang gets enough nodes to start whole, or none.
 `core/holds/release.py` ends holds.
 """
 
@@ -13,7 +13,7 @@ from fairlead.core.asks import gang_size, minimum_by_stage
 from fairlead.core.changes import Held, Placed, SinglesPlaced
 from fairlead.core.forecast import end_of
 from fairlead.core.holds.candidates import Candidates, Claims, Offer, gather, offers, suffice
-from fairlead.core.holds.release import end_short_holds, most_held, release_obsolete
+from fairlead.core.holds.release import end_short_holds, most_held, release_obsolete, starving_holds
 from fairlead.core.lanes import Lane
 from fairlead.core.model import FAR, NEW, Ask, Micros, Place
 from fairlead.core.outcomes import live_of, recall
@@ -24,13 +24,16 @@ from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
 MAX_HEADS = 10
-"""At most this number of asks get holds in one cycle, since each one ranks all nodes. The next cycle continues."""
+"""At most this number of asks get holds in one cycle, because each hold ranks all nodes. The next cycle continues."""
 
 # -- starving asks -----------------------------------------------------------------------------------------------
 
 
 def hold_nodes(plan: Plan) -> None:
-    """Hold nodes for starving asks, by priority. An ask gets none in a cycle that placed tasks of a higher priority."""
+    """Hold nodes for starving asks, by priority.
+
+    An ask gets no nodes in a cycle that placed tasks of a higher priority than its own.
+    """
     partition = plan.partition
     release_obsolete(plan)
     if (
@@ -49,7 +52,7 @@ def hold_nodes(plan: Plan) -> None:
             starving.append((lane, ask))
         else:
             partition.memory.next_starving_at = min(partition.memory.next_starving_at, when)
-    _hold_in_order(plan, sorted(starving, key=lambda pair: _place_of(pair[1])))
+    _hold_in_order(plan, sorted(starving, key=lambda pair: in_turn(pair[1])))
     partition.memory.unheld_starving = any(ask.seq not in partition.holds for _, ask in starving)
 
 
@@ -62,7 +65,7 @@ def _hold_in_order(plan: Plan, starving: list[tuple[Lane, Ask]]) -> None:
         if len(partition.holds) >= before + MAX_HEADS:
             plan.more = True
             return
-        if any(hold.large for hold in partition.holds.values()):
+        if any(held.large for held in partition.holds.values()):
             return
         if placed is not None and placed > ask.stage.job.priority:
             plan.more = True
@@ -79,17 +82,23 @@ def _hold_in_order(plan: Plan, starving: list[tuple[Lane, Ask]]) -> None:
 
 
 def _versions(partition: Partition, ask: Ask) -> object:
-    """Return the state that decides whether there are nodes for an ask. While it is the same, the answer is too."""
+    """Return the part of the state that decides whether an ask gets nodes.
+
+    While it stays equal, no new search is needed.
+    """
     needs = minimum_by_stage(ask)
     wanted = tuple([needed for _, needed in needs])
-    # With several shapes, the first ones take the nodes that score best now, which depends on what runs there.
+    # With several shapes, the first shapes take the nodes that score best now, which depends on the tasks there.
     starts = (partition.now, partition.derived.openings, partition.counters.allocation) if len(needs) > 1 else None
     own = _own_room(ask)
     return (ask.seq, wanted, own, starts, partition.nodes.version, partition.derived.holds_version, partition.settings)
 
 
 def _waits_alone(plan: Plan, ask: Ask, candidates: Candidates) -> bool:
-    """Hold nodes for an ask if there are enough. True if it waits for a large hold: no other ask may get one before."""
+    """Hold nodes for an ask if there are enough.
+
+    True if other asks must get no hold now, because this one needs a large hold.
+    """
     partition = plan.partition
     places = _find(partition, ask, candidates, partition.settings.held_nodes_percent)
     large = places is None and partition.settings.hold_large
@@ -97,17 +106,18 @@ def _waits_alone(plan: Plan, ask: Ask, candidates: Candidates) -> bool:
         places = _find(partition, ask, Candidates(partition, alone=True) if partition.holds else candidates, None)
     if places is None:
         return False
-    if large and partition.holds:
+    if large and starving_holds(partition):
         return True
-    _hold(plan, ask, places, large)
+    hold(plan, ask, places, large)
     return False
 
 
-def _hold(plan: Plan, ask: Ask, places: tuple[Place, ...], large: bool) -> None:
+def hold(plan: Plan, ask: Ask, places: tuple[Place, ...], large: bool = False, recalled: bool = False) -> None:
+    """Hold nodes for an ask, and recall the tasks that wait in chains on these nodes."""
     partition, stage = plan.partition, ask.stage
-    plan.do(Held(stage.job.id, stage.position, ask.kind, places, large))
+    plan.do(Held(stage.job.id, stage.position, ask.kind, places, large, recalled))
     for node_id in sorted({node_id: None for node_id, _, _ in places}):
-        # Tasks sent ahead in a chain that have not begun count as new work.
+        # Tasks sent ahead in a chain that have not started count as new work.
         allocations = partition.nodes.allocations[partition.nodes.rows[node_id]]
         recall(plan, [allocations[number] for number in sorted(allocations) if allocations[number].rooms])
 
@@ -119,29 +129,30 @@ def starves_at(partition: Partition, ask: Ask) -> Micros:
 
 
 def starving_due(partition: Partition) -> Micros:
-    """Return the time when an ask may begin to starve, if nothing happens before; now if it is not known yet."""
+    """Return the next time at which an ask may begin to starve, if nothing happens before; now if unknown."""
     return max(partition.memory.next_starving_at, partition.now) if partition.settings.hold_for else FAR
 
 
 def _waiting(partition: Partition) -> Iterator[tuple[Lane, Ask]]:
     for lane in partition.lanes.values():
         ask = lane.memory.no_room
-        if ask is not None and _may_starve(partition, lane, ask):
+        if ask is not None and may_starve(partition, lane, ask):
             yield lane, ask
 
 
-def _may_starve(partition: Partition, lane: Lane, ask: Ask) -> bool:
-    """True if an ask found no capacity, has no nodes of its own, and its job cannot work without it."""
+def may_starve(partition: Partition, lane: Lane, ask: Ask) -> bool:
+    """True if an ask found no capacity, has no earmarked nodes, and its job cannot work without these tasks."""
     stage, kind = ask.stage, ask.kind
     if lane.memory.asleep_at is None or partition.earmark_of(ask.seq) or stage.asks[kind] is not ask:
         return False
     if kind == NEW:
         return not stage.started
-    # Single tasks that a stage with enough workers grows by are not urgent.
+    # Growth by single tasks is not urgent for a stage with enough workers.
     return stage.short_since is not None or gang_size(ask) > 1
 
 
-def _place_of(ask: Ask) -> tuple[int, int, int]:
+def in_turn(ask: Ask) -> tuple[int, int, int]:
+    """Return the sort key of an ask that may get nodes: by priority, then by age."""
     return (-ask.stage.job.priority, ask.waiting_since, ask.seq)
 
 
@@ -163,13 +174,15 @@ def _highest_placed(plan: Plan) -> int | None:
 
 
 def _find(partition: Partition, ask: Ask, candidates: Candidates, percent: int | None) -> tuple[Place, ...] | None:
-    """Find nodes with capacity, beside existing claims, for all tasks that have to start at once; or None.
+    """Find nodes with capacity, beside existing claims, for all tasks that must start together; or None.
 
-    `percent` limits the nodes to that part of those that could take a task, and all holds to that part of all nodes.
+    `percent` limits this hold to a percentage of the nodes that fit a task, and all holds together to the same
+    percentage of all nodes.
     """
     own = _own_room(ask)
     most_held_nodes = len(partition.nodes) if percent is None else most_held(partition)
     claims = dict(candidates.claims)
+    recalled = len(claims) - candidates.counted  # these nodes do not count
     places: list[Place] = []
     for stage, needed in minimum_by_stage(ask):
         apart = {allocation.node: None for allocation in (stage.live or {}).values()} if stage.shape.key.apart else {}
@@ -181,10 +194,10 @@ def _find(partition: Partition, ask: Ask, candidates: Candidates, percent: int |
         most_nodes = sum(len(offer.group.node_ids) for offer in node_offers)
         if percent is not None:
             most_nodes = may_be_held(percent, most_nodes)
-        if not suffice(node_offers, needed, most_nodes, most_held_nodes - len(claims)):
+        if not suffice(node_offers, needed, most_nodes, most_held_nodes + recalled - len(claims)):
             return None
         for node_id, tasks in _take(
-            partition, stage.shape, needed, node_offers, most_nodes, most_held_nodes - len(claims)
+            partition, stage.shape, needed, node_offers, most_nodes, most_held_nodes + recalled - len(claims)
         ):
             claims[node_id] = [*claims.get(node_id, []), (stage.shape, tasks)]
             places.append((node_id, stage.position, tasks))
@@ -194,9 +207,9 @@ def _find(partition: Partition, ask: Ask, candidates: Candidates, percent: int |
 def _take(
     partition: Partition, shape: Shape, needed: int, node_offers: list[Offer], most_nodes: int, most_new: int
 ) -> list[tuple[int, int]]:
-    """Return nodes and the number of tasks that each is held for.
+    """Return nodes with the number of tasks that each is held for.
 
-    These are among the best `most_nodes` nodes, or those with most capacity if the best do not suffice.
+    Takes the best `most_nodes` nodes if they suffice, else the nodes with most capacity.
     """
     rooms = {node_id: (offer.beside, offer.group.held) for offer in node_offers for node_id in offer.group.node_ids}
     ranked = _ranked(partition, shape, list(rooms))
@@ -208,7 +221,7 @@ def _take(
 def _keep(
     needed: int, order: list[int], rooms: dict[int, tuple[int, bool]], most_nodes: int, most_new: int
 ) -> list[tuple[int, int]]:
-    """Fill the nodes in order until all tasks have a place. Returns an empty list if they do not fit."""
+    """Assign tasks to the nodes in order until all tasks have a node. Returns an empty list if not all of them fit."""
     chosen: list[tuple[int, int]] = []
     for node_id in order:
         room, held = rooms[node_id]
@@ -225,9 +238,9 @@ def _keep(
 
 
 def _own_room(ask: Ask) -> Claims:
-    """Return the running tasks of the ask's gang by node: they run on beside the tasks that it asks for.
+    """Return the number of running tasks of the ask's gang by node. They keep their capacity when the ask starts.
 
-    Tasks of other stages end by themselves, as those of other jobs do.
+    Tasks of other stages are left out: like tasks of other jobs, they are expected to end.
     """
     own: Claims = {}
     for stage in ask.stage.gang() if ask.stage.job.allocations else ():
@@ -238,7 +251,7 @@ def _own_room(ask: Ask) -> Claims:
 
 
 def _ranked(partition: Partition, shape: Shape, node_ids: list[int]) -> list[int]:
-    """Sort nodes, the best first: by score. Ties: the node expected to be free soonest, then the first to join."""
+    """Sort nodes by score, the best first. Ties: the node expected to be free soonest, then the first to join."""
     nodes, asked = partition.nodes, shape.resources
     columns = [(nodes.capacity[name], nodes.used[name]) for name in asked if name in nodes.capacity]
     names = [name for name in asked if name in nodes.capacity]
@@ -258,7 +271,7 @@ def _ranked(partition: Partition, shape: Shape, node_ids: list[int]) -> list[int
 
 
 def _expected_free(partition: Partition, row: int) -> tuple[bool, Micros]:
-    """Return True and the time when all tasks on a node will have ended, or False if it is unknown."""
+    """Return True and the time when all tasks on a node are expected to have ended; False if that is unknown."""
     latest = partition.now
     for allocation in partition.nodes.allocations[row].values():
         end = end_of(allocation, partition.now)

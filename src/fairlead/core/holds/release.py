@@ -1,14 +1,14 @@
-"""Release held and promised nodes that no longer serve their ask.
+"""Releases held and promised nodes that no longer serve their ask.
 
 An earmark ends when its ask changed or was withdrawn, when admission refuses the ask for a reason that does not pass by
-itself, and after a time. When one of its nodes leaves or changes, the others stay earmarked, so that no other ask takes
-them: missing nodes of an order are ordered again, and for a hold or a claim nodes are chosen again after match. An ask
-that starts releases its nodes itself.
+itself, and after some time. When an earmarked node leaves or changes, the other nodes stay earmarked, so that no other
+ask takes them. Then missing nodes of an order are ordered again; for a hold or a claim, nodes are chosen again after
+match. The start of an ask releases its nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fairlead.core.admission import Admission
 from fairlead.core.asks import gang_size, minimum_by_stage
@@ -24,14 +24,14 @@ NODE_UNUSABLE = "one of its nodes can no longer be used"
 
 
 def release_obsolete(plan: Plan) -> None:
-    """Release obsolete holds and promises; trim the remaining holds to the limit, the last ones first."""
+    """Release obsolete holds and promises. If too many nodes are still held, release the last holds."""
     partition = plan.partition
     if not partition.nodes.held:
         return
     for _, earmark in (*sorted(partition.holds.items()), *sorted(partition.promises.items())):
         ask = partition.ask_of_earmark(earmark)
         if ask is None or not _needs_all(earmark, ask):
-            plan.do(Released(earmark.seq, "its ask has changed or was withdrawn"))
+            plan.do(Released(earmark.seq, "what the job waits for has changed"))
             _pass_on(plan, earmark)
     for earmark in in_order(partition):
         expired = _expired(partition, earmark)
@@ -41,13 +41,13 @@ def release_obsolete(plan: Plan) -> None:
             _trim(plan, earmark)
     if partition.reign.ready:
         _end_refused(plan)
-    counted = [earmark for earmark in in_order(partition) if isinstance(earmark, Hold) and not earmark.large]
+    counted = [held for held in in_order(partition) if isinstance(held, Hold) and not (held.large or held.recalled)]
     while len({node_id: None for hold in counted for node_id in hold.nodes}) > most_held(partition):
         plan.do(Released(counted.pop().seq, "more nodes were held than held_nodes_percent allows"))
 
 
 def _pass_on(plan: Plan, earmark: Earmark) -> None:
-    """Keep nodes that arrived for an ask for the ask that replaces it, with another size or place."""
+    """Earmark nodes that were ordered for a replaced ask for the ask that replaced it."""
     ask = plan.partition.waits(earmark.job, earmark.stage, earmark.kind)
     if ask is not None and isinstance(earmark, Promise) and earmark.ordered:
         for place in standing(plan.partition, earmark):
@@ -55,13 +55,13 @@ def _pass_on(plan: Plan, earmark: Earmark) -> None:
 
 
 def keep_arrived(plan: Plan, ask: Ask, place: Place) -> None:
-    """Keep an ordered node for its ask, in addition to nodes that arrived before, as far as the ask needs it.
+    """Keep an ordered node for its ask, in addition to nodes that joined before, if the ask still needs the node.
 
-    A gang needs capacity for the tasks that start together; an ask of single tasks, for all that are pending.
+    A gang needs capacity for the tasks that start together, an ask of single tasks for all its pending tasks.
     """
     earmark = plan.partition.earmark_of(ask.seq)
     if isinstance(earmark, Hold) or (earmark is not None and not earmark.ordered):
-        return  # it has a hold or a claim already
+        return  # the ask already has a hold or a claim
     node_id, position, tasks = place
     places = () if earmark is None else earmark.places
     needed = sum(needed for stage, needed in minimum_by_stage(ask) if stage.position == position)
@@ -69,7 +69,7 @@ def keep_arrived(plan: Plan, ask: Ask, place: Place) -> None:
         needed = ask.count
     lacking = needed - sum(tasks for _, at, tasks in places if at == position)
     if lacking <= 0:
-        return  # it was ordered for tasks that follow when the gang has started
+        return  # the node was ordered for tasks that follow after the gang has started
     places = (*places, (node_id, position, min(tasks, lacking)))
     if earmark is not None:
         plan.do(Released(earmark.seq, "more of its nodes have come"))
@@ -78,7 +78,7 @@ def keep_arrived(plan: Plan, ask: Ask, place: Place) -> None:
 
 
 def _end_refused(plan: Plan) -> None:
-    """Release nodes of asks that may not start, unless tasks that stop or end will allow it."""
+    """Release nodes of asks that admission refuses, unless the reason will pass when running tasks end."""
     partition = plan.partition
     admission = Admission(partition)
     for earmark in in_order(partition):
@@ -89,25 +89,25 @@ def _end_refused(plan: Plan) -> None:
 
 
 def _will_pass(earmark: Hold | Promise, reason: Reason) -> bool:
-    """True if a reason ends when tasks end: a share that is spent, or, for a promise, a limit."""
+    """True if a reason passes when running tasks end: a spent share or, for a promise, an exceeded limit."""
     return isinstance(reason, ShareSpent) or (isinstance(reason, OverLimit) and isinstance(earmark, Promise))
 
 
 def end_promises(plan: Plan) -> None:
-    """Release promises that did not help: all stopping tasks that they counted on are gone, or one is overdue."""
+    """Release promises that did not help: all tasks stopped for the promise have ended, or one of them is overdue."""
     partition = plan.partition
     for _, promise in sorted(partition.promises.items()) if partition.promises and partition.reign.ready else ():
         if not promise.ordered and not is_coming(partition, promise):
             if is_stuck(partition, promise):
                 plan.do(Released(promise.seq, "a task did not stop in time"))
             else:
-                # If a node has left, that is why it did not help: the ask may claim again at once.
+                # If the promise lost a node, the ask may claim again at once.
                 pause = 0 if _lacks_some(partition, promise) else partition.now + partition.settings.promise_for
-                plan.do(Released(promise.seq, "it did not help", pause))
+                plan.do(Released(promise.seq, "the stopped tasks freed too little", pause))
 
 
 def end_short_holds(plan: Plan) -> None:
-    """Release holds that have too few nodes by now. Called after match, when nodes are chosen again."""
+    """Release holds that have too few nodes by now. Called after match, before nodes are chosen again."""
     partition = plan.partition
     for _, hold in sorted(partition.holds.items()):
         if _lacks_some(partition, hold):
@@ -121,23 +121,28 @@ def in_order(partition: Partition) -> list[Hold | Promise]:
 
 
 def kept_due(partition: Partition) -> Iterator[Micros]:
-    """Yield the times when holds and promises end, if nothing happens before."""
+    """Yield the times at which holds and promises expire."""
     if partition.nodes.held:
         for earmark in in_order(partition):
             yield ends_at(partition, earmark, partition.now)
 
 
-def held_nodes(partition: Partition) -> dict[int, None]:
-    return {node_id: None for hold in partition.holds.values() for node_id in hold.nodes}
+def held_nodes(holds: Iterable[Hold]) -> dict[int, None]:
+    return {node_id: None for hold in holds for node_id in hold.nodes}
+
+
+def starving_holds(partition: Partition) -> list[Hold]:
+    """Return the holds of starving asks. `held_nodes_percent` limits these holds only, not those that recall loans."""
+    return [hold for hold in partition.holds.values() if not hold.recalled]
 
 
 def most_held(partition: Partition) -> int:
-    """Return the number of nodes that may be held at once."""
+    """Return the number of nodes that may be held at the same time."""
     return may_be_held(partition.settings.held_nodes_percent, len(partition.nodes))
 
 
 def _expired(partition: Partition, earmark: Hold | Promise) -> tuple[str, Micros] | None:
-    """Return why a hold or promise ends now, and until when its ask gets no other; None if it does not end."""
+    """Return why an earmark expires now, and until when its ask gets no new one; None if it does not expire."""
     if partition.reign.ready and partition.now >= ends_at(partition, earmark, partition.now):
         if isinstance(earmark, Promise) and earmark.ordered:
             return "the rest of its nodes did not come in time", 0
@@ -147,7 +152,7 @@ def _expired(partition: Partition, earmark: Hold | Promise) -> tuple[str, Micros
 
 
 def _trim(plan: Plan, earmark: Hold | Promise) -> None:
-    """Release the nodes of a hold or promise that can no longer be used."""
+    """Release the nodes of a hold or promise that are no longer usable."""
     partition = plan.partition
     places = standing(partition, earmark)
     if not places:
@@ -159,17 +164,22 @@ def _trim(plan: Plan, earmark: Hold | Promise) -> None:
 
 
 def _needs_all(earmark: Earmark, ask: Ask) -> bool:
-    """True if an ask needs all that is kept for it. It may need more."""
+    """True if an ask needs all capacity that is kept for it, or more."""
     reserved: dict[int, int] = {}
     for _, position, tasks in earmark.places:
         reserved[position] = reserved.get(position, 0) + tasks
     needs = {stage.position: needed for stage, needed in minimum_by_stage(ask)}
-    if isinstance(earmark, Promise) and earmark.ordered and not ask.whole:  # single tasks may have nodes for all
+    if is_for_many(earmark) and not ask.whole:  # single tasks may have nodes for all
         return reserved.get(ask.stage.position, 0) <= max(gang_size(ask), ask.count)
     return all(tasks <= needs.get(position, 0) for position, tasks in reserved.items())
 
 
+def is_for_many(earmark: Earmark) -> bool:
+    """True if nodes may be kept for more tasks of an ask than must start together."""
+    return earmark.recalled if isinstance(earmark, Hold) else isinstance(earmark, Promise) and earmark.ordered
+
+
 def _lacks_some(partition: Partition, earmark: Earmark) -> bool:
-    """True if an ask needs more than is kept for it."""
+    """True if an ask needs more capacity than is kept for it."""
     ask = partition.ask_of_earmark(earmark)
     return ask is not None and earmark.tasks < gang_size(ask)

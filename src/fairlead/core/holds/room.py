@@ -1,4 +1,4 @@
-"""Earmarked nodes: how much of a node is held for or promised to which ask, and which asks may use it now."""
+"""Capacity on earmarked nodes: how much is held for or promised to each ask, and which asks may use that now."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import STOP_MARGIN, Partition
 
 FEW_FAILURES = 3
-"""A backed-off node counts as coming back if at most this number of launches failed in a row: it pauses for seconds."""
+"""A backed-off node counts as coming back if at most this number of launches failed in a row: its pause is seconds."""
 
 Wanted = Iterable[tuple[Shape, int]]
 """Shapes, and the number of tasks of each."""
 
 
 def kept_on(partition: Partition, node_id: int, without: int | None = None) -> list[tuple[Shape, int]]:
-    """Return the tasks that a node is kept for, in the order of the asks, leaving out the ask `without`."""
+    """Return the tasks that a node is kept for, in the order of their asks. The ask `without` is left out."""
     wanted: list[tuple[Shape, int]] = []
     for seq, places in sorted(partition.nodes.held.get(node_id, {}).items()):
         earmark = partition.earmark_of(seq)
@@ -34,7 +34,7 @@ def kept_on(partition: Partition, node_id: int, without: int | None = None) -> l
 
 
 def claimed_on(partition: Partition, node_id: int) -> list[tuple[Shape, int]]:
-    """Return the tasks that a node is kept for, and those that started there since: they take the holders' capacity."""
+    """Return the tasks that a node is held for, and those that started there from a hold since."""
     claimed = kept_on(partition, node_id)
     since = min(
         (partition.holds[seq].since for seq in partition.nodes.held.get(node_id, ()) if seq in partition.holds),
@@ -47,7 +47,7 @@ def claimed_on(partition: Partition, node_id: int) -> list[tuple[Shape, int]]:
 
 
 def room_beside(nodes: NodeTable, node_id: int, others: Wanted, shape: Shape, most: int) -> int:
-    """Return the number of tasks of a shape that fit a node with only `others` on it; -1 if these do not fit."""
+    """Return the number of tasks of a shape that fit an empty node beside `others`; -1 if `others` do not fit."""
     row = nodes.rows[node_id]
     taken: Vector = {}
     devices = [0] * nodes.gpus[row]
@@ -85,10 +85,9 @@ def room_for(free: Vector, devices: list[int], shape: Shape, most: int) -> tuple
 
 
 def choose_held(partition: Partition, stage: Stage, kind: int, most: int) -> list[Choice]:
-    """Choose nodes where tasks of a stage may start now because they are kept for it.
+    """Choose nodes that are kept for a stage and on which its tasks may start now.
 
-    On a node with several owners it gets no more than its part, so that it delays none of them. The same holds on an
-    ordered node, because other asks may use the rest.
+    A node may be kept for several asks. Then, and on ordered nodes, the stage gets no more than its part.
     """
     ask = stage.asks[kind]
     chosen: list[Choice] = []
@@ -112,9 +111,12 @@ def choose_held(partition: Partition, stage: Stage, kind: int, most: int) -> lis
 def _part_of_devices(
     partition: Partition, node_id: int, seq: int, shape: Shape, most: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the number of tasks that fit a node with several owners, and devices that leave the others theirs.
+    """Return how many tasks fit a node that is kept for several asks, and devices for them.
 
-    Tasks that were there before the holds will end; tasks that started from a hold since then stay.
+    The devices are chosen so that the tasks of the other asks still fit.
+
+    Tasks that ran before the holds are expected to end, so their devices count as free; tasks that started from a hold
+    keep theirs.
     """
     nodes = partition.nodes
     row = nodes.rows[node_id]
@@ -132,15 +134,15 @@ def _part_of_devices(
     most = room_now(nodes, node_id, shape, most)[0]
     chosen = _devices_beside(used, taken, others, shape, most)
     if len(chosen) < most * shape.devices:
-        # A task that fills the gap beside an older one may leave the next one only the device of another owner. Try
-        # without such gaps, too.
+        # A task beside an older one on a shared device may leave the next task only the device of another owner. Try
+        # without sharing devices, too.
         empty = [in_use if in_use == safe else WHOLE_DEVICE for in_use, safe in zip(used, taken, strict=True)]
         chosen = max(chosen, _devices_beside(empty, taken, others, shape, most), key=len)
     return len(chosen) // shape.devices, chosen
 
 
 def _devices_beside(used: list[int], taken: list[int], others: Wanted, shape: Shape, most: int) -> tuple[int, ...]:
-    """Choose devices for up to `most` tasks, one by one, so that `others` still fit beside them and what is taken."""
+    """Choose devices for up to `most` tasks, one by one, so that `others` still fit on the remaining devices."""
     used, taken = list(used), list(taken)
     chosen: tuple[int, ...] = ()
     for _ in range(most):
@@ -155,7 +157,7 @@ def _devices_beside(used: list[int], taken: list[int], others: Wanted, shape: Sh
             if _fit_devices(after, others):
                 break
             for device in devices:
-                allowed[device] = WHOLE_DEVICE  # another device may do
+                allowed[device] = WHOLE_DEVICE  # another device may leave the others enough
         taken = after
         for device in devices:
             used[device] += shape.device_milli
@@ -164,7 +166,7 @@ def _devices_beside(used: list[int], taken: list[int], others: Wanted, shape: Sh
 
 
 def _fit_devices(used: list[int], wanted: Wanted) -> bool:
-    """True if tasks find devices, given the used part of each device."""
+    """True if all tasks fit on the devices, given the used part of each device."""
     used = list(used)
     for shape, tasks in wanted:
         chosen = choose_devices(used, len(used), shape.devices, shape.device_milli, tasks) if shape.devices else ()
@@ -176,7 +178,7 @@ def _fit_devices(used: list[int], wanted: Wanted) -> bool:
 
 
 def choose_on(partition: Partition, stage: Stage, node_id: int, most: int) -> list[Choice]:
-    """Choose capacity for tasks of a stage on one node, beside what is promised there."""
+    """Choose capacity for tasks of a stage on one node, beside the promises there."""
     nodes, shape = partition.nodes, stage.shape
     row = nodes.rows[node_id]
     if not nodes.placeable(row) or not may_take(nodes, row, shape):
@@ -190,7 +192,10 @@ def choose_on(partition: Partition, stage: Stage, node_id: int, most: int) -> li
 
 
 def came_for_some(partition: Partition, node_id: int) -> bool:
-    """True if a node is kept only because it was ordered: all asks may use what is beyond the promises."""
+    """True if a node is kept only because it was ordered.
+
+    Then all asks may use the capacity that it has beyond its promises.
+    """
     return all(
         seq in partition.promises and partition.promises[seq].ordered for seq in partition.nodes.held.get(node_id, ())
     )
@@ -209,10 +214,10 @@ def _beside(partition: Partition, node_id: int, shape: Shape, most: int) -> tupl
 
 
 def choose_lent(partition: Partition, stage: Stage, most: int, lent: Mapping[int, Micros]) -> list[Choice]:
-    """Choose earmarked nodes of other asks for tasks that do not delay the owners.
+    """Choose nodes earmarked for other asks, for tasks that do not delay those asks.
 
-    Such tasks ask for nothing, or are expected to end before the holders can start (`lent`), or fit beside the promises
-    of an ordered node.
+    Such tasks request no resources, are expected to end before the ask that the node is kept for can start (`lent`), or
+    fit beside the promises of an ordered node.
     """
     shape, nodes = stage.shape, partition.nodes
     run_time = guess(stage.terms)
@@ -242,9 +247,10 @@ def choose_lent(partition: Partition, stage: Stage, most: int, lent: Mapping[int
 
 
 def choose_yielded(partition: Partition, ask: Ask, stage: Stage, most: int, without: Collection[int]) -> list[Choice]:
-    """Choose nodes that arrived for single tasks and yield to an ask with an earlier turn and a better right.
+    """Choose nodes for an ask that joined for single tasks of another ask which has a later turn and a lesser right.
 
-    Otherwise these tasks would start there and be stopped for that ask at once. Gangs keep their nodes.
+    Without this, the single tasks would start there and then be stopped for the ask immediately. Nodes that were
+    ordered for a gang are not taken.
     """
     nodes, shape = partition.nodes, stage.shape
     yielding: dict[int, None] = {}
@@ -274,7 +280,10 @@ def choose_yielded(partition: Partition, ask: Ask, stage: Stage, most: int, with
 
 
 def _has_better_right(partition: Partition, ask: Ask, owner: Ask) -> bool:
-    """True if tasks of the owner could be stopped for the ask: for its priority, or because they would be on loan."""
+    """True if tasks of the owner could be stopped for the ask.
+
+    They could if the ask has a higher priority, or if the tasks of the owner would be on loan.
+    """
     job, other = ask.stage.job, owner.stage.job
     if job.queue is other.queue:
         return (
@@ -291,14 +300,14 @@ def _has_better_right(partition: Partition, ask: Ask, owner: Ask) -> bool:
 
 
 def may_take(nodes: NodeTable, row: int, shape: Shape) -> bool:
-    """True if a node takes tasks of a shape, whatever its free capacity."""
+    """True if a node accepts tasks of a shape, whatever its free capacity."""
     return nodes.manager[row] == shape.key.manager and shape.accepts(
         nodes.labels[row], nodes.taints[row], nodes.pool[row], nodes.users[row]
     )
 
 
 def standing(partition: Partition, earmark: Earmark) -> tuple[Place, ...]:
-    """Return the places of an earmark on nodes that can still serve it. A short back-off does no harm."""
+    """Return the nodes of an earmark that can still serve its ask, with their tasks. A node in a short back-off can."""
     nodes = partition.nodes
     stages = partition.jobs[earmark.job].stages
     places: list[Place] = []
@@ -314,7 +323,7 @@ def standing(partition: Partition, earmark: Earmark) -> tuple[Place, ...]:
 
 
 def ends_at(partition: Partition, earmark: Hold | Promise, now: Micros) -> Micros:
-    """Return the time when a hold or promise ends if its ask has not started. It counts from ready at the earliest."""
+    """Return the time when a hold or promise expires. Time before the partition was ready does not count."""
     settings = partition.settings
     since = partition.reign.counts_from(earmark.since) if partition.reign.ready else now
     if isinstance(earmark, Hold):
@@ -323,10 +332,11 @@ def ends_at(partition: Partition, earmark: Hold | Promise, now: Micros) -> Micro
 
 
 def back_soon(partition: Partition) -> list[int]:
-    """Return the nodes without new work that count as coming capacity, in join order.
+    """Return the nodes that take no work now and count as coming capacity, in the order in which they joined.
 
-    The agent of a disconnected node comes back within its lease, or the node is lost. A backed-off node is tried again
-    within `promise_for`, the time that an ordered node may take; one where launches keep failing does not count.
+    These are disconnected nodes, which come back within their lease or are lost, and backed-off nodes that are tried
+    again within `promise_for`, the time that an ordered node may take. A node where launches keep failing does not
+    count.
     """
     nodes = partition.nodes
     without_work = sorted({*nodes.avoided, *nodes.disconnected}) if nodes.avoided or nodes.disconnected else ()
@@ -342,9 +352,9 @@ def _is_tried_soon(partition: Partition, node_id: int) -> bool:
 
 
 def is_coming(partition: Partition, promise: Promise) -> bool:
-    """True if tasks still stop on the nodes of a promise, for it or for another cause.
+    """True if tasks are still stopping on the nodes of a promise, for this promise or for another cause.
 
-    False if one of its victims is overdue: then other victims have to be found.
+    False if a task that was stopped for the promise is overdue, because then other tasks have to be stopped.
     """
     victims = [partition.allocations[number] for number in promise.victims if number in partition.allocations]
     if any(allocation.overdue for allocation in victims):
@@ -358,7 +368,7 @@ def is_coming(partition: Partition, promise: Promise) -> bool:
 
 
 def is_stuck(partition: Partition, promise: Promise) -> bool:
-    """True if a promise counts on a task that does not stop: one that was not overdue when it was made."""
+    """True if a promise waits for a task to stop that became overdue after the promise was made."""
     patience = partition.settings.preempt_grace + STOP_MARGIN
     return any(
         allocation.id in promise.victims

@@ -1,1 +1,1 @@
-"""Indexes of the nodes, for placements. They are derived from the node table."""
+"""Indexes of nodes that find a node for a task. They are derived from the node table."""

@@ -1,7 +1,7 @@
-"""The common part of all node indexes: kinds of nodes, and following changes of the node table.
+"""The common part of all node indexes: nodes grouped by kind, kept up to date with the node table.
 
-Nodes of one kind (manager, pool, taints, users, the labels that make a difference to a shape, GPUs or none) differ for
-a shape only in their free capacity. An index is derived from the table, can be rebuilt at any time and is not stored.
+Nodes of one kind (manager, pool, taints, users, the labels that shapes select by, GPUs or none) differ for a shape only
+in their free capacity. An index is derived from the table, can be rebuilt at any time and is not stored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NodeKind:
 
 
 class Choice(NamedTuple):
-    """Tasks of a turn that go to one node, with their devices, task by task."""
+    """Tasks of one turn that are placed on one node: their number, and their devices, task by task."""
 
     node_id: int
     tasks: int
@@ -42,7 +42,10 @@ K = TypeVar("K", bound=NodeKind)
 
 
 class NodeIndex(Generic[K]):
-    """Base class of the indexes. A subclass stores the nodes of a kind in its own way: `_kind`, `_place`, `choose`."""
+    """Base class of the indexes.
+
+    A subclass defines how the nodes of a kind are stored and chosen: `_kind`, `_place`, `choose`.
+    """
 
     def __init__(self, nodes: NodeTable) -> None:
         self.nodes = nodes
@@ -51,18 +54,22 @@ class NodeIndex(Generic[K]):
         self._labels: list[str] = []
         self._kinds: dict[KindKey, K] = {}
         self._accepted: dict[tuple[Shape, str | None], list[list[K]]] = {}
-        """The kinds that a shape accepts, by its preferences: those to be used first are the first list."""
+        """(Shape, value of its `near` label) → the kinds that the shape accepts, in lists by preference, the most
+        preferred first."""
         self._at: dict[int, tuple[K, Any, Any]] = {}
-        """Node id → the kind of the node, and its present place."""
+        """Node id → the kind of the node and its present place in the index."""
         self._out: dict[int, None] = {}
-        """The nodes that were taken out and not put back yet."""
+        """The nodes that were withdrawn and not put back yet."""
         self._pushes = 0
         self._stale = True
 
     # -- for the state
 
     def add(self, shape: Shape) -> None:
-        """Add the shape of a stage. The index depends only on the shapes known now, not on earlier ones."""
+        """Add the shape of a stage.
+
+        The index depends only on shapes that stages have now, not on shapes that are forgotten.
+        """
         self._shapes[shape] = ()
         self._stale = True
 
@@ -74,10 +81,11 @@ class NodeIndex(Generic[K]):
     # -- for matching
 
     def choose(self, shape: Shape, most: int, number: int, near: str | None = None) -> list[Choice]:
-        """Choose nodes for up to `most` tasks; with `near`, only with this value of the label the shape gathers by.
+        """Choose nodes for up to `most` tasks; with `near`, only nodes with this value of the shape's `near` label.
 
-        The nodes count as used, or are out of the index, until they are put back. `number` differs for each call and is
-        the same after a restart: placements that draw need it.
+        The chosen nodes count as used, or are out of the index, until they are put back. `number` is the seed of
+        placements that draw at random. It differs for each call, and a repeated run after a restart gives the same
+        number.
         """
         raise NotImplementedError
 
@@ -86,7 +94,7 @@ class NodeIndex(Generic[K]):
         raise NotImplementedError
 
     def withdraw(self, node_ids: Iterable[int]) -> list[int]:
-        """Take nodes out of the index until they are put back. Returns those that were still in it."""
+        """Take nodes out of the index until they are put back. Returns those that were in the index."""
         withdrawn = [node_id for node_id in node_ids if node_id not in self._out]
         for node_id in withdrawn:
             self._out[node_id] = None
@@ -94,7 +102,7 @@ class NodeIndex(Generic[K]):
         return withdrawn
 
     def put_back(self, node_ids: Iterable[int]) -> None:
-        """Put nodes back into the index, at their present places."""
+        """Put nodes back into the index, with their present capacity."""
         for node_id in node_ids:
             self._out.pop(node_id, None)
             self.nodes.used_since[node_id] = None
@@ -107,8 +115,8 @@ class NodeIndex(Generic[K]):
             self.refresh()
 
     def refresh(self) -> None:
-        """Take in changes of nodes since the last call, and new shapes."""
-        # Old entries of nodes that moved may never come up. Rebuild now and then to remove them.
+        """Apply changes of nodes since the last call, and new shapes."""
+        # Old entries of moved nodes may never reach the top of a heap. Rebuild now and then to remove them.
         if self._stale or self._pushes > 16 * len(self._at) + 1_000:
             self._rebuild()
             return
@@ -126,14 +134,14 @@ class NodeIndex(Generic[K]):
             nodes.used_since.clear()
 
     def values(self, shape: Shape) -> list[str]:
-        """Return the values of the label that a shape gathers by, on nodes that accept it; "" for nodes without it."""
+        """Return the values of a shape's `near` label on nodes that accept the shape; "" if a node has none."""
         at = self._labels.index(shape.key.near)
         return sorted({kind.key.labels[at] or "" for kinds in self._kinds_for(shape, None) for kind in kinds})
 
     # -- inside
 
     def _is_outgrown(self) -> bool:
-        """True if nodes have something now that the index was not built for."""
+        """True if a node has a resource that the index was not built for."""
         return False
 
     def _kind(self, key: KindKey) -> K:
@@ -141,7 +149,7 @@ class NodeIndex(Generic[K]):
         raise NotImplementedError
 
     def _place(self, node_id: int, row: int, kind: K) -> None:
-        """Put a node at its present place, unless it is out of the index."""
+        """Enter a node by its present capacity, unless it is out of the index."""
         raise NotImplementedError
 
     def _leave(self, node_id: int) -> None:
@@ -167,7 +175,7 @@ class NodeIndex(Generic[K]):
         return key.manager == shape.key.manager and shape.accepts(labels, key.taints, key.pool, key.users)
 
     def _enter(self, node_id: int) -> None:
-        """Find the kind of a node again, and put the node at its place."""
+        """Determine the kind of a node again, and enter the node."""
         nodes = self.nodes
         row = nodes.rows.get(node_id)
         if row is None or not nodes.placeable(row) or node_id in nodes.held:

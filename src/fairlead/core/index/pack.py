@@ -1,14 +1,16 @@
-"""The index of placement `pack`: find the fullest node that fits. One index for all shapes; only changed nodes move.
+"""The index of placement `pack`: finds the fullest node that fits. One index serves all shapes.
 
-The fullest node is the one with the fewest wholly free GPUs, then the least CPU, then the least of the other resources
-by name, then the least on its best split GPU. This depends on the nodes alone, not on other shapes or on the past. A
-shape with preferences gets the fullest of the nodes that it prefers most.
+The fullest node is the one with the fewest wholly free GPUs, then the least free CPU, then the least of each other
+resource, in the order of their names, then the least on its partly used GPU that has most left. This order depends on
+the nodes alone, not on other shapes or on the past. A shape with preferences gets the fullest of the nodes that it
+prefers most.
 
-A node is in a bucket: the same figures, counted in the thresholds that the shapes ask for. So all nodes of a bucket fit
-a shape, or none does. Nodes of one kind share a row of buckets, ordered from the fullest to the emptiest. The buckets
-that hold nodes are the bits of one integer, and so are the buckets that fit a shape. The fullest node that fits is in
-the bucket of the lowest common bit, or in one after it with the same GPUs and CPU. A bucket is made when it is first
-needed, so there are at most as many buckets as different nodes.
+The amounts that shapes ask for are thresholds. A bucket holds nodes whose free amounts reach the same thresholds, so
+all nodes of a bucket fit a shape, or none does. Nodes of one kind share a row of buckets, ordered from the fullest to
+the emptiest. One integer has a bit for each bucket that holds nodes, another one a bit for each bucket that fits a
+shape. The fullest node that fits is in the bucket of their lowest common bit, or in a later bucket with the same GPUs
+and CPU. A bucket is made when it is first needed, so there are at most as many buckets as different nodes. Only changed
+nodes move.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from fairlead.core.resources import CPU, GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 
 Bucket = tuple[int, ...]
-"""Wholly free GPUs, the level of CPU, of each other resource by name, and of the best split GPU."""
+"""Wholly free GPUs, then the level of CPU, of each other resource by name, and of the best split GPU."""
 
 Entry = tuple[tuple[int, ...], int]
-"""The exact free amounts of a node, and its id. An entry is valid only if `_at` has this very object for the node."""
+"""The exact free amounts of a node, and its id. An entry is valid only if `_at` has this same object for the node."""
 
 
 class Buckets(NodeKind):
@@ -42,14 +44,14 @@ class Buckets(NodeKind):
         self.at: dict[Bucket, int] = {}
         """Bucket → its position in `buckets`."""
         self.heaps: list[list[Entry]] = []
-        """The nodes of each bucket, the fullest first. Entries of nodes that moved are dropped when they come up."""
+        """The nodes of each bucket, the fullest first. Entries of moved nodes are dropped when they reach the top."""
         self.filled = 0
         """The buckets that may hold nodes, as bits."""
         self.masks: dict[Shape, int] = {}
         """The buckets that fit a shape, as bits."""
 
     def open(self, bucket: Bucket, index: FitIndex) -> int:
-        """Add a bucket and return its position. The buckets behind it move up by one."""
+        """Add a bucket and return its position. Later buckets move up by one."""
         at = bisect_left(self.buckets, bucket)
         self.buckets.insert(at, bucket)
         self.heaps.insert(at, [])
@@ -73,7 +75,7 @@ class FitIndex(NodeIndex[Buckets]):
     def __init__(self, nodes: NodeTable) -> None:
         super().__init__(nodes)
         self._thresholds: set[tuple[str, int]] = set()
-        """The thresholds by resource that the index distinguishes, and labels with 0. Some may no longer be needed."""
+        """The thresholds by resource that the index distinguishes, and labels with 0. Some may no longer be in use."""
         self._names: list[str] = []
         self._columns: list[tuple[list[int], list[int], list[int]]] = []
         """For each resource of `_names`: thresholds, capacities and use."""
@@ -85,7 +87,7 @@ class FitIndex(NodeIndex[Buckets]):
         self._shapes[shape] = () if self._stale else self._need(shape)
 
     def forget(self, shape: Shape) -> None:
-        # Thresholds that are not needed do no harm. The next rebuild removes them.
+        # Unused thresholds do no harm. The next rebuild removes them.
         del self._shapes[shape]
         self._accepted.clear()
         for kind in self._kinds.values():
@@ -103,13 +105,13 @@ class FitIndex(NodeIndex[Buckets]):
             chosen.append(Choice(node_id, tasks, devices))
             most -= tasks
             if not most or len(self._at) == 1:
-                break  # no other node is looked for, so this one may stay in its heap
+                break  # the search ends here, so this node may stay in its heap
             heappop(heap)
             self._out[node_id] = None
         return chosen
 
     def room_on(self, node_id: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
-        """Return the number of tasks of a shape that fit a node which fits one, up to `most`, and their devices."""
+        """Return how many tasks of a shape, up to `most`, fit a node that fits at least one, and their devices."""
         nodes, row = self.nodes, self.nodes.rows[node_id]
         if most > 1:
             free = [
@@ -147,12 +149,12 @@ class FitIndex(NodeIndex[Buckets]):
     # -- inside
 
     def _is_outgrown(self) -> bool:
-        # A node with a resource that no node had before needs one more column.
+        # A new resource needs one more column.
         capacity = self.nodes.capacity
         return len(self._names) < len(capacity) - (GPU in capacity)
 
     def _first(self, shape: Shape, near: str | None) -> tuple[Entry, list[Entry]] | None:
-        """Return the entry of the fullest of the most preferred nodes that fit, and the heap that has it at its top."""
+        """Return the entry of the fullest of the most preferred nodes that fit, and the heap whose top it is."""
         for kinds in self._accepted.get((shape, near)) or self._kinds_for(shape, near):
             first = self._fullest(shape, kinds)
             if first is not None:
@@ -160,7 +162,7 @@ class FitIndex(NodeIndex[Buckets]):
         return None
 
     def _fullest(self, shape: Shape, kinds: list[Buckets]) -> tuple[Entry, list[Entry]] | None:
-        """Return the entry of the fullest node of these kinds that fits, and the heap that has it at its top."""
+        """Return the entry of the fullest node of these kinds that fits, and the heap whose top it is."""
         best: Entry | None = None
         heap: list[Entry] = []
         sparing = False
@@ -221,7 +223,7 @@ class FitIndex(NodeIndex[Buckets]):
         kind.filled |= 1 << at
 
     def _need(self, shape: Shape) -> Bucket:
-        """Return the smallest bucket that fits a shape."""
+        """Return the bucket with the least free amounts that fits a shape."""
         amounts = dict(shape.amounts)
         gpu = amounts.pop(GPU, 0)
         part = 0 if not gpu or shape.device_milli == WHOLE_DEVICE else bisect_right(self._parts, gpu)
@@ -248,7 +250,7 @@ LABEL = "="
 
 
 def _thresholds(shape: Shape) -> Iterator[tuple[str, int]]:
-    """Yield what the index has to distinguish for a shape: amounts, parts of a GPU, and labels."""
+    """Yield the values of nodes that the index must tell apart for a shape: amounts, parts of a GPU, and labels."""
     for name, amount in shape.amounts:
         if name != GPU or shape.device_milli < WHOLE_DEVICE:
             yield name, amount

@@ -1,7 +1,8 @@
-"""The index of placements that score nodes: nodes in an equal state form a group and are scored once.
+"""The index of placements that score nodes: nodes in equal states form a group, which is scored once.
 
 The cost of a task grows with the number of different states among the nodes that accept it, not with the number of
-nodes. Within a turn a chosen node moves to the state it will have, so that the next task sees it.
+nodes. When a node is chosen for a task, it moves to the group of its new state immediately, so that the next task of
+the turn is scored with it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Group:
         self.state = state
         self.size = 0
         self.heap: list[int] = []
-        """Node ids. Those of nodes that moved are dropped when they come up."""
+        """Node ids. Those of moved nodes are dropped when they reach the top."""
 
 
 class Groups(NodeKind):
@@ -47,10 +48,10 @@ class ScoreIndex(NodeIndex[Groups]):
         self._tight = False
         self._names: list[str] = []
         self._columns: list[tuple[list[int], list[int]]] = []
-        """Capacities and use of each resource but GPUs: CPU, then the others by name."""
+        """Capacity and use of each resource except GPUs: CPU, then the others by name."""
         self._weights: dict[Shape, int] = {}
         self._largest: tuple[int, int, int] = (-1, 0, 0)
-        """Version of the nodes, and the most CPU and the most devices that one node has in it."""
+        """The version of the nodes, and the most CPU and the most devices that one node has at that version."""
 
     def forget(self, shape: Shape) -> None:
         super().forget(shape)
@@ -75,7 +76,7 @@ class ScoreIndex(NodeIndex[Groups]):
 
     @contextmanager
     def tightly(self) -> Iterator[None]:
-        """Choose the tightest nodes for a while, whatever the placement says."""
+        """Context manager: choose the tightest nodes, whatever the placement says."""
         self._tight = True
         try:
             yield
@@ -103,7 +104,7 @@ class ScoreIndex(NodeIndex[Groups]):
         return PLACEMENTS["bestfit"] if self._tight else self.placement
 
     def _best(self, shape: Shape, task: Task, near: str | None, number: int) -> tuple[Groups, Group, int] | None:
-        """Return the node with the lowest id of the most preferred in the best state, or one drawn from them."""
+        """Return the lowest node id, or a random one, of the most preferred nodes in the best state."""
         for kinds in self._kinds_for(shape, near):
             best = self._best_of(kinds, task, number)
             if best is not None:

@@ -1,4 +1,4 @@
-"""Intake: each command is checked on its own and becomes changes of the plan, or is rejected without altering anything.
+"""Intake: checks the commands one by one, and makes changes for each or rejects it without altering anything.
 
 One file per noun: configuration, nodes, pools, jobs, reports, resource managers. `HANDLERS` maps commands to functions.
 """
@@ -89,7 +89,7 @@ HANDLERS: dict[type[Any], Callable[[Plan, Any], Answer]] = {
     UpdateManager: managers.update,
 }
 
-# Idempotent anyway, and sent again after a restart: their keys are ignored.
+# These are idempotent anyway and sent again after a restart, so their keys are ignored.
 REPEATABLE = (Configure, MarkReady, DisconnectNodes, Report, RegisterManager, UpdateManager, FailOrder)
 
 DONE = Accepted()
@@ -98,7 +98,7 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def intake(plan: Plan, commands: Iterable[AnyCommand]) -> tuple[list[Answer], list[int]]:
-    """Handle the commands in order. Returns their answers, and the marks of the plan after them, in the same order."""
+    """Carry out the commands in order. Returns the answer to each, and the number of changes in the plan after each."""
     answers: list[Answer] = []
     marks: list[int] = []
     ends = Ends(plan)
@@ -108,7 +108,7 @@ def intake(plan: Plan, commands: Iterable[AnyCommand]) -> tuple[list[Answer], li
         else:
             ends.make()
             if marks:
-                marks[-1] = plan.mark()  # the change for the collected reports belongs to them
+                marks[-1] = plan.mark()  # the change for the collected reports belongs to these commands
             answers.append(_take(plan, command))
         marks.append(plan.mark())
     ends.make()
@@ -154,7 +154,7 @@ def _take_once(plan: Plan, command: AnyCommand) -> Answer:
 
 
 UNCOMPARED: dict[type[AnyCommand], dict[str, Any]] = {Submit: {"origin": msgspec.UNSET}}
-"""Fields that differ between a request and its repetition."""
+"""Fields that may differ between a request and its repetition with the same key."""
 
 
 def _digest(command: AnyCommand) -> bytes:

@@ -1,4 +1,4 @@
-"""Access checks: operators may do everything, users what they own or what the lists of a queue allow."""
+"""Access checks: operators may do everything, users only act on their own jobs or as access lists of a queue allow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def need_operator(command: Command, action: str) -> None:
 
 
 def need_submit(command: Command, queue: Queue) -> None:
-    """Refuse the command if the queue or its ancestors have submit lists and none of their lists has the user."""
+    """Refuse the command if the queue or its ancestors have submit lists and the user is in none of them."""
     if command.operator:
         return
     lists = [(level.settings.submit, level.settings.admin) for level in queue.line()]
@@ -31,7 +31,7 @@ def need_submit(command: Command, queue: Queue) -> None:
 
 
 def need_priority(command: Command, queue: Queue, priority: int) -> None:
-    """Refuse the command if the priority is above the caller's `max_priority` in the queue. Operators have none."""
+    """Refuse a priority above the caller's `max_priority` in the queue. Operators have no maximum."""
     if command.operator or priority <= 0:
         return
     most = max_priority(queue, command.user, command.groups)
@@ -45,14 +45,14 @@ def need_priority(command: Command, queue: Queue, priority: int) -> None:
 
 
 def is_owner(command: Command, job: Job) -> bool:
-    """True if the caller is an operator, the owner of the job, or an administrator of its queue or one above."""
+    """True if the caller is an operator, the owner of the job, or an administrator of its queue or of an ancestor."""
     if command.operator or command.user == job.user:
         return True
     return any(_listed(command, level.settings.admin) for level in job.queue.line())
 
 
 def right_over(command: Command, job: Job) -> int:
-    """Return the highest right over a job of a caller that passes `is_owner`."""
+    """Return the highest right over a job that a caller has, for callers that pass `is_owner`."""
     if command.operator:
         return OPERATOR
     return ADMINISTRATOR if any(_listed(command, level.settings.admin) for level in job.queue.line()) else OWNER

@@ -55,7 +55,7 @@ def _queues(plan: Plan, command: Configure) -> None:
                 "wait until they ended, or kill them",
                 "conflict",
             )
-    # Draining queues that are in the configuration again become active, parents before children.
+    # Draining queues that the configuration names again become active, parents before children.
     for path in wanted:
         if path in partition.queues and partition.queues[path].state == "draining":
             plan.do(QueueMoved(path, "active"))
@@ -115,7 +115,7 @@ def mark_ready(plan: Plan, command: MarkReady) -> Accepted:
 
 
 def remove_partition(plan: Plan, command: RemovePartition) -> Accepted:
-    """Release everything in the partition at once: jobs, allocations, nodes."""
+    """Release everything in the partition immediately: jobs, allocations, nodes."""
     need_operator(command, "remove a partition")
     partition = plan.partition
     for node_id in sorted(partition.nodes.rows):

@@ -1,6 +1,6 @@
-"""Fast path for the most common report: the task of a one-task job has succeeded, and so has the job.
+"""Fast path for the most common report: the task of a one-task job succeeded, and so did the job.
 
-Consecutive reports of this sort become one change. All other reports are handled in `reports`.
+Consecutive reports of this kind become one change. All other reports are handled in `reports`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from fairlead.core.plan import Plan
 
 
 class Ends:
-    """Collected reports that become one change. Call `make` before the state is read again."""
+    """Collects reports that become one change. `make` must be called before other code reads the state."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._ended: dict[int, None] = {}
 
     def take(self, report: Report) -> bool:
-        """Collect a report and return True, if it is of this sort."""
+        """Collect a report if the fast path covers it; True if so."""
         allocation = self._find(report)
         if allocation is None or allocation.id in self._ended:
             return False
@@ -35,7 +35,7 @@ class Ends:
             self._ended = {}
 
     def _find(self, report: Report) -> Allocation | None:
-        """Return the allocation of a report if the report is valid and needs no further decision; otherwise None."""
+        """Return the allocation of a report that the fast path covers; otherwise None."""
         partition = self.plan.partition
         job = partition.jobs.get(report.job)
         if job is None or report.state != "succeeded" or report.attempt != 1 or report.indices != (0, 1):

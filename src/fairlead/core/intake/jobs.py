@@ -70,8 +70,8 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
     for at, stage in enumerate(spec.stages):
         check_resources(partition, stage, f"stages[{at}]")
     _check_after(partition, job_id, spec)
-    # Users share lanes unless some nodes are for named users only. This is not known of nodes that are yet to join: the
-    # first ones, and those of pools.
+    # Users share lanes unless some nodes are for named users only. Nodes that have not joined yet (the first nodes,
+    # nodes of pools) may turn out to be for named users.
     if not spec.manager and (partition.nodes.restricted or not partition.nodes.rows or partition.pools):
         spec = msgspec.structs.replace(spec, shape_user=spec.user)
     plan.do(JobAdded(job_id, number, spec))
@@ -82,7 +82,7 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
 
 
 def find_leaf(partition: Partition, path: str) -> Queue:
-    """Return the leaf queue of a path, or refuse if it takes no jobs."""
+    """Return the leaf queue of a path, or refuse if it does not accept jobs."""
     queue = partition.queues.get(path)
     if queue is None:
         raise Refused(
@@ -105,7 +105,9 @@ def find_leaf(partition: Partition, path: str) -> Queue:
 
 
 def route(partition: Partition, spec: JobSpec) -> JobSpec:
-    """Return the job with its queue: the one it names, that of the first matching requestor pattern, or the default."""
+    """Return the job with its queue: the one it names, else that of the first matching requestor pattern, else the
+    default.
+    """
     if not partition.queues:
         raise Refused("queue", "the partition is not configured yet and has none; ask again later", "unknown")
     if spec.queue:
@@ -185,7 +187,7 @@ def scale(plan: Plan, command: Scale) -> Accepted:
 
 
 def rescale(plan: Plan, stage: Stage, count: int) -> None:
-    """Give a stage another number of tasks. Added tasks are of kind new before its start, of kind scale afterwards."""
+    """Set the number of tasks of a stage. Added tasks are of kind scale if the stage has started, otherwise new."""
     kind = SCALE if stage.started else NEW
     grows = count > stage.count
     if not grows:
@@ -210,7 +212,7 @@ def kill(plan: Plan, command: Kill) -> Accepted:
 
 
 def hold(plan: Plan, command: HoldJob) -> Accepted:
-    """Hold a job back. What is kept or sent ahead for its tasks is given up; `release_obsolete` releases its nodes."""
+    """Hold a job back. Its chained tasks are recalled, and `release_obsolete` releases the nodes kept for it."""
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "hold")
     if job.over:
@@ -227,7 +229,7 @@ def hold(plan: Plan, command: HoldJob) -> Accepted:
 
 
 def release(plan: Plan, command: ReleaseJob) -> Accepted:
-    """Release a held job. Its asks keep their places; the time on hold does not count as waiting."""
+    """Release a held job. Its asks keep their positions; the time on hold does not count as waiting."""
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "release")
     held = job.held_by
@@ -315,7 +317,7 @@ def bring_to_front(plan: Plan, command: BringToFront) -> Accepted:
 
 
 def release_hold(plan: Plan, command: ReleaseHold) -> Accepted:
-    """End the holds of a job. Its asks get no new hold for `starving_after`, as after a hold that expired."""
+    """End the holds of a job. As after an expired hold, its asks get no new hold for `starving_after`."""
     need_operator(command, "release a hold")
     partition = plan.partition
     job = find_job(partition, command.job)
@@ -343,11 +345,15 @@ def cancel(plan: Plan, command: CancelAsk) -> Accepted:
 
 
 def _withdraw(plan: Plan, stage: Stage, kinds: Iterable[int] = (REPLACE, SCALE, NEW)) -> None:
-    """Give up pending tasks. A whole job that has not started cannot start without them, so it is killed."""
+    """Cancel pending tasks. A whole job that has not started cannot start without them, so it is killed."""
     if stage.whole(NEW):
         finish(plan, stage.job, "killed", "all its tasks were withdrawn")
-    else:
-        end_pending(plan, stage, "killed", kinds)
+        return
+    added = stage.wanted(SCALE).flat() if SCALE in kinds else ()
+    if added and added[-1] == stage.count:
+        # The stage has the size that it had before it grew, so that the same growth can be asked for again.
+        plan.do(StageScaled(stage.job.id, stage.position, added[-2], SCALE))
+    end_pending(plan, stage, "killed", kinds)
 
 
 def reset_lane(plan: Plan, command: ResetLane) -> Accepted:

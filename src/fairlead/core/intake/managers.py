@@ -1,7 +1,7 @@
 """Intake of resource managers: their nodes, jobs, asks, releases, and allocations to recover.
 
-A manager's ask is a stage of its job. Each item of an update is accepted or rejected on its own. Releasing an
-allocation that does not exist is accepted, because a restarted manager cannot know what exists.
+A manager's ask is a stage of its job. Each item of an update is accepted or rejected by itself. Releasing an allocation
+that does not exist is accepted, because a restarted manager cannot know what exists.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ MAX_ITEMS = 100_000
 
 
 def register(plan: Plan, command: RegisterManager) -> Accepted:
-    """Register a manager, for the first time or after its restart. Its next update replays its state."""
+    """Register a manager, for the first time or after its restart.
+
+    The manager sends its whole state in its next update.
+    """
     need_operator(command, "register a resource manager")
     name = check_name(command.name, "name")
     plan.do(ManagerRegistered(name))
@@ -51,7 +54,7 @@ def register(plan: Plan, command: RegisterManager) -> Accepted:
 
 
 def remove(plan: Plan, command: RemoveManager) -> Accepted:
-    """Remove a manager. It cannot confirm any stop, so its tasks end at once."""
+    """Remove a manager. Its tasks end immediately, because the manager cannot confirm any stop."""
     need_operator(command, "remove a resource manager")
     partition = plan.partition
     if command.name not in partition.managers:
@@ -116,7 +119,7 @@ def _item(plan: Plan, command: UpdateManager, what: str, at: int, doc: object, t
 
 
 def _name_of(what: str, doc: object) -> str:
-    """Return the name of an item that was refused, as an accepted one has it."""
+    """Return the name of a refused item, in the form that accepted items have."""
     if not isinstance(doc, dict):
         return ""
     parts = [doc.get(key) for key in (("name",) if what == "node" else ("job", "ask"))]
@@ -152,7 +155,7 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
         read.close()
         known = partition.jobs.get(job_id)
         if known is not None and known.manager == command.name and known.over:
-            _release_all(plan, known)  # it was killed, and its tasks have stopped
+            _release_all(plan, known)  # the job was killed, and its tasks have stopped
             return job_id
         job = _own_job(plan, command, job_id)
         _release_all(plan, job)
@@ -182,20 +185,20 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
         raise Refused(read.at("gang"), "a gang of a whole job needs its stages; write them, or leave gang out")
     existing = partition.jobs.get(job_id)
     if existing is not None and existing.manager == command.name and not existing.over:
-        return job_id  # replayed after a restart: the job keeps its place and its allocations
+        return job_id  # sent again after a restart: the job keeps its place and its allocations
     if (
         existing is not None
         and existing.manager == command.name
         and not existing.allocations
         and job_id not in partition.derived.followers
     ):
-        plan.do(JobForgotten(job_id))  # an earlier job with this id has ended and makes way
+        plan.do(JobForgotten(job_id))  # an earlier job with this id has ended and is replaced
     add_job(plan, command, spec, job_id, "job")
     return job_id
 
 
 _STAGES: dict[bytes, StageSpec] = {}
-"""Stages that were read before: most jobs of a manager are alike, and reading one takes long."""
+"""Stages read before, as a cache: most jobs of a manager are alike, and reading a stage takes long."""
 MAX_STAGES, MAX_PACKED = 1_000, 10_000
 _packed = msgspec.msgpack.Encoder().encode
 
@@ -207,7 +210,7 @@ def _stage(doc: object, field: str) -> StageSpec:
     try:
         key = _packed(doc)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return parse_stage(doc, field)  # something in it cannot be packed, such as a number beyond 64 bits
+        return parse_stage(doc, field)  # the document cannot be packed: it has, for example, a number beyond 64 bits
     spec = _STAGES.get(key)
     if spec is None:
         spec = parse_stage(doc, field)
@@ -235,7 +238,7 @@ def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
         _ask_for_one(plan, job, name, index, read)
         return f"{job.id}/{name}"
     if stage is not None and read.doc.keys() <= {"job", "ask", "count"} and read.get("count") is not None:
-        _ask_again(plan, stage, read.count("count", 1, 1, MAX_TASKS))  # only scaled: its shape stays
+        _ask_again(plan, stage, read.count("count", 1, 1, MAX_TASKS))  # the stage is only scaled and keeps its shape
         return f"{job.id}/{name}"
     if stage is None and job.whole:
         raise Refused(
@@ -261,7 +264,7 @@ def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
 
 
 def _give_up(plan: Plan, stage: Stage, index: int) -> None:
-    """Withdraw one pending task. A task that is not pending stays as it is."""
+    """Withdraw one task if it is pending."""
     for kind, wanted in enumerate(stage.pending):
         if wanted is not None and index in wanted:
             plan.do(PendingEnded(stage.job.id, stage.position, kind, (index, index + 1), "killed"))
@@ -269,7 +272,7 @@ def _give_up(plan: Plan, stage: Stage, index: int) -> None:
 
 
 def _ask_for_one(plan: Plan, job: Job, name: str, index: int, read: Reader) -> None:
-    """Ask again for one task that has ended or was withdrawn. In a started stage it is a replacement."""
+    """Ask again for one task that has ended or was withdrawn. In a started stage the task is a replacement."""
     stage = job.stage(name)
     if stage is None or index >= stage.count:
         raise Refused(read.at("index"), f"job {job.id} has no task {name}[{index}]; ask with a count first", "unknown")
@@ -284,7 +287,7 @@ def _same_ask(stage: Stage, spec: Any) -> bool:
 
 
 def _ask_again(plan: Plan, stage: Stage, count: int) -> None:
-    """Handle a repeated ask: it keeps its place, or is scaled; withdrawn or ended tasks are pending again."""
+    """Handle a repeated ask: it keeps its position, or is scaled, and its withdrawn or ended tasks wait again."""
     before = plan.mark()
     withdrawn = stage.ended_as("killed").flat()
     if withdrawn:
@@ -299,7 +302,7 @@ def _ask_again(plan: Plan, stage: Stage, count: int) -> None:
 
 
 def _release(plan: Plan, command: UpdateManager, read: Reader) -> str:
-    """End allocations: of one task, of an ask, or of a whole job."""
+    """End the allocations of one task, of an ask, or of a whole job."""
     job_id = read.text("job", "", most=63)
     name = read.text("ask", "", most=63)
     index = read.optional_count("index", 0, MAX_TASKS)
@@ -326,7 +329,7 @@ def _release_all(plan: Plan, job: Job) -> None:
 
 
 def _release_stage(plan: Plan, stage: Stage, index: int | None, withdraw: bool = False) -> None:
-    """End live tasks. Those that were preempted wait again, unless they are withdrawn with the release."""
+    """End live tasks. Preempted tasks wait again, unless they are withdrawn with the release."""
     for number, block in _live_blocks(stage, index):
         allocation = plan.partition.allocations[number]
         if allocation.state != "stopping":
@@ -338,7 +341,10 @@ def _release_stage(plan: Plan, stage: Stage, index: int | None, withdraw: bool =
 
 
 def _lose_stage(plan: Plan, stage: Stage, index: int | None, reason: str) -> None:
-    """Lose live tasks that the manager could not start: they follow `on_loss`, and their nodes are avoided a while."""
+    """Declare live tasks lost that the manager could not start.
+
+    `on_loss` applies, and their nodes are avoided for a while.
+    """
     for number, block in _live_blocks(stage, index):
         allocation = plan.partition.allocations.get(number)
         if allocation is not None:
@@ -347,7 +353,7 @@ def _lose_stage(plan: Plan, stage: Stage, index: int | None, reason: str) -> Non
 
 
 def _live_blocks(stage: Stage, index: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Return the allocations of live tasks, of one index or of all, with the tasks of each."""
+    """Return the numbers of live allocations with their tasks, for one index or for all."""
     chosen = sorted(stage.live or ()) if index is None else [index]
     by_allocation: dict[int, list[int]] = {}
     for task in chosen:
@@ -358,7 +364,7 @@ def _live_blocks(stage: Stage, index: int | None) -> list[tuple[int, tuple[int, 
 
 
 def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
-    """Book an allocation that runs according to the manager, even beyond limits and capacity."""
+    """Book an allocation that the manager reports as running, even beyond limits and capacity."""
     partition = plan.partition
     job = _own_job(plan, command, read.name("job"))
     name = read.name("ask")
@@ -371,7 +377,7 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
         )
     rest = {key: value for key, value in read.doc.items() if key not in ("job", "ask", "node", "index")}
     stage = job.stage(name)
-    # Reading a stage takes long, and most recovered tasks have one that is known.
+    # Reading a stage takes long, and the stage of most recovered tasks is known already.
     spec = parse_stage({"count": index + 1, **rest, "name": name}, read.field) if stage is None or rest else None
     if stage is None:
         assert spec is not None
@@ -422,7 +428,7 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
 
 
 def _withdraw(plan: Plan, stage: Stage, start: int, end: int) -> None:
-    """Withdraw tasks that were added only because a task with a higher index is recovered."""
+    """Withdraw tasks that exist only because a task with a higher index was recovered."""
     block = stage.wanted(NEW).overlap((start, end)) if start < end else ()
     if block:
         plan.do(PendingEnded(stage.job.id, stage.position, NEW, block, "killed"))

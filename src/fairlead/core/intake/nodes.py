@@ -32,7 +32,10 @@ def add(plan: Plan, command: AddNode) -> Accepted:
 
 
 def disconnect(plan: Plan, command: DisconnectNodes) -> Accepted:
-    """Give nodes without a connected agent no new work. Before readiness they are only noted: most agents come back."""
+    """Give nodes without a connected agent no new work.
+
+    Before the partition is ready, no change is made, because most agents come back.
+    """
     need_operator(command, "disconnect a node")
     partition, nodes = plan.partition, plan.partition.nodes
     node_ids = [node_id for name in command.names if (node_id := nodes.find(name)) is not None]
@@ -48,7 +51,7 @@ def disconnect(plan: Plan, command: DisconnectNodes) -> Accepted:
 
 
 def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
-    """Add a node, or update one that joined before. A drained or disabled node stays in its state."""
+    """Add a node, or update a node that joined before. A drained or disabled node keeps its state."""
     partition = plan.partition
     check_name(name, "name")
     _check(spec)
@@ -105,7 +108,10 @@ def move(plan: Plan, command: MoveNode) -> Accepted:
 
 
 def move_to(plan: Plan, name: str, state: NodeState, reason: str = "") -> Accepted:
-    """Move a node to a state. In the same state only the reason changes; a lost node keeps the one that it has."""
+    """Move a node to a state.
+
+    If the node has this state already, only the reason changes; a lost node keeps its first reason.
+    """
     node_id = find(plan, name)
     nodes = plan.partition.nodes
     if state == "lost":
@@ -119,7 +125,7 @@ def move_to(plan: Plan, name: str, state: NodeState, reason: str = "") -> Accept
         raise Refused("name", f"node {name} is given back to its pool; order another node instead", "conflict")
     plan.do(NodeMoved(node_id, state, reason))
     if state == "lost":
-        lose_tasks(plan, node_id, f"node {name} was lost")
+        lose_tasks(plan, node_id, f"node {name} was lost", told=True)
     else:
         _recall(plan, node_id)
     return Accepted()
@@ -139,29 +145,35 @@ def leave(plan: Plan, name: str) -> None:
 
 
 def tell_to_stop(plan: Plan, node_id: int) -> None:
-    """Send stops for all tasks of a node that is removed. The state drops them at once, without a confirmation."""
+    """Send stops for all tasks of a node that is removed.
+
+    The tasks leave the state immediately, without confirmation.
+    """
     nodes = plan.partition.nodes
     row = nodes.rows[node_id]
     for number in sorted(nodes.allocations[row]):
         allocation = nodes.allocations[row][number]
         if not allocation.stage.job.manager:
             stop = stop_of(allocation)
-            if stop.cause == "return":  # a recalled task may have started since, and has to stop too
+            if stop.cause == "return":  # a recalled task may have started since, and must stop too
                 stop = msgspec.structs.replace(stop, cause="kill")
             plan.strays.append((nodes.name[row], stop))
 
 
-def lose_tasks(plan: Plan, node_id: int, reason: str) -> None:
-    """Declare all tasks of a node lost, the oldest allocation first."""
+def lose_tasks(plan: Plan, node_id: int, reason: str, told: bool = False) -> None:
+    """Declare all tasks of a node lost, the oldest allocation first.
+
+    With `told`, `on_loss` also applies to tasks of managers.
+    """
     partition = plan.partition
     row = partition.nodes.rows[node_id]
     for number in sorted(partition.nodes.allocations[row]):
-        # Losing one task may end its job, but removes no other allocation: these stop first.
+        # Losing a task may end its job and thereby stop other allocations, but it removes none of them.
         allocation = partition.allocations[number]
-        lose(plan, allocation, allocation.indices, reason)
-    # Tasks that these losses told to stop were split off under new numbers; they are lost with the node, too.
+        lose(plan, allocation, allocation.indices, reason, told)
+    # Tasks that were told to stop because of these losses have new allocations; lose these with the node, too.
     if partition.nodes.allocations[row]:
-        lose_tasks(plan, node_id, reason)
+        lose_tasks(plan, node_id, reason, told)
 
 
 def find(plan: Plan, name: str, field: str = "name") -> int:

@@ -1,4 +1,4 @@
-"""Intake of pools: ordered nodes that join or fail, and operators' commands for pools."""
+"""Intake for pools: ordered nodes that join or fail, and operators' commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_NODES = 100_000
 
 
 def arrive(plan: Plan, name: str) -> None:
-    """Handle an ordered node that joined: promise it to the asks it is meant for, which are tried in their turn."""
+    """Handle an ordered node that joined: promise it to the asks that it was ordered for."""
     partition = plan.partition
     order = partition.orders[partition.order_of[name]]
     node_id = partition.nodes.joins[name]
@@ -45,7 +45,7 @@ def arrive(plan: Plan, name: str) -> None:
 
 
 def _takes(partition: Partition, node_id: int, meant: Meant) -> bool:
-    """True if a node has capacity for one task of the ask it is meant for."""
+    """True if a node fits one task of an ask that it was ordered for."""
     job, position, _, _ = meant
     shape = partition.jobs[job].stages[position].shape
     return (
@@ -55,7 +55,7 @@ def _takes(partition: Partition, node_id: int, meant: Meant) -> bool:
 
 
 def fail_order(plan: Plan, command: FailOrder) -> Accepted:
-    """Record that ordered nodes will not join. Nodes that are no longer expected are skipped."""
+    """Record that ordered nodes will not join. Nodes that are not expected any more are skipped."""
     need_operator(command, "report a failed order")
     partition = plan.partition
     find(partition, command.pool)
@@ -83,14 +83,14 @@ def move(plan: Plan, command: MovePool) -> Accepted:
 
 
 def welcome(plan: Plan, names: Iterable[str]) -> None:
-    """Resume pools that were added to the configuration, so that asks with failed orders may order from them."""
+    """Resume pools that are new in the configuration, so that asks with failed orders get nodes from them."""
     if _has_failed_orders(plan.partition):
         for name in names:
             plan.do(PoolMoved(name, paused=False))
 
 
 def _has_failed_orders(partition: Partition) -> bool:
-    """True if orders failed for a waiting ask."""
+    """True if a waiting ask has failed orders."""
     return any(ask.failed_orders for lane in partition.lanes.values() for ask in lane)
 
 
@@ -116,7 +116,7 @@ def scale(plan: Plan, command: ScalePool) -> Accepted:
 
 
 def _order_by_hand(plan: Plan, pool: Pool, wanted: int) -> Accepted:
-    """Order up to `max` of the pool. Nodes that are lost, or given back and not gone yet, count for `max`."""
+    """Order nodes up to the pool's `max`. Nodes that are lost, or given back and not gone yet, count towards `max`."""
     left = nodes_left(plan.partition, pool)
     add = wanted if left is None else min(wanted, left)
     if add:
@@ -127,7 +127,7 @@ def _order_by_hand(plan: Plan, pool: Pool, wanted: int) -> Accepted:
 
 
 def forget_orders(plan: Plan, pools: Mapping[str, PoolSettings]) -> None:
-    """End the orders of pools that leave the configuration or lose their provider."""
+    """End the orders of pools that are removed from the configuration or lose their provider."""
     partition = plan.partition
     for number in sorted(partition.orders):
         order = partition.orders[number]

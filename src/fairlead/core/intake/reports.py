@@ -1,6 +1,6 @@
-"""Intake of agents' reports. A report of an old attempt is counted and ignored; it is no error.
+"""Intake of agents' reports. A report of an old attempt is counted and ignored; it is not an error.
 
-A node may report only tasks that were given to it: a report of another node's task is refused.
+A node may report only tasks assigned to it: a report of another node's task is refused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ STATES = get_args(ReportState)
 MAX_NUMBER = 2**53
 MAX_REASON = 1_000
 MAX_COMPARED = 100_000
-"""Tasks of one report whose attempts are compared one by one."""
+"""Up to this number of tasks of one report, attempts are compared one by one."""
 MAX_SKIPPED = 1_000_000
-"""Numbers of jobs or attempts that one report can cause to be skipped."""
+"""The most job or attempt numbers that one report can cause to be skipped."""
 MAX_STRANGE = 10_000
-"""Stages with attempts that this journal never gave, and such attempts of one stage."""
+"""The most stages with attempts unknown to this journal, and the most such attempts of one stage."""
 
 
 def report(plan: Plan, command: Report) -> Accepted | Rejected:
@@ -66,7 +66,7 @@ def _handle(plan: Plan, command: Report) -> Accepted | Rejected:
         plan.note("stale report")
         _stop_stray(plan, command, stale)
     for allocation, block in blocks:
-        # What an earlier one has brought about may have stopped this one.
+        # Consequences for an earlier block may have stopped this one, so read the allocation again.
         _take(plan, partition.allocations[allocation.id], block, command, reason)
     if strange:
         return _alarm(plan, command, strange, stage.top)
@@ -90,13 +90,13 @@ def _indices_of(blocks: list[tuple[Allocation, tuple[int, ...]]]) -> Iterator[in
 
 
 def _measure(plan: Plan, allocation: Allocation, ran: Micros) -> None:
-    """Record the run time of the tasks of a stage, if more of its tasks wait that could be chained."""
+    """Record the run time of the tasks of a stage, if more of its tasks wait and could be chained."""
     stage = allocation.stage
     if not ran and allocation.started is not None:
         ran = plan.now - allocation.started  # measured by the scheduler
     setting = plan.partition.settings.chain
-    # The scheduler assigns devices, but cannot know which device a chained task gets. Tasks with GPUs are not that
-    # quick anyway.
+    # Chains are not for tasks with GPUs: the scheduler assigns devices, and cannot know which device a chained task
+    # would get.
     if not (setting and ran and stage.waiting()) or stage.shape.devices or stage.job.manager:
         return
     estimate = measured(stage.ran, ran, setting)
@@ -105,7 +105,7 @@ def _measure(plan: Plan, allocation: Allocation, ran: Micros) -> None:
 
 
 def _stop_stray(plan: Plan, command: Report, block: tuple[int, ...]) -> None:
-    """Send a stop for running tasks of an attempt that was given up, such as one acknowledged too late."""
+    """Send a stop for running tasks whose attempt was given up, such as tasks acknowledged too late."""
     if block and command.state == "running" and command.number:
         stop = Stop(command.job, command.number, command.stage, block, command.attempt, "stale")
         plan.strays.append((command.node, stop))
@@ -115,7 +115,10 @@ def _stop_stray(plan: Plan, command: Report, block: tuple[int, ...]) -> None:
 
 
 def _strange(plan: Plan, stage: Stage, command: Report, block: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the tasks of a block, not live under the attempt of a report, that were never given that attempt."""
+    """Return those tasks of a block to which this journal never gave the reported attempt.
+
+    None of the block is live.
+    """
     attempt = command.attempt
     if attempt > stage.top:
         return block
@@ -129,27 +132,28 @@ def _strange(plan: Plan, stage: Stage, command: Report, block: tuple[int, ...]) 
 
 
 def _is_new(stage: Stage, index: int, attempt: int) -> bool:
-    """True if a task was never given an attempt above the floor of its stage."""
+    """True if this journal never gave a task this attempt. The attempt must be above the floor of the stage."""
     past = stage.past(index).attempt
     allocation = (stage.live or {}).get(index)
-    if allocation is not None:  # without a past, it had no other attempt
+    if allocation is not None:  # without a history, it had no other attempt
         return attempt > allocation.attempt if past else attempt != allocation.attempt
     if past:
         return attempt > past
-    # A task that succeeded with attempt 1 leaves no past.
+    # A task that succeeded with attempt 1 leaves no history.
     return attempt > 1 or any(index in stage.wanted(kind) for kind in range(len(KINDS)))
 
 
 def _strange_before(plan: Plan, command: Report) -> tuple[int, ...]:
-    """Return the tasks of a report, of a job that is not known, that were found before under this attempt."""
+    """Return the reported tasks of an unknown job that are already recorded as never started by this journal."""
     found = plan.partition.strange.get((command.number, command.stage))
     return Ranges(() if found is None else found.tasks.get(command.attempt, ())).overlap(command.indices)
 
 
 def _alarm(plan: Plan, command: Report, block: tuple[int, ...], highest: int) -> Rejected:
-    """Refuse to accept tasks that this journal never decided. An operator must look before anything is killed.
+    """Refuse tasks that this journal never started, and raise an alarm.
 
-    Their numbers are never given to other tasks, so that they are recognised as long as they run.
+    No task is killed, because an operator has to decide. Their job and attempt numbers are not used again, so that
+    these tasks are recognised as long as they run.
     """
     plan.note("unknown attempt")
     partition = plan.partition
@@ -231,7 +235,7 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
             _measure(plan, allocation, command.ran)
         succeed(plan, allocation, block, command.exit_code)
     elif stopping:
-        # The tasks were told to stop, so the way they ended does not matter.
+        # The tasks were told to stop, so how they ended does not matter.
         confirm_stop(plan, allocation, block, reason)
     elif state == "failed":
         fail(plan, allocation, block, reason or f"exit code {command.exit_code}", command.exit_code)
@@ -242,7 +246,7 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
         return_unstarted(plan, allocation, block, reason or f"node {command.node} did not start it")
         if state == "refused":
             plan.note("launch refused", count(block))
-            if plan.partition.nodes.avoided.get(allocation.node, 0) <= plan.now:  # not again for the same pause
+            if plan.partition.nodes.avoided.get(allocation.node, 0) <= plan.now:  # one pause is enough
                 avoid(plan, allocation.node)
     elif state == "refused" and allocation.state == "assigned":
         plan.note("launch refused", count(block))

@@ -1,1 +1,1 @@
-"""Match: waiting asks get nodes, in turns. `match` is the phase; the other files are its parts."""
+"""Match: gives nodes to waiting asks, in turns. `match` is the phase; the other files are its parts."""

@@ -1,8 +1,7 @@
-"""Backfill across lanes: later asks start only if they do not delay the first head without capacity.
+"""Backfill across lanes: later asks start only if they do not delay the head, the first ask without capacity.
 
-Used during one match phase. The head gets a planned time: the earliest at which all of it fits, by the estimates of
-running tasks. An ask after it in turn order may start if it is expected to end by then, or if the head still fits
-beside it at that time.
+Used during one match phase. The head gets a planned time: the earliest at which all of it fits, by the expected ends of
+running tasks. A later ask may start if it is expected to end by then, or if the head still fits beside it at that time.
 """
 
 from __future__ import annotations
@@ -27,53 +26,53 @@ from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
 LATENESS: Micros = HOUR
-"""With learned estimates, the time by which asks behind the head may delay it: their estimates may be too short."""
+"""With learned estimates, which may be too short: how long asks behind the head may delay it."""
 
 Prospect = Literal[0, 1, 2]
 TRY: Prospect = 0
 NO_ROOM: Prospect = 1
 LATE: Prospect = 2
-"""The outcome of trying an ask, as far as it can be predicted: unknown; no capacity; it would delay the head."""
+"""The prediction for an ask: worth trying; no capacity; it would delay the head."""
 
 
 class Backfill:
-    """The modes `easy` and `shortest`. They differ in the order in which match tries asks."""
+    """Backfill in the modes `easy` and `shortest`, which differ in the order in which match tries asks."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.head: Ask | None = None
         self._reserve: Reserve | None = None
-        """What is kept for the head."""
+        """Capacity set aside for the head at its planned start."""
         self._guard: Reserve | None = None
-        """With learned estimates, what is kept for the head at its latest start, by what was submitted."""
+        """With learned estimates: capacity set aside for the head at its latest start, by submitted estimates."""
         self._shape: Shape | None = None
-        """The shape of the head; None if it has several."""
+        """The shape of the head; None if it has several shapes."""
         self._delays: WouldDelay | None = None
-        """The reason of an ask that would delay the head; None if the start of the head cannot be planned."""
+        """The reason for asks that would delay the head; None if the start of the head cannot be planned."""
         self._full: dict[Lane, tuple[int, int]] = {}
-        """Lane → a number of tasks that did not fit at once, and the number that did."""
+        """Lane → a number of tasks that did not fit together, and the number that did."""
         self._unbounded: dict[tuple[int, bool, Shape], bool] = {}
-        """Accounts, preemptibility and shape → True if only missing capacity can keep such an ask waiting."""
+        """(Accounts, preemptible, shape) → True if only missing capacity can keep such an ask waiting."""
         self._versions: tuple[int, ...] = ()
         self._began: Micros = plan.now
 
     @property
     def when(self) -> Micros | None:
-        """The planned start of the head. None if it is unknown; then no ask counts as delaying the head."""
+        """Return the planned start of the head. None if it is unknown; then no ask counts as delaying the head."""
         return None if self._reserve is None else self._reserve.when
 
     @property
     def last_planned(self) -> Micros | None:
-        """The last planned start of any ask."""
+        """Return the last planned start of any ask."""
         return self.when
 
     @property
     def spare(self) -> int:
-        """The number of further tasks of the head's shape that fit at the planned time."""
+        """Return the number of further tasks of the head's shape that fit at the planned time."""
         return 0 if self._reserve is None else self._reserve.spare
 
     def block(self, ask: Ask, reason: NoRoom) -> None:
-        """Report an ask without capacity. The first one becomes the head and gets a planned time."""
+        """Record an ask without capacity. The first such ask becomes the head and gets a planned time."""
         if self.head is not None:
             return
         self.head = ask
@@ -86,10 +85,10 @@ class Backfill:
         self.plan.planned = self._planned()
 
     def _guard_for(self, ask: Ask, room: int) -> Reserve | None:
-        """Plan the latest start of the head. It is fixed when the head is first planned.
+        """Plan the latest start of the head, which is fixed when the head is first planned.
 
-        If the head does not fit by then, whatever starts, it is planned as early as it fits. Otherwise it would keep
-        all asks back, also one with held nodes for which the head waits.
+        If the head can no longer fit by then, it is planned as early as it fits. Otherwise no other ask could start,
+        not even an ask with held nodes for which the head waits.
         """
         forecast = self.plan.partition.derived.forecast
         if forecast is None or forecast.given is None:
@@ -107,7 +106,7 @@ class Backfill:
         return guard if guard.when is not None else None
 
     def start(self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int) -> tuple[int, Reason | None]:
-        """Start an ask in its turn, unless it comes after the head and would delay it."""
+        """Start an ask in its turn, unless it is behind the head and would delay it."""
         if self.head is None or ask is self.head:
             placed, reason = starter.start(lane, ask, together, most)
         else:
@@ -121,7 +120,7 @@ class Backfill:
         return placed, reason
 
     def prospect(self, lane: Lane, ask: Ask) -> Prospect:
-        """Predict without trying whether an ask can start in this cycle."""
+        """Predict, without trying, whether an ask can start in this cycle."""
         stage, partition = ask.stage, self.plan.partition
         if ask.whole or ask is self.head or (partition.nodes.held and partition.earmark_of(ask.seq) is not None):
             return TRY
@@ -132,22 +131,22 @@ class Backfill:
             return NO_ROOM
         if self._delays is None or stage.shape is not self._shape or together <= self.spare:
             return TRY
-        # Each of its tasks takes the place of a task of the head, unless it ends by the planned time.
+        # Each of its tasks takes capacity of a task of the head, unless it ends by the planned time.
         return TRY if self._in_time(ask) else LATE
 
     def skip_hopeless(self, lane: Lane, first: Ask, following: Iterator[Ask]) -> tuple[Ask | None, Ask | None]:
-        """Return the first ask of a lane that may be able to start, and the first ask before it without capacity."""
+        """Return the first ask of a lane that may be able to start, and the first skipped ask without capacity."""
         no_room: Ask | None = None
         wanted, room = self._full.get(lane, (FAR, FAR))
         spare = self.spare if self._delays is not None and lane.shapes == (self._shape,) else FAR
         accounts, lendable, only_room, head = None, False, False, self.head
         now, when = self.plan.now, self.when if self.when is not None else 0
-        held = bool(self.plan.partition.nodes.held)  # then some asks may have nodes of their own
+        held = bool(self.plan.partition.nodes.held)  # then some asks may have earmarked nodes
         for ask in chain((first,), following):
             stage = ask.stage
             if ask.kind != NEW or stage.started or stage.ended or ask.whole or ask is head or held:
                 prospect = self.prospect(lane, ask)
-            else:  # `prospect` without the parts that are equal for these asks, which are nearly all of a long lane
+            else:  # `prospect` inlined for these asks, which are nearly all of a long lane
                 together, least = stage.count, stage.terms.min
                 if 0 < least < together:
                     together = least
@@ -167,14 +166,14 @@ class Backfill:
         return None, no_room
 
     def why_passed(self, lane: Lane, ask: Ask) -> Reason | None:
-        """Return the reason why an ask was not tried."""
+        """Return why an ask was not tried."""
         prospect = self.prospect(lane, ask)
         if prospect == NO_ROOM:
             return refusal(self.plan.partition, ask) or NoRoom(gang_size(ask), max(self._full[lane][1], 0))
         return self._delays if prospect == LATE else None
 
     def _only_room(self, ask: Ask) -> bool:
-        """True if an ask can use no other nodes than the rest of its lane, and only missing capacity makes it wait."""
+        """True if an ask can use the same nodes as the rest of its lane, and only missing capacity can make it wait."""
         partition, job, shape = self.plan.partition, ask.stage.job, ask.stage.shape
         key = (id(job.accounts), job.preemptible, shape)
         unbounded = self._unbounded.get(key)
@@ -184,7 +183,7 @@ class Backfill:
         return unbounded
 
     def remember(self, unfinished: bool) -> None:
-        """Keep the results for the next cycle, unless some asks were not looked at."""
+        """Keep the results for the next cycle, unless the phase ended before all asks had their turn."""
         partition = self.plan.partition
         self._versions = _versions(partition)
         partition.memory.backfill = self if self.head is not None and not unfinished else None
@@ -192,8 +191,8 @@ class Backfill:
     def resume(self, plan: Plan) -> bool:
         """True if the results of an earlier cycle still hold; the new plan then continues from them.
 
-        They hold if the only change is that asks joined behind the head. The asks that waited before still cannot
-        start: there is no more capacity, the planned time is the same, and less time is left to end by then.
+        They hold if the only change is that asks joined behind the head. Asks that waited before still cannot start:
+        capacity and planned time are the same, and less time is left until then.
         """
         partition, head = plan.partition, self.head
         if (
@@ -211,7 +210,7 @@ class Backfill:
             if lane.queue.order.by_user and partition.settings.share_memory and lane.has_new_order(plan.now):
                 return False
             if lane.memory.new_while_asleep:
-                # Match remembers the first ask of each sort. An ask that joined before one of these would replace it.
+                # Match remembers the first ask of each result. An ask that joined before one of these would replace it.
                 firsts = {id(ask): ask for ask in (head, lane.memory.no_room, lane.memory.limited) if ask is not None}
                 last = max([lane.key(ask) for ask in firsts.values()])
                 if min([lane.key(ask) for ask in lane.memory.new_while_asleep]) < last:
@@ -227,9 +226,9 @@ class Backfill:
                 reserve.plan = plan
 
     def has_turned_late(self, now: Micros) -> bool:
-        """True if the first ask without capacity of some lane can no longer end by the planned time.
+        """True if some lane's first ask without capacity can no longer end by the planned time.
 
-        It is then not tried any more, and another ask may be the first without capacity.
+        That ask is not tried any more, and another ask may become the lane's first without capacity.
         """
         when = self.when
         if when is None or self._shape is None:
@@ -271,7 +270,7 @@ class Backfill:
             most = together
         if not same_shape or ask.stage.shape.key.apart or self.plan.partition.nodes.held:
             for each in late:
-                each.look_ahead()  # otherwise each of its tasks takes the place of exactly one task of the head
+                each.look_ahead()  # otherwise each task takes capacity of exactly one task of the head
         own = self._own_nodes(ask)
         placed, reason = starter.start(lane, ask, together, most)
         if reason is None and not self._take(late, before[0], own):
@@ -283,7 +282,7 @@ class Backfill:
         return placed, reason
 
     def _take(self, reserves: list[Reserve], mark: int, own: Collection[int]) -> bool:
-        """Count the tasks placed since a mark for all reserves; False if the head does not fit beside them."""
+        """Count the tasks placed since a mark in all reserves; False if the head does not fit beside them."""
         for at, reserve in enumerate(reserves):
             if not reserve.take(mark, own):
                 for taken in reserves[:at]:
@@ -298,35 +297,35 @@ class Backfill:
         )
 
     def _would_delay(self) -> WouldDelay | None:
-        """Return the reason of an ask that could delay the head beyond its latest start."""
+        """Return the reason for an ask that could delay the head beyond its latest start."""
         guard = self._guard
         return None if guard is None or guard.when is None else WouldDelay(guard.head.stage.job.id, guard.when)
 
     def _own_nodes(self, ask: Ask) -> Collection[int]:
-        """Return the nodes kept for an ask. The head cannot start there, so its plan does not count on them."""
+        """Return the nodes earmarked for an ask. The plan of the head does not count on these nodes."""
         earmark = self.plan.partition.earmark_of(ask.seq)
         return () if earmark is None else earmark.nodes
 
 
 def resume(plan: Plan) -> Backfill | None:
-    """Return the results of an earlier cycle, if they still hold."""
+    """Return the backfill of an earlier cycle, if its results still hold."""
     backfill = plan.partition.memory.backfill
     return backfill if isinstance(backfill, Backfill) and plan.partition.reign.ready and backfill.resume(plan) else None
 
 
 def has_turned_late(partition: Partition) -> bool:
-    """True if the passing of time changed which ask is the first without capacity."""
+    """True if, by the passing of time alone, a lane has another first ask without capacity."""
     return isinstance(partition.memory.backfill, Backfill) and partition.memory.backfill.has_turned_late(partition.now)
 
 
 def why_passed(partition: Partition, ask: Ask) -> Reason | None:
-    """Return the reason why the last match did not try a waiting ask."""
+    """Return why the last match did not try a waiting ask."""
     backfill, lane = partition.memory.backfill, partition.lanes.get(lane_key(ask))
     return backfill.why_passed(lane, ask) if isinstance(backfill, Backfill) and lane is not None else None
 
 
 def _versions(partition: Partition) -> tuple[int, ...]:
-    """Return the versions of the state that the results depend on, apart from the waiting asks."""
+    """Return the state versions that the results depend on, apart from waiting asks."""
     return (
         partition.derived.openings,
         partition.nodes.version,

@@ -1,8 +1,8 @@
-"""Chains: quick tasks wait on a node behind tasks of their stage, to save a round trip per task.
+"""Chains: quick tasks wait on a node behind running tasks of their stage, to save a round trip per task.
 
-When a task of the chain ends, the agent starts the next one in its room. `pass_rooms` repeats this in the state before
-match, so that a room of a chain becomes free only when no task of the chain waits for it. `chain` makes chains for
-tasks that match has just placed, and lengthens chains that run low. Both look only at what the cycle touched.
+When a task of the chain ends, the agent starts the next one in its slot. `pass_rooms` repeats this in the state before
+match, so that a slot of a chain becomes free only when no task of the chain waits for it. `chain` makes chains for
+tasks that match has just placed, and lengthens chains that run low. Both consider only chains that the cycle touched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fairlead.core.state import Partition
 
 
 def pass_rooms(plan: Plan) -> None:
-    """Give the rooms of ended tasks to tasks that wait in the same chain."""
+    """Let queued chain tasks take over the slots of finished ones."""
     for number in sorted(plan.partition.touched.chains):
         _fill(plan, number)
         _follow_agent(plan, number)
@@ -28,7 +28,7 @@ def pass_rooms(plan: Plan) -> None:
 def _fill(plan: Plan, number: int) -> None:
     waiting = plan.partition.waiting_in(number)
     free = waiting[0].rooms - _rooms(plan.partition, number) if waiting else 0
-    # A running task has its room already; of the others the agent takes the lowest index first.
+    # A running task already has its slot; of the others the agent starts the lowest index first.
     for allocation in sorted(waiting, key=lambda allocation: (allocation.state != "running", allocation.indices[0])):
         if free > 0:
             taken = split(allocation.indices, free)[0]
@@ -37,7 +37,7 @@ def _fill(plan: Plan, number: int) -> None:
 
 
 def _follow_agent(plan: Plan, number: int) -> None:
-    """Move rooms from tasks that are not reported as running to tasks that are."""
+    """Move slots from tasks that are not reported as running to tasks that are."""
     partition = plan.partition
     for waiting in partition.waiting_in(number):
         if waiting.state != "running":
@@ -60,7 +60,7 @@ def _pass(plan: Plan, allocation: Allocation, block: tuple[int, ...], rooms: int
 
 
 def _rooms(partition: Partition, number: int) -> int:
-    """Return the number of tasks of a chain that have a room."""
+    """Return the number of tasks of a chain that have a slot."""
     return sum(
         count(allocation.indices) for allocation in partition.derived.chains[number].values() if not allocation.rooms
     )
@@ -70,7 +70,7 @@ def _rooms(partition: Partition, number: int) -> int:
 
 
 def chain(plan: Plan) -> None:
-    """Send tasks ahead that have no room now. Does nothing if another cycle follows, which may place them."""
+    """Send tasks that found no capacity ahead to nodes. Does nothing if another cycle follows, which may place them."""
     partition = plan.partition
     touched = partition.touched
     if not (touched.quick or touched.chains) or not partition.reign.ready or plan.more:
@@ -82,10 +82,10 @@ def chain(plan: Plan) -> None:
 
 
 def _begin(plan: Plan, left: int) -> int:
-    """Make chains for tasks placed in this cycle. Returns the number of tasks that may still be sent ahead."""
+    """Make chains for tasks placed in this cycle. Returns how many more tasks may be sent ahead."""
     partition = plan.partition
     stages: dict[int, list[Allocation]] = {}
-    # A whole job that was tried and taken back leaves its allocation numbers to later ones, so numbers can repeat.
+    # Allocation numbers can repeat: a whole job that was tried and taken back leaves its numbers to later allocations.
     for number in dict.fromkeys(partition.touched.quick):
         placed = partition.allocations.get(number)
         # Members of a gang are not independent until all are acknowledged.
@@ -103,9 +103,9 @@ def _begin(plan: Plan, left: int) -> int:
 
 
 def _lengthen(plan: Plan, number: int, most: int) -> int:
-    """Lengthen a chain that runs low. Returns the number of tasks sent.
+    """Lengthen a chain that runs low, if no other ask waits. Returns the number of tasks sent.
 
-    Only if no other ask waits: the rooms of a chain that is lengthened never become free for other asks.
+    The slots of a chain that is lengthened never become free for other asks.
     """
     partition = plan.partition
     fronts = [allocation for allocation in partition.derived.chains.get(number, {}).values() if not allocation.rooms]
@@ -114,7 +114,7 @@ def _lengthen(plan: Plan, number: int, most: int) -> int:
     front = min(fronts, key=lambda allocation: allocation.id)
     stage = front.stage
     enough = ahead(stage.ran, partition.settings.chain)
-    # A gang that was taken back has to start together.
+    # A gang that was taken back must start together.
     if not enough or not stage.started or not stage.waiting() or not _may_grow(partition, stage, front.node):
         return 0
     rooms = _rooms(partition, number)
@@ -135,8 +135,8 @@ def _may_grow(partition: Partition, stage: Stage, node_id: int) -> bool:
 def _send(plan: Plan, front: Allocation, most: int, rooms: int) -> int:
     """Queue up to `most` pending tasks of a stage behind an allocation of it. Returns the number queued.
 
-    They take over rooms in use, so admission is asked for 0 more tasks. It refuses if a limit was lowered below the
-    use: rooms then have to become free.
+    The tasks take over slots in use, so admission is asked for 0 more tasks. It refuses if a limit was lowered below
+    the use: then slots must become free.
     """
     partition = plan.partition
     stage, admission = front.stage, Admission(partition)
@@ -151,6 +151,6 @@ def _send(plan: Plan, front: Allocation, most: int, rooms: int) -> int:
             attempt = stage.next_attempt(block)
             plan.do(Chained(front.id, kind, block, attempt, partition.counters.allocation, rooms))
     lane = partition.lane_of(stage)
-    # Asks behind one that left the lane by this have not had their turn.
+    # If this completed the ask, asks behind it have not had their turn.
     plan.more = plan.more or (lane is not None and lane.memory.asleep_at is None)
     return most - max(left, 0)

@@ -1,4 +1,4 @@
-"""`backfill: conservative`: waiting asks are planned in the order of turns, and none is delayed by a later one."""
+"""`backfill: conservative`: waiting asks are planned in the order of turns, and no ask is delayed by a later one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fairlead.core.plan import Plan
 from fairlead.core.reasons import NoRoom, Reason, WouldDelay
 
 MAX_PLANNED = 100
-"""The number of asks that are planned. Asks behind them do not start: their effect on the others is unknown."""
+"""The number of asks that are planned. Later asks do not start, because their effect on planned asks is unknown."""
 MAX_LOOKS = 200_000
-"""The number of pieces of a timeline that one match phase looks at; then it plans no further ask."""
+"""The number of timeline pieces that one match phase examines; then it plans no further ask."""
 
 
 class Conservative(Backfill):
@@ -61,7 +61,7 @@ class Conservative(Backfill):
         return False
 
     def resume(self, plan: Plan) -> bool:
-        return False  # on several nodes, a new plan may keep other nodes for the same asks
+        return False  # with several nodes, a new plan may use other nodes for the same asks
 
     def _is_full(self) -> bool:
         timeline = self._timeline
@@ -74,7 +74,7 @@ class Conservative(Backfill):
         assert timeline is not None
         partition = self.plan.partition
         if partition.earmark_of(ask.seq) is not None:
-            return starter.start(lane, ask, together, most)  # planned asks do not count on its nodes
+            return starter.start(lane, ask, together, most)  # planned asks do not count on nodes earmarked for it
         length, before = run_time(partition, ask), starter.before(ask.stage.job)
         late = [self._guard] if self._guard is not None and not self._in_time_for_guard(ask) else []
         for guard in late:
@@ -98,7 +98,7 @@ class Conservative(Backfill):
         return 0, self._delays or WouldDelay(ask.stage.job.id, now)
 
     def _leaves_enough(self, timeline: Timeline, mark: int, length: Micros | None, late: list[Reserve]) -> bool:
-        """True if the tasks placed since a mark leave all planned asks their capacity; if so, they are counted."""
+        """True if the tasks placed since a mark leave all planned asks their capacity. The tasks are then counted."""
         if not self._take(late, mark, ()):
             return False
         if not timeline.fits(self.plan.now, placed_since(self.plan, mark), length):

@@ -1,11 +1,10 @@
-"""Match: in turns, down the queue tree by share, then in the leaf by its order; a gang whole or not at all.
+"""Match: gives turns down the queue tree by share, then in the leaf by its order; a gang starts whole or not at all.
 
-A head for which there is no capacity closes its lane for this cycle: behind it, an ask may use only nodes of its own.
-A head that admission refuses (a limit, a stopped queue), or that is too large for any node, is passed over and keeps
-its place. Nodes that are held, promised or arrived give no turn: their owner is tried when its turn comes, and then
-uses them together with free ones. A lane in which nothing can be placed sleeps until capacity may be free or a limit
-may have changed. A cycle places at most `max_placed` tasks, or one gang. A job that starts whole is one gang over all
-its stages.
+A head without capacity closes its lane for this cycle: behind it, an ask may use only nodes of its own. A head that
+admission refuses (a limit, a stopped queue), or that is too large for any node, is passed over and keeps its place.
+Earmarked nodes give no extra turn: their owner is tried when its turn comes, and then uses them together with free
+nodes. A lane in which nothing can be placed sleeps until capacity may be free or a limit may have changed. A cycle
+places at most `max_placed` tasks, or one gang. A job that starts whole is one gang over all its stages.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from fairlead.core.state import Partition
 from fairlead.core.whatif import lent_nodes
 
 Awake = dict[str, list[Lane]]
-"""The lanes that may have something to place, by the path of their leaf."""
+"""The lanes that may have something to place, by the path of their leaf queue."""
 
 Cursor = QueueCursor | ShortestCursor
 
@@ -51,8 +50,9 @@ def match(plan: Plan) -> None:
         if not cursors:
             return
         left, another_round = Round(plan, {}, left, backfill, None, cursors).serve()
-    # Starts may move other asks up in their lanes (`fair`) or make a limit refuse a head that found no capacity. A job
-    # that started whole asks for its remaining tasks. Nodes that were released go to the first turn.
+    # Another round is needed after starts: they may move other asks up in their lanes (`fair`) or make a limit refuse a
+    # head that found no capacity, and a whole job that started asks for its remaining tasks. Released nodes go to the
+    # first turn.
     while left > 0 and another_round:
         look_at_all = backfill is not None and _starts_change_reasons(partition)
         awake = _awake(plan, look_at_all, claims)
@@ -61,7 +61,9 @@ def match(plan: Plan) -> None:
             return
         if awake and partition.settings.backfills:
             backfill = Conservative(plan) if partition.settings.backfill == "conservative" else Backfill(plan)
-            plan.lent = lent_nodes(partition)
+        if awake and partition.holds:
+            backfills = partition.settings.backfills
+            plan.lent = lent_nodes(partition, [hold for hold in partition.holds.values() if hold.recalled or backfills])
         left, another_round = Round(plan, awake, left, backfill, claims, {}).serve() if awake else (left, False)
     plan.more = plan.more or left <= 0
     if left > 0:
@@ -72,7 +74,7 @@ def match(plan: Plan) -> None:
 
 
 def _joined(plan: Plan, backfill: Backfill) -> dict[str, Cursor]:
-    """Return cursors over the asks that joined sleeping lanes, where at least one of them may start."""
+    """Return cursors over the asks that joined sleeping lanes, for queues in which at least one of them may start."""
     joined: Awake = {}
     for lane in plan.partition.lanes.values():
         if lane.memory.new_while_asleep:
@@ -95,9 +97,9 @@ def _report_not_ready(plan: Plan, awake: Awake) -> None:
 
 
 def _release_arrivals(plan: Plan) -> None:
-    """Release nodes that arrived for asks of single tasks, now that these have had their turn. Gangs keep theirs.
+    """Release ordered nodes that joined for asks of single tasks, after these had their turn. Gangs keep theirs.
 
-    Other asks, which found these nodes closed, are tried in the next cycle.
+    Other asks, for which these nodes were closed, are tried in the next cycle.
     """
     partition = plan.partition
     for _, promise in sorted(partition.promises.items()) if partition.promises else ():
@@ -108,12 +110,12 @@ def _release_arrivals(plan: Plan) -> None:
 
 
 def plan_due(partition: Partition) -> Micros:
-    """Return the time at which the planned time of the head may prove wrong, if nothing happens before."""
+    """Return the time at which the plan of the head may prove wrong, if nothing happens before."""
     return partition.memory.replan_at if partition.now < partition.memory.replan_at else FAR
 
 
 def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
-    """Return the first expected end that the planned time, or a loan of held nodes, counts on."""
+    """Return the first expected end of a task on which the planned time, or a loan of held nodes, depends."""
     forecast = plan.partition.derived.forecast
     first = forecast.first(plan.now) if forecast is not None else None
     last = backfill.last_planned
@@ -123,17 +125,17 @@ def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
 
 
 def _starts_change_reasons(partition: Partition) -> bool:
-    """True if starts can change the reasons of other asks: which is the first without capacity, and which have none."""
+    """True if starts can change the reasons of other asks: lanes compete, or starts move asks."""
     return len(partition.lanes) > 1 or any(lane.queue.order.moves for lane in partition.lanes.values())
 
 
 def memory_time(partition: Partition) -> Micros:
-    """Return the time, if the order of users changes with it; else 0."""
+    """Return the present time if the order of users depends on it; else 0."""
     return partition.now if partition.settings.share_memory else 0
 
 
 def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
-    """Return the lanes to look at: those for which something has changed, or all with `look_at_all`."""
+    """Return the lanes to try: those for which something has changed, or all with `look_at_all`."""
     partition = plan.partition
     openings, version = partition.derived.openings, partition.nodes.version
     fits: dict[Shape, bool] = {}
@@ -162,7 +164,7 @@ def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
         if asleep_at == (openings, version) and not look_at_all and not lane.memory.new_while_asleep and not claim:
             asleep.append((key, lane))
             continue
-        # Unless the ask without capacity is the head, asks before it were passed over and may be allowed by now.
+        # If the ask without capacity is not the head, asks before it were passed over and may be allowed by now.
         if (
             asleep_at is None
             or claim
@@ -173,21 +175,23 @@ def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
         ):
             lane.memory.woken_by_room = False
         elif not partition.settings.backfills and _still_full(partition, lane, fits):
+            if key in plan.looked:  # one of its tasks started in this cycle, so its earlier reason is gone
+                plan.note_reason(lane.memory.no_room, NoRoom(gang_size(lane.memory.no_room), 0))
             asleep.append((key, lane))
             continue
         else:
             lane.memory.woken_by_room = True
         awake.setdefault(lane.queue.path, []).append(lane)
         plan.looked.add(key)
-    # Nodes released and claims made during this match can let an ask of a sleeping lane start: it needs a turn, too.
+    # Nodes released and claims made during this match can let an ask of a sleeping lane start, so it needs a turn, too.
     for key, lane in asleep if awake and (partition.nodes.held or claims is not None) else ():
         if partition.nodes.held or (claims is not None and claims.may_make(lane)):
             lane.memory.woken_by_room = False
             awake.setdefault(lane.queue.path, []).append(lane)
             plan.looked.add(key)
     if awake and partition.settings.backfills:
-        # The first ask without capacity may be in a sleeping lane. All lanes stay awake until their turn, which may
-        # come in a later cycle.
+        # The first ask without capacity may be in a sleeping lane. All lanes are awake until their turn, which may be
+        # in a later cycle.
         awake = {}
         for key, lane in partition.lanes.items():
             lane.memory.asleep_at, lane.memory.woken_by_room = None, False
@@ -197,8 +201,8 @@ def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
 
 
 def _still_full(partition: Partition, lane: Lane, fits: dict[Shape, bool]) -> bool:
-    """True if a lane without capacity still has none for a single task. `fits` caches the answer by shape."""
-    if partition.nodes.held:  # held nodes may have capacity for their owners, and are not in the index
+    """True if a lane that found no capacity still has none for a single task. `fits` caches answers by shape."""
+    if partition.nodes.held:  # held nodes may fit their owners, and are not in the index
         return False
     if not fits:
         partition.derived.index.put_all_back()
@@ -239,15 +243,15 @@ class Round:
         self._cursors = cursors
         self._owed = slot_quotas(partition) if partition.settings.unit == "slots" else {}
         self._tree: Tree | None = None
-        """None when it has to be built again."""
+        """None if it has to be rebuilt."""
         self._starter = Starter(plan, batches=backfill is None)
         self._claims = claims
         self._begun: list[Ask] = []
         self._lanes: dict[str, list[Lane]] | None = None
-        """The lanes of the leaves in which starts move asks; None until they are needed."""
+        """The lanes of leaf queues in which starts move asks; None until they are needed."""
 
     def serve(self) -> tuple[int, bool]:
-        """Return how many tasks may still be placed in this cycle, and True if another round is needed.
+        """Give turns. Returns how many more tasks this cycle may place, and True if another round is needed.
 
         A round ends when kept nodes are released: asks that had their turn before may use them.
         """
@@ -272,7 +276,7 @@ class Round:
         return self.left, self.left < before or self._starter.released
 
     def _asleep(self, leaf: Queue, awake: list[Lane]) -> list[Lane]:
-        """Return the lanes of a leaf that are not awake."""
+        """Return the lanes of a leaf queue that are not awake."""
         if self._lanes is None:
             self._lanes = {}
             for lane in self.partition.lanes.values():
@@ -281,7 +285,7 @@ class Round:
         return [lane for lane in self._lanes.get(leaf.path, ()) if lane not in awake]
 
     def _serve(self, branch: ShareNode, cursor: Cursor) -> None:
-        """Give the leaf its turn, or all turns if no other leaf has open lanes."""
+        """Give the leaf queue its turn, or all turns if no other leaf has open lanes."""
         while cursor.open and self.left > 0 and not self._starter.released:
             if self._backfill is not None and self._backfill.head is not None:
                 cursor = self._after_head(cursor, self._backfill)
@@ -302,7 +306,7 @@ class Round:
             self._tree.after(branch, True, {}, 0, 0)
 
     def _after_head(self, cursor: Cursor, backfill: Backfill) -> Cursor:
-        """Return the cursor for turns behind the head."""
+        """Return the cursor for turns behind the head of backfill."""
         if isinstance(cursor, QueueCursor) and self.partition.settings.backfill == "shortest":
             cursor = self._cursors[cursor.leaf.path] = ShortestCursor(cursor, backfill)
         return cursor
@@ -314,7 +318,7 @@ class Round:
         if not single:
             together = gang_size(ask)
             if together > self.left and self.left < self.partition.settings.max_placed:
-                self.left = 0  # a gang that is too large for what is left of this cycle opens the next one
+                self.left = 0  # a gang too large for the rest of this cycle starts the next one
                 return 0
             most = together if together > 1 else self._most(branch, cursor, lane, ask)
         own = bool(cursor.full) and lane in cursor.full
@@ -326,7 +330,7 @@ class Round:
         if placed and cursor.counts:
             cursor.count(lane, ask, placed)
         if lane.memory.moved:
-            self._starter.flush()  # the lane is walked from the beginning, where starts not yet booked still stand
+            self._starter.flush()  # the lane is now walked from its beginning, so book starts first
         if reason is None:
             if not single and ask.whole:
                 self._begun.append(ask)
@@ -356,7 +360,7 @@ class Round:
         return placed
 
     def _claim(self, claims: Claims, lane: Lane, ask: Ask) -> None:
-        """Stop tasks for an ask without capacity, in its turn: asks with later turns cannot take what it will use.
+        """Stop tasks for an ask without capacity, in its turn, so that later asks cannot take the capacity it will use.
 
         With backfill, claims are made after match instead, because backfilled starts do not delay the planned one.
         """
@@ -369,7 +373,7 @@ class Round:
                 any_lane.memory.moved = True  # stopped gangs have new asks
 
     def _note_full(self, shape: Shape, reason: Reason) -> None:
-        """Note that no task of a shape fits. Lanes of this shape that only capacity could have woken sleep on."""
+        """Note that no task of a shape fits. Lanes of this shape that woke only for capacity sleep on."""
         if shape.key.apart or self.partition.nodes.held or shape in self._starter.full:
             return
         self._starter.full[shape] = reason
@@ -382,10 +386,10 @@ class Round:
             if closed:
                 self._open -= len(closed)
                 self._awake[path] = [lane for lane in lanes if lane.memory.asleep_at != seen]
-                self._tree = None  # it has leaves without open lanes now
+                self._tree = None  # leaf queues without open lanes must leave it
 
     def _build_tree(self) -> Tree:
-        """Build the tree of the leaves that have open lanes, with their booked use. All starts are booked by now."""
+        """Build the tree of leaf queues with open lanes, with their use. All starts must be booked."""
         left = [path for path, lanes in self._awake.items() if lanes]
         left += [path for path, cursor in self._cursors.items() if cursor.open]
         return Tree([self.partition.queues[path] for path in sorted(left)], self.partition.uses(), self._owed)
@@ -393,7 +397,7 @@ class Round:
     def _most(self, branch: ShareNode, cursor: Cursor, lane: Lane, ask: Ask) -> int:
         """Return the number of single tasks that an ask may start in one turn."""
         most = self._most_in_turn(branch, cursor, lane, ask)
-        # Replacements beyond those that a gang needs to reach `min` have a later turn.
+        # Replacements beyond those that the gang needs to reach `min` have a later turn.
         below_min = ask.kind == REPLACE and cursor.leaf.order.by_min
         return min(most, ask.stage.missing() or most) if below_min else most
 

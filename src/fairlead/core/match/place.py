@@ -1,4 +1,7 @@
-"""One turn: admit an ask, choose nodes and start its tasks, a gang whole or not at all; or give the reason why not."""
+"""One turn: admits an ask, chooses nodes and starts its tasks, or gives the reason why not.
+
+A gang starts whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 from fairlead.core.admission import Admission
 from fairlead.core.asks import Needs, gang_size, largest_first, minimum_by_stage
 from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
+from fairlead.core.holds.release import is_for_many
 from fairlead.core.holds.room import choose_held, choose_lent, choose_yielded
 from fairlead.core.index.kinds import Choice
 from fairlead.core.index.pack import FitIndex
@@ -16,7 +20,7 @@ from fairlead.core.learning import expected_run
 from fairlead.core.match.singles import Singles
 from fairlead.core.match.topology import gather
 from fairlead.core.memory import LaneMemory
-from fairlead.core.model import Ask, Job, Micros, Place, Promise, Stage
+from fairlead.core.model import Ask, Earmark, Hold, Job, Micros, Place, Promise, Stage
 from fairlead.core.never import never_fits, never_whole
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import split
@@ -28,27 +32,27 @@ NOTHING: list[Choice] = []
 STARTED = "it has started"
 
 Before = tuple[int, int, bool, list[tuple[LaneMemory, tuple[int, int] | None]]]
-"""The plan's mark, the partition's `openings`, if kept nodes were released, and when lanes of the job fell asleep."""
+"""The plan's mark, the partition's `openings`, `Starter.released`, and when the lanes of the job fell asleep."""
 
 
 class Starter:
-    """Starts asks in the order in which match gives turns. Every start of a task goes through `start`."""
+    """Starts asks in the order of their turns. Every start of a task goes through `start`."""
 
     def __init__(self, plan: Plan, batches: bool) -> None:
-        """With `batches`, starts of single tasks may be booked later: see `flush`."""
+        """With `batches`, starts of single tasks may be booked later, by `flush`."""
         self.plan = plan
         self.admission = Admission(plan.partition)
         index = plan.partition.derived.index
-        # Whether a node yields depends on what queues use, which has to be booked.
+        # Whether a node yields depends on the use of queues, so starts must be booked.
         batches = batches and not any(promise.ordered for promise in plan.partition.promises.values())
         self._singles = Singles(plan, index) if batches and isinstance(index, FitIndex) else None
         self.full: dict[Shape, Reason] = {}
-        """Shapes of which no further task fits in this cycle → the reason."""
+        """Shape → the reason why no further task of it fits in this cycle."""
         self.released = False
-        """True if kept nodes were released: asks that had their turn before may use them."""
+        """True if kept nodes were released, so that asks that had their turn before may use them."""
 
     def start(self, lane: Lane, ask: Ask, together: int, most: int, own: bool = False) -> tuple[int, Reason | None]:
-        """Start one gang, or at most `most` single tasks. Returns the number of tasks started, and why no more did.
+        """Start one gang, or at most `most` single tasks. Returns the number of tasks started, and why not more.
 
         With `own`, only nodes that are kept for the ask are used.
         """
@@ -80,10 +84,10 @@ class Starter:
         return placed, None
 
     def fitting(self, asks: list[Ask], most: int) -> int:
-        """Return how many single tasks, at most `most`, may start and fit, whichever asks of a lane they belong to."""
+        """Return how many single tasks, at most `most`, may start and fit, whichever of these asks they belong to."""
         partition, shape = self.plan.partition, asks[0].stage.shape
         if partition.nodes.held or shape.key.near or shape.key.apart:
-            return 1  # what fits depends on the ask
+            return 1  # the capacity depends on the ask
         self.flush()
         for ask in asks:
             if self.admission.checks_for(ask.stage.job):
@@ -98,7 +102,7 @@ class Starter:
         return self._singles is not None and self._singles.flush()
 
     def before(self, job: Job) -> Before:
-        """Return the present position, for `undo_tried` of starts of a job."""
+        """Return the present state of the plan and of a job's lanes, for `undo_tried`."""
         partition = self.plan.partition
         asks = [ask for stage in job.stages for ask in stage.asks if ask is not None]
         memories = [partition.lanes[lane_key(ask)].memory for ask in asks]
@@ -106,16 +110,16 @@ class Starter:
         return self.plan.mark(), partition.derived.openings, self.released, asleep
 
     def undo_tried(self, before: Before) -> None:
-        """Undo starts that were only tried. The capacity was free before, so no lane wakes up."""
+        """Undo starts that were only tried. No lane wakes up, because this capacity was free before."""
         partition = self.plan.partition
         mark, openings, self.released, asleep = before
         self.plan.undo_tried(mark, openings)
         for memory, since in asleep:
-            memory.asleep_at = since  # under some orders a start moves the other asks of the job
+            memory.asleep_at = since  # under some orders a start moves other asks of the job
         partition.derived.index.refresh()
 
     def _start_whole(self, ask: Ask, together: int, own: bool) -> tuple[int, Reason | None]:
-        """Start the tasks that a job needs of every stage, all at once or none."""
+        """Start the tasks that a job needs of every stage, all or none."""
         partition = self.plan.partition
         needs = minimum_by_stage(ask)
         reason = self.admission.refusal(ask, needs)
@@ -123,7 +127,7 @@ class Starter:
             return 0, reason
         tried = self._place_in_any_order(ask, needs, own)
         if tried and isinstance(partition.derived.index, ScoreIndex):
-            # One stage may have been spread over the nodes that another needs: packed tightly they may all fit.
+            # A stage may have been spread over nodes that another stage needs. Packed tightly, all may fit.
             with partition.derived.index.tightly():
                 tried = self._place_in_any_order(ask, needs, own)
         if tried:
@@ -135,10 +139,10 @@ class Starter:
         return together, None
 
     def _place_in_any_order(self, ask: Ask, needs: Needs, own: bool) -> list[tuple[str, int, int]]:
-        """Place all stages, or none, the hardest first. If they do not fit in that order, try the largest first.
+        """Place all stages or none, the hardest first. If they do not fit in that order, try the largest first.
 
-        A small task with a selector or `apart`, placed first, may take a node that only a large task needs. Placed
-        last, it may find no node that is left for it.
+        A small task with a selector or `apart` that is placed first may take a node that only a large task needs;
+        placed last, it may find no node.
         """
         tried = self._place_all(ask, needs, own)
         other = largest_first(needs) if tried else needs
@@ -147,7 +151,7 @@ class Starter:
         return tried
 
     def _place_all(self, ask: Ask, needs: Needs, own: bool) -> list[tuple[str, int, int]]:
-        """Place all stages, or none. If none, return stage, tasks wanted and tasks placed for each stage tried."""
+        """Place all stages or none. If none, return stage, tasks wanted and tasks placed for each stage tried."""
         partition, before = self.plan.partition, self.before(ask.stage.job)
         group = partition.counters.allocation if sum([needed for _, needed in needs]) > 1 else 0
         tried: list[tuple[str, int, int]] = []
@@ -209,23 +213,40 @@ class Starter:
             first = partition.counters.allocation
             settings = partition.settings
             expected = expected_run(partition, stage) if settings.learns and settings.backfills else None
-            self.plan.do(Placed(stage.job.id, stage.position, kind, attempt, first, parts, group, safe_until, expected))
+            generation = _generation(stage) if stage.count > 1 or stage.job.whole else 0
+            self.plan.do(
+                Placed(
+                    stage.job.id,
+                    stage.position,
+                    kind,
+                    attempt,
+                    first,
+                    parts,
+                    group,
+                    safe_until,
+                    expected,
+                    generation,
+                )
+            )
         return placed
 
     def _safe_until(self, ask: Ask) -> Micros:
-        """Return the time until which tasks are not stopped for a higher priority: nodes were held for them; else 0.
+        """Return the time before which the started tasks are not stopped for a higher priority; 0 if they may be.
 
-        Nodes that arrived for a gang protect it too if an ask of a higher priority waits in its queue. That ask could
-        not use these nodes, so it would have the gang stopped as soon as it starts.
+        Tasks that start on held nodes are protected, unless the hold recalls loans. So is a gang that starts on ordered
+        nodes while an ask of a higher priority waits in its queue: otherwise the gang would be stopped for that ask
+        immediately.
         """
         partition = self.plan.partition
         earmark = partition.earmark_of(ask.seq)
-        if earmark is None or (isinstance(earmark, Promise) and not (earmark.ordered and self._passes_higher(ask))):
+        if earmark is None or (isinstance(earmark, Hold) and earmark.recalled):
+            return 0
+        if isinstance(earmark, Promise) and not (earmark.ordered and self._passes_higher(ask)):
             return 0
         return partition.now + partition.settings.hold_for
 
     def _passes_higher(self, ask: Ask) -> bool:
-        """True if an ask is a gang, and an ask of a higher priority waits in its queue."""
+        """True if an ask is a gang and an ask of a higher priority waits in its queue."""
         partition, job = self.plan.partition, ask.stage.job
         if (not ask.whole and gang_size(ask) == 1) or not any(
             other > job.priority for other in partition.derived.priorities
@@ -237,32 +258,38 @@ class Starter:
     def _take_kept(self, ask: Ask, held: list[Choice], yielded: list[Choice]) -> None:
         """Release the nodes kept for an ask that has started, and those that yielded to it.
 
-        A whole job still needs the nodes of its other stages. Single tasks keep those for tasks that still wait.
+        A whole job keeps the nodes of its other stages, and an ask of single tasks those for tasks that still wait.
         """
         partition = self.plan.partition
-        if not ask.whole and partition.earmark_of(ask.seq) is not None:
+        earmark = None if ask.whole else partition.earmark_of(ask.seq)
+        if earmark is not None:
             waits = ask.stage.asks[ask.kind] is ask and gang_size(ask) == 1
-            rest = _without(partition.promises[ask.seq], held) if waits and ask.seq in partition.promises else ()
+            rest = _without(earmark, held) if waits and is_for_many(earmark) else ()
             self._release(ask.seq, rest, STARTED)
         node_ids = [choice.node_id for choice in yielded]
         for seq in sorted({seq for node_id in node_ids for seq in partition.nodes.held.get(node_id, ())}):
             rest = tuple(place for place in partition.promises[seq].places if place[0] not in node_ids)
-            self._release(seq, rest, "an ask with a better right uses one of its nodes")
+            self._release(seq, rest, "a job with a better right uses one of its nodes")
 
     def _release(self, seq: int, rest: tuple[Place, ...], why: str) -> None:
-        """Release the nodes kept for an ask, except for `rest`."""
+        """Release the nodes kept for an ask, except `rest`."""
         self.plan.do(Trimmed(seq, rest, why) if rest else Released(seq, why))
         self.plan.partition.derived.index.refresh()
         self.released = True
 
 
-def _without(promise: Promise, used: list[Choice]) -> tuple[Place, ...]:
-    """Return the places of a promise less the tasks placed there."""
-    if not promise.ordered:
-        return ()
+def _generation(stage: Stage) -> int:
+    """Return the generation of tasks that are placed now; 0 if they belong to no gang."""
+    if stage.started:
+        return stage.generation
+    return stage.generation + 1 if stage.generation or stage.job.whole or stage.min > 1 else 0
+
+
+def _without(earmark: Earmark, used: list[Choice]) -> tuple[Place, ...]:
+    """Return the kept places less the tasks placed there."""
     taken = {choice.node_id: choice.tasks for choice in used}
     rest: list[Place] = []
-    for node_id, position, tasks in promise.places:
+    for node_id, position, tasks in earmark.places:
         left = tasks - min(tasks, taken.get(node_id, 0))
         taken[node_id] = taken.get(node_id, 0) - (tasks - left)
         if left:

@@ -1,4 +1,4 @@
-"""The turns inside a leaf queue: pick the first head of all its open lanes by the queue's order, and close lanes."""
+"""Turns inside a leaf queue: picks the first head of its open lanes by the queue's order, and closes lanes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Line:
     def __init__(self, user: Account | None, asks: Iterator[Ask]) -> None:
         self.user = user
         self.asks = asks
-        """The asks that were not tried yet."""
+        """The asks that have not been tried."""
         self.void = False
-        """True if asks have moved: the next one is looked for from the beginning."""
+        """True if asks have moved, so that the next ask is searched from the beginning."""
 
 
 class QueueCursor:
-    """The next ask of each open lane of a leaf, the one that has the turn first."""
+    """The next ask of each open lane of a leaf queue, in the order of turns."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class QueueCursor:
         joined: bool = False,
         asleep: Sequence[Lane] = (),
     ) -> None:
-        """With `joined`, look only at asks that joined the lanes since they were closed.
+        """With `joined`, consider only asks that joined the lanes since they were closed.
 
-        `asleep` are the other lanes of the leaf, if the places of asks depend on starts. They are not tried, but have
-        their turns: after a restart no lane sleeps, and the tasks of a turn must be the same.
+        `asleep` are the other lanes of the leaf, if places of asks depend on starts. They are not tried but take part
+        in the order: after a restart no lane sleeps, and each turn must place the same tasks.
         """
         self.partition = partition
         self.leaf = leaf
@@ -53,29 +53,29 @@ class QueueCursor:
         self._lines: dict[Lane, list[tuple[Place, Ask, Line]]] = {}
         """Lane → a heap of its lines, each with its next ask."""
         self._turns: dict[Account, UserTurn] | None = None
-        """The use of each user; None if no two users take turns."""
+        """The use of each user; None if fewer than two users take turns."""
         self.by_length = False
-        """True if asks have their turns by their length, not by their places."""
+        """True if asks have their turns by run time, not by their places."""
         self.moves = False
         """True if starts move asks to other places in the leaf's order."""
         self._stirred = False
-        """True if asks of one user have changed places: jobs run more tasks."""
+        """True if asks of one user have changed places because jobs run more tasks."""
         self._allotted: dict[int, int] = {}
-        """Ask → the tasks that it starts in its next turn, as counted out with those of other asks."""
+        """Ask → the number of tasks that it starts in its next turn, counted out together with other asks."""
         self._passed: dict[int, None] = {}
-        """Asks that were passed over, or have started and are not booked yet."""
+        """Asks that were passed over, or that started and are not booked yet."""
         self._no_room: dict[Lane, Ask] = {}
         """Lane → its first ask without capacity."""
         self._saw: dict[Lane, tuple[int, int]] = {}
-        """Lane → the versions of capacity and nodes that this ask saw. Starts behind it may release nodes later."""
+        """Lane → the versions of capacity and nodes when that ask was tried. Later starts may release nodes."""
         self._limited: dict[Lane, Ask] = {}
-        """Lane → its first ask that was refused for a limit."""
+        """Lane → its first ask that a limit refused."""
         self._owners: dict[Lane, list[Ask]] = {}
-        """Lane → its asks that have nodes of their own, in order. They are tried behind a blocked ask too."""
+        """Lane → its asks with earmarked nodes, in order. They are tried even behind a blocked ask."""
         self.blocked: dict[Lane, tuple[int, int]] = {}
-        """Lanes closed except for asks with nodes of their own → the versions at which they were closed."""
+        """Lanes closed except for asks with earmarked nodes → the versions at which they were closed."""
         self.full: dict[Lane, None] = {}
-        """The blocked lanes in which an ask found no capacity: asks behind it may use only nodes of their own."""
+        """The blocked lanes in which an ask found no capacity: asks behind it may use only earmarked nodes."""
         if partition.nodes.held and not joined:
             self._find_owners(lanes)
         users: dict[Lane, list[Account | None]] = {lane: lane.users() for lane in (*lanes, *asleep)}
@@ -83,11 +83,11 @@ class QueueCursor:
             self._turns = {}
             self.moves = True
         self.counts = self._by_running or self._turns is not None
-        """True if starts have to be counted."""
+        """True if starts must be reported with `count`."""
         for lane in lanes:
             lane.memory.moved = False
             if not joined:
-                lane.memory.claims_at = None  # its asks are tried again
+                lane.memory.claims_at = None  # its asks are tried now
             lines = [Line(user, iter(_in_order(lane)) if joined else lane.line(user)) for user in users[lane]]
             firsts = [(ask, line) for ask, line in [(next(line.asks, None), line) for line in lines] if ask is not None]
             if firsts:
@@ -101,11 +101,11 @@ class QueueCursor:
 
         heads = [(lane, lane.head()) for lane in asleep]
         self._asleep = [(self.place(lane, head), lane.text, lane, head) for lane, head in heads if head is not None]
-        """A heap of the heads of sleeping lanes that did not have their turn."""
+        """A heap of the heads of sleeping lanes whose turn has not come."""
         heapify(self._asleep)
 
     def rest(self) -> Iterator[tuple[Lane, Ask]]:
-        """Yield the asks of the open lanes that had no turn yet, lane by lane."""
+        """Yield the asks of the open lanes that have had no turn, lane by lane."""
         for _, _, lane, current in self.open:
             if lane in self.blocked:
                 yield from ((lane, ask) for ask in (current, *self._owners[lane]))
@@ -119,7 +119,7 @@ class QueueCursor:
                 yield from ((lane, ask) for ask in asks)
 
     def current(self) -> tuple[Lane, Ask]:
-        """Return the ask that has the turn, until its lane goes on or is closed."""
+        """Return the ask that has the turn. It stays current until the turn ends or its lane is closed."""
         _, _, lane, ask = self.open[0]
         return self._current_moved() if self.moves or lane.memory.moved else (lane, ask)
 
@@ -133,14 +133,14 @@ class QueueCursor:
                     return lane, ask
             place, following = self.place(lane, ask), ask
             if lane not in self.blocked and (place != key or lane.memory.moved):
-                # Its user uses more than before, its job runs more tasks, or its stage has reached `min`.
+                # The user of the ask uses more than before, its job runs more tasks, or its stage has reached `min`.
                 place, following = self._first(lane) or (place, ask)
             if place == key:
                 return lane, following
             heapreplace(heap, (place, text, lane, following))
 
     def _first(self, lane: Lane) -> tuple[Place, Ask] | None:
-        """Return the first ask of a lane by the present places, and its place."""
+        """Return the present first ask of a lane, with its place."""
         heap = self._lines[lane]
         if lane.memory.moved:
             firsts = [(lane.after(user, self._passed), Line(user, iter(()))) for user in lane.users()]
@@ -165,7 +165,7 @@ class QueueCursor:
         return None
 
     def place(self, lane: Lane, ask: Ask) -> Place:
-        """Return the place of an ask, with starts that are not booked yet."""
+        """Return the place of an ask, counting starts that are not booked yet."""
         if self._turns is None:
             return lane.rank(ask)
         user = ask.stage.job.accounts[-1]
@@ -186,17 +186,17 @@ class QueueCursor:
         if self._turns is not None:
             self._turn(stage.job.accounts[-1]).add(*use_of(ask, placed))
         if stage.count == 1:
-            self._passed[id(ask)] = None  # it may be booked later
+            self._passed[id(ask)] = None  # its start may be booked later
         if self._by_running and (stage.count > 1 or len(stage.job.stages) > 1):
-            self.moves = self._stirred = True  # asks of its job have other places now
+            self.moves = self._stirred = True  # other asks of the job have new places
             if lane not in self.blocked:
                 self._lines[lane][0][2].void = True
 
     def most(self, lane: Lane, ask: Ask, most: int, fitting: Callable[[list[Ask], int], int]) -> int:
         """Return how many single tasks the current ask may start in its turn, at most `most`.
 
-        If other asks have turns between, the turns are counted out together. `fitting` returns how many tasks of a
-        number may start and fit, whichever of the asks they belong to.
+        If turns of other asks come between, the turns of all are counted out together. `fitting` returns how many of a
+        number of tasks may start and fit, whichever ask they belong to.
         """
         if self.leaf.asks == 1 or not (self._by_running or self._turns is not None):
             return most
@@ -218,7 +218,7 @@ class QueueCursor:
         return max(1, self._allotted.pop(id(ask), 1))
 
     def _rival(self, place: Place) -> Place | None:
-        """Return the first place of an ask in another lane, which may have another shape; None if there is none."""
+        """Return the lowest place of an ask in another lane; None if there is none."""
         places = [entry[0] for entry in self.open[1:3]]
         heap = self._asleep
         while heap:
@@ -234,12 +234,12 @@ class QueueCursor:
         return min(places, default=None)
 
     def _plain_lines(self, lane: Lane, ask: Ask, most: int) -> dict[Account | None, tuple[list[Ask], bool]]:
-        """Return by user what `_plain` returns."""
+        """Return the result of `_plain` for each user of a lane."""
         users = [line.user for _, _, line in self._lines[lane]]
         return {user: self._plain(lane, user, ask, most) for user in users}
 
     def _plain(self, lane: Lane, user: Account | None, ask: Ask, most: int) -> tuple[list[Ask], bool]:
-        """Return the first asks of a user that start single tasks, up to `most` tasks; and True if another follows."""
+        """Return a user's first asks for single tasks, up to `most` tasks; and True if another kind of ask follows."""
         plain: list[Ask] = []
         tasks = 0
         for other in lane.line(user):
@@ -256,7 +256,7 @@ class QueueCursor:
     def _allot(
         self, lane: Lane, lines: dict[Account | None, tuple[list[Ask], bool]], turns: int, rival: Place | None
     ) -> None:
-        """Count turns out to the asks of a lane, until an ask that starts no single tasks or a rival has the turn."""
+        """Count out turns to the asks of a lane, until the turn of a rival or of an ask for other than single tasks."""
         if self._turns is None:
             ((asks, _),) = lines.values()
             self._allotted = count_out_asks(lane, asks, turns, rival)
@@ -282,8 +282,7 @@ class QueueCursor:
     def block(self, no_room: bool) -> None:
         """Close the lane of the current ask, which found no capacity or was refused for a reason that holds for all.
 
-        Only asks with nodes of their own are tried behind it: what a claim will use does not count against itself.
-        Behind an ask without capacity they may use no other nodes.
+        Behind it only asks with earmarked nodes are tried. If the ask found no capacity, they may use no other nodes.
         """
         _, _, lane, ask = self.open[0]
         if no_room:
@@ -296,7 +295,7 @@ class QueueCursor:
         self._next_owner(lane)
 
     def go_on(self, after: Ask | None = None) -> None:
-        """End the turn. The lane queues up again, with `after`, the ask that had the turn, if it wants more."""
+        """End the turn. If `after`, the ask that had it, wants more, the lane continues with it."""
         heap = self.open
         lane = heap[0][2]
         if self.blocked and lane in self.blocked:
@@ -323,7 +322,7 @@ class QueueCursor:
                 self.close()
                 return
         elif len(heap) == len(lines) == 1 and not self.moves:
-            heap[0] = (*heap[0][:3], following)  # no other lane can come before it
+            heap[0] = (*heap[0][:3], following)  # no other lane can be before it
             return
         elif self._turns is None:
             place = lane.rank(following)
@@ -336,7 +335,7 @@ class QueueCursor:
         heapreplace(heap, (lines[0][0], lane.text, lane, lines[0][1]))
 
     def pass_over(self, no_room: bool = False) -> None:
-        """Try the next ask of the lane. The one passed over keeps its place."""
+        """Continue with the next ask of the lane. The ask passed over keeps its place."""
         _, _, lane, ask = self.open[0]
         self._passed[id(ask)] = None
         if no_room:
@@ -344,7 +343,7 @@ class QueueCursor:
         self.go_on()
 
     def pass_hopeless(self, backfill: Backfill) -> None:
-        """Skip asks that cannot start; stop at the first uncertain one. `Backfill.why_passed` gives their reasons."""
+        """Skip asks that cannot start; stop at the first uncertain one. `Backfill.why_passed` gives the reasons."""
         heap = self.open
         while heap:
             lane, ask = self.current()
@@ -357,7 +356,7 @@ class QueueCursor:
             self.pass_over(no_room=prospect == NO_ROOM)
 
     def _pass_in_lane(self, lane: Lane, first: Ask, backfill: Backfill) -> None:
-        """Do the same where only one lane is open, so that no other lane can come between."""
+        """Skip asks that cannot start, if only one lane is open."""
         following, no_room = backfill.skip_hopeless(lane, first, self._lines[lane][0][2].asks)
         if no_room is not None:
             self.note_no_room(lane, no_room)
@@ -367,12 +366,12 @@ class QueueCursor:
             self.open[0] = (*self.open[0][:3], following)
 
     def note_no_room(self, lane: Lane, ask: Ask) -> None:
-        """Note that an ask found no capacity. The first one of a lane counts."""
+        """Note an ask that found no capacity. The first of a lane is kept."""
         self._note_first(self._no_room, lane, ask)
         self._saw.setdefault(lane, self.versions())
 
     def note_untried(self, lane: Lane, ask: Ask) -> bool:
-        """Note an ask that was not tried, because there is no capacity for it. False if admission refuses it."""
+        """Note an ask that was not tried because there is no capacity. False if admission refuses it."""
         reason = refusal(self.partition, ask)
         if reason is None:
             self.note_no_room(lane, ask)
@@ -381,12 +380,12 @@ class QueueCursor:
         return reason is None
 
     def note_limited(self) -> None:
-        """Note that the current ask was refused for a limit."""
+        """Note that a limit refused the current ask."""
         _, _, lane, ask = self.open[0]
         self.note_limited_ask(lane, ask)
 
     def note_limited_ask(self, lane: Lane, ask: Ask) -> None:
-        """Note that an ask was refused for a limit. The first one of a lane counts."""
+        """Note an ask that a limit refused. The first of a lane is kept."""
         self._note_first(self._limited, lane, ask)
 
     def _note_first(self, noted: dict[Lane, Ask], lane: Lane, ask: Ask) -> None:
@@ -395,7 +394,7 @@ class QueueCursor:
             noted[lane] = ask
 
     def versions(self) -> tuple[int, int]:
-        """Return the versions of capacity and nodes, at which a lane falls asleep."""
+        """Return the present versions of capacity and nodes. A sleeping lane wakes when they grow."""
         return self.partition.derived.openings, self.partition.nodes.version
 
     def _find_owners(self, lanes: list[Lane]) -> None:
@@ -410,7 +409,7 @@ class QueueCursor:
             owners.sort(key=lane.key)
 
     def _next_owner(self, lane: Lane) -> None:
-        """Continue a blocked lane with its next ask that has nodes of its own, or close it."""
+        """Continue a blocked lane with its next ask that has earmarked nodes, or close it."""
         owners = self._owners[lane]
         while owners:
             ask = owners.pop(0)
@@ -444,12 +443,12 @@ class QueueCursor:
 
 
 def _is_same_rank(one: Place, other: Place) -> bool:
-    """True if two places of an ask differ in the use of its user only."""
+    """True if two places differ only in the use of the user."""
     return one[:2] == other[:2] and one[4:] == other[4:]
 
 
 def _in_order(lane: Lane) -> list[Ask]:
-    """Return the asks that joined a lane while it slept, in order; mostly there is one."""
+    """Return the asks that joined a lane while it slept, in order."""
     return (
         sorted(lane.memory.new_while_asleep, key=lane.key)
         if len(lane.memory.new_while_asleep) > 1

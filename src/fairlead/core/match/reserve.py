@@ -1,4 +1,4 @@
-"""The capacity that the first ask without capacity needs at one time, and which starts leave enough for it."""
+"""Capacity set aside at one planned time for an ask, and whether other starts leave enough of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairlead.core.whatif import WhatIf
 
 
 class Reserve:
-    """The planned start of one ask, by the ends in one forecast. Used during one match phase."""
+    """The planned start of one ask, the head, by the expected ends of one forecast. Used during one match phase."""
 
     def __init__(self, plan: Plan, head: Ask, forecast: Forecast | None) -> None:
         self.plan = plan
@@ -24,13 +24,14 @@ class Reserve:
         self.when: Micros | None = None
         """The planned start. None if it is unknown; then no ask counts as delaying the head."""
         self.spare = 0
-        """The number of further tasks of the head's shape that fit at the planned time. Unused if it has several."""
+        """The number of further tasks of the head's shape that fit at the planned time. Unused if it has several
+        shapes."""
         self._forecast = forecast
         self._future: WhatIf | None = None
         """Free capacity at the planned time; None until it is needed."""
         self._taken: list[tuple[Shape, Part]] = []
         self._lost = 0
-        """The tasks of the last `take`, and the tasks of the head for which they leave no capacity."""
+        """The tasks of the last `take`, and the number of tasks of the head that no longer fit because of them."""
 
     def plan_earliest(self, room: int) -> None:
         """Plan the start as early as all of the head fits. `room` is the number of its tasks that fit now."""
@@ -55,13 +56,13 @@ class Reserve:
         return self.spare >= 0
 
     def look_ahead(self) -> None:
-        """Compute the free capacity at the planned time, when allocations expected to end by then are gone."""
+        """Compute the free capacity at the planned time, without allocations expected to end by then."""
         if self._future is None:
             assert self.when is not None
             self._future = self._free_at(self.when, self._ends())
 
     def see_placed(self, mark: int) -> None:
-        """Take note of tasks placed since a mark that end by the planned time."""
+        """Count the tasks placed since a mark that end by the planned time."""
         if self._future is not None:
             self._future.without(placed_since(self.plan, mark))
 
@@ -91,22 +92,22 @@ class Reserve:
         return fits
 
     def give_back(self) -> None:
-        """Take back the last `take`."""
+        """Undo the last `take`."""
         self.spare += self._lost
         if self._future is not None:
             for shape, part in self._taken:
                 self._future.take(part.node, shape, -count(part.indices), part.devices)
 
     def _ends(self) -> Iterable[tuple[Micros, Allocation]]:
-        """Return the running allocations with their expected ends, in order of these."""
+        """Return the running allocations with their expected ends, the earliest first."""
         return self._forecast.in_order(self.plan.now) if self._forecast is not None else ()
 
     def _gain(self, shape: Shape) -> Callable[[Allocation], int]:
-        """Return a function that ends one more allocation and gives the number of further tasks that then fit."""
+        """Return a function that removes one more allocation and returns how many more tasks then fit."""
         partition, whatif = self.plan.partition, WhatIf(self.plan.partition)
         rooms: dict[int, int] = {}
         if len(partition.derived.shapes) == 1 and not shape.key.apart and not partition.nodes.over_rows:
-            # All tasks are equal, so each one that ends frees capacity for one.
+            # All tasks are equal, so each task that ends makes room for one.
             def gain_if_equal(allocation: Allocation) -> int:
                 usable = rooms.get(allocation.node)
                 if usable is None:
@@ -129,7 +130,7 @@ class Reserve:
         return gain
 
     def _plan_several(self) -> None:
-        """Plan a head of several shapes: search for the earliest end after which all of them fit."""
+        """Plan a head of several shapes: find the earliest end after which all of it fits."""
         ends = list(self._ends())
         times = sorted({end for end, _ in ends})
         low, high = 0, len(times)
@@ -152,7 +153,7 @@ class Reserve:
 
 
 def placed_since(plan: Plan, mark: int) -> list[tuple[Shape, Part]]:
-    """Return the tasks placed since a mark, node by node."""
+    """Return the tasks placed since a mark, by node."""
     jobs = plan.partition.jobs
     return [
         (jobs[change.job].stages[change.stage].shape, part)
@@ -163,7 +164,7 @@ def placed_since(plan: Plan, mark: int) -> list[tuple[Shape, Part]]:
 
 
 def packs(whatif: WhatIf, head: Ask) -> bool:
-    """True if all tasks that a head needs to start fit, node by node."""
+    """True if all tasks that a head needs to start fit on the nodes."""
     for stage, needed in minimum_by_stage(head):
         left = needed
         for node_id in sorted(whatif.partition.nodes.rows):

@@ -1,6 +1,7 @@
-"""Turns down the queue tree: pick on each level the child that is next by its share, down to a leaf.
+"""Turns in the queue tree: picks on each level the child that is next by its share, down to a leaf.
 
-The tree has only queues with open lanes. Each node counts the use of its queue, with starts that are not booked yet.
+The tree has only queues with open lanes. Each node counts the use of its queue, including starts that are not booked
+yet.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from fairlead.core.policy.shares import Key, turn_key
 from fairlead.core.resources import Vector, add
 
 Place = tuple[bool, Key]
-"""False while the queue has starts of its slot quota left; and its place by use and share."""
+"""False while the queue has starts of its slot quota left; then its place by use and share."""
 
 FIRST: Place = (False, (0, 0, ""))
 """The place of a queue without siblings in the tree."""
 
 
 class ShareNode:
-    """A queue with open lanes, in itself or below it."""
+    """A queue with open lanes, its own or of queues below it."""
 
     __slots__ = ("_owed", "_past", "_tasks", "_used", "_uses", "below", "entitled", "queue", "rivals", "share", "up")
 
@@ -29,11 +30,11 @@ class ShareNode:
         self.queue = queue
         self.up = up
         self.below: list[tuple[Place, ShareNode]] = []
-        """A heap of its children, the one that has the turn first."""
+        """A heap of its children in the tree, by their places."""
         self.rivals = False
         """True if a sibling queue, here or on a level above, also had waiting work when the tree was built."""
         self._owed = owed
-        """With `slots`: queue path → the starts left of its quota, which come before turns by use."""
+        """With `unit: slots`: queue path → the starts left of its quota, which come before turns by use."""
         self.share = self.entitled = 0
         self._uses = uses
         self._used: Vector = {}
@@ -41,7 +42,7 @@ class ShareNode:
         self._past: Vector = {}
 
     def stand(self) -> Place:
-        """Read share, entitlement and use of the queue, and return its place among its siblings."""
+        """Read the share, entitlement and use of the queue. Returns its place among its siblings."""
         rights, account = self._uses.rights, self.queue.account
         self.share, self.entitled = rights.share(self.queue), rights.of(self.queue)
         self._used, self._tasks = dict(account.used), account.tasks
@@ -49,14 +50,14 @@ class ShareNode:
         return self._place(self._used, self._tasks)
 
     def _place(self, used: Vector, tasks: int, more: int = 0) -> Place:
-        """Return its place with a use, after `more` starts that `_owed` does not count yet."""
+        """Return the place of the queue with a given use, after `more` starts that `_owed` does not count yet."""
         owes = bool(self._owed) and self._owed.get(self.queue.path, 0) > more
         use = self._uses.rights.measure(used, tasks)
         counted = self._uses.counted(used, tasks, self._past) if self._uses.weight else use
         return (not owes, turn_key(use, self.share, self.entitled, self.queue.name, counted))
 
     def use(self, resources: Vector, times: int, tasks: int) -> Place:
-        """Count use of `resources` `times` times, by a number of tasks. Returns the new place."""
+        """Count the use of `resources`, `times` times, by a number of tasks. Returns the new place."""
         add(self._used, resources, times)
         self._tasks += tasks
         if self._owed:
@@ -64,11 +65,11 @@ class ShareNode:
         return self._place(self._used, self._tasks)
 
     def turns_before(self, rival: Place, resources: Vector, most: int) -> int:
-        """Return how many equal tasks it may start one by one before the rival has the turn; at least 1."""
+        """Return how many equal tasks the queue may start one by one before the turn of the rival; at least 1."""
         least = 1
         while least < most:
             middle = (least + most + 1) // 2
-            # Compare the place after all of these tasks but the last.
+            # Compare the place before the last of these tasks.
             used = dict(self._used)
             add(used, resources, middle - 1)
             if self._place(used, self._tasks + middle - 1, middle - 1) < rival:
@@ -79,10 +80,10 @@ class ShareNode:
 
 
 class Tree:
-    """The queues with open lanes. A level is built when a turn first reaches it: queues without turns cost little."""
+    """The queues with open lanes. A level is built when a turn first reaches it, to save work."""
 
     def __init__(self, leaves: Sequence[Queue], uses: Uses, owed: dict[str, int]) -> None:
-        """`owed` has the slot quotas: queue path → starts that come first. It is updated with each start."""
+        """`owed` has the slot quotas: queue path → starts that come first. Each start updates it."""
         self._uses = uses
         self._owed = owed
         self._below: dict[str, list[Queue]] = {}
@@ -110,9 +111,9 @@ class Tree:
         return node
 
     def after(self, leaf: ShareNode, over: bool, resources: Vector, times: int, tasks: int) -> None:
-        """End a turn of a leaf: count its started tasks, which use `resources` `times` times.
+        """End a turn of a leaf queue: count its started tasks, which use `resources`, `times` times.
 
-        With `over`, the leaf has no open lanes left and leaves the tree.
+        With `over`, the leaf has no open lanes left and is removed from the tree.
         """
         node: ShareNode = leaf
         while node.up is not None:
@@ -127,7 +128,7 @@ class Tree:
             self._root = None
 
     def run(self, leaf: ShareNode, resources: Vector, most: int) -> int:
-        """Return how many equal tasks the leaf may start at once before single turns would reach another leaf."""
+        """Return how many equal tasks the leaf may start before the turn of another leaf."""
         node: ShareNode = leaf
         while node.up is not None and most > 1:
             level = node.up.below

@@ -1,7 +1,7 @@
-"""The turns inside a leaf queue behind the head, with `backfill: shortest`: the ask that is expected to run shortest.
+"""Turns inside a leaf queue behind the head, with `backfill: shortest`: the shortest expected run time first.
 
-It replaces a `QueueCursor` once an ask without capacity is known, and gives turns to the asks that had none yet. Asks
-without an estimate come last. Which asks of a lane the next phases look at does not depend on the order of turns.
+A `ShortestCursor` replaces a `QueueCursor` once an ask without capacity is known, and gives turns to the asks that had
+none. Asks without an estimate come last. Which asks of a lane later phases see does not depend on the order of turns.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class ShortestCursor:
     def __init__(self, cursor: QueueCursor, backfill: Backfill) -> None:
         self.leaf = cursor.leaf
         self.open = cursor.open
-        """The lanes that are not closed yet. All are closed when the last ask had its turn."""
+        """The lanes that are not closed yet. All close after the turn of the last ask."""
         self.full = cursor.full
         self._cursor = cursor
         cursor.by_length = True
         self._entries: list[Entry] = []
-        """The asks in reverse order: the last one has the turn."""
+        """The asks in reverse order: the last entry has the turn."""
         noted: set[tuple[Lane, Account | None]] = set()
         for lane, ask in cursor.rest():
             prospect = backfill.prospect(lane, ask)
             if prospect == NO_ROOM and (lane, lane.user(ask)) not in noted and cursor.note_untried(lane, ask):
-                noted.add((lane, lane.user(ask)))  # the asks of one line come in order, so the first one counts
+                noted.add((lane, lane.user(ask)))  # the asks of a line come in order, so the first one counts
             if prospect == TRY:
                 length = run_time(backfill.plan.partition, ask)
                 place = cursor.place(lane, ask)
@@ -49,20 +49,20 @@ class ShortestCursor:
         return self._entries[-1][3:]
 
     def count(self, lane: Lane, ask: Ask, placed: int) -> None:
-        """Do nothing: see `counts`."""
+        """Do nothing: starts do not change the order."""
 
     def most(self, lane: Lane, ask: Ask, most: int, fitting: Callable[[list[Ask], int], int]) -> int:
         """Return how many single tasks the current ask may start in its turn."""
         return most
 
     def go_on(self, after: Ask | None = None) -> None:
-        """End the turn. `after`, the ask that had it, has the next turn too if it wants more."""
+        """End the turn. `after`, the ask that had it, also gets the next turn if it wants more."""
         if after is None or after.stage.asks[after.kind] is not after:
             self._entries.pop()
         self._close_if_empty()
 
     def pass_over(self, no_room: bool = False) -> None:
-        """Try the next ask. The one passed over keeps its place."""
+        """Continue with the next ask. The ask passed over keeps its place."""
         _, _, _, lane, ask = self._entries.pop()
         if no_room:
             self._cursor.note_no_room(lane, ask)
@@ -75,7 +75,7 @@ class ShortestCursor:
         self._close_if_empty()
 
     def block(self, no_room: bool) -> None:
-        """Close the lane of the current ask, except for asks with nodes of their own: its refusal holds for all."""
+        """Close the lane of the current ask, except for asks with earmarked nodes: its refusal holds for the lane."""
         _, _, _, lane, _ = self._entries.pop()
         self._cursor.blocked.setdefault(lane, self._cursor.versions())
         partition = self._cursor.partition
@@ -85,7 +85,7 @@ class ShortestCursor:
         self._close_if_empty()
 
     def note_limited(self) -> None:
-        """Note that the current ask was refused for a limit."""
+        """Note that a limit refused the current ask."""
         self._cursor.note_limited_ask(*self.current())
 
     def _passes(self, backfill: Backfill, lane: Lane, ask: Ask) -> bool:

@@ -1,9 +1,9 @@
-"""Batches of single tasks: jobs of one task that start on the same node become one change.
+"""Batches of single tasks: one-task jobs that start on the same node become one change.
 
 A flood of such jobs must not cost a search and a change each. Each job is admitted in its own turn, like every other
-ask. If its lane is long enough to fill the node that fits best, the lane takes this node out of the index, and the
-next starts of the lane go there. They are booked together when the node is full, or when something needs to know what
-is used: a check that counts, or an ask that finds no capacity. See decision 0014.
+ask. If its lane is long enough to fill the node that fits best, the lane takes this node out of the index, and the next
+starts of the lane go there. They are booked together when the node is full, or when the present use is needed: by a
+check that counts, or by an ask that finds no capacity. See decision 0014.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fairlead.core.model import NEW, Ask
 from fairlead.core.plan import Plan
 
 FEW = 8
-"""A lane with fewer asks takes no node for itself."""
+"""A lane with fewer asks does not take a node for itself."""
 
 
 class Batch:
-    """Asks that start on one node, which is out of the index."""
+    """Asks that start together on one node, which is out of the index."""
 
     __slots__ = ("asks", "devices", "node_id", "room")
 
@@ -31,7 +31,7 @@ class Batch:
 
 
 class Singles:
-    """The open batches of one round of match, one a lane."""
+    """The open batches of one round of match, one per lane."""
 
     def __init__(self, plan: Plan, index: FitIndex) -> None:
         self.plan = plan
@@ -41,13 +41,13 @@ class Singles:
         self._open_batches = 0
 
     def add(self, lane: Lane, ask: Ask) -> bool:
-        """Start an admitted ask with the batch of its lane. False if it has to be placed by itself."""
+        """Add an admitted ask to the batch of its lane. False if it must be placed by itself."""
         batch = self._batches.get(lane)
         if batch is None and lane in self._batches:
             return False
         stage = ask.stage
-        # `SinglesPlaced` can record only the first start of a stage of one task. A lane in which asks have moved is
-        # walked from the beginning, so each start has to be booked at once.
+        # `SinglesPlaced` can record only the first start of a one-task stage. A lane in which asks have moved is walked
+        # from its beginning, so each start must be booked at once.
         if lane.memory.moved or stage.count != 1 or stage.started or ask.kind != NEW or stage.history or stage.floor:
             return False
         if len(stage.job.stages) > 1 and lane.queue.order.by_running:

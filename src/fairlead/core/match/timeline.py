@@ -1,6 +1,6 @@
-"""Free capacity of nodes over time: by the expected ends of running tasks, and beside asks that are planned already.
+"""Free capacity of nodes over time, from expected ends of running tasks and asks that are already planned.
 
-Used by `backfill: conservative`. The future of a node is a list of pieces, each from its time to that of the next.
+Used by `backfill: conservative`. The future of a node is a list of pieces, each lasting until the next begins.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Piece(msgspec.Struct):
 
 
 Taken = tuple[int, Shape, int, Micros, Micros]
-"""A node, a shape, a number of tasks of it, and the time from and to which they take capacity there."""
+"""A node, a shape, a number of tasks of it, and the time from and until which they use capacity there."""
 
 
 class Timeline:
     def __init__(self, partition: Partition, now: Micros, forecast: Forecast) -> None:
         self.partition = partition
         self.looks = 0
-        """The number of pieces that were looked at, as a measure of the work done."""
+        """The number of pieces examined so far, as a measure of the work done."""
         self.reserved: dict[int, None] = {}
-        """The nodes on which planned asks take capacity."""
+        """The nodes on which planned asks use capacity."""
         self._began = now
         self._whatif = WhatIf(partition)
         self._ends: dict[int, list[tuple[Micros, Allocation]]] = {}
@@ -58,7 +58,7 @@ class Timeline:
         """Node → shape → the number of tasks that fit in each piece. Dropped when the pieces change."""
 
     def plan(self, now: Micros, needs: Needs, length: Micros | None) -> Micros | None:
-        """Take capacity for an ask as early as all of it fits. Returns the time; None if there is no such time."""
+        """Reserve capacity for an ask as early as all of it fits. Returns the time; None if there is none."""
         when: Micros | None = now
         for stage, wanted in needs:
             earliest = self._earliest(now, stage.shape, wanted, length)
@@ -74,9 +74,9 @@ class Timeline:
         return None
 
     def fits(self, now: Micros, placed: Iterable[tuple[Shape, Part]], length: Micros | None) -> bool:
-        """True if tasks that were placed now leave the planned asks their capacity; if so, they are counted.
+        """True if tasks that were placed now leave the planned asks their capacity. The tasks are then counted.
 
-        Tasks on nodes that are kept for other asks, and lent, take nothing: no planned ask counts on these nodes.
+        Tasks on earmarked nodes that are lent count as 0, because no planned ask uses these nodes.
         """
         takes: list[Taken] = []
         for shape, part in placed:
@@ -93,7 +93,7 @@ class Timeline:
         return True
 
     def closed(self, now: Micros, shape: Shape, length: Micros | None) -> list[int]:
-        """Return the nodes on which no task of a shape may start now beside the planned asks."""
+        """Return the nodes on which no task of a shape may start now because of planned asks."""
         return [node_id for node_id in sorted(self.reserved) if not self._room(node_id, shape, now, length)]
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Timeline:
         span = FAR if length is None else max(1, length)
         starts = [piece.since for piece in pieces]
         times = sorted({now, *[at for at in starts if at > now], *[at - span + 1 for at in starts if at - span >= now]})
-        window: deque[int] = deque()  # positions of pieces, with rooms that only grow
+        window: deque[int] = deque()  # positions of pieces, with increasing capacity
         entered = 0
         for when in times:
             while entered < len(pieces) and (starts[entered] < when + span or entered == 0):
@@ -158,7 +158,7 @@ class Timeline:
         return least
 
     def _place(self, when: Micros, needs: Needs, length: Micros | None) -> bool:
-        """Take capacity for all stages of an ask from a time on; False if they do not fit."""
+        """Reserve capacity for all stages of an ask from a time on; False if they do not fit."""
         takes: list[Taken] = []
         for stage, wanted in needs:
             left = wanted
@@ -187,7 +187,7 @@ class Timeline:
     def _alter(
         self, node_id: int, shape: Shape, tasks: int, devices: tuple[int, ...] | None, since: Micros, until: Micros
     ) -> None:
-        """Add tasks to a node for a time. Without `devices`, each piece uses those that its tasks fit on."""
+        """Add tasks to a node for a span of time. Without `devices`, choose devices in each piece."""
         self._split(node_id, since)
         self._split(node_id, until)
         for piece in self._nodes[node_id]:
@@ -233,7 +233,7 @@ class Timeline:
 
 
 def _devices(piece: Piece, shape: Shape, tasks: int) -> tuple[int, ...]:
-    """Return devices for tasks that join a piece, or that leave it again."""
+    """Return devices for tasks that join a piece or, if `tasks` is negative, leave it."""
     if not shape.devices:
         return ()
     if tasks > 0:

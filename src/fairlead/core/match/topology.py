@@ -1,4 +1,4 @@
-"""Gathering: place a gang on nodes with the fewest values of a label, such as one rack."""
+"""Gathering: places a gang on nodes with the fewest values of a label, such as one rack."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fairlead.core.shape import Shape
 
 
 def gather(index: NodeIndex[Any], shape: Shape, most: int, number: int, home: Collection[str]) -> list[Choice]:
-    """Choose nodes for up to `most` tasks: first where tasks of the stage run (`home`), then with few further values.
+    """Choose nodes for up to `most` tasks: first where the stage already runs (`home`), then with few further values.
 
-    Of values with capacity for all tasks, the one that needs the fewest nodes is taken; else those with the most
+    Of the values with capacity for all tasks, the one that needs the fewest nodes is taken; else those with the most
     capacity first. This costs one search for each value.
     """
     ranked: list[tuple[bool, int, int, str]] = []

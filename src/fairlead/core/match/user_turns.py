@@ -1,7 +1,7 @@
-"""Turns of the users of a leaf: the user with the least use is next, then the first ask of this user.
+"""Turns of the users of a leaf queue: the user with the least use is next, with this user's first ask.
 
-Users take turns task by task. If their tasks are equal, the turns that follow can be counted out beforehand, so that
-each ask starts all of its next tasks at once: `allot` returns the same numbers as single turns.
+Users take turns task by task. If their tasks are equal, turns can be counted out beforehand, so that each ask starts
+all of its next tasks at once. The numbers are the same as with single turns.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fairlead.core.model import Account, Ask
 from fairlead.core.resources import Vector, add
 
 Level = tuple[int, str]
-"""The use of a user and the name of the account: the lower is next."""
+"""The use of a user and the name of the account. The lowest level is next."""
 
 
 class UserTurn:
-    """The use of a user in a leaf, with starts that are not booked yet."""
+    """The use of a user in a leaf queue, including starts that are not booked yet."""
 
     __slots__ = ("_past", "_tasks", "_used", "_uses", "name", "use")
 
@@ -31,7 +31,7 @@ class UserTurn:
         self.use = uses.counted(self._used, self._tasks, self._past)
 
     def add(self, resources: Vector, times: int, tasks: int) -> None:
-        """Count use of `resources` `times` times, by a number of tasks."""
+        """Count the use of `resources`, `times` times, by a number of tasks."""
         add(self._used, resources, times)
         self._tasks += tasks
         self.use = self._uses.counted(self._used, self._tasks, self._past)
@@ -46,7 +46,7 @@ class UserTurn:
 
 
 class Ladder:
-    """The uses of a user before each of the next equal tasks, at most `most` tasks."""
+    """The use of a user before each of the next equal tasks, for at most `most` tasks."""
 
     __slots__ = ("_base", "_step", "done", "most", "name")
 
@@ -56,7 +56,7 @@ class Ladder:
         self._step = step
         self.most = most
         self.done = 0
-        """The number of tasks that are counted out."""
+        """The number of tasks counted out so far."""
 
     def level(self, tasks: int) -> Level:
         """Return the use after a number of tasks."""
@@ -64,7 +64,7 @@ class Ladder:
         return max([base + tasks * step.get(name, 0) for name, base in self._base.items()], default=0), self.name
 
     def turns_before(self, level: Level) -> int:
-        """Return how many tasks have their turn before a user at this level."""
+        """Return how many tasks of this user have their turn before another user at `level`."""
         bound = level[0] + (self.name < level[1])
         turns = self.most
         for name, base in self._base.items():
@@ -77,7 +77,7 @@ class Ladder:
 
 
 def count_out(ladders: list[Ladder], turns: int) -> None:
-    """Count out turns one by one to the user with the least use; `done` of each has the result."""
+    """Count out turns one by one to the user with the least use. The results are in `done` of the ladders."""
     turns = min(turns, sum([ladder.most for ladder in ladders]))
     low = min([ladder.level(0)[0] for ladder in ladders])
     high = 1 + max([ladder.level(ladder.most)[0] for ladder in ladders])
@@ -107,9 +107,9 @@ def count_out(ladders: list[Ladder], turns: int) -> None:
 
 
 def count_out_asks(lane: Lane, asks: list[Ask], turns: int, rival: Place | None = None) -> dict[int, int]:
-    """Count turns of one user out to asks of single tasks, by the order of the queue. Returns ask id → tasks.
+    """Count out turns of one user to asks of single tasks, in the queue's order. Returns ask id → tasks.
 
-    It ends when an ask at the place `rival` has the turn.
+    Ends at the turn of an ask with the place `rival`.
     """
     if len(asks) == 1 and rival is None:
         return {id(asks[0]): min(turns, asks[0].count)}
@@ -122,7 +122,7 @@ def count_out_asks(lane: Lane, asks: list[Ask], turns: int, rival: Place | None 
         job = ask.stage.job.id
         now = lane.rank(ask, running.get(job, 0))
         if now != rank:
-            heapreplace(heap, (now, left, ask))  # another ask of the same job had turns
+            heapreplace(heap, (now, left, ask))  # another ask of the job had turns
             continue
         if rival is not None and rank > rival:
             break

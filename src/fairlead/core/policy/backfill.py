@@ -19,7 +19,7 @@ class Planned(NamedTuple):
 
 
 def plan_start(room: int, wanted: int, ends: Iterable[tuple[int, T]], gain: Callable[[T], int]) -> Planned | None:
-    """Return the time at which `wanted` fits, given the present room and what each coming end adds to it.
+    """Return the time at which `wanted` tasks fit, given the tasks that fit now and those that each coming end adds.
 
     `ends` is sorted by time. `gain` is called only for ends up to the planned time; all of these count for the spare
     capacity. None if the known ends never free enough.
@@ -34,7 +34,7 @@ def plan_start(room: int, wanted: int, ends: Iterable[tuple[int, T]], gain: Call
 
 
 def spare_at(when: int, room: int, wanted: int, ends: Iterable[tuple[int, T]], gain: Callable[[T], int]) -> int:
-    """Return the capacity to spare at a time, beyond `wanted`; below 0 if that much does not fit by then."""
+    """Return the capacity to spare at a time, beyond `wanted`; below 0 if `wanted` does not fit by then."""
     for end, ending in ends:
         if end > when:
             break

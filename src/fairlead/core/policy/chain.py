@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 MAX_CHAIN = 1_000
-"""At most this number of tasks wait for one room. More would not help even the quickest process, and the bound limits
-the size of a message, a loss or the effect of a wrong measurement."""
+"""At most this number of tasks wait for one slot. More would not help even the quickest tasks, and the bound limits the
+size of a message, a loss or the effect of a wrong measurement."""
 
 
 def measured(estimate: int | None, sample: int, chain: int) -> int | None:
@@ -22,7 +22,7 @@ def measured(estimate: int | None, sample: int, chain: int) -> int | None:
 
 
 def ahead(ran: int | None, chain: int) -> int:
-    """Return how many tasks should wait for each room, besides the one that has it: `chain` of work in total."""
+    """Return how many tasks should wait for each slot: with the running task, they take about the time `chain`."""
     if ran is None:
         return 0
     return max(0, min(chain // max(ran, 1), MAX_CHAIN) - 1)

@@ -1,7 +1,7 @@
 """Expected run times and ends of tasks.
 
-An estimate that was overrun is doubled until the end is in the future. A learned one that was overrun is replaced by
-the given one first: it is a bound that users mostly keep.
+An overrun estimate is doubled until the end is in the future. An overrun learned estimate is first replaced by the
+given one, a bound that users mostly keep.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ LEAST = 1_000_000
 
 
 def learned_run(last: int, before: int | None, given: int | None) -> int:
-    """Return the expected run time: the mean of the last two runs, at most what was given."""
+    """Return the expected run time: the mean of the last two runs, at most the given estimate."""
     mean = max(LEAST, last if before is None else (last + before) // 2)
     return mean if given is None else min(mean, given)
 
 
 def learned_end(began: int, learned: int, given: int | None, now: int) -> int | None:
-    """Return the expected end by a learned estimate; once it is overrun, by the given one."""
+    """Return the expected end by a learned estimate or, once that is overrun, by the given estimate."""
     if began + learned > now:
         return began + learned
     return expected_end(began, learned if given is None else given, now)

@@ -17,10 +17,10 @@ def room(free: Sequence[tuple[int, int]], wanted: int) -> int:
 
 
 def choose_devices(used: Sequence[int], count: int, per_task: int, milli: int, tasks: int) -> tuple[int, ...]:
-    """Return devices for the tasks that fit, at most `tasks`, task by task. A task takes whole devices or part of one.
+    """Return devices for the tasks that fit, at most `tasks`, task by task.
 
-    Whole devices are taken in order. A part goes to the fullest device that has enough left, so that free devices stay
-    whole.
+    A task takes whole devices or part of one. Whole devices are taken in order. A part goes to the fullest device that
+    has enough left, so that free devices stay whole.
     """
     if milli == WHOLE:
         free = [device for device in range(count) if device >= len(used) or not used[device]]

@@ -87,7 +87,8 @@ class Workload:
 
 
 def _levels(column: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the sorted distinct amounts of one resource, and for 0, 1, … of them reached, the shapes that fit."""
+    """Return the sorted distinct amounts of a resource, and the shapes that fit at each position among them, as
+    bits."""
     thresholds = sorted(set(column))
     fitting = [sum((amount < level) << bit for bit, amount in enumerate(column)) for level in thresholds]
     return thresholds, [*fitting, (1 << len(column)) - 1]

@@ -1,8 +1,8 @@
-"""Orders of queues: an order is a function from the `Standing` of an ask to a sort key; the lowest key goes first.
+"""Orders of queues. An order maps the `Standing` of an ask to a sort key; the lowest key goes first.
 
-To add an order, write a function and a row in `ORDERS`. The lane appends the ask's place among asks of the same instant
-(its sequence number, or that of the earlier ask to which it came back) and its sequence number, so that the order is
-total. A lane moves an ask when its priority is set, and when another value changes that the order's row names.
+To add an order, write a function and a row in `ORDERS`. To make the order total, the lane appends the ask's place among
+asks of the same instant (its sequence number, or that of the earlier ask whose place it has) and its sequence number. A
+lane moves an ask when its priority changes, or another value that the order's row names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Key = tuple[int, ...]
 
 
 class Standing(msgspec.Struct, frozen=True, gc=False):
-    """An ask as an order sees it."""
+    """The properties of an ask that an order may use."""
 
     kind: int
     """0 replaces lost tasks, 1 scales a job up (2 if the queue has `scale_first: false`), 2 is new."""
@@ -47,7 +47,7 @@ def fair(ask: Standing) -> Key:
 class Order(msgspec.Struct, frozen=True):
     key: Callable[[Standing], Key]
     by_running: bool = False
-    """True if the key depends on `running`, which is 0 otherwise. Then places move with every start and every end."""
+    """True if the key depends on `running`, which is 0 otherwise. Places then change with every start and end."""
     by_min: bool = False
     """True if the key depends on `below_min`, which is False otherwise."""
     longest_first: bool = False
@@ -71,4 +71,4 @@ ORDERS: Registry[Order] = Registry(
 )
 
 MISSING = Order(first_in_first_out)
-"""Stand-in for an order that is not installed, used during replay, which evaluates no policy."""
+"""Stands in for an order that is not installed, during replay, which evaluates no policy."""

@@ -12,30 +12,32 @@ from collections.abc import Mapping
 from fairlead.core.resources import Vector
 
 TASKS = ""
-"""The name under which a number of tasks stands beside resources."""
+"""The key for the number of tasks, beside the names of resources."""
 
 
 def total_weight(elapsed: int, half_life: int) -> int:
-    """Return the weight of all time up to `elapsed` after the landmark: its integral, times 2 × half-life, is whole.
+    """Return the total weight of all time up to `elapsed` after the landmark, multiplied so that it is a whole number.
 
-    Time before the landmark counts too, back to the infinite past. `elapsed` is not below 0.
+    The factor is 2 × half-life. Time before the landmark counts too, back to the infinite past. `elapsed` is not below
+    0.
     """
     doublings, rest = divmod(elapsed, half_life)
     return (3 * half_life * half_life + (2 * half_life + rest) * rest) << doublings
 
 
 def past_use(used: Mapping[str, int], booked: Mapping[str, int], weight: int) -> Vector:
-    """Return the weighted past use of an account, by resource, without those that are 0.
+    """Return the weighted past use of an account by resource, leaving out zeros.
 
-    `booked` has each use that began times the total weight at that time, less each that ended, likewise. So a use that
-    began at weight a counts its amount × (weight - a), and one that ended at weight b, its amount × (b - a).
+    `booked` is the sum of each use that began, times the total weight at that time, less the same for each use that
+    ended. So a use that began at weight a counts its amount × (weight - a), and one that ended at weight b, its amount
+    × (b - a).
     """
     past = {name: weight * used.get(name, 0) - booked.get(name, 0) for name in {**used, **booked}}
     return {name: amount for name, amount in past.items() if amount}
 
 
 def booked_use(used: Mapping[str, int], past: Mapping[str, int], weight: int) -> Vector:
-    """The reverse of `past_use`: return the `booked` that gives this past."""
+    """Return the `booked` for which `past_use` gives this past."""
     return past_use(used, past, weight)
 
 
@@ -46,6 +48,6 @@ def after_shift(booked: Mapping[str, int], doublings: int) -> Vector:
 
 
 def rescaled(past: Mapping[str, int], before: int, after: int) -> Vector:
-    """Return a past as the same part of another total weight, rounded down."""
+    """Return past use as the same part of another total weight, rounded down."""
     scaled = {name: amount * after // before for name, amount in past.items()}
     return {name: amount for name, amount in scaled.items() if amount}

@@ -1,9 +1,9 @@
 """Placements: choose one of the nodes that fit a task.
 
-A placement scores a node for a task, and the node with the lowest score is taken. It also chooses the task's devices
-there. It sees a node only as a `Node`, so that nodes in an equal state have equal scores and only one of them needs to
-be scored. It is called for nodes that fit. Of nodes with equal scores the one that joined first is taken, or a random
-one if the placement is `drawn`.
+A placement scores a node for a task; the node with the lowest score is taken. It also chooses the task's devices there.
+It sees a node only as a `Node`, so nodes in an equal state have equal scores and only one of them is scored. It is
+called only for nodes that fit. Of nodes with equal scores the one that joined first is taken, or a random one if the
+placement is `drawn`.
 
 To add a placement, write a function of this signature and a row in `PLACEMENTS`. All values are integers; fractions are
 in millionths, rounded down. The default, `pack`, is not here: the index of fitting nodes has its order built in.
@@ -39,12 +39,12 @@ class Node(NamedTuple):
 
     @property
     def gpu(self) -> int:
-        """Free capacity of all devices together, in milli-GPU."""
+        """Return the free capacity of all devices together, in milli-GPU."""
         return WHOLE * len(self.device_use) - sum(self.device_use)
 
 
 class Fleet(NamedTuple):
-    """What a placement sees of the cluster: the largest node by CPU and by devices, and the typical tasks."""
+    """The cluster as a placement sees it: the most CPU and devices of one node, and the typical tasks."""
 
     cpu: int
     devices: int
@@ -94,7 +94,7 @@ def gpu_packing(node: Node, task: Task, fleet: Fleet) -> Key:
 
 
 def gpu_clustering(node: Node, task: Task, fleet: Fleet) -> Key:
-    """Keep tasks with whole GPUs and tasks with part of one apart: prefer like tasks only, mixed, empty, unlike."""
+    """Keep tasks with whole GPUs apart from tasks with a part: prefer like tasks only, then mixed, empty, unlike."""
     if not task.devices:
         return (_wasteful(node, task), 0)
     split = any(0 < used < WHOLE for used in node.device_use)
@@ -158,7 +158,7 @@ PLACEMENTS: Registry[Placement] = Registry(
 )
 
 MISSING = Placement(any_node)
-"""Stand-in for a placement that is not installed, used during replay, which evaluates no policy."""
+"""Stands in for a placement that is not installed, during replay, which evaluates no policy."""
 
 
 def placement_names() -> tuple[str, ...]:
@@ -169,8 +169,8 @@ def placement_names() -> tuple[str, ...]:
 def draw(seed: int, number: int, counts: Sequence[int]) -> int:
     """Return the position of the group that contains the drawn node, given the number of nodes of each group.
 
-    Every node is equally likely. The same arguments give the same group, so the order of the groups must not depend on
-    anything that a restart forgets.
+    Every node is equally likely. Equal arguments give the same group, so the order of the groups must not depend on
+    anything that a restart loses.
     """
     drawn = blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
     ends = list(accumulate(counts))
@@ -205,7 +205,7 @@ def _least_loss(node: Node, task: Task, fleet: Fleet) -> tuple[int, tuple[int, .
 
 
 def _ways(node: Node, task: Task, fleet: Fleet) -> Iterator[tuple[int, ...]]:
-    """Yield the device choices for a task that differ in effect, the tightest first."""
+    """Yield the choices of devices for a task that differ in effect, the tightest first."""
     if task.milli in (0, WHOLE):
         yield tightest(node, task, fleet)
         return

@@ -1,7 +1,7 @@
 """Registries: the policies of one kind by the names that the configuration uses.
 
-Built-in policies are a table in the file of their kind. Policies of other packages are added by `fairlead.policies`
-when a process starts, and never later, so that a name stands for the same function as long as the process runs.
+Built-in policies are a table in the file of their kind. `fairlead.policies` adds policies of other packages when a
+process starts, and never later, so that a name means the same function as long as the process runs.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ class Registry(dict[str, Policy]):
         self[name] = policy
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """Return the names without a policy, each with the kind: "order night_first"."""
+        """Return the names without a policy, each with the kind, such as "order night_first"."""
         return [f"{self.kind} {name}" for name in names if name not in self and name not in self._reserved]

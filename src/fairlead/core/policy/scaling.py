@@ -13,5 +13,5 @@ def nodes_to_add(*, idle: int, pending: int, ordered: int, min_idle: int, total:
 
 
 def nodes_to_give_back(*, idle: int, pending: int, max_idle: int, min_idle: int, total: int, least: int) -> int:
-    """Return how many idle nodes exceed the nodes that waiting tasks need plus those that may stay idle."""
+    """Return how many idle nodes to give back: those beyond what waiting tasks need and what may stay idle."""
     return max(0, min(idle - pending - max(max_idle, min_idle), total - least))

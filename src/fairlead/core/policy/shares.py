@@ -1,7 +1,7 @@
-"""Shares in whole numbers: the entitlement of each class, the tasks it may start, and the loans it has to give back.
+"""Shares in whole numbers: the entitlement of each class, the tasks it may start, and the loans it must return.
 
 A class is a queue among its siblings. `start_counts` and `rebalance_counts` count in slots and give the numbers of the
-published algorithm; `Measure` and `turn_key` order the classes for turns, in any unit. Nothing here is a float.
+published algorithm; `Measure` and `turn_key` order the classes for turns, in any unit. There are no floats.
 docs/shares.md explains the arithmetic with an example.
 """
 
@@ -42,7 +42,7 @@ class Claim(NamedTuple):
 
 
 def normalised(shares: Mapping[str, int]) -> dict[str, int]:
-    """Return shares as whole percents that add up to 100; unchanged among many classes or if all shares are 0."""
+    """Return shares as whole percents that add up to 100; unchanged if there are many classes or all shares are 0."""
     for name, share in shares.items():
         _check("share", share, name, MAX_SHARE)
     whole = sum(shares.values())
@@ -87,8 +87,8 @@ def spread(total: int, classes: Iterable[Mapping[str, Any] | Claim]) -> int:
 def start_counts(total: int, idle: int, classes: Iterable[Mapping[str, Any] | Claim]) -> dict[str, int]:
     """Return how many tasks each class starts on the idle slots of a total: by entitlement, then on loan.
 
-    The sum is the idle slots or the waiting tasks, whichever is less. Classes with share 0 do not count and start
-    nothing here: the slots that the other classes leave are theirs, in turns (`turn_key`).
+    The sum is the lesser of idle slots and waiting tasks. Classes with share 0 start nothing here; they get the slots
+    that the other classes leave, in turns (`turn_key`).
     """
     _check("idle", idle)
     claims = _claims(classes)
@@ -100,17 +100,17 @@ def start_counts(total: int, idle: int, classes: Iterable[Mapping[str, Any] | Cl
 
 
 def rebalance_counts(total: int, idle: int, classes: Iterable[Mapping[str, Any] | Claim]) -> dict[str, tuple[int, int]]:
-    """Return how many tasks each class starts and stops to reach its entitlement. Slots left over are lent once.
+    """Return how many tasks each class starts and stops to reach its entitlement. Remaining slots are lent once.
 
     A loan to a class above its entitlement keeps its tasks running. Among few classes the loan is rounded down, as
-    published, and may leave slots idle until the next call of `start_counts`. A class with share 0 has only loans: it
-    stops the tasks that the other classes' starts need beyond the idle slots and the tasks that these classes stop.
+    published, and may leave slots idle until the next call of `start_counts`. A class with share 0 has only loans. It
+    stops as many tasks as the other classes' starts need beyond the idle slots and the tasks that those classes stop.
     """
     _check("idle", idle)
     claims = _claims(classes)
     rows = _rows(total, claims)
     for row in rows:
-        row.started = min(0, row.entitled - row.running)  # below 0: to be stopped
+        row.started = min(0, row.entitled - row.running)  # negative: to be stopped
     room = idle - sum(row.started for row in rows) + sum(claim.running for claim in claims if not claim.share)
     if len(rows) <= FEW:
         _lend_once(rows, _entitle(rows, room))
@@ -156,10 +156,10 @@ class Measure:
 def turn_key(use: int, share: int, entitled: int, name: str, counted: int | None = None) -> Key:
     """Return the sort key of a class among its siblings; the lowest is next.
 
-    Classes below their entitlement come first, then those on loan, then those without a share; within each group by
-    use ÷ share, then by name. Use and entitlement are in one unit: tasks, or parts of `Measure.whole`. If past use
-    counts, `counted` is the sum of present and past that is divided by the share. Keys are plain tuples without ties.
-    It is called for every turn and does not check its arguments.
+    Classes below their entitlement come first, then those on loan, then those without a share; within each group by use
+    ÷ share, then by name. Use and entitlement are in one unit: tasks, or parts of `Measure.whole`. If past use counts,
+    `counted` is the sum of present and past use that is divided by the share. Keys are plain tuples without ties.
+    Arguments are not checked, because every turn calls this.
     """
     if counted is None:
         counted = use
@@ -186,7 +186,7 @@ class _Row(msgspec.Struct, eq=False):
         return max(0, self.entitled - self.running - self.started) if self.waiting else 0
 
     def loaned(self) -> int:
-        """Return the slots on loan already, without stopped tasks. Tasks it starts now do not count, as published."""
+        """Return the slots already on loan, without stopped tasks and, as published, without tasks that start now."""
         return max(0, self.running + min(0, self.started) - self.entitled)
 
     def start(self, count: int) -> None:
@@ -216,9 +216,9 @@ def _rows(total: int, claims: Sequence[Claim]) -> list[_Row]:
 
 
 def _entitle(rows: Sequence[_Row], idle: int) -> int:
-    """Give idle slots to the classes below their entitlement, by what each is missing; return the slots left over.
+    """Give idle slots to classes below their entitlement, in proportion to what each lacks; return the slots left over.
 
-    The loop ends, because one of at most `FEW` classes is missing at least a tenth of the sum, and gets it rounded up.
+    The loop ends: one of at most `FEW` classes lacks at least a tenth of the sum, and its part is rounded up.
     """
     while idle:
         unused = [row.unused() for row in rows]
@@ -242,7 +242,7 @@ def _lend(rows: Sequence[_Row], idle: int) -> int:
 
 
 def _lend_once(rows: Sequence[_Row], idle: int) -> int:
-    """Divide all loans, old and new, by share among the waiting classes. Give each what it misses; return the sum."""
+    """Divide all loans, old and new, by share among the waiting classes; give each what it lacks; return the sum."""
     whole = sum(row.weight for row in rows if row.waiting)
     if not whole:
         return 0
@@ -256,7 +256,7 @@ def _lend_once(rows: Sequence[_Row], idle: int) -> int:
 
 
 def _hand_out(rows: Sequence[_Row], slots: int, percents: Sequence[int], most: Sequence[int]) -> int:
-    """Give out slots by percents, rounded up, the largest class first; return how many were taken."""
+    """Give out slots by percents, rounded up, the largest class first; return the number given."""
     left = slots
     for row, percent, limit in zip(rows, percents, most, strict=True):
         count = min(-(-slots * percent // 100), limit, row.waiting, left)
@@ -272,7 +272,7 @@ def _take_turns(rows: Sequence[_Row], slots: int) -> None:
 
 
 def _fill(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> int:
-    """Give slots one by one to the class with the lowest use ÷ share, up to `most` each; return how many were taken."""
+    """Give slots one by one to the class with the lowest use ÷ share, up to `most` each; return the number given."""
     slots = min(slots, sum(most))
     if not slots:
         return 0
@@ -291,10 +291,10 @@ def _fill(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> int:
 
 
 def _at_once(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> list[int]:
-    """Return the turns of each class, except for the last few: at most one per class.
+    """Return the turns of each class, except for the last few (at most one per class).
 
-    The level of use ÷ share that the turns reach is found by bisection, so that the cost hardly depends on the number
-    of slots.
+    Finds by bisection the level of use ÷ share that the turns reach, so that the cost hardly depends on the number of
+    slots.
     """
     counts = [0] * len(rows)
     low, high = 0, 1 + max((row.use() + limit) * FINE // row.share for row, limit in zip(rows, most, strict=True))

@@ -1,8 +1,8 @@
-"""Choose the tasks to stop for an ask: arithmetic on plain values.
+"""Chooses the tasks to stop for an ask: arithmetic on plain values.
 
-Tasks are stopped in units: one task that its gang does not need, or a whole gang. Of the sets of units that let the ask
-start, the best has the lowest highest priority, then the fewest tasks, then breaks the fewest gangs, then is the
-newest.
+Tasks are stopped in units: one task that its gang does not need, or a whole gang. Sets of units that let the ask start
+are compared by their highest priority (lower is better), then by the number of tasks, then of broken gangs (fewer is
+better), then by age (newer is better).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Unit(NamedTuple):
     priority: int
     began: int
     number: int
-    """The number of the newest allocation."""
+    """The number of its newest allocation."""
     task: int
     """The index of a single task."""
     of: tuple[str, int]
-    """The gang. Stopping it whole includes the single tasks it does not need."""
+    """The gang. Stopping it whole includes single tasks that it does not need."""
     queue: str
     amounts: tuple[tuple[str, int], ...]
     """The resources it uses."""
@@ -41,9 +41,9 @@ Cost = tuple[int, int, int, tuple[tuple[int, int, int], ...]]
 
 
 def cost_of(units: Iterable[Unit]) -> Cost:
-    """Return the cost of stopping all these units; lower is better. The number of tasks comes before the priority.
+    """Return the cost of stopping all these units, by number of tasks, priority, gangs and age; lower is better.
 
-    It orders sets with the same highest priority, or with priorities up to the same level.
+    Used to compare sets with the same highest priority, or with priorities up to the same level.
     """
     units = list(units)
     ages = sorted([(-unit.began, -unit.number, -unit.task) for unit in units], reverse=True)
@@ -67,7 +67,7 @@ def best_of_few(units: Sequence[Unit], enough: Callable[[Sequence[Unit]], bool])
 def lowest_level(levels: Sequence[int], enough: Callable[[int], bool]) -> int | None:
     """Return the lowest of the ascending levels for which `enough` is true; None if it is false for the highest.
 
-    The last call of `enough` was for the returned level.
+    The last call of `enough` is for the returned level.
     """
     if not levels or not enough(levels[-1]):
         return None
@@ -90,7 +90,7 @@ def without_covered(units: Sequence[Unit]) -> list[Unit]:
 
 
 def is_unmet(used: Amounts, asked: Amounts, guarantee: Amounts) -> bool:
-    """True if a request is within an unmet guarantee: then its queue has a right to it, and it is not taken back."""
+    """True if a request is within an unmet guarantee: its queue has a right to it, and it cannot be reclaimed."""
     guaranteed = [name for name in asked if name in guarantee]
     return bool(guaranteed) and all(used.get(name, 0) + asked[name] <= guarantee[name] for name in guaranteed)
 
@@ -101,7 +101,7 @@ def surplus(running: int, needed: int) -> int:
 
 
 def keeps(used: Amounts, guarantee: Amounts, lost: Amounts) -> bool:
-    """True if a queue keeps its guarantee for every resource that it would lose."""
+    """True if a queue keeps its guarantee of every resource that it would lose."""
     return all(
         used.get(name, 0) - amount >= guarantee[name] for name, amount in lost.items() if amount and name in guarantee
     )

@@ -1,1 +1,1 @@
-"""Pools: nodes are ordered for waiting asks, and given back when they are idle."""
+"""Pools: orders nodes for waiting asks, and gives idle nodes back."""

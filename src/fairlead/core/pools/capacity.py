@@ -1,9 +1,8 @@
-"""The outlook: pack waiting asks onto existing, coming and new nodes.
+"""The outlook: packs waiting asks onto existing, coming and new nodes, without altering the state.
 
-A backed-off node that will be tried again soon counts as existing capacity.
-
-Asks for which nodes were ordered keep these. The others follow, the largest tasks first, because this needs the fewest
-nodes. If pools may not grow enough for all, the first by turn get the nodes. The state is not altered.
+A backed-off node that will be tried again soon counts as existing capacity. Asks for which nodes were ordered keep
+these nodes. The others follow, the largest tasks first, because this needs the fewest nodes. If pools may not grow
+enough for all, the first asks by turn get the nodes.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ class Outlook(msgspec.Struct):
     coming: dict[str, int]
     """Pool → the number of coming nodes that waiting tasks would use."""
     looked: int
-    """The number of asks, nodes and allocations looked at, as a measure of the cost."""
+    """The number of asks, nodes and allocations examined, as a measure of the cost."""
     left: int = 0
-    """The number of asks that were not looked at."""
+    """The number of asks that were not examined."""
 
 
 class Bin:
@@ -61,7 +60,7 @@ class Bin:
         return tuple((*ask_key, tasks) for ask_key, tasks in self._meant.items() if tasks)
 
     def take(self, stage: Stage, kind: int, most: int) -> tuple[int, tuple[int, ...]]:
-        """Put up to `most` tasks of an accepted shape here, as far as they fit. Returns their number and devices."""
+        """Put up to `most` tasks of an accepted shape here, if they fit. Returns their number and devices."""
         shape, own = stage.shape, (stage.job.id, stage.position)
         if shape.key.apart:
             most = 0 if own in self._alone else min(most, 1)
@@ -88,7 +87,7 @@ class Bin:
 
 
 Step = tuple[Bin | int, Stage, int, int, tuple[int, ...]]
-"""Tasks that were put somewhere: the bin or the id of an existing node, stage, kind, number of tasks, and devices."""
+"""One placement: the bin or the id of an existing node, stage, kind, number of tasks, and devices."""
 
 
 class Packing:
@@ -125,23 +124,24 @@ class Packing:
         self._left = {pool.name: nodes_left(partition, pool) if bounded else None for pool in pools}
         self._fits: dict[Shape, list[Pool]] = {}
         self._taking: dict[Shape, set[str]] = {}
-        """Shape → the names of pools with nodes that take it."""
+        """Shape → the names of pools whose nodes accept it."""
         self._steps: list[Step] = []
         self._without_room: set[int] = set()
         """The numbers of gangs' asks that were left out."""
 
     @property
     def used(self) -> dict[int, None]:
-        """The nodes without work that waiting tasks would use."""
+        """Return the nodes without work that waiting tasks would use."""
         nodes = self.partition.nodes
         return {
             node_id: None for node_id, tasks in self._on.items() if tasks and not nodes.allocations[nodes.rows[node_id]]
         }
 
     def expect(self, wants: list[Want]) -> None:
-        """Leave out tasks that have nodes already, and add the coming nodes with the tasks they were ordered for.
+        """Leave out tasks that already have nodes, and add the coming nodes with the tasks they were ordered for.
 
-        Arrived nodes of a gang count for the tasks that start together, so its coming nodes remain for the others.
+        Nodes that joined for a gang count for the tasks that start together, so that its coming nodes serve the other
+        tasks.
         """
         for want in wants if self.partition.promises else ():
             self._leave_out_kept(want)
@@ -165,7 +165,7 @@ class Packing:
                         free -= taken
 
     def pack(self, wants: list[Want]) -> None:
-        """Pack all wants. Further tasks of a gang follow only if the tasks that start together fit."""
+        """Pack all wants. Further tasks of a gang follow only if those that start together fit."""
         gangs = {want.ask.seq for want in wants if want.together}
         self._pack([want for want in wants if want.together or want.ask.seq not in gangs])
         rest = [want for want in wants if not want.together and want.ask.seq in gangs]
@@ -186,7 +186,7 @@ class Packing:
                     break
 
     def _leave_out_kept(self, want: Want) -> None:
-        """Remove tasks of a gang for which nodes have arrived."""
+        """Leave out tasks of a gang for which ordered nodes have joined."""
         promise = self.partition.promises.get(want.ask.seq)
         if promise is None or not want.together:
             return
@@ -214,7 +214,7 @@ class Packing:
         return tasks
 
     def _on_nodes(self, stage: Stage, kind: int, most: int) -> int:
-        """Use capacity of existing nodes, with that of stopping tasks and of nodes that are back soon."""
+        """Use capacity of existing nodes, including stopping tasks' capacity and nodes that are back soon."""
         shape, taken = stage.shape, 0
         node_ids = self._fitting.get(shape)
         if node_ids is None:
@@ -241,7 +241,7 @@ class Packing:
         return tasks
 
     def _with_room(self, shape: Shape) -> list[int]:
-        """Return the nodes with capacity for a task. They are used from the last one on."""
+        """Return the nodes with capacity for a task. The last one is used first."""
         partition = self.partition
         partition.derived.index.put_all_back()
         node_ids = sorted(partition.nodes.rows if partition.derived.index.fits(shape) else self._freed, reverse=True)
@@ -280,7 +280,7 @@ class Packing:
         return pool_names
 
     def _choose(self, shape: Shape) -> Pool | None:
-        """Return the cheapest pool with nodes that take a shape, and with room for one more node."""
+        """Return the cheapest pool that may grow and whose nodes accept a shape."""
         fitting = self._fits.get(shape)
         if fitting is None:
             fitting = self._fits[shape] = [pool for pool in self._pools if pool.name in self._takers(shape)]
@@ -291,7 +291,7 @@ class Packing:
         return None
 
     def _take_back(self) -> None:
-        """Undo the steps of a gang of which some tasks do not fit."""
+        """Undo the placements of a gang that does not fit whole."""
         for where, stage, kind, tasks, devices in reversed(self._steps):
             if isinstance(where, Bin):
                 where.give_back(stage, kind, tasks, devices)
@@ -341,9 +341,10 @@ def _packed(partition: Partition, bounded: bool, most: int | None, by_size: bool
 
 
 def _size(partition: Partition, shape: Shape) -> int:
-    """Return the size of a task: the sum of its parts, in millionths, of each resource of a node of the best pool.
+    """Return the size of a task: the sum over resources of its part of a node of the best pool, in millionths.
 
-    The sum needs fewer nodes than the largest part: 9 % above the bound instead of 11 % in `bench.bursts`.
+    Ordering by this sum needs fewer nodes than by the largest part: 9 % above the bound instead of 11 % in
+    `bench.bursts`.
     """
     sizes = [
         sum(amount * 1_000_000 // dict(pool.settings.node)[name] for name, amount in shape.amounts)
@@ -354,7 +355,7 @@ def _size(partition: Partition, shape: Shape) -> int:
 
 
 def _rights(partition: Partition) -> Entitlements:
-    """Return the entitlements with all pools at their full size, which turns go by."""
+    """Return the entitlements for turns, with all pools at full size."""
     capacity, nodes = dict(partition.nodes.total), partition.nodes.up_count
     for pool in partition.pools.values():
         left = nodes_left(partition, pool)

@@ -1,6 +1,6 @@
-"""Demand: pack waiting tasks without capacity onto nodes that pools could bring, and order these nodes once.
+"""Demand: packs waiting tasks without capacity onto nodes that pools could create, and orders these nodes once.
 
-Nodes that no task needs are given back. There is at most one order a pool a cycle. Ordered nodes and the capacity of
+Nodes that no task needs are given back. A cycle makes at most one order per pool. Ordered nodes and the capacity of
 stopping tasks count, so a burst is one order, and nothing is ordered for tasks that will fit.
 """
 
@@ -18,17 +18,17 @@ from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
 
 LOOK_COST: Micros = 100
-"""The pause before the next outlook, for each thing looked at: more than ten times the time that looking takes."""
+"""The pause before the next outlook, for each item examined: more than ten times what examining it takes."""
 
 LITTLE = 1_000
-"""An outlook of at most this number of things is followed by no pause."""
+"""An outlook over at most this number of items is followed by no pause."""
 
 
 def demand(plan: Plan) -> None:
     partition, scaling = plan.partition, plan.partition.memory.scaling
     scaling.dirty = scaling.dirty or len(plan) > 0
     pools = [partition.pools[name] for name in sorted(partition.pools) if partition.pools[name].elastic]
-    if not pools:  # the last may have just left the configuration: nothing falls due any more
+    if not pools:  # the last pool may have just left the configuration
         scaling.next_look, scaling.paused, scaling.shrink_at = None, [], None
     if not partition.pools and not partition.idle:
         return
@@ -47,7 +47,7 @@ def demand(plan: Plan) -> None:
 
 
 def demand_due(partition: Partition) -> Iterator[Micros]:
-    """Yield the times when demand has to run, if nothing happens before."""
+    """Yield the times when demand must run, if nothing happens before."""
     scaling = partition.memory.scaling
     for order in partition.orders.values():
         yield _late_at(partition, order.since)
@@ -61,7 +61,7 @@ def demand_due(partition: Partition) -> Iterator[Micros]:
 
 
 def give_up_late(plan: Plan) -> None:
-    """Fail orders with nodes that did not arrive in time."""
+    """Fail orders of nodes that did not join in time."""
     partition = plan.partition
     for number in sorted(partition.orders):
         order = partition.orders[number]
@@ -71,7 +71,7 @@ def give_up_late(plan: Plan) -> None:
 
 
 def order_nodes(plan: Plan, pool: Pool, nodes: list[tuple[Meant, ...]], cause: OrderCause) -> None:
-    """Order nodes, each with the tasks it is meant for. Equal neighbours are journaled once, with their number."""
+    """Order nodes, each with the tasks it is meant for. Equal neighbours are journaled once, with a count."""
     runs: list[tuple[int, tuple[Meant, ...]]] = []
     for meant in nodes:
         if runs and runs[-1][1] == meant:
@@ -135,7 +135,7 @@ def _is_due(partition: Partition) -> bool:
 
 
 def _is_needed(partition: Partition, pools: list[Pool]) -> bool:
-    """True if an outlook can have an effect: a pool may grow, or has nodes that it might give back."""
+    """True if an outlook can have an effect: a pool may grow, or has nodes that it may give back."""
     return bool(partition.idle) or any(
         grows(partition, pool, partition.now) and nodes_left(partition, pool) != 0 for pool in pools
     )
@@ -164,7 +164,7 @@ def _grow(plan: Plan, pool: Pool, outlook: Outlook) -> None:
 
 
 def _renew(plan: Plan, nodes: list[tuple[Meant, ...]]) -> None:
-    """Restart the time of promises to gangs for which more nodes are ordered: they keep the arrived ones."""
+    """Extend the promises of gangs for which more nodes are ordered, so that they keep the nodes that joined."""
     partition = plan.partition
     for ask_key in dict.fromkeys(entry[:3] for meant in nodes for entry in meant):
         ask = partition.waits(*ask_key)
@@ -201,12 +201,12 @@ def _shrinks(partition: Partition, pool: Pool) -> Iterator[Micros]:
 
 
 def _idle_since(partition: Partition, node_id: int) -> Micros:
-    """Return the time since which a node is idle; not before the partition was ready."""
+    """Return since when a node has been idle, counted from when the partition became ready at the earliest."""
     return partition.reign.counts_from(partition.idle[node_id])
 
 
 def _cool_at(partition: Partition, pool: Pool) -> Micros:
-    """Return the time from which a pool may shrink: not right after it grew or shrank."""
+    """Return the time from which a pool may shrink: some time after it last grew or shrank."""
     changed = [when for when in (pool.grew, pool.shrank) if when is not None]
     return max(changed) + partition.settings.pool_pause if changed else 0
 

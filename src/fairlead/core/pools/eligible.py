@@ -1,6 +1,7 @@
-"""The asks for which pools may bring nodes: those that admission would let start if all before them had started.
+"""The asks for which pools may order nodes: those that admission would let start after all asks before them.
 
-They come in the turns of match: down the queue tree by share, in the leaf by its order. The state is not altered.
+They come in the order of turns in match: down the queue tree by share, in the leaf by its order. The state is not
+altered.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Want(msgspec.Struct, eq=False):
 
 
 class Leaf:
-    """The asks of a leaf in the order of turns. If starts move asks, each turn is one task or one gang."""
+    """The asks of a leaf queue in the order of turns. If starts move asks, each turn is one task or one gang."""
 
     def __init__(self, lanes: list[Lane], uses: Uses) -> None:
         self.moves = lanes[0].queue.order.moves
@@ -57,11 +58,11 @@ class Leaf:
             now = self._place(ask)
             if now == place:
                 return ask
-            heapreplace(heap, (now, ask))  # other asks of its job or user had turns
+            heapreplace(heap, (now, ask))  # other asks of the job or user had turns
         return None
 
     def go_on(self, taken: Vector, tasks: int, over: bool) -> None:
-        """Count tasks of the current ask as started. With `over`, it wants or may start no more."""
+        """Count tasks of the current ask as started. With `over`, the ask is finished."""
         if not self.moves:
             self._now = next(self._walk, None) if over else self._now
             return
@@ -74,7 +75,7 @@ class Leaf:
             heappop(self._heap)
 
     def _place(self, ask: Ask) -> Place:
-        """Return the place of an ask, with the tasks of its job and user that have had their turn."""
+        """Return the position of an ask. Tasks of its job and user that have had their turn count as started."""
         user = self._user(ask)
         return self._key(ask, self._more.get(ask.stage.job.id, 0), None if user is None else self._turn(user).use)
 
@@ -86,7 +87,7 @@ class Leaf:
 
 
 def wants_in_turn(partition: Partition, rights: Entitlements) -> Iterator[Want]:
-    """Yield the tasks that would start with enough capacity, in turn. `rights` are the entitlements to use."""
+    """Yield the tasks that would start with enough capacity, in the order of turns, by the entitlements `rights`."""
     lanes: dict[str, list[Lane]] = {}
     for lane in partition.lanes.values():
         lanes.setdefault(lane.queue.path, []).append(lane)
@@ -119,14 +120,14 @@ def wants_in_turn(partition: Partition, rights: Entitlements) -> Iterator[Want]:
 
 
 def _most(tree: Tree, branch: ShareNode, leaf: Leaf, ask: Ask) -> int:
-    """Return the number of single tasks that may start in the turn."""
+    """Return the number of single tasks that may start in this turn."""
     if leaf.moves:
         return 1
     return tree.run(branch, ask.stage.shape.resources, ask.count) if branch.rivals else ask.count
 
 
 def _turn(admission: Admission, ask: Ask, given: dict[int, int], most: int) -> tuple[list[Want], bool]:
-    """Return the tasks that start in a turn, and True if it is the last one of the ask."""
+    """Return the tasks that start in a turn, and True if it is the last turn of the ask."""
     before = given.get(ask.seq, 0)
     if not before:
         if not _may_order(admission.partition, ask):
@@ -147,7 +148,7 @@ def _turn(admission: Admission, ask: Ask, given: dict[int, int], most: int) -> t
 
 
 def _rest_of_whole(admission: Admission, ask: Ask) -> list[Want]:
-    """Return the tasks of a job beyond those that have to start together."""
+    """Return the tasks of a whole job beyond those that must start together."""
     return [
         want
         for stage in ask.stages
@@ -168,7 +169,7 @@ def _admitted(admission: Admission, ask: Ask, stage: Stage, most: int) -> list[W
 
 
 def _may_order(partition: Partition, ask: Ask) -> bool:
-    """False for asks of a manager, asks with too many failed orders, and asks with a hold or a claim."""
+    """True if nodes may be ordered for an ask: no manager's, without hold or claim, without too many failed orders."""
     if ask.stage.job.manager or ask.failed_orders >= partition.settings.max_orders:
         return False
     kept = partition.earmark_of(ask.seq) if partition.holds or partition.promises else None

@@ -1,4 +1,4 @@
-"""Pool sizes: current, ordered and allowed; whether a pool may order now, and which shapes its nodes take."""
+"""Pool sizes: current, ordered and allowed; whether a pool may order now, and which shapes its nodes accept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def size_of(partition: Partition, pool: Pool) -> int:
 
 
 def takes(pool: Pool, shape: Shape) -> bool:
-    """True if an empty node of the pool takes a task of a shape."""
+    """True if an empty node of the pool fits a task of a shape."""
     settings = pool.settings
     if shape.key.manager or not shape.accepts(dict(settings.labels), settings.taints, pool.name):
         return False
@@ -47,5 +47,5 @@ def nodes_left(partition: Partition, pool: Pool) -> int | None:
 
 
 def coming_nodes(partition: Partition, pool: Pool) -> int:
-    """Return the number of ordered nodes that have not arrived."""
+    """Return the number of ordered nodes that have not joined."""
     return sum(len(order.coming) for order in partition.orders.values() if order.pool == pool.name)

@@ -1,7 +1,7 @@
-"""Preempt: stop tasks to free capacity that an ask is entitled to.
+"""Preempt: stops tasks to free capacity that an ask is entitled to.
 
-Within a queue a higher priority claims from a lower one; across queues a guarantee that is not met claims. Either all
-tasks that the claimant has to start with get capacity, or nothing is stopped. The freed capacity is promised to it.
+Within a queue, a higher priority may claim from a lower one; across queues, an unmet guarantee may claim. Tasks are
+stopped only if the claimant can then start. The freed capacity is promised to it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from fairlead.core.state import Partition
 from fairlead.core.whatif import WhatIf
 
 MAX_CLAIMS = 2_000
-"""The number of units that are considered as victims of a claimant; a large claimant gets some more."""
+"""The number of units considered as victims for one claimant; somewhat more for a large claimant."""
 
 SPARED = 64
-"""The number of chosen units for which it is tried again to do without them."""
+"""The number of chosen units that are tested again for being needed."""
 
 
 Versions = tuple[int, int, int, int, int]
@@ -44,7 +44,7 @@ Versions = tuple[int, int, int, int, int]
 
 
 def preempt(plan: Plan) -> None:
-    """Claim for asks of sleeping lanes. Asks of other lanes claimed in their turn of match, unless backfill is on."""
+    """Make claims for asks of sleeping lanes. Other asks claimed in their turn of match, unless backfill is on."""
     partition = plan.partition
     if not partition.reign.ready or plan.more:
         return
@@ -64,7 +64,7 @@ def preempt(plan: Plan) -> None:
 
 
 def can_claim(partition: Partition) -> bool:
-    """False if no ask can have a right to stop tasks."""
+    """True if tasks may be stopped for some ask: there are several priorities, or guarantees."""
     return partition.settings.preempt != "off" and (
         len(partition.derived.priorities) > 1 or partition.facts().guarantees
     )
@@ -79,7 +79,7 @@ class Claims:
         self._coming: Coming | None = None
 
     def may_make(self, lane: Lane, untried: bool = False) -> bool:
-        """True if an ask of a sleeping lane may claim; with `untried`, only if it has not failed to in this state."""
+        """True if an ask of a sleeping lane may claim; with `untried`, only if no claim has failed in this state."""
         partition = self.partition
         for ask in (lane.memory.limited, lane.memory.no_room):
             if ask is not None and _may_claim(partition, lane, ask):
@@ -91,8 +91,8 @@ class Claims:
     def make(self, lane: Lane, ask: Ask) -> bool:
         """Stop tasks for an ask without capacity, if it has a right to this and can then start. True if tasks stop.
 
-        A claim that failed is tried again only after a change, or when the protection of tasks ends. If there was too
-        little to stop, starts of the same cycle change nothing: what they use was free before.
+        A failed claim is tried again only after a change, or when the protection of tasks ends. Starts in the same
+        cycle are no such change if there was too little to stop: they use capacity that was free before.
         """
         partition = self.partition
         if not _may_claim(partition, lane, ask):
@@ -112,7 +112,7 @@ class Claims:
             if claim.make():
                 return True
             if claim.waits_for_fresh():
-                self.plan.more = True  # the next cycle may stop what this one placed
+                self.plan.more = True  # the next cycle may stop tasks that this one placed
                 return False
             lane.memory.unclaimed = {seq: entry for seq, entry in lane.memory.unclaimed.items() if entry[0] == versions}
             attempt = lane.memory.unclaimed[ask.seq] = (versions, claim.again_at)
@@ -138,12 +138,12 @@ def _without_starts(versions: Versions) -> tuple[int, ...]:
 
 
 def claims_due(partition: Partition) -> Micros:
-    """Return the time when an ask may claim again, if nothing happens before: after a pause or a protection."""
+    """Return the time when an ask may claim again, after a pause or when protection ends."""
     return partition.memory.claims_at if partition.now < partition.memory.claims_at else FAR
 
 
 def changes_to_come(partition: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]:
-    """Return queue → resources of its stopping tasks, and queue → resources promised to asks in or below it."""
+    """Return queue → resources that stopping tasks will free, and queue → resources promised to asks in or below it."""
     losing: dict[str, Vector] = {}
     for allocation in partition.allocations.values():
         if allocation.leaving:
@@ -170,14 +170,14 @@ def _without_capacity(partition: Partition) -> Iterator[tuple[Lane, Ask]]:
 
 
 def _claim_later(partition: Partition, lane: Lane, when: Micros) -> None:
-    """Have match look at the lane again at a time, because asks behind its first ones may claim then, too."""
+    """Make match try the lane again at a time: later asks of the lane may claim then, too."""
     if when < FAR:
         lane.memory.claims_at = when if lane.memory.claims_at is None else min(lane.memory.claims_at, when)
     partition.memory.claims_at = min(partition.memory.claims_at, when)
 
 
 def _may_claim(partition: Partition, lane: Lane, ask: Ask) -> bool:
-    """True if an ask may have tasks stopped for its priority or a guarantee."""
+    """True if tasks may be stopped for the priority or a guarantee of an ask."""
     stage = ask.stage
     if stage.asks[ask.kind] is not ask or not stage.job.preempts:
         return False
@@ -201,7 +201,7 @@ def _place_of(ask: Ask) -> tuple[int, int, int]:
 
 
 class Coming:
-    """Capacity when all stopping tasks are gone. It becomes free before that of tasks that are stopped now."""
+    """Capacity once the tasks that are already stopping have ended."""
 
     def __init__(self, partition: Partition) -> None:
         self.versions = (partition.derived.stops_version, partition.derived.holds_version)
@@ -212,7 +212,7 @@ class Coming:
         self._future = self._look_ahead()
 
     def whatif(self) -> WhatIf:
-        """Return a copy of the free capacity. Between two claims of a match, other asks may start, which uses some."""
+        """Return a copy of the free capacity, read again if asks started since the last claim."""
         if self._started != self._partition.counters.allocation:
             self._started = self._partition.counters.allocation
             self._future = self._look_ahead()
@@ -237,13 +237,13 @@ class _Claim:
         self.coming = coming
         self.ask = ask
         self._fresh = False
-        """True if tasks were left out because this cycle placed them."""
+        """True if tasks were left out as victims because this cycle placed them."""
         self._with_fresh = False
-        """True to consider these tasks too, to find out what the next cycle could do."""
+        """True to include these tasks, to find out what the next cycle could do."""
         self.is_coming = False
-        """True if the claim failed because the capacity that the ask needs is coming anyway."""
+        """True if the claim failed because stopping tasks already free enough capacity for the ask."""
         self.again_at: Micros = FAR
-        """The time when the first protection ends that kept tasks from being victims."""
+        """When the first protection of a possible victim ends."""
         self.job = ask.stage.job
         self.needs = minimum_by_stage(ask)
         self.asked = asked_by(ask)
@@ -253,10 +253,10 @@ class _Claim:
         """Queue → its use without stopping tasks."""
         self.guaranteed: list[Queue] = []
         for queue in self.job.queue.line():
-            # Other asks below the queue that are promised capacity have a part of its guarantee already.
+            # Promises to other asks below the queue already use a part of its guarantee.
             used = {**self._left_of(queue)}
             add(used, coming.gaining.get(queue.path, {}))
-            if ask.seq in self.partition.promises:  # a promise of arrived nodes, which the claim replaces
+            if ask.seq in self.partition.promises:  # a promise of ordered nodes, which the claim replaces
                 add(used, self.asked, -1)
             if is_unmet(used, self.asked, dict(queue.settings.guarantee)):
                 self.guaranteed.append(queue)
@@ -276,7 +276,7 @@ class _Claim:
         return self._fresh and self._find() is not None
 
     def _find(self) -> tuple[ClaimCause, Sequence[Victim], tuple[Place, ...]] | None:
-        """Return the right of the claim, its victims, and the places of the claimant; None if there is no way."""
+        """Return the right of the claim, its victims, and the places of the claimant; None if the claim fails."""
         ways: list[tuple[ClaimCause, list[Victim]]] = []
         if self.partition.settings.preempt == "priority":
             ways.append(("priority", self.in_queue()))
@@ -296,19 +296,19 @@ class _Claim:
     def _stop(self, cause: ClaimCause, victims: Sequence[Victim], places: tuple[Place, ...]) -> None:
         plan, stage, kind = self.plan, self.ask.stage, self.ask.kind
         if self.partition.earmark_of(self.ask.seq) is not None:
-            plan.do(Released(self.ask.seq, "a claim replaces it"))
+            plan.do(Released(self.ask.seq, "running tasks stop for it instead"))
         stopping = tuple(stop_victims(plan, victims, f"job {stage.job.id}"))
         plan.note("claimed")
         plan.do(Promised(stage.job.id, stage.position, kind, places, stopping, cause))
 
     def whatif(self) -> WhatIf:
-        """Return the capacity when all stopping tasks are gone, as this claimant may use it."""
+        """Return the capacity that this claimant may use once all stopping tasks are gone."""
         whatif = self.coming.whatif()
         whatif.own = self.own
         return whatif
 
     def open(self) -> list[int]:
-        """Return the nodes that have capacity for a task now, or will have when all stopping tasks are gone."""
+        """Return the nodes that have capacity for a task now, or will once all stopping tasks are gone."""
         if self._open is None:
             whatif = self.whatif()  # a copy: this reads every node, which would make later copies slow
             shapes = [stage.shape for stage, _ in self.needs]
@@ -317,9 +317,9 @@ class _Claim:
         return self._open
 
     def _binding(self, ask: Ask) -> list[tuple[Account, Vector, Vector]]:
-        """Return the accounts with limits that keep the ask back, with limit and use.
+        """Return the accounts whose limits refuse the ask, with limit and use.
 
-        Only stopping tasks that are booked on them can help.
+        Only stopping tasks that are booked on these accounts can help.
         """
         binding: list[tuple[Account, Vector, Vector]] = []
         for account, limit, used in Admission(self.partition).limits(ask):
@@ -341,11 +341,11 @@ class _Claim:
     # -- which tasks might be stopped
 
     def in_queue(self) -> list[Victim]:
-        """Return tasks of lower priority in the same queue, without those that started from a hold not long ago."""
+        """Return tasks of lower priority in the same queue, without those still protected by an earlier hold."""
         return self._of(self.job.queue, lambda priority: priority < self.job.priority, by_priority=True)
 
     def elsewhere(self) -> list[Victim]:
-        """Return tasks of no higher priority in other queues that are outside a guaranteed queue of the claimant."""
+        """Return tasks of the same or lower priority outside at least one guaranteed queue of the claimant."""
         victims: list[Victim] = []
         for queue in self.partition.leaves():
             above = queue.line()
@@ -375,7 +375,7 @@ class _Claim:
         return not fresh or self._with_fresh
 
     def _helps(self, victim: Victim) -> bool:
-        """True if a victim is on a node that the claimant could use, or counts against a limit that keeps it back."""
+        """True if a victim is on a node that the claimant could use, or counts against a limit that refuses it."""
         nodes = self.partition.nodes
         for allocation, _ in victim.tasks if not self.binding else ():
             row = nodes.rows[allocation.node]
@@ -389,7 +389,7 @@ class _Claim:
     def choose(self, victims: list[Victim]) -> tuple[Sequence[Victim], tuple[Place, ...]] | None:
         """Return the best set of victims that lets the claimant start, and its places; None if there is none.
 
-        All sets are compared if there are at most `FEW` units. Otherwise the priorities are the lowest possible, and
+        Compares all sets if there are at most `FEW` units. Otherwise takes the lowest possible priorities, and
         `Clearing.clear` picks the set.
         """
         if len(victims) <= FEW:
@@ -424,7 +424,7 @@ class _Claim:
         return self.places(victims) is not None
 
     def _clear(self, clearing: Clearing, victims: Sequence[Victim], level: int) -> bool:
-        """Find victims of priorities up to `level` for all tasks of the claimant. True if there are enough."""
+        """Find victims of priorities up to `level` for all tasks of the claimant. True if they free enough."""
         for stage, needed in self.needs:
             left = clearing.put(stage, needed, self.open())
             if clearing.clear(stage, left, level):
@@ -434,7 +434,7 @@ class _Claim:
         )
 
     def _relieve(self, clearing: Clearing, victims: Sequence[Victim]) -> bool:
-        """End more victims until the claimant is within its limits, first those that use most of what is over."""
+        """Add victims until the claimant is within its limits, those first that use most of the exceeded resources."""
         over = self._over(clearing.chosen)
 
         def help_of(victim: Victim) -> int:
@@ -456,7 +456,7 @@ class _Claim:
         return True
 
     def _needed(self, chosen: Sequence[Victim]) -> list[Victim]:
-        """Return the chosen victims without those that later ones made needless, sparing the most important first."""
+        """Return the chosen victims that are still needed, sparing the most important first."""
         units = {id(unit) for unit in without_covered([victim.unit for victim in chosen])}
         needed = [victim for victim in chosen if id(victim.unit) in units]
         for victim in sorted(needed, key=lambda victim: _worth(victim.unit))[:SPARED]:
@@ -466,7 +466,7 @@ class _Claim:
         return needed
 
     def _keeps(self, losses: Losses) -> bool:
-        """True if all queues but the claimant's own keep their guarantees."""
+        """True if all queues except the claimant's own keep their guarantees."""
         own = self.job.queue.line()
         for path, (lost, _) in losses.items():
             queue = self.partition.queues[path]
@@ -508,5 +508,5 @@ class _Claim:
 
 
 def _worth(unit: Unit) -> tuple[int, bool, int, int]:
-    """Return the order in which units are spared: the highest priority, then gangs, then the oldest."""
+    """Return the sort key by which units are spared: the highest priority, then gangs, then the oldest."""
     return (-unit.priority, not unit.gang, unit.began, unit.number)

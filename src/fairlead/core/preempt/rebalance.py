@@ -1,7 +1,7 @@
-"""Rebalance: stop tasks on loan for queues that are below their entitlement and have work waiting.
+"""Rebalance: stops tasks on loan for queues that are below their entitlement and have work waiting.
 
-No stop is wasted: waiting tasks fit where a victim was, and there are no more victims than these tasks need until their
-queue has its entitlement. A gang is stopped whole or not at all, and no queue goes below its share.
+No stop is wasted: waiting tasks fit where a victim was, and no more tasks stop than the queue needs to reach its
+entitlement. A gang is stopped whole or not at all, and no queue goes below its share.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fairlead.core.admission import Admission, has_claimed
 from fairlead.core.asks import Needs, gang_size, minimum_by_stage
 from fairlead.core.changes import Promised, Released
 from fairlead.core.lanes import Lane
-from fairlead.core.model import Ask, Place, Queue, Stage
+from fairlead.core.model import Ask, Micros, Place, Queue, Stage
 from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import turn_key
 from fairlead.core.policy.victims import FEW, lowest_level
@@ -28,26 +28,27 @@ from fairlead.core.preempt.victims import (
     victims_of,
 )
 from fairlead.core.ranges import count
-from fairlead.core.resources import Vector, add
+from fairlead.core.resources import SECOND, Vector, add
 from fairlead.core.state import Partition
 from fairlead.core.whatif import WhatIf
 
 
-def rebalance(plan: Plan, parent: Queue) -> bool:
+def rebalance(plan: Plan, parent: Queue) -> Micros | None:
     """Stop tasks that children of a queue have on loan, as far as other children are entitled to them and wait.
 
-    Returns True if nothing more can be done for now. Otherwise the next cycle tries again: either tasks were stopped,
-    and further asks may wait behind those that start then; or the possible victims were placed in this cycle.
+    Returns the time at which to try again if nothing more can be done for now. Returns None if the next cycle tries
+    again: either tasks were stopped, and further asks may wait behind those that start then; or the possible victims
+    were placed in this cycle.
     """
     partition = plan.partition
     balance = _balance(plan, parent)
-    if not balance.claims and balance.fresh:
-        return not _balance(plan, parent, with_fresh=True).claims
+    if not balance.claims and balance.fresh and _balance(plan, parent, with_fresh=True).claims:
+        return None
     stopped = 0
     for claim in balance.claims:
         seq = claim.head.seq
         if claim.places and partition.earmark_of(seq) is not None:
-            plan.do(Released(seq, "a claim replaces it"))
+            plan.do(Released(seq, "running tasks stop for it instead"))
         job = claim.head.stage.job
         # Single tasks stop for any tasks of the lane, a gang's victims for the gang.
         claimant = f"job {job.id}" if claim.places else f"queue {job.queue.path}"
@@ -59,11 +60,11 @@ def rebalance(plan: Plan, parent: Queue) -> bool:
     if stopped:
         plan.note("rebalanced")
         plan.note("rebalance victims", stopped)
-    return not stopped
+    return None if stopped else balance.again_at
 
 
 def _balance(plan: Plan, parent: Queue, with_fresh: bool = False) -> Balance:
-    """Collect the claims of the children that are below their entitlement, in the order of turns."""
+    """Collect claims for the children that are below their entitlement, in the order of turns."""
     partition = plan.partition
     rights = partition.entitlements()
     balance = Balance(plan, parent, with_fresh)
@@ -75,7 +76,7 @@ def _balance(plan: Plan, parent: Queue, with_fresh: bool = False) -> Balance:
 
 
 def _claimants(partition: Partition, child: Queue) -> Iterator[tuple[Lane, Ask]]:
-    """Yield the asks below a queue that found no capacity, leaf by leaf. Asks with a hold count, too."""
+    """Yield the asks below a queue that found no capacity, leaf by leaf, including asks with a hold."""
     lanes = [lane for lane in partition.lanes.values() if child in lane.queue.line()]
     for lane in sorted(lanes, key=lambda lane: (lane.queue.path, lane.text)):
         head = lane.memory.no_room
@@ -97,7 +98,7 @@ class Claim:
 
 
 class Balance:
-    """Free capacity and use of queues, as one claim after the other is met.
+    """Free capacity and use of queues, updated claim by claim.
 
     With `with_fresh`, tasks that this cycle placed count as victims too, to find out what the next cycle could do.
     """
@@ -111,23 +112,25 @@ class Balance:
         self._with_fresh = with_fresh
         self.fresh = False
         """True if tasks on loan were left out because this cycle placed them."""
+        self.again_at: Micros = plan.now + partition.settings.rebalance_after + 1
+        """When tasks may be stopped that have just begun; at most `rebalance_after` and at least a second later."""
         self._met: list[tuple[Ask, Needs]] = []
-        """The asks that start by the claims so far, and the number of their tasks."""
+        """The asks that the claims so far let start, with the number of their tasks."""
         self._used: dict[str, tuple[Vector, int]] = {}
         whatif = WhatIf(partition)
         self._coming: dict[int, None] = {}
-        """Nodes where tasks already stop. Their capacity becomes free before that of tasks that are stopped now."""
+        """Nodes where tasks are already stopping. Their capacity becomes free first."""
         for allocation in partition.allocations.values():
             if allocation.leaving:
                 whatif.end(allocation)
                 self._coming[allocation.node] = None
                 for queue in allocation.stage.job.queue.line():
-                    # Stopping tasks do not count for their queue, which has to keep its share without them.
+                    # A queue must keep its share without its stopping tasks.
                     self._use(queue, allocation.stage, -count(allocation.indices))
         for promise in partition.promises.values():
             claimant = None if promise.ordered else partition.ask_of_earmark(promise)
             for stage, needed in minimum_by_stage(claimant) if claimant is not None else ():
-                # Capacity that tasks already stop for counts as used by the claimant's queues.
+                # Capacity that is being freed for a claimant counts as used by the claimant's queues.
                 for queue in stage.job.queue.line():
                     self._use(queue, stage, needed)
         self._clearing = Clearing(partition, whatif, newest_first(self._on_loan()), self._keeps)
@@ -137,7 +140,7 @@ class Balance:
         return turn_key(rights.used(child), rights.share(child), rights.of(child), child.name)
 
     def claim(self, child: Queue, lane: Lane, head: Ask) -> None:
-        """Find capacity for a gang, or for the single tasks of a lane that may start, up to the queue's entitlement."""
+        """Find victims for a gang, or for single tasks of a lane, up to the queue's entitlement."""
         if self.rights.measure(*self._level(child)) >= self.rights.of(child):
             return
         self._clearing.places = {}  # drop the places of earlier claims
@@ -152,7 +155,7 @@ class Balance:
         before = len(clearing.chosen)
         allowed = self._allowed(lane, head, self._lacking(child, lane, stage))
         lacking = sum(tasks for _, tasks in allowed)
-        # Nodes that are held for the head take its tasks only.
+        # Nodes held for the head accept only its tasks.
         own = own_nodes(self.partition, head)
         fitting = self._make_room(stage, min(lacking, head.count), own) if own else 0
         fitting += self._make_room(stage, lacking - fitting, {})
@@ -165,16 +168,16 @@ class Balance:
                 fitting -= tasks
 
     def _admission(self) -> Admission:
-        """Return an admission that counts the claims so far, so that no tasks stop for an ask beyond a limit."""
+        """Return an admission that counts the claims so far, so that no tasks stop for an ask over a limit."""
         admission = Admission(self.partition)
         for ask, needs in self._met:
             admission.count(ask, needs)
         return admission
 
     def _allowed(self, lane: Lane, first: Ask, most: int) -> list[tuple[Ask, int]]:
-        """Return the single tasks of a lane that may start, up to `most`, in order from an ask on.
+        """Return the single tasks of a lane that may start, from an ask on, up to `most`.
 
-        None start behind a gang without capacity.
+        Stops at a gang that may start: it found no capacity, and tasks behind it do not pass it.
         """
         admission = self._admission()
         allowed: list[tuple[Ask, int]] = []
@@ -193,7 +196,7 @@ class Balance:
         return allowed
 
     def _make_room(self, stage: Stage, wanted: int, own: dict[int, None]) -> int:
-        """Free capacity for single tasks, stopping the lowest priorities first. Returns the number that then fit."""
+        """Free capacity for single tasks, stopping the lowest priorities first. Returns how many then fit."""
         clearing = self._clearing
         clearing.whatif.own = own
         left = clearing.put(stage, wanted, sorted({**self._coming, **own}))
@@ -223,14 +226,15 @@ class Balance:
         clearing.refused = False
         fits = lowest_level(clearing.levels, enough) is not None
         if not fits and clearing.refused:
-            # The cheapest victim on one node may use up what its queue can lose, so that a larger gang that is needed
-            # cannot be stopped. Try to start with each of the cheapest victims.
+            # The cheapest victim on one node may use up what its queue can lose, so that a larger gang cannot be
+            # stopped although it is needed. Try to start with each of the cheapest victims.
             clearing.restore(saved)
             firsts = clearing.cheapest(FEW)
             fits = any(enough(victim.unit.priority, victim) for victim in firsts)
             fits = fits or any(enough(clearing.levels[-1], victim) for victim in firsts)
             if not fits:
-                # A queue that loses some of its largest resource can lose less of the others: spare what is not asked.
+                # A queue that loses some of its dominant resource can lose less of the others: spare resources not
+                # asked for.
                 clearing.only = {name for stage, _ in needs for name in stage.shape.resources}
                 fits = lowest_level(clearing.levels, enough) is not None
                 clearing.only = None
@@ -257,13 +261,13 @@ class Balance:
         self._used[queue.path] = (more, before + tasks)
 
     def _lacking(self, child: Queue, lane: Lane, stage: Stage) -> int:
-        """Return the number of tasks of a lane that start before their queue reaches its entitlement."""
+        """Return how many tasks of a lane may start before their queue reaches its entitlement."""
         waiting = sum(ask.count for ask in lane if _is_single(ask))
         resources = stage.shape.resources
         return self.rights.starts_below(self.rights.of(child), *self._level(child), resources, waiting)
 
     def _keeps(self, losses: Losses) -> bool:
-        """True if all queues below the uneven one keep their share and their guarantee."""
+        """True if all queues below the rebalanced one keep their share and their guarantee."""
         for path, (lost, tasks) in losses.items():
             queue = self.partition.queues[path]
             if queue is self.parent or self.parent not in queue.line():
@@ -294,9 +298,17 @@ class Balance:
                                 yield victim
 
     def _has_just_begun(self, victim: Victim) -> bool:
-        """True if a victim runs again for less than `rebalance_after`. Stopped again, it would never finish."""
+        """True if a victim has run for less than `min_runtime`, or again for less than `rebalance_after`.
+
+        A task that is stopped again and again would never finish.
+        """
+        settings = self.partition.settings
         again = any(allocation.attempt > 1 for allocation, _ in victim.tasks)
-        return again and self.partition.now - victim.unit.began < self.partition.settings.rebalance_after
+        least = max(settings.least_runtime, settings.rebalance_after if again else 0)
+        if self.partition.now - victim.unit.began >= least:
+            return False
+        self.again_at = max(self.plan.now + SECOND, min(self.again_at, victim.unit.began + least))
+        return True
 
 
 def _is_single(ask: Ask) -> bool:

@@ -1,4 +1,4 @@
-"""Shares: measure how far queues are from their shares, and rebalance if the spread was too large for too long.
+"""Shares: measures how far queues are from their shares, and rebalances if the spread was too large for too long.
 
 Runs after match, because starting tasks may be enough to even out the queues.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fairlead.core.changes import SpreadSeen
+from fairlead.core.holds.recall import has_shares
 from fairlead.core.model import Micros, Queue
 from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import Claim, spread
@@ -16,7 +17,7 @@ from fairlead.core.state import Partition
 
 
 def shares(plan: Plan) -> None:
-    """Measure the spread between queues, and take loans back where it was too large for too long without a dip."""
+    """Measure the spread between queues; take loans back where it has been too large for too long without a break."""
     partition = plan.partition
     if not partition.reign.ready or plan.more:
         return
@@ -29,7 +30,7 @@ def shares(plan: Plan) -> None:
         queue for queue in partition.queues.values() if len(queue.children) > 1 or queue.path in partition.uneven
     ]:
         plan.spreads[queue.path] = spread_of(partition, queue, wanting)
-        uneven = plan.spreads[queue.path] > partition.settings.rebalance_threshold
+        uneven = is_uneven(partition, queue, wanting, plan.spreads[queue.path])
         if uneven and queue.uneven_since is None:
             plan.do(SpreadSeen(queue.path, plan.now))
         elif not uneven and queue.uneven_since is not None:
@@ -38,20 +39,39 @@ def shares(plan: Plan) -> None:
             queue.uneven_since is not None
             and plan.now > partition.reign.counts_from(queue.uneven_since) + partition.settings.rebalance_after
         ):
-            if rebalance(plan, queue):
-                plan.do(SpreadSeen(queue.path, plan.now))
-            else:
+            again_at = rebalance(plan, queue)
+            if again_at is None:
                 plan.more = True
+            else:
+                plan.do(SpreadSeen(queue.path, again_at - partition.settings.rebalance_after - 1))
 
 
 def is_on(partition: Partition) -> bool:
-    return partition.settings.rebalance_threshold > 0 and partition.settings.rebalance_after > 0
+    """True if loans may be stopped: where queues have shares, or with `rebalance_threshold`."""
+    settings, threshold = partition.settings, partition.settings.rebalance_threshold
+    return settings.rebalance_after > 0 and (partition.facts().shares if threshold is None else threshold > 0)
+
+
+def is_uneven(partition: Partition, parent: Queue, wanting: dict[str, None], apart: int) -> bool:
+    """True if a child of a queue waits for its entitlement while a sibling has a loan, and their spread is too large.
+
+    Without `rebalance_threshold` any spread is too large, on levels with shares.
+    """
+    threshold = partition.settings.rebalance_threshold
+    if threshold is not None:
+        return apart > threshold
+    rights, children = partition.entitlements(), parent.children.values()
+    return (
+        has_shares(parent)
+        and any(child.path in wanting and rights.used(child) < rights.of(child) for child in children)
+        and any(rights.loaned(child) for child in children)
+    )
 
 
 def spread_of(partition: Partition, parent: Queue, wanting: dict[str, None]) -> int:
     """Return how far the children of a queue are apart, in percent of its entitlement.
 
-    A loan that no queue wants back does no harm: the spread is 0 unless a child waits for its own entitlement.
+    0 unless a child waits for its own entitlement: a loan that no queue wants back does no harm.
     """
     rights = partition.entitlements()
     children = parent.children.values()

@@ -1,7 +1,7 @@
-"""Clearing: find the tasks to stop so that an ask can start. Used by preemption and rebalance.
+"""Clearing: finds the tasks to stop so that an ask can start. Used by preemption and rebalance.
 
-Capacity that is free or coming is used first. Then, node by node, the cheapest set of tasks is stopped that frees
-capacity for one more task of the ask. A task that would not help by stopping is not considered.
+Free and coming capacity is used first. Then, node by node, the cheapest set of tasks is chosen that frees capacity for
+one more task of the ask. Tasks whose stop would not help are not considered.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ Solution = tuple[tuple[int, int, Cost], Sequence[Candidate]]
 """Victims on a node, with their rank: the tasks that stop, minus the tasks that then fit, and the cost."""
 
 Offer = tuple[int, Cost, int, int, int, list[Victim]]
-"""Tasks that stop per million that start, cost, node, version of the node, tasks that start there, and victims."""
+"""Tasks that stop per million that start, cost, node, version of the node, number of tasks that start there,
+victims."""
 
 
 class Clearing:
-    """Free capacity and losses of queues, as tasks are placed and others stopped for them. The state is not altered.
+    """Supposed capacity and losses of queues, as tasks are placed and others stopped. The state is not altered.
 
     `keeps` returns True if the queues may have these losses.
     """
@@ -72,7 +73,7 @@ class Clearing:
         """Node and stage → the number of tasks placed there."""
         self._keeps = keeps
         self.refused = False
-        """True if `keeps` refused victims in addition to those that were chosen."""
+        """True if `keeps` refused further victims in addition to those chosen."""
         self.only: set[str] | None = None
         """The resources that victims may use; None for victims of all kinds."""
         self._gone: dict[int, Ranges] = {}
@@ -80,9 +81,9 @@ class Clearing:
         self._rests: dict[int, tuple[int, dict[int, list[Block]]]] = {}
         """Victim → its remaining tasks: their number, and the blocks on each node. A cache."""
         self._gangs: dict[tuple[str, int], tuple[list[Victim], list[Victim]]] = {}
-        """Gang → the victims that are single tasks of it, and the one that is all of it."""
+        """Gang → the victims that are single tasks of it, and the victim that is the whole gang."""
         self.overlaps = False
-        """True if some chosen victims may be needless, because others were chosen on the same node later."""
+        """True if some chosen victims may no longer be needed, because others were chosen later on the same node."""
         self._on: dict[int, list[Victim]] = {}
         self._levels: dict[int, None] = {}
         for victim in victims:
@@ -93,7 +94,7 @@ class Clearing:
 
     @property
     def levels(self) -> list[int]:
-        """The priorities of possible victims, ascending."""
+        """Return the priorities of possible victims, ascending."""
         return sorted(self._levels)
 
     def save(self) -> tuple[Any, ...]:
@@ -101,7 +102,7 @@ class Clearing:
         return self.whatif.copy(), list(self.chosen), dict(self.losses), dict(self.places), gone
 
     def restore(self, saved: tuple[Any, ...]) -> None:
-        """Go back to a saved state, which can be restored again."""
+        """Return to a saved state, which can be restored again."""
         whatif, chosen, losses, places, gone = saved
         self.whatif, self.chosen, self.losses, self.places = whatif.copy(), list(chosen), dict(losses), dict(places)
         self._gone = {number: ranges.copy() for number, ranges in gone.items()}
@@ -113,7 +114,7 @@ class Clearing:
     # -- capacity
 
     def put(self, stage: Stage, wanted: int, node_ids: Iterable[int]) -> int:
-        """Place tasks where there is capacity for them. Returns the number of tasks left."""
+        """Place tasks where there is capacity. Returns the number of tasks left."""
         for node_id in node_ids if wanted else ():
             wanted -= self._put_on(node_id, stage, wanted)
             if not wanted:
@@ -123,7 +124,7 @@ class Clearing:
     def clear(self, stage: Stage, wanted: int, level: int) -> int:
         """Stop tasks of priorities up to `level`, and place tasks of the stage there. Returns the number of tasks left.
 
-        The next node is always the one where the fewest tasks stop for each that starts, then the one with the cheapest
+        The next node is always the one where the fewest tasks stop per task that starts, then the one with the cheapest
         victims. For one task this is the best set if no node has more than `FEW` units; for several it may not be.
         """
         heap: list[Offer] = []
@@ -133,7 +134,7 @@ class Clearing:
         while wanted and heap:
             _, _, node_id, offered, fitting, victims = heappop(heap)
             if offered != version.get(node_id, 0):
-                continue  # there is a newer offer of this node
+                continue  # a newer offer exists for this node
             if fitting > wanted:
                 self._offer(heap, version, node_id, stage, wanted, level)
                 continue
@@ -189,7 +190,7 @@ class Clearing:
         return [(allocation, block) for allocation, block in left if block]
 
     def _lessen(self, victim: Victim, ended: list[Block]) -> None:
-        """Update the remaining tasks of a victim that ended, and of the units that share its tasks."""
+        """Update the remaining tasks of an ended victim, and of the units that share its tasks."""
         singles, whole = self._gangs.get(victim.unit.of, ([], []))
         self._rests.pop(id(victim), None)
         if victim.unit.gang:
@@ -230,11 +231,11 @@ class Clearing:
         return kept
 
     def may_go(self, victim: Victim) -> bool:
-        """True if a victim has tasks left, and its queues may lose them too."""
+        """True if a victim has tasks left and its queues may lose them."""
         return bool(self.blocks(victim)) and self._may_go([victim])
 
     def cheapest(self, most: int) -> list[Victim]:
-        """Return up to `most` victims that may go, by the lowest priority and then by cost."""
+        """Return up to `most` victims that may be stopped, by the lowest priority and then by cost."""
         by_id = {id(victim): victim for victims in self._on.values() for victim in victims}
         order = sorted(by_id.values(), key=lambda victim: (victim.unit.priority, cost_of([victim.unit])))
         return [victim for victim in order if self.may_go(victim)][:most]
@@ -242,7 +243,7 @@ class Clearing:
     def _offer(
         self, heap: list[Offer], version: dict[int, int], node_id: int, stage: Stage, wanted: int, level: int
     ) -> None:
-        """Push the cheapest set of victims that frees capacity for a task on a node, if there is one."""
+        """Push the cheapest set of victims that frees capacity for a task on a node, if any."""
         if node_id not in self._on or not self.whatif.takes(node_id, stage.shape):
             return
         if stage.shape.key.apart and self._is_near(node_id, stage):
@@ -264,7 +265,7 @@ class Clearing:
             heappush(heap, (tasks * 1_000_000 // -fewer, cost, node_id, version.get(node_id, 0), -fewer, victims))
 
     def _best(self, node_id: int, stage: Stage, candidates: Sequence[Candidate], most: int) -> Solution | None:
-        """Return the cheapest of all sets of victims on a node that free capacity for a task."""
+        """Return the cheapest set of victims on a node that frees capacity for a task, comparing all sets."""
         best: Solution | None = None
         for size in range(1, len(candidates) + 1):
             if best is not None and size > best[0][0]:
@@ -286,7 +287,7 @@ class Clearing:
         return best
 
     def _greedy(self, node_id: int, stage: Stage, candidates: Sequence[Candidate], most: int) -> Solution | None:
-        """Return a cheap set of victims on a node with many: first those that free most per task, or the newest."""
+        """Return a cheap set of victims on a node with many: those first that free most per task, or the newest."""
         free = self.whatif.free_on(node_id)
         wanted = {name: amount * most for name, amount in stage.shape.amounts}
         lacking = {name: amount - free.get(name, 0) for name, amount in wanted.items() if amount > free.get(name, 0)}
@@ -400,19 +401,19 @@ def _resources(victim: Victim) -> set[str]:
 
 
 def newest_first(victims: Iterable[Victim]) -> list[Victim]:
-    """Sort victims by the lowest priority, then the newest. The order of `Queue.at_work` is not part of the state."""
+    """Sort victims by the lowest priority, then the newest. A restart would change the order of `Queue.at_work`."""
     return sorted(
         victims, key=lambda victim: (victim.unit.priority, -victim.unit.began, -victim.unit.number, -victim.unit.task)
     )
 
 
 def is_fresh(plan: Plan, victim: Victim) -> bool:
-    """True if tasks of a unit were placed in this cycle: nothing is stopped that the same cycle placed."""
+    """True if tasks of a unit were placed in this cycle. A cycle does not stop tasks that it placed."""
     return any(allocation.id >= plan.placed_from for allocation, _ in victim.tasks)
 
 
 def own_nodes(partition: Partition, ask: Ask) -> dict[int, None]:
-    """Return the nodes that are held for an ask alone or arrived for it alone. A claim of it may use them."""
+    """Return the nodes earmarked for an ask alone, which its claim may use."""
     earmark = partition.earmark_of(ask.seq)
     if earmark is None or has_claimed(partition, ask):
         return {}
@@ -420,7 +421,7 @@ def own_nodes(partition: Partition, ask: Ask) -> dict[int, None]:
 
 
 def stop_victims(plan: Plan, victims: Iterable[Victim], stopped_for: str) -> list[int]:
-    """Stop victims, which then wait again: whole gangs, or single tasks that a gang can do without.
+    """Stop victims, which then wait again: whole gangs, or single tasks that a gang does not need.
 
     `stopped_for` names the job or queue that they stop for. Returns the numbers of the stopping allocations.
     """

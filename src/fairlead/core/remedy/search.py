@@ -1,7 +1,7 @@
-"""The search for remedies: ask the core what keeps an ask back, cure that, and ask again until the ask starts.
+"""Searches for remedies: asks the core why an ask does not start, adds a step against that reason, and repeats.
 
-Each way to get capacity is followed on its own: end tasks, add nodes, bring nodes back, release holds, ask for less.
-What turns out to be enough is then reduced until nothing can be left out.
+Each way to get capacity is followed on its own: end tasks, add nodes, bring nodes back, release holds, ask for less. A
+remedy that works is then reduced until no part can be left out.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ from fairlead.core.whatif import WhatIf
 
 Steps = tuple[Step, ...]
 Way = Callable[[Steps, Reason], Steps | None]
-"""Returns steps that give more capacity than those so far; None if there is nothing more to try."""
+"""Returns steps that give more capacity than the present ones; None if there is nothing more to try."""
 
 LONGEST = 24
-"""The most cures on one way."""
+"""The most steps on one way."""
 MOST = 400
 """The most trials for one ask."""
 FEW = 8
-"""At most this number of nodes, taints and selectors is tried one by one."""
+"""At most this number of nodes, taints and selectors are tried one by one."""
 LOOKED_AT = 300
-"""At most this number of suitable nodes is looked at for tasks that could end, and for free capacity."""
+"""At most this number of suitable nodes are searched for tasks that could end, and for free capacity."""
 LARGEST = 2**16
 """The most tasks for which nodes are added."""
 
@@ -80,10 +80,10 @@ LARGEST = 2**16
 def find_remedies(
     partition: Partition, stage: Stage, kind: int, now: Micros, expired: Callable[[], bool] = lambda: False
 ) -> list[Remedy]:
-    """Return what would be enough to start pending tasks in the next cycle, each remedy for itself.
+    """Return what would be enough to start pending tasks in the next cycle, each remedy for itself, the cheapest first.
 
-    `partition` is a copy that may be altered. The search ends early when `expired` returns True. A remedy without
-    steps means that they start in the next cycle anyway.
+    `partition` is a copy that may be altered. The search ends early when `expired` returns True. A remedy without steps
+    means that the tasks start in the next cycle anyway.
     """
     return Search(Trials(partition, stage, kind, now), expired).find()
 
@@ -94,7 +94,7 @@ class Search:
         self.partition, self.job, self.ask = trials.partition, trials.job, trials.ask
         self._expired = expired
         self._borrows = False
-        """True while a spent share is cured by making the job preemptible, and not by a larger share."""
+        """True while a spent share is cured by making the job preemptible instead of by a larger share."""
 
     def find(self) -> list[Remedy]:
         first = self.trials.run(())
@@ -107,7 +107,7 @@ class Search:
             ways += [self._follow((), way) for way in self._ways()]
         enough = [*filter(None, ways), *[steps for steps in self._requests() if self._starts(steps)]]
         found = dict.fromkeys(self._least(steps) for steps in enough)
-        return sorted([Remedy(steps) for steps in found if steps], key=lambda remedy: len(remedy.steps))
+        return sorted([Remedy(steps) for steps in found if steps], key=lambda remedy: remedy.cost)
 
     def _over(self) -> bool:
         return self.trials.runs >= MOST or self._expired()
@@ -118,7 +118,7 @@ class Search:
     # -- one way to enough -----------------------------------------------------------------------------------------
 
     def _follow(self, steps: Steps, way: Way) -> Steps | None:
-        """Cure one reason after the other, capacity in a given way, until the ask starts; None if it does not."""
+        """Add a step against each reason, using `way` for capacity, until the ask starts; None if it does not."""
         for _ in range(LONGEST):
             if self._over():
                 return None
@@ -180,7 +180,7 @@ class Search:
         return None
 
     def _limit_of(self, account_name: str) -> tuple[str, str, str] | None:
-        """Return the queue, and the user or group, in whose settings the limit of an account of the job stands."""
+        """Return the queue, and the user or group, whose settings have the limit of an account."""
         for queue in self.job.queue.line():
             if queue.account.name == account_name:
                 return queue.path, "", ""
@@ -193,7 +193,7 @@ class Search:
         return None
 
     def _after(self, names: Sequence[str]) -> Step:
-        """Return that the jobs before it succeed; or, if that takes more than the end of running tasks, no `after`."""
+        """Return the step that the jobs in `after` succeed; that `after` is dropped if some of their tasks wait."""
         jobs = [self.partition.jobs.get(name) for name in names]
         if all(job is not None and not any(stage.waiting() for stage in job.stages) for job in jobs):
             return JobsSucceed(tuple(names))
@@ -209,7 +209,7 @@ class Search:
         return RaiseShare(path, share=share, now=now) if share < 2**20 else None
 
     def _own_stops(self, steps: Steps) -> Step | None:
-        """Return that tasks of its own job that were told to stop have stopped, on one node."""
+        """Return the step that stopping tasks of the same job on one node have stopped."""
         done = {step.node for step in steps if isinstance(step, EndTasks)}
         nodes = self.partition.nodes
         for stage in self.job.stages:
@@ -236,7 +236,7 @@ class Search:
             yield self._release
 
     def _lacking(self, reason: Reason) -> tuple[Stage, int]:
-        """Return the stage for which capacity is missing, and the number of its tasks that have none."""
+        """Return the stage that lacks capacity, and how many of its tasks do."""
         stage, wanted = self.trials.needs[0]
         if isinstance(reason, NoRoom | NeverFits) and reason.stages:
             name, wanted, room = reason.stages[-1]
@@ -249,7 +249,7 @@ class Search:
         names = f"new-{stage.position}"
         before = next((step for step in steps if isinstance(step, AddNodes) and step.names == names), None)
         if before is not None:
-            # Other asks take the new capacity: go before them, or add enough for them too.
+            # Other asks take the new capacity: move ahead of them, or add enough for them too.
             more = None if before.tasks >= LARGEST else _with(steps, before.with_amount(2 * before.tasks))
             return self._to_front(steps) or more
         labels = self._labels_for(stage.shape)
@@ -262,7 +262,7 @@ class Search:
         return (*steps, AddNodes(missing, shape.amounts, key.apart, parts, labels, key.pool, names, user))
 
     def _is_closed_to_user(self, shape: Shape) -> bool:
-        """True if a node would take such tasks, but not of this user."""
+        """True if a node would accept such tasks, but not of this user."""
         nodes = self.partition.nodes
         return any(
             nodes.users[row]
@@ -272,7 +272,7 @@ class Search:
         )
 
     def _labels_for(self, shape: Shape) -> tuple[tuple[str, str], ...] | None:
-        """Return labels of a node that a shape accepts; None if they are not known."""
+        """Return labels that a node needs to accept a shape; None if they cannot be determined."""
         if shape.key.manager:
             return None
         if shape.key.where:
@@ -287,7 +287,7 @@ class Search:
         )
 
     def _end_tasks(self, steps: Steps, reason: Reason) -> Steps | None:
-        """End tasks where the fewest have to end for the tasks that lack capacity."""
+        """End tasks on the node where the fewest have to end for the missing capacity."""
         stage, missing = self._lacking(reason)
         if isinstance(reason, NeverFits):
             return None
@@ -349,7 +349,7 @@ class Search:
         return chosen
 
     def _end_in_account(self, steps: Steps, reason: OverLimit) -> Steps | None:
-        """End tasks that use most of what a limit allows, until the ask fits under it."""
+        """End tasks that use most of a limit, until the ask fits under it."""
         left = reason.used + reason.asked - reason.limit
         if reason.asked > reason.limit:
             return None
@@ -371,7 +371,7 @@ class Search:
         return (*steps, *more) if left <= 0 else None
 
     def _end_job(self, steps: Steps, reason: TooManyJobs) -> Steps | None:
-        """End all tasks of a running job that an account counts: one with few tasks, and on few nodes."""
+        """End all tasks of one running job of an account: a job with few tasks on few nodes."""
         nodes = self.partition.nodes
         ended = {block.job for step in steps if isinstance(step, EndTasks) for block in step.blocks}
         ended |= {entry.stage.job.id for entry in self.partition.allocations.values() if entry.rooms}  # in chains
@@ -424,7 +424,7 @@ class Search:
         return not job.manager and not job.allocations and not any(stage.ended for stage in job.stages)
 
     def _requests(self) -> Iterator[Steps]:
-        """Yield other requests that may start at once."""
+        """Yield changes of the submission that may let it start at once."""
         if not self._may_change():
             return
         reason = self.trials.run(()).reason
@@ -451,7 +451,7 @@ class Search:
         return max(0, reason.limit - reason.used) * size // reason.asked if reason.asked else 0
 
     def _looser(self, stage: Stage) -> Iterator[Step]:
-        """Yield the conditions on nodes that a stage can drop."""
+        """Yield steps that drop a condition of a stage on nodes."""
         key, nodes = stage.shape.key, self.partition.nodes
         for label, values in key.selectors[:FEW]:
             yield DropSelector(stage.name, label, values)
@@ -470,7 +470,7 @@ class Search:
             yield Tolerate(stage.name, taint)
 
     def _smaller(self, stage: Stage) -> Iterator[Steps]:
-        """Yield smaller tasks that fit the free capacity of a node, the least reduction first."""
+        """Yield steps that make tasks smaller, to fit the free capacity of a node, the smallest reduction first."""
         nodes, shape = self.partition.nodes, stage.shape
         offers: dict[Steps, int] = {}
         looked_at = 0
@@ -496,7 +496,7 @@ class Search:
     # -- no more than needed ---------------------------------------------------------------------------------------
 
     def _least(self, steps: Steps) -> Steps:
-        """Leave out what is not needed: whole steps, then parts of them, until nothing more can be left out."""
+        """Leave out steps, then parts of steps, until nothing more can be left out."""
         ordered = _in_order(steps)
         steps = ordered if self._starts(ordered) else steps
         before: Steps | None = None
@@ -511,7 +511,7 @@ class Search:
         return steps
 
     def _smallest(self, steps: Steps, at: int, step: Step) -> Step:
-        """Return the step with the least amount that is still enough, together with the others."""
+        """Return the step with the least amount that is still enough together with the other steps."""
 
         def enough(candidate: Step) -> bool:
             return self._starts((*steps[:at], candidate, *steps[at + 1 :]))
@@ -538,17 +538,17 @@ def _tasks(places: dict[str, list[Block]]) -> int:
 
 
 def _in_order(steps: Steps) -> Steps:
-    """Return the steps in the order in which trials do them: settings of queues first, another submission last."""
+    """Return the steps in the order in which trials do them: settings of queues first, a new submission last."""
     return tuple(sorted(steps, key=lambda step: (not isinstance(step, QueueStep), isinstance(step, Request))))
 
 
 def _with(steps: Steps, step: Step) -> Steps:
-    """Return the steps with one more, in the place of a weaker one of its kind."""
+    """Return the steps with one more, which replaces a weaker step of its kind."""
     return (*[other for other in steps if not _replaces(step, other)], step)
 
 
 def _replaces(step: Step, other: Step) -> bool:
-    """True if a step is another one with another amount."""
+    """True if two steps differ only in the amount."""
     return type(step) is type(other) and step.amount > 0 and other == step.with_amount(max(1, other.amount))
 
 

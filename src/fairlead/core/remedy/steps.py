@@ -1,7 +1,8 @@
-"""Steps of remedies, as typed values. Each one can be turned into commands, and put into a few words."""
+"""Steps of remedies, as typed values. Each can be turned into commands and into words."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
@@ -23,8 +24,8 @@ from fairlead.core.commands import ReleaseHold as ReleaseHoldCommand
 from fairlead.core.commands import ReleaseJob as ReleaseJobCommand
 from fairlead.core.model import Amounts, JobSpec, Limits, Pairs, QueueSettings, StageSpec
 from fairlead.core.ranges import Ranges, count, difference, indices, split
-from fairlead.core.reasons import HIDDEN, Sees, in_words
-from fairlead.core.resources import CPU, GPU, format_quantity, format_vector
+from fairlead.core.reasons import HIDDEN, Sees, in_words, tasks_of
+from fairlead.core.resources import CPU, GPU, format_amount, format_amounts
 from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
 
@@ -33,15 +34,21 @@ class Step(msgspec.Struct, frozen=True, tag=in_words):
     """Base class of steps. The tag names a step in the API: the class name in words, such as "end tasks"."""
 
     operator: ClassVar[bool] = True
-    """True if only an operator may do it; False if the owner of the job can."""
+    """True if only an operator may do the step; False if the owner of the job can."""
+    cost: ClassVar[int] = 2
+    """0 if it only has to be done, 1 if tasks end, 2 for settings and order, 3 for another request, 4 for machines."""
+
+    def __str__(self) -> str:
+        """Return the step as a condition, such as "node n1 is enabled"."""
+        raise NotImplementedError
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
-        """Return the commands that do it."""
+        """Return the commands that carry out the step."""
         return []
 
     @property
     def amount(self) -> int:
-        """How much is done, if less of it can be done; otherwise 0."""
+        """Return the amount of the step, if it can be made smaller; otherwise 0."""
         return 0
 
     def with_amount(self, amount: int) -> Step:
@@ -59,11 +66,19 @@ class Remedy(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...]
 
     def __str__(self) -> str:
-        return " and ".join(map(str, self.steps))
+        ends = [step for step in self.steps if isinstance(step, EndTasks)]
+        others = [str(step) for step in self.steps if not isinstance(step, EndTasks)]
+        return " and ".join([ends_told(ends), *others] if ends else others)
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """How much it takes, for comparisons: the hardest kind of step, the number of kinds, and the amounts."""
+        kinds = {type(step) for step in self.steps}
+        return max([step.cost for step in self.steps], default=0), len(kinds), sum(step.amount for step in self.steps)
 
     @property
     def operator(self) -> bool:
-        """True if only an operator may do all of it."""
+        """True if a step needs an operator."""
         return any(step.operator for step in self.steps)
 
     def shown_to(self, sees: Sees) -> Remedy:
@@ -82,10 +97,6 @@ class Block(msgspec.Struct, frozen=True):
     indices: tuple[int, ...]
     """As ranges: the first index, the one after the last, and so on."""
 
-    def __str__(self) -> str:
-        tasks = count(self.indices)
-        return f"{tasks} {'task' if tasks == 1 else 'tasks'} of {f'{self.job}[{self.stage}]' if self.job else HIDDEN}"
-
     def shown_to(self, sees: Sees) -> Block:
         return self if sees(self.job) else Block("", "", (0, count(self.indices)))
 
@@ -93,11 +104,12 @@ class Block(msgspec.Struct, frozen=True):
 class EndTasks(Step, frozen=True):
     """Tasks on a node end, by themselves or because they are killed."""
 
+    cost: ClassVar[int] = 1
     node: str
     blocks: tuple[Block, ...]
 
     def __str__(self) -> str:
-        return f"end {', '.join(map(str, _merged(self.blocks)))} on {self.node}"
+        return ends_told([self])
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         commands: list[AnyCommand] = []
@@ -142,16 +154,38 @@ class EndTasks(Step, frozen=True):
 
 
 def _merged(blocks: tuple[Block, ...]) -> list[Block]:
-    """Return blocks with all tasks of a stage in one of them. Blocks of hidden jobs may be of different jobs."""
+    """Return blocks with all tasks of a stage merged. Blocks of hidden jobs may belong to different jobs."""
     merged: dict[tuple[str, str, int], list[int]] = {}
     for at, block in enumerate(blocks):
         merged.setdefault((block.job, block.stage, 0 if block.job else at), []).extend(indices(block.indices))
     return [Block(job, stage, Ranges.from_indices(sorted(tasks)).flat()) for (job, stage, _), tasks in merged.items()]
 
 
+NAMED = 3
+"""At most this number of nodes is named in a remedy."""
+
+
+def ends_told(steps: Sequence[EndTasks]) -> str:
+    """Return which tasks end, as sums by job, such as "6 tasks of job 3 on n1 and n2 end"."""
+    tasks: dict[tuple[str, str], int] = {}
+    for step in steps:
+        for block in step.blocks:
+            key = (block.job, block.stage)
+            tasks[key] = tasks.get(key, 0) + count(block.indices)
+    parts = []
+    for (job, stage), ended in tasks.items():
+        whose = tasks_of(job, stage) if job or ended == 1 else "other users' jobs"
+        parts.append(f"{ended} {'task' if ended == 1 else 'tasks'} of {whose}")
+    nodes = list(dict.fromkeys(step.node for step in steps))
+    where = f"{', '.join(nodes[:-1])} and {nodes[-1]}" if 1 < len(nodes) <= NAMED else nodes[0]
+    where = f"{len(nodes)} nodes" if len(nodes) > NAMED else where
+    return f"{' and '.join(parts)} on {where} {'ends' if sum(tasks.values()) == 1 else 'end'}"
+
+
 class AddNodes(Step, frozen=True):
     """New nodes join, with capacity for a number of tasks."""
 
+    cost: ClassVar[int] = 4
     tasks: int
     per_task: Amounts
     apart: bool = False
@@ -161,9 +195,9 @@ class AddNodes(Step, frozen=True):
     labels: Pairs = ()
     pool: str = ""
     names: str = "new"
-    """The nodes are named by this and a number."""
+    """The prefix of the node names, followed by a number."""
     user: str = ""
-    """A user: the nodes have to take tasks of this user, which similar nodes do not. Empty for all users."""
+    """A user whose tasks the nodes must accept, because similar nodes do not. Empty for all users."""
 
     @property
     def nodes(self) -> int:
@@ -171,7 +205,7 @@ class AddNodes(Step, frozen=True):
 
     @property
     def resources(self) -> Amounts:
-        """The resources of each node."""
+        """Return the resources of each node."""
         tasks = 1 if self.apart else self.tasks
         if not self.per_task:
             return ((CPU, 1000),)
@@ -183,9 +217,12 @@ class AddNodes(Step, frozen=True):
     def __str__(self) -> str:
         nodes = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
         labels = "".join(f" {key}={value}" for key, value in self.labels)
+        noun = "label" if len(self.labels) == 1 else "labels"
         where = f" to pool {self.pool}" if self.pool else ""
         user = f" that {'takes' if self.nodes == 1 else 'take'} tasks of user {self.user}" if self.user else ""
-        return f"add {nodes} with {format_vector(dict(self.resources))}{labels and ' and labels' + labels}{where}{user}"
+        added = "is added" if self.nodes == 1 else "are added"
+        has = format_amounts(sorted(self.resources))
+        return f"{nodes} with {has}{labels and f' and the {noun}' + labels}{user} {added}{where}"
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         spec = NodeSpec(self.resources, self.labels, (), self.pool)
@@ -202,10 +239,11 @@ class AddNodes(Step, frozen=True):
 class EnableNode(Step, frozen=True):
     """A node that is drained or disabled is enabled again."""
 
+    cost: ClassVar[int] = 0
     node: str
 
     def __str__(self) -> str:
-        return f"enable node {self.node}"
+        return f"node {self.node} is enabled"
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         return [MoveNode(name=self.node, action="enable", operator=True)]
@@ -214,10 +252,11 @@ class EnableNode(Step, frozen=True):
 class BringNodeBack(Step, frozen=True):
     """A node that is lost or disconnected joins again."""
 
+    cost: ClassVar[int] = 0
     node: str
 
     def __str__(self) -> str:
-        return f"bring node {self.node} back"
+        return f"node {self.node} comes back"
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         node_id = partition.nodes.find(self.node)
@@ -232,7 +271,7 @@ class ReleaseHold(Step, frozen=True):
     """Empty for a reader that may not see it."""
 
     def __str__(self) -> str:
-        return f"release the nodes held for {f'job {self.job}' if self.job else HIDDEN}"
+        return f"the nodes held for {f'job {self.job}' if self.job else HIDDEN} are released"
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         return [ReleaseHoldCommand(job=self.job, operator=True)]
@@ -242,30 +281,33 @@ class ReleaseHold(Step, frozen=True):
 
 
 class ReleaseJob(Step, frozen=True):
-    """The job, which is held back, is released."""
+    """The held job is released."""
 
     operator = False
+    cost: ClassVar[int] = 0
 
     job: str
 
     def __str__(self) -> str:
-        return f"release job {self.job}"
+        return f"job {self.job} is released"
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         return [ReleaseJobCommand(job=self.job, operator=True)]
 
 
 class ReleaseJobAsOperator(ReleaseJob, frozen=True, tag="release job"):
-    """The job, which is held back by an operator, is released."""
+    """The job, held by an operator, is released."""
 
     operator = True
 
 
 class Ready(Step, frozen=True):
-    """The partition becomes ready: all agents have reported, or an operator declares it."""
+    """The partition becomes ready: all agents report, or an operator declares it."""
+
+    cost: ClassVar[int] = 0
 
     def __str__(self) -> str:
-        return "wait until all agents have reported, or mark the partition ready"
+        return "all agents have reported, or the partition is marked ready"
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         return [MarkReady(operator=True)]
@@ -294,7 +336,7 @@ class LimitStep(QueueStep, frozen=True, kw_only=True):
 
     @property
     def account(self) -> str:
-        """The name of the account with the limit."""
+        """Return the name of the account with the limit."""
         if self.user:
             return f"{'each user' if self.user == '*' else f'user {self.user}'} in queue {self.queue}"
         return f"group {self.group} in queue {self.queue}" if self.group else f"queue {self.queue}"
@@ -320,7 +362,7 @@ class RaiseLimit(LimitStep, frozen=True, kw_only=True):
     limit: int
 
     def __str__(self) -> str:
-        return f"raise the limit of {self.account} to {self.resource}={format_quantity(self.resource, self.limit)}"
+        return f"the limit of {self.account} is raised to {format_amount(self.resource, self.limit)}"
 
     def _raised(self, limits: Limits) -> Limits:
         amounts = tuple((name, self.limit if name == self.resource else old) for name, old in limits.limit or ())
@@ -340,7 +382,7 @@ class RaiseMaxJobs(LimitStep, frozen=True, kw_only=True):
     max_jobs: int
 
     def __str__(self) -> str:
-        return f"raise max_jobs of {self.account} to {self.max_jobs}"
+        return f"max_jobs of {self.account} is raised to {self.max_jobs}"
 
     def _raised(self, limits: Limits) -> Limits:
         return msgspec.structs.replace(limits, max_jobs=self.max_jobs)
@@ -361,7 +403,7 @@ class RaiseShare(QueueStep, frozen=True, kw_only=True):
     """The present share."""
 
     def __str__(self) -> str:
-        return f"raise the share of queue {self.queue} to {self.share}"
+        return f"the share of queue {self.queue} is raised to {self.share}"
 
     def changed(self, settings: QueueSettings) -> QueueSettings:
         return msgspec.structs.replace(settings, share=self.share)
@@ -377,17 +419,18 @@ class RaiseShare(QueueStep, frozen=True, kw_only=True):
 class StartQueue(Step, frozen=True):
     """A stopped queue is started."""
 
+    cost: ClassVar[int] = 0
     queue: str
 
     def __str__(self) -> str:
-        return f"start queue {self.queue}"
+        return f"queue {self.queue} is started"
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         return [MoveQueue(queue=self.queue, action="start", operator=True)]
 
 
 def configured(partition: Partition, steps: tuple[Step, ...]) -> Configure | None:
-    """Return the command that changes the settings of queues as the steps say; None if none of them does."""
+    """Return the command that changes settings of queues as the steps say; None if no step does."""
     changes = [step for step in steps if isinstance(step, QueueStep)]
     if not changes:
         return None
@@ -408,7 +451,7 @@ class MoveToFront(Step, frozen=True):
     stage: str
 
     def __str__(self) -> str:
-        return "bring it to the front of its queue"
+        return "this job is brought to the front of its queue"
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         return [BringToFront(job=self.job, stage=self.stage, operator=True)]
@@ -418,12 +461,13 @@ class JobsSucceed(Step, frozen=True):
     """The jobs in `after` end with success."""
 
     operator: ClassVar[bool] = False
+    cost: ClassVar[int] = 0
     jobs: tuple[str, ...]
 
     def __str__(self) -> str:
         if len(self.jobs) == 1:
-            return f"wait until job {self.jobs[0]} has succeeded"
-        return f"wait until jobs {', '.join(self.jobs)} have succeeded"
+            return f"job {self.jobs[0]} succeeds"
+        return f"jobs {', '.join(self.jobs)} succeed"
 
     def commands(self, partition: Partition) -> list[AnyCommand]:
         return [
@@ -445,6 +489,7 @@ class Request(Step, frozen=True):
     """Base class of steps that change the job: it is killed, and submitted again with changes."""
 
     operator: ClassVar[bool] = False
+    cost: ClassVar[int] = 3
 
     def changed(self, spec: JobSpec) -> JobSpec:
         return spec
@@ -472,7 +517,7 @@ class DropSelector(StageRequest, frozen=True):
     values: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"submit it without the selector {self.label}={','.join(self.values)}{self._of}"
+        return f"it is submitted without the selector {self.label}={','.join(self.values)}{self._of}"
 
     def _changed(self, stage: StageSpec) -> StageSpec:
         return msgspec.structs.replace(
@@ -482,7 +527,7 @@ class DropSelector(StageRequest, frozen=True):
 
 class DropWhere(StageRequest, frozen=True):
     def __str__(self) -> str:
-        return f"submit it without `where`{self._of}"
+        return f"it is submitted without `where`{self._of}"
 
     def _changed(self, stage: StageSpec) -> StageSpec:
         return msgspec.structs.replace(stage, where=())
@@ -492,7 +537,7 @@ class DropPool(StageRequest, frozen=True):
     pool: str
 
     def __str__(self) -> str:
-        return f"submit it without pool {self.pool}{self._of}"
+        return f"it is submitted without pool {self.pool}{self._of}"
 
     def _changed(self, stage: StageSpec) -> StageSpec:
         return msgspec.structs.replace(stage, pool="")
@@ -502,7 +547,7 @@ class Tolerate(StageRequest, frozen=True):
     taint: str
 
     def __str__(self) -> str:
-        return f"submit it with a toleration of {self.taint}{self._of}"
+        return f"it is submitted with a toleration of {self.taint}{self._of}"
 
     def _changed(self, stage: StageSpec) -> StageSpec:
         return msgspec.structs.replace(stage, tolerations=tuple(sorted({*stage.tolerations, self.taint})))
@@ -518,8 +563,7 @@ class AskLess(StageRequest, frozen=True, kw_only=True):
     """The present amount."""
 
     def __str__(self) -> str:
-        asked = format_quantity(self.resource, self.amount_asked)
-        return f"submit it with {self.resource}={asked} a task{self._of}"
+        return f"it is submitted with {format_amount(self.resource, self.amount_asked)} a task{self._of}"
 
     def _changed(self, stage: StageSpec) -> StageSpec:
         amounts = dict(stage.resources)
@@ -528,7 +572,7 @@ class AskLess(StageRequest, frozen=True, kw_only=True):
 
     @property
     def _unit(self) -> int:
-        """The step in which the amount can change: a task asks for whole GPUs, or for a part of one."""
+        """Return the unit in which the amount can change: whole GPUs, or parts of one."""
         return 1000 if self.resource == GPU and self.now >= 1000 else 1
 
     @property
@@ -547,7 +591,7 @@ class FewerTasks(StageRequest, frozen=True, kw_only=True):
     """The present size."""
 
     def __str__(self) -> str:
-        return f"submit it with {self.tasks} {'task' if self.tasks == 1 else 'tasks'}{self._of}"
+        return f"it is submitted with {self.tasks} {'task' if self.tasks == 1 else 'tasks'}{self._of}"
 
     def _changed(self, stage: StageSpec) -> StageSpec:
         return msgspec.structs.replace(stage, count=self.tasks, min=0)
@@ -564,7 +608,7 @@ class AllowPreemption(Request, frozen=True):
     """The job is made preemptible, so that it may borrow capacity beyond the share of its queue."""
 
     def __str__(self) -> str:
-        return "submit it as preemptible"
+        return "it is submitted as preemptible"
 
     def changed(self, spec: JobSpec) -> JobSpec:
         return msgspec.structs.replace(spec, preemptible=True)
@@ -574,7 +618,7 @@ class DropAfter(Request, frozen=True):
     """The job no longer waits for other jobs."""
 
     def __str__(self) -> str:
-        return "submit it without `after`"
+        return "it is submitted without `after`"
 
     def changed(self, spec: JobSpec) -> JobSpec:
         return msgspec.structs.replace(spec, after=())

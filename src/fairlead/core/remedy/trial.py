@@ -1,4 +1,4 @@
-"""Trials: do steps to a copy of a partition, run the next cycle, see whether an ask starts, and take all of it back.
+"""Trials: apply steps to a copy of a partition, run the next cycle, see whether an ask starts, and undo everything.
 
 The core itself decides, so a trial is right about limits, shares, turns, holds and placement at once.
 """
@@ -23,11 +23,11 @@ from fairlead.core.remedy.steps import Block, EndTasks, Request, Step, configure
 from fairlead.core.state import Partition
 
 AGAIN = "again"
-"""A job that is submitted again has this in front of its id."""
+"""Prefix of the id of a job that is submitted again."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a trial."""
+    """The result of a trial."""
 
     started: bool
     reason: Reason | None = None
@@ -37,7 +37,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def copy_of(partition: Partition) -> Partition:
-    """Return an independent copy of a state, as ready as it is, on which trials can run."""
+    """Return an independent copy of a state, with the same readiness, for trials."""
     twin = load(dump(partition))
     twin.reign = copy(partition.reign)
     twin.retime()
@@ -47,7 +47,7 @@ def copy_of(partition: Partition) -> Partition:
 class Trials:
     """Tries steps for the pending tasks of one kind of a stage.
 
-    The partition is a copy: it is altered, and equal to the byte again after each trial.
+    The partition is a copy: each trial alters it and then restores it, equal to the byte.
     """
 
     def __init__(self, partition: Partition, stage: Stage, kind: int, now: Micros) -> None:
@@ -64,22 +64,22 @@ class Trials:
         self._known: dict[tuple[Step, ...], Outcome] = {}
 
     def run(self, steps: tuple[Step, ...]) -> Outcome:
-        """Return what happens in the next cycle if all steps are done. Settings are changed in a cycle before it."""
+        """Return the result of the next cycle if all steps are done. Settings are changed in a cycle before it."""
         known = self._known.get(steps)
         if known is None:
             self.runs += 1
             known, stops = self._run(steps)
             if known.started and stops:
-                # New settings let other asks have tasks stopped. These may stop before the next cycle, or not.
+                # New settings may make tasks stop for other asks. These may have stopped before the next cycle, or not.
                 known, _ = self._run(steps, stopped=True)
             self._known[steps] = known
         return known
 
     def _run(self, steps: tuple[Step, ...], stopped: bool = False) -> tuple[Outcome, bool]:
-        """Return what happens, and True if new settings made tasks stop. With `stopped`, they stop at once."""
+        """Return the result, and True if new settings made tasks stop. With `stopped`, they stop at once."""
         partition, first, reign = self.partition, self.partition.counters.allocation, copy(self.partition.reign)
         done: list[Cycle] = []
-        # A lane that sleeps is not tried, and gives no reason.
+        # A sleeping lane is not tried and gives no reason.
         partition.memory.backfill = None
         partition.wake_lanes(self.ask.stage)
         try:
@@ -100,7 +100,7 @@ class Trials:
             partition.reign = reign
 
     def _ends(self, turn: Cycle) -> list[AnyCommand]:
-        """Return the reports of tasks that a cycle told to stop, for when they have stopped."""
+        """Return the reports that tasks send when they stop as a cycle told them to."""
         partition = self.partition
         numbers = [change.into or change.allocation for change in turn.changes if isinstance(change, Stopped)]
         stopping = [partition.allocations[number] for number in numbers if number in partition.allocations]
@@ -123,7 +123,7 @@ class Trials:
         return next((turn.reasons[key] for key in keys if key in turn.reasons), None)
 
     def _commands(self, steps: Sequence[Step]) -> tuple[list[AnyCommand], str]:
-        """Return the commands of all steps but settings of queues, and the id of the job that should start."""
+        """Return the commands of all steps except settings of queues, and the id of the job that should start."""
         commands = [command for step in steps for command in step.commands(self.partition)]
         requests = [step for step in steps if isinstance(step, Request)]
         if not requests:
@@ -136,7 +136,7 @@ class Trials:
         return commands, again
 
     def _started(self, job: Job, first: int) -> bool:
-        """True if tasks of every stage that have to start were placed since the allocation `first`."""
+        """True if the tasks that must start, of every stage, were placed since the allocation `first`."""
         kind = self.kind if job is self.job else NEW
         return all(
             any(

@@ -1,4 +1,4 @@
-"""Fault simulation: shipped parts of Fairlead run on virtual time while faults are injected.
+"""Fault simulation: the shipped parts of Fairlead run on virtual time while faults are injected.
 
 `soak.py` is the command, and `run.py` runs one scenario, which `faults.py` draws from a seed.
 
@@ -6,7 +6,7 @@ The surroundings are virtual: `loop.py` is the event loop with its processes, `n
 the server's process and disk, `servers.py` several servers that share a journal, `agents.py` the nodes, `spawner.py`
 their spawners and `cloud.py` the machines of pools. `tasks.py` has the types of running tasks.
 
-The checkers judge without the core's rules: `checkers.py` (attempts, capacity, answers, gangs, holds), `doorchecker.py`
+The checkers do not use the core's rules: `checkers.py` (attempts, capacity, answers, gangs, holds), `doorchecker.py`
 (starts), `loanchecker.py` (loans), `poolchecker.py` (pools) and `leaderchecker.py` (leases and epochs). `rules.py` has
 their rules of starting, and `feasible.py` decides which jobs could run.
 """

@@ -1,4 +1,4 @@
-"""Machines of a trial: each runs the shipped agent with virtual spawners on a network that breaks.
+"""The machines of a trial: each runs the shipped agent with virtual spawners, on a network with faults.
 
 The agent's spawners, connections, disk, key and clock are virtual. An agent can be stopped, killed and started again,
 and its machine can lose power or vanish.
@@ -37,11 +37,11 @@ from fairlead.wire.identity import NONCE_BYTES
 RESTART = 0.5
 """Seconds until a killed agent is started again."""
 OPENING = 10.0
-"""Seconds for which an agent waits for a server that stands still."""
+"""Seconds for which an agent waits for a frozen server."""
 KEEPALIVE = 40.0
 """Seconds after which the operating system or a ping notices that a connection is dead."""
 NO_SPAWNER = 20.0
-"""The most seconds without a spawner."""
+"""The most seconds that a machine is without a spawner."""
 
 
 class Around(Wires, Protocol):
@@ -54,7 +54,7 @@ class Around(Wires, Protocol):
     """The addresses of the servers, separated by commas."""
 
     def connect(self, line: Line, agent: Process, turn: int) -> Wire | None:
-        """Return a connection to the server whose turn it is; None if it does not listen."""
+        """Return a connection to the next server in turn; None if it does not listen."""
 
     def obeyed(self, node: str, epoch: int, server: str) -> None: ...
 
@@ -88,7 +88,7 @@ class Machine:
         self._links: list[SpawnerLink] = []
         self._joining: Joining
         self._turn = 0
-        """Number of connections that were tried: servers take turns."""
+        """Number of connection attempts: the agent tries servers in turn."""
         self._boot()
 
     def has(self, fault: str) -> bool:
@@ -105,12 +105,12 @@ class Machine:
 
     @property
     def has_news(self) -> bool:
-        """True if reports to the server are not sent or not confirmed."""
+        """True if reports to the server are unsent or unconfirmed."""
         return not self.book.reporting.is_settled or any(self.book.outbox)
 
     @property
     def is_quiet(self) -> bool:
-        """True if the agent is connected, and no message is under way to the server or to a spawner."""
+        """True if the agent is connected and no message is under way to the server or to a spawner."""
         if not self.process.alive or self.process.frozen or not self._joining.joined.is_set() or self.has_news:
             return False
         spawners = all(spawner.is_quiet for spawner in self._spawners) and not any(
@@ -146,7 +146,7 @@ class Machine:
         self._lose_power()
 
     def hung_up(self, server: Process) -> None:
-        """Close the ends of all connections that a server has, as its death does."""
+        """Close the machine's ends of all connections to a server that died."""
         for wire in self._open_wires():
             if wire.server.owner is server:
                 wire.server.hang_up()
@@ -162,11 +162,11 @@ class Machine:
 
     @property
     def connected_to(self) -> Process | None:
-        """The process of the server at the other end of the last connection; None if it has ended."""
+        """Return the server process at the other end of the last connection; None if it has ended."""
         return self._wires[-1].server.owner if self._wires and not self._wires[-1].is_over else None
 
     def _break(self, over: float) -> None:
-        """Reset the connections, or hold up all messages until the fault ends."""
+        """Reset the connections, or delay all messages until the fault ends."""
         if self._world.rng.random() < 0.5:
             for wire in self._open_wires():
                 wire.reset()
@@ -185,7 +185,7 @@ class Machine:
             wire.cut()
 
     def _start_again(self) -> None:
-        """Start the machine again. To the server, its key is now used by another instance."""
+        """Start the machine again. To the server, another instance now uses its key."""
         if not self.gone and not self.has("crash") and not self.process.alive:
             self._boots += 1
             for spawner in self._spawners:
@@ -278,7 +278,7 @@ class Machine:
 
 
 class WatchedTable(TaskTable):
-    """A task table that tells which epochs it follows."""
+    """A task table that reports which epochs it follows."""
 
     obeyed: Callable[[int], None]
 
@@ -319,7 +319,7 @@ class Identity:
         await channel.send(encode(Proof(b"", b"", self._instance)))
 
     def joined(self) -> None:
-        """Nothing to do: the key is not stored."""
+        """Do nothing: the key is not stored."""
 
     def new_key(self) -> NewKey:
         raise AssertionError("keys do not expire in a trial")

@@ -1,4 +1,4 @@
-"""Checkers of a trial. They judge from machines, clients and allocations, and use none of the core's sums."""
+"""Checkers of a trial. They use machines, clients and allocations, and none of the core's sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairlead.sim.chaos.tasks import Live, Micros, Task, indices
 
 
 class CheckFailed(AssertionError):
-    """A rule that must hold in a trial is broken."""
+    """A rule of the trial is broken."""
 
 
 def need(holds: bool, text: str) -> None:
@@ -25,7 +25,7 @@ def need(holds: bool, text: str) -> None:
 
 
 class Runs(Protocol):
-    """The part of a machine that the checkers read."""
+    """What the checkers read of a machine."""
 
     @property
     def name(self) -> str: ...
@@ -83,7 +83,7 @@ class RoomChecker:
 
 
 def check_agreement(partition: Partition, agent: Runs) -> None:
-    """Check that an agent runs the tasks that the server expects. No message between them may be under way."""
+    """Check that an agent runs the tasks that the server expects. Call it only while no message is under way."""
     node_id = partition.nodes.find(agent.name)
     allocations: dict[int, Allocation] = {}
     if node_id is not None:
@@ -100,15 +100,15 @@ def check_agreement(partition: Partition, agent: Runs) -> None:
 class StopChecker:
     """Checks that stopping tasks end.
 
-    Between two looks at a quiet node, which has no message under way, tasks have time to stop.
+    Tasks have time to stop between two checks of a quiet node, which has no message under way.
     """
 
     def __init__(self) -> None:
         self._stopping: set[int] = set()
-        """Ids of the allocations that were stopping at the last look."""
+        """Ids of the allocations that were stopping at the last check."""
 
     def look(self, partition: Partition, quiet: Iterable[str]) -> None:
-        """`quiet` are the nodes with no message under way."""
+        """Check the stopping tasks of the nodes `quiet`, which have no message under way."""
         stopping: set[int] = set()
         for name in quiet:
             node_id = partition.nodes.find(name)
@@ -125,7 +125,7 @@ class StopChecker:
 class SilenceChecker:
     """Checks that a silent node is declared lost in time. Only time while the server is ready counts.
 
-    If an operator moves a lost node to another state, its time starts again.
+    If an operator moves a lost node to another state, its time starts anew.
     """
 
     def __init__(self, allowed: Micros) -> None:
@@ -134,12 +134,12 @@ class SilenceChecker:
         self._ready_at: Micros = 0
 
     def decided(self, partition: Partition) -> None:
-        """Note which nodes are lost. Called after every cycle, because an operator may move a lost node at once."""
+        """Note which nodes are lost. Called after every cycle, because an operator may at once move a lost node."""
         for name in [name for name in self._silent if _is_lost(partition, name)]:
             del self._silent[name]
 
     def look(self, partition: Partition, down: Iterable[str], passed: Micros) -> None:
-        """`down` are the nodes without power."""
+        """Check the nodes `down`, which have no power, after some time has passed."""
         if not partition.reign.ready or partition.reign.ready_at != self._ready_at:
             self._ready_at = partition.reign.ready_at
             self._silent = {}
@@ -166,12 +166,12 @@ def nodes_of(partition: Partition, change: Change[Any]) -> list[int]:
 
 
 class ConnectionChecker:
-    """Checks that a node gets no new task after its agent has disconnected, apart from a moment to hear of it."""
+    """Checks that a node gets no new task after its agent disconnected, apart from a moment to notice it."""
 
     def __init__(self, allowed: Micros) -> None:
         self.allowed = allowed
         self._gone: dict[int, Micros] = {}
-        """Id of a node without a connection → the time of the first look without it."""
+        """Id of a node without a connection → the time of the first check without it."""
 
     def decided(
         self, partition: Partition, changes: Iterable[Change[Any]], connected: Collection[str], now: Micros
@@ -193,7 +193,7 @@ class AnswerChecker:
 
     def __init__(self) -> None:
         self.accepted: dict[str, str] = {}
-        """Job → the key it was submitted with."""
+        """Job → the idempotency key of its submission."""
         self.over: set[str] = set()
         self._answers: dict[str, Answer] = {}
 
@@ -226,8 +226,8 @@ class AnswerChecker:
 class GangChecker:
     """Checks that a gang does not stay short: its live and ended tasks reach `min`, or it is stopped.
 
-    Time counts only while the server is ready and every agent is in touch, since a loss cannot be noticed otherwise.
-    After a restart of the server, the time of every gang starts again.
+    Time counts only while the server is ready and every agent is connected, because otherwise a loss cannot be noticed.
+    After a restart of the server, the time of every gang starts anew.
     """
 
     def __init__(self, allowed: Micros) -> None:
@@ -261,17 +261,47 @@ class GangChecker:
     def _is_short(stage: Stage, running: int) -> bool:
         """True if a gang has fewer than `min` tasks.
 
-        Stages that wait for added tasks are left out, and so are those with another `on_loss`, which has no `min`.
+        Stages that wait for added tasks are left out, and stages with another `on_loss` than `replace`, which have no
+        `min`.
         """
-        if stage.terms.on_loss != "replace" or stage.asks[SCALE] is not None:
+        if stage.on_loss != "replace" or stage.asks[SCALE] is not None:
             return False
         return running + len(stage.ended_as("succeeded")) + len(stage.ended_as("failed")) < stage.min
 
 
-class KeepingChecker:
-    """Checks holds and promises: each belongs to a waiting ask, and holds are few enough and end in time.
+class GenerationChecker:
+    """Checks that a strict gang restarts as a gang: its live members have one attempt, and each costs at most one try.
 
-    The time limit is also what gives every starving ask its nodes in the end.
+    Gangs that were scaled are left out: tasks that are added to a running gang have attempts of their own.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[tuple[int, str], int] = {}
+        """Number of a job and stage → its size when it was first seen; 0 once it was scaled."""
+
+    def check(self, partition: Partition) -> None:
+        for job in partition.jobs.values():
+            for stage in job.stages:
+                size = self._sizes.setdefault((job.number, stage.name), stage.count)
+                if size != stage.count:
+                    self._sizes[job.number, stage.name] = 0
+                elif size > 1 and self._restarts(stage):
+                    attempts = {allocation.attempt for allocation in (stage.live or {}).values()}
+                    need(len(attempts) < 2, f"{job.id} {stage.name} has live members of attempts {sorted(attempts)}")
+                    used = stage.tries_used(0)
+                    need(used <= stage.top, f"{job.id} {stage.name} used {used} tries in {stage.top} attempts")
+
+    @staticmethod
+    def _restarts(stage: Stage) -> bool:
+        spec = stage.spec
+        whole = spec.min in (0, stage.count) and not stage.job.manager
+        return whole and {spec.on_failure, spec.on_loss} <= {"", "restart"}
+
+
+class KeepingChecker:
+    """Checks holds and promises: each belongs to a waiting ask, holds are within their limit, and all end in time.
+
+    Because holds end in time, every starving ask gets its nodes in the end.
     """
 
     def check(self, partition: Partition, now: Micros) -> None:
@@ -292,14 +322,14 @@ class KeepingChecker:
                     row is not None and partition.nodes.state[row] == "up",
                     f"a node that takes no work is held for {hold.job}",
                 )
-                if not hold.large:
+                if not (hold.large or hold.recalled):
                     held.add(node_id)
         most = -(-len(partition.nodes.rows) * partition.settings.held_nodes_percent // 100)
         need(len(held) <= most, f"{len(held)} nodes are held, and at most {most} may be")
 
 
 def check_conserving(partition: Partition) -> None:
-    """Check that no lane head that may start waits while it fits. Free capacity is counted from the allocations."""
+    """Check that no lane head that may start waits although it fits. Free capacity is counted from the allocations."""
     if not partition.reign.ready or partition.settings.backfills:
         return
     for lane in partition.lanes.values():
@@ -321,14 +351,14 @@ def check_conserving(partition: Partition) -> None:
 
 
 def _allowed(job: Job) -> bool:
-    """True if no limit applies to the job, it can be preempted, and it is not held. Other checkers judge these."""
+    """True if the job has no limit, is preemptible and is not held. Other checkers cover the other jobs."""
     if job.held_by is not None:
         return False
     return job.spec.preemptible and all(account.limit is None and account.max_jobs is None for account in job.accounts)
 
 
 def room(partition: Partition, stage: Stage) -> int:
-    """Count the tasks of a stage that fit now, node by node."""
+    """Return the number of tasks of a stage that fit now, summed over the nodes."""
     wanted = stage.shape.key.pool
     return sum(
         _room_on(partition, row, stage)
@@ -338,7 +368,7 @@ def room(partition: Partition, stage: Stage) -> int:
 
 
 def takes_work(partition: Partition, node_id: int, row: int) -> bool:
-    """True if a node takes new work. Held nodes do not; `KeepingChecker` judges the holds."""
+    """True if a node accepts new work. Held nodes do not; `KeepingChecker` checks holds."""
     return (
         partition.nodes.state[row] == "up"
         and node_id not in partition.nodes.avoided
@@ -348,7 +378,7 @@ def takes_work(partition: Partition, node_id: int, row: int) -> bool:
 
 
 def used_on(partition: Partition, row: int) -> tuple[dict[str, int], list[int]]:
-    """Return how much a node's allocations use of each resource, and of each GPU device."""
+    """Return the use of each resource by a node's allocations, and of each GPU device."""
     used: dict[str, int] = {}
     devices = [0] * (partition.nodes.capacity.get(GPU, [0] * (row + 1))[row] // WHOLE_DEVICE)
     for allocation in partition.nodes.allocations[row].values():

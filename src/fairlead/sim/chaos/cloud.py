@@ -1,7 +1,6 @@
-"""A virtual cloud: ordered machines come late, twice or not at all, vanish, and are destroyed.
+"""A virtual cloud: ordered machines arrive late, twice or not at all, vanish, and are destroyed.
 
-The server's pools use it as a provider. A call that is under way when the server is killed may or may not be carried
-out.
+The server's pools use it as a provider. A call that is under way when the server is killed may or may not take effect.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ Result = TypeVar("Result")
 CALL = 2.0
 """The most seconds that a call takes."""
 BOOT, LATE = 30.0, 400.0
-"""The most seconds that a machine takes to come, usually and during the fault `late`."""
+"""The most seconds until a machine is up, usually and during the fault `late`."""
 LAST_CALLS = 0.5
-"""Fraction of the calls under way at a kill of the server that are carried out."""
+"""Fraction of the calls under way when the server is killed that take effect."""
 
 
 class Ground(Protocol):
@@ -77,7 +76,7 @@ class Cloud:
         return result
 
     def create(self, name: str, pool: str) -> None:
-        """Make a machine. Repeated requests for a name have no effect."""
+        """Create a machine. Repeated requests for a name have no effect."""
         if name in self.machines:
             return
         now = self._loop.time()
@@ -100,7 +99,7 @@ class Cloud:
             self.vanish(name)
 
     def check_failed(self, names: Iterable[str]) -> None:
-        """Check that machines that were given up do not exist."""
+        """Check that machines whose orders were given up do not exist."""
         for name in names:
             need(name not in self.machines, f"{name} is given up, and is there")
 
@@ -152,10 +151,10 @@ class CloudProvider:
         return listed
 
     async def close(self) -> None:
-        """Machines stay."""
+        """Do nothing: machines stay."""
 
     def _done(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the names for which the call is carried out."""
+        """Return the names for which the call takes effect."""
         if self._cloud.has("unknown") or self._cloud.has("fail"):
             return names[: self._cloud.rng.randint(0, len(names))]
         return names

@@ -1,19 +1,19 @@
-"""Judges starts: the rules allow the start, the ask has its turn, and the same cycle does not stop the tasks again.
+"""Checks starts: the rules allow the start, the ask has its turn, and the same cycle does not stop the tasks again.
 
-`DoorChecker` follows a partition change by change on a copy of its own, and looks at the copy just before each start.
+`DoorChecker` applies the changes of a partition one by one to its own copy, and checks the copy just before each start.
 The rules are those of `sim/chaos/rules.py`, not the core's.
 
 An ask is passed over wrongly if another ask is placed although the first one has an earlier turn, may start, and fits
-whole on the nodes that are kept for it and on those that no ask has. It has an earlier turn
+whole on the nodes kept for it and on unreserved nodes. It has an earlier turn
 
 - in the same leaf queue, if its place in the order is before that of the other;
-- in another leaf, if, where their lines part, its queue is below its entitlement and the other's is not.
+- in another leaf, if at the level where the two paths differ its queue is below its entitlement and the other's is not.
 
 Only the first ask of each lane that may start counts, and only if it could have started at every moment of the cycle
-since the first start. Left out, because a count of tasks does not decide them: as the ask that is passed over, jobs
-that start whole and stages with `near` or `apart`; everything with `backfill`; across queues, the unit `slots`, which
-counts starts out beforehand; single tasks of a resource manager, which may be recovered and not started; partitions
-with `checks` of other packages, and queues with their orders.
+since the first start. Some cases are left out, because a count of tasks does not decide them: as the ask that is passed
+over, jobs that start whole and stages with `near` or `apart`; everything with `backfill`; across queues, the unit
+`slots`, which counts starts out beforehand; single tasks of a resource manager, which may be recovered and not started;
+partitions with `checks` of other packages, and queues with orders of other packages.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from fairlead.sim.chaos.tasks import Micros, indices
 from fairlead.sim.chaos.users import UserUses, user_of
 
 Ordering = tuple[Ask | None, list[tuple[Stage, int]]]
-"""An ask that nodes are ordered for, and tasks of it."""
+"""An ask for which nodes are ordered, and its tasks."""
 
 Key = tuple[str, int, int]
 """An ask by its job, the position of its stage, and its kind."""
 
 
 class DoorChecker:
-    """An observer of a writer. `CheckFailed` names the wrong start."""
+    """An observer of a writer. It raises `CheckFailed`, which names the wrong start."""
 
     def __init__(self) -> None:
         self._copy = Partition("")
@@ -77,10 +77,10 @@ class DoorChecker:
         self.follow(decided.changes, plan.now, plan.partition.reign.ready)
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """Nothing to do: `began` makes a new copy."""
+        """Do nothing: `began` makes a new copy."""
 
     def follow(self, changes: Sequence[Change[Any]], now: Micros, ready: bool) -> None:
-        """Judge the changes of one cycle."""
+        """Check the changes of one cycle."""
         partition = self._copy
         self._uses.pass_time(partition, now)
         partition.now, partition.touched = now, Touched()
@@ -106,12 +106,12 @@ def _started(change: Change[Any]) -> list[tuple[Key, int]]:
 
 
 def _continues(change: Change[Any]) -> bool:
-    """True for later stages of a job that starts whole. Such a job is judged once, with its first stage."""
+    """True for later stages of a job that starts whole, which is checked once, with its first stage."""
     return isinstance(change, Placed) and change.group not in (0, change.first)
 
 
 def _may_be_recovered(partition: Partition, change: Change[Any]) -> bool:
-    """True if the change may record a task that a resource manager started itself. No rule applies to it."""
+    """True if the change may record a task that a resource manager started itself. No rule applies then."""
     if not isinstance(change, Placed) or not partition.jobs[change.job].manager or change.group:
         return False
     return _started(change)[0][1] == 1
@@ -130,7 +130,7 @@ def _placed(change: Change[Any]) -> range:
 
 
 class _Starts:
-    """Checks that the rules allow each start, chain, order and claim, and that no cycle stops what it placed."""
+    """Checks that the rules allow each start, chain, order and claim, and that no cycle stops tasks that it placed."""
 
     def __init__(self, partition: Partition, uses: UserUses, changes: Sequence[Change[Any]], ready: bool) -> None:
         self.partition = partition
@@ -187,7 +187,7 @@ class _Starts:
             more.add([(stage, many)])
 
     def _judge_orders(self) -> None:
-        """Check once that all tasks of a cycle's orders may start together when every pool is at its `max`."""
+        """Check that all tasks of a cycle's orders may start together when every pool is at its `max`."""
         if self._orders_judged:
             return
         self._orders_judged = True
@@ -202,14 +202,14 @@ class _Starts:
             ask = partition.waits(*key)
             by_ask.setdefault(id(ask), (ask, []))[1].append((partition.jobs[key[0]].stages[key[1]], tasks))
         rights, ordered = _rights_of_pools(partition), More()
-        # The rest of a share may go to a gang of any size, so the order of the asks matters, whatever their pools.
+        # The last part of a share may go to a gang of any size, so the order of asks matters, whatever their pools.
         for ask, started in self._in_turn(list(by_ask.values())):
             reason = refusal(partition, ask, started, gang=True, more=ordered, rights=rights)
             need(not reason, f"nodes are ordered for {_name(started[0][0])}, which may not start: {reason}")
             ordered.add(started)
 
     def _in_turn(self, orderings: list[Ordering]) -> Iterator[Ordering]:
-        """Yield the ordered tasks in the order of their turns: a gang at once, other tasks one by one."""
+        """Yield the ordered tasks in the order of their turns: a gang whole, other tasks one by one."""
         left = [_turns(ordering) for ordering in orderings]
         had_turns: list[tuple[Stage, int]] = []
         while left:
@@ -223,7 +223,7 @@ class _Starts:
             left = [turns for turns in left if turns]
 
     def _is_before(self, one: Ordering, other: Ordering, had_turns: list[tuple[Stage, int]]) -> bool:
-        """True if a turn is certainly before another: within a leaf queue by its order, else by the queues' paths."""
+        """True if a turn is certainly before another: in one leaf queue by its order, else by the queues' paths."""
         first, second = one[0], other[0]
         if first is None or second is None:
             return first is None and second is not None
@@ -281,16 +281,17 @@ class _Turns:
         self.partition = partition
         self.uses = uses
         self._batches = [change for change in changes if isinstance(change, SinglesPlaced)]
-        """Batches that are not in the state yet. They are booked late: some of their tasks had earlier turns."""
+        """Batches that are not in the state yet. They are booked late, so some of their tasks had earlier turns."""
         self._served = {key for change in changes for key, _ in _started(change)}
         self._passed: list[_Passed] | None = None
         """None before the first start."""
         self._refused: set[int] = set()
         """Ids of the asks that were not allowed to start at the first start of the cycle."""
         self._on_loan: set[str] = set()
-        """Queues that were at or above their entitlement at that time."""
+        """Queues that were at or above their entitlement at the first start."""
         self._suspects: list[tuple[Queue, str]] = []
-        """Queues that were passed over if the cycle leaves them below their entitlement, with the failure text."""
+        """Queues that were passed over if the cycle leaves them below their entitlement, with the text of the
+        failure."""
 
     def judge(self, change: Change[Any]) -> None:
         started = _started(change)
@@ -305,7 +306,7 @@ class _Turns:
             self._begin()
         placed = self.partition.waits(*started[-1][0])  # of several asks, the last has the last turn
         assert placed is not None and self._passed is not None
-        before = [(placed.stage, started[-1][1] - 1)]  # all but the last one had their turns before
+        before = [(placed.stage, started[-1][1] - 1)]  # all but the last one had earlier turns
         if isinstance(change, SinglesPlaced):
             self._batches.remove(change)
             stages = [self.partition.jobs[job].stages[position] for job, position in change.tasks]
@@ -360,19 +361,19 @@ class _Turns:
         elif self.partition.settings.unit != "slots":
             lent, entitled = _part(leaf, other)
             rights = self.partition.entitlements()
-            # Tasks of a batch are booked late: at their turns, their queue used less than now.
+            # Tasks of a batch are booked late: at their turns, their queue used less than it does now.
             on_loan = lent.path in self._on_loan if in_batch else rights.used(lent) >= rights.of(lent)
             if on_loan and rights.share(entitled) and rights.used(entitled) < rights.of(entitled):
                 text = f"{what} waits in queue {entitled.path}, which is below its entitlement: {lent.path} is not"
                 self._suspects.append((entitled, text))
 
     def _is_blocked(self, passed: _Passed) -> bool:
-        """True if an earlier ask of its lane might start: only the head of a lane is tried."""
+        """True if an earlier ask of the lane might start, because only the head of a lane is tried."""
         others = (ask for ask in passed.lane if ask is not passed.ask and id(ask) not in self._refused)
         return not all(comes_before(self.partition, self.uses, passed.ask, ask) for ask in others)
 
     def _first(self, asks: list[Ask]) -> Ask | None:
-        """Return the ask that comes before all the others; None if the order is not certain."""
+        """Return the ask that is before all others; None if the order is not certain."""
         first: Ask | None = None
         for ask in asks:
             if first is None or comes_before(self.partition, self.uses, ask, first):
@@ -383,6 +384,6 @@ class _Turns:
 
 
 def _part(one: Queue, other: Queue) -> tuple[Queue, Queue]:
-    """Return the ancestors of two leaves just below their lowest common queue."""
+    """Return, for two leaf queues, their ancestors just below the lowest common queue."""
     pairs = zip(one.line(), other.line(), strict=False)
     return next((mine, its) for mine, its in pairs if mine is not its)

@@ -1,6 +1,6 @@
 """Fault scenarios, drawn from a seed: a small cluster, jobs, requests and timed faults.
 
-All of them are in one list of events, so that a failing scenario can be reduced to the events needed to fail.
+All are in one list of events, so that a failing scenario can be reduced to the events that cause the failure.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class AgentFault(msgspec.Struct, frozen=True, tag="agent"):
 class ServerFault(msgspec.Struct, frozen=True, tag="server"):
     """Kills the server in its next turn and starts it again after `down`; `step` moves its wall clock.
 
-    If the journal fails instead, the server stays up and recovers when the journal can be opened, also after `down`.
+    If the journal fails instead, the server stays up and recovers after `down`, when the journal can be opened again.
     """
 
     at: Micros
@@ -116,7 +116,7 @@ class LeaderFault(msgspec.Struct, frozen=True, tag="leader"):
     at: Micros
     what: LeaderFaultKind
     which: int
-    """0 for the server that leads then, 1 for the one after it, and so on."""
+    """0 for the leader at that time, 1 for the next server, and so on."""
     lasts: Micros
 
 
@@ -163,7 +163,7 @@ class Profile(msgspec.Struct, frozen=True):
     agent_faults: int = 8
     server_faults: int = 3
     leader_faults: int = 0
-    """With any, several servers share the journal."""
+    """If above 0, several servers share the journal."""
     span: Micros = 900 * SECOND
 
 
@@ -203,7 +203,7 @@ def draw_scenario(seed: int, profile: Profile) -> Scenario:
     events += [_agent_fault(rng, list(nodes), profile.span) for _ in range(profile.agent_faults)]
     events += [_server_fault(rng, profile.span) for _ in range(profile.server_faults)]
     config = _config(rng)
-    # Pools have their own random generator, so that they do not change what a seed means without pools.
+    # Pools have their own random generator, so that a seed gives the same scenario with and without pools.
     apart = Random(f"{seed} pools")
     if apart.random() < WITH_POOLS:
         pools = {name: _pool(apart) for name in ("p", "q")[: apart.randint(1, 2)]}
@@ -288,6 +288,11 @@ def _submission(rng: Random, job: str, before: list[str], span: Micros) -> Submi
             stage["time_limit"] = f"{rng.randint(5, 200)}s"
         if rng.random() < 0.5:
             stage["estimate"] = f"{rng.randint(0, 100)}s"
+        apart = Random(str(stage))  # does not alter what known seeds draw
+        if apart.random() < 0.6:
+            del stage["on_loss"]
+        else:
+            stage["on_failure"] = apart.choice(("replace", "restart", "restart", "fail"))
         stages.append(stage)
         durations.append(rng.choice((0, 1, 10, 30, 60, 200)) * SECOND + rng.randint(0, SECOND))
     document: dict[str, Any] = {
@@ -363,7 +368,7 @@ def _pool_settings(rng: Random) -> dict[str, Any]:
 
 def _loan_settings(rng: Random) -> dict[str, Any]:
     return {
-        "rebalance_threshold": rng.choice((1, 10, 30)),
+        "rebalance_threshold": rng.choice((None, 1, 10, 30)),
         "rebalance_after": rng.choice(("5s", "20s", "60s")),
         "preempt_grace": rng.choice(("1s", "10s")),
     }

@@ -1,4 +1,4 @@
-"""Decides which jobs of a trial could run when all faults are over, on static machines and those of pools."""
+"""Decides which jobs of a trial could run after all faults are over, on static machines and machines of pools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairlead.sim.chaos.faults import Scenario
 
 
 class Need:
-    """Tasks and resources that a stage needs to start."""
+    """The tasks and resources that a stage needs to start."""
 
     def __init__(self, stage: Stage) -> None:
         asked = dict(stage.shape.amounts)
@@ -21,7 +21,7 @@ class Need:
 
 
 class Empty:
-    """A machine that is filled from empty."""
+    """A machine without tasks, to be filled."""
 
     def __init__(self, pool: str, resources: Mapping[str, int]) -> None:
         self.pool = pool

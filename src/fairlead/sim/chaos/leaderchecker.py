@@ -1,4 +1,4 @@
-"""Checks of leadership in a trial, by leases and epochs alone: which server may lead, write, serve and give orders."""
+"""Checks leadership in a trial, by leases and epochs alone: which server may lead, write, serve and give orders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Reign(msgspec.Struct):
 class LeaderChecker:
     """Checks that leases are not taken early, that only the newest leader writes, and that agents obey no earlier one.
 
-    It watches the shared store (`journal.shared.Watch`), and is told what servers serve and agents obey.
+    It observes the shared store (`journal.shared.Watch`), and servers and agents report to it what they serve and obey.
     """
 
     def __init__(self, partition: str, clock: Callable[[], float]) -> None:
@@ -54,12 +54,12 @@ class LeaderChecker:
         )
 
     def serves(self, server: str, epoch: int) -> None:
-        """A server takes a request or an agent under an epoch."""
+        """Called when a server accepts a request or an agent under an epoch."""
         newest = self._reigns[self._stream].epoch
         need(epoch == newest, f"{server} serves under epoch {epoch}, and epoch {newest} has begun")
 
     def obeyed(self, node: str, epoch: int, server: str) -> None:
-        """An agent follows an order that came from a server."""
+        """Called when an agent follows an order from a server."""
         before = self._obeyed.get(node, 0)
         need(epoch >= before, f"{node} obeys {server} under epoch {epoch}, and obeyed epoch {before} before")
         owner = self._of_epoch.get(epoch, server)

@@ -1,19 +1,19 @@
-"""Judges rebalance: no queue waits below its entitlement for long while tasks on loan could make room for it.
+"""Checks rebalance: no queue stays below its entitlement for long if stopping tasks on loan would help it.
 
 A queue is **deprived** if all of this is true:
 
 - it uses less than it is entitled to, also counting what is promised to it, and the spread among its siblings is over
-  `rebalance_threshold`;
+  `rebalance_threshold`, if that is set; otherwise, one of its siblings has a share;
 - the first ask of one of its lanes that may start has no room, and will have none when the tasks that stop are gone. A
   task counts as stopping for `preempt_grace` and a margin;
 - stopping some tasks on loan to its siblings would let that ask start, and would leave each of their queues its share
   and its guarantee. Only simple sets are tried: one unit alone, or units from the newest on. A node
   that other asks hold too does not count: its capacity goes to the owner of the hold, not to a claim.
 
-It may be deprived for `rebalance_after`, `preempt_grace` and some slack without a break. The time starts again when
+It may be deprived for `rebalance_after`, `preempt_grace` and some slack without a break. The time starts anew when
 tasks stop for an ask of the queue, which may be killed before it starts, and with a new writer. Time while the
-partition is not ready does not count. Left out as the ask that waits: jobs that start whole, and stages with `near` or
-`apart`.
+partition is not ready does not count. Not considered as the waiting ask: jobs that start whole, and stages with `near`
+or `apart`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from fairlead.core.model import Allocation, Ask, Job, Queue, Stage
 from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import Claim, spread
 from fairlead.core.resources import MINUTE, SECOND
+from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
 from fairlead.sim.chaos.checkers import need
 from fairlead.sim.chaos.rules import Rooms, has_one_shape, is_unpreemptible, together, waits_whole
 from fairlead.sim.chaos.tasks import Micros, indices
 
 MARGIN: Micros = MINUTE
-"""For this long beyond `preempt_grace` a task that stops is expected to end."""
+"""How long beyond `preempt_grace` a stopping task may take to end."""
 SLACK: Micros = 10 * SECOND
 
 
 class LoanChecker:
-    """An observer of a writer. `CheckFailed` names the queue that waits for capacity on loan."""
+    """An observer of a writer. It raises `CheckFailed`, which names the queue that waits for capacity on loan."""
 
     def __init__(self) -> None:
         self._since: dict[str, Micros] = {}
@@ -54,17 +55,17 @@ class LoanChecker:
         self.look(decided.plan.partition, decided.plan.now, settled=not decided.more)
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """Nothing to do: `began` resets the times."""
+        """Do nothing: `began` resets the times."""
 
     def decided(self, plan: Plan) -> None:
-        """Start the times of queues again for which tasks were stopped. `look` must follow."""
+        """Restart the times of queues for which tasks were stopped. `look` must follow."""
         for queue in _served(plan):
             self._since.pop(queue.path, None)
 
     def look(self, partition: Partition, now: Micros, settled: bool = True) -> None:
-        """Update the times of deprived queues, and judge them if the partition is settled: no cycle follows at once."""
+        """Update the times of deprived queues. Check them if `settled`: no cycle follows at once."""
         settings = partition.settings
-        on = settings.rebalance_threshold > 0 and settings.rebalance_after > 0
+        on = settings.rebalance_threshold != 0 and settings.rebalance_after > 0
         if not partition.reign.ready or not on or partition.reign.ready_at != self._ready_at:
             self._since, self._ready_at = {}, partition.reign.ready_at
         if not partition.reign.ready or not on:
@@ -104,7 +105,10 @@ def deprived(partition: Partition, now: Micros) -> dict[str, str]:
         claims = [
             Claim(child.name, rights.share(child), rights.used(child), int(child.path in wanting)) for child in children
         ]
-        if not lacking or spread(rights.of(parent), claims) <= partition.settings.rebalance_threshold:
+        threshold = partition.settings.rebalance_threshold
+        if not lacking or (threshold is not None and spread(rights.of(parent), claims) <= threshold):
+            continue
+        if threshold is None and all(child.settings.share is None for child in children):
             continue
         units = sorted(_units_on_loan(partition, parent, now), key=lambda unit: (-unit.began, -unit.number))
         for child in lacking:
@@ -203,8 +207,13 @@ def _units_on_loan(partition: Partition, parent: Queue, now: Micros) -> Iterator
         if rights.loaned(line[line.index(parent) + 1]):
             for unit in _units(job):
                 again = any(task.allocation.attempt > 1 for task in unit.tasks)
-                if not again or now - unit.began >= partition.settings.rebalance_after:
+                least = _least_runtime(partition.settings)
+                if now - unit.began >= (max(least, partition.settings.rebalance_after) if again else least):
                     yield unit
+
+
+def _least_runtime(settings: PartitionSettings) -> Micros:
+    return min(MINUTE, settings.rebalance_after) if settings.min_runtime is None else settings.min_runtime
 
 
 def _units(job: Job) -> Iterator[Unit]:
@@ -244,7 +253,7 @@ def _began(allocation: Allocation) -> Micros:
 
 
 def _helpers(partition: Partition, now: Micros, parent: Queue, ask: Ask, units: Sequence[Unit]) -> list[str]:
-    """Return names of units that let an ask start when stopped; empty if no simple set does."""
+    """Return the names of units that let an ask start when they stop; empty if no simple set does."""
     near = [unit for unit in units if any(_is_usable(partition, ask, task.allocation.node) for task in unit.tasks)]
     for unit in near:
         if _may_go(partition, parent, [unit]) and _starts(partition, now, ask, [unit]):
@@ -259,7 +268,7 @@ def _helpers(partition: Partition, now: Micros, parent: Queue, ask: Ask, units: 
 
 
 def _is_usable(partition: Partition, ask: Ask, node_id: int) -> bool:
-    """True if the tasks of an ask may run on a node, regardless of free capacity."""
+    """True if a node accepts the tasks of an ask, regardless of free capacity."""
     nodes, shape = partition.nodes, ask.stage.shape
     row = nodes.rows[node_id]
     without_work = node_id in nodes.avoided or node_id in nodes.disconnected

@@ -19,7 +19,7 @@ Args = TypeVarTuple("Args")
 
 RUNNING_IN: ContextVar[Process | None] = ContextVar("RUNNING_IN", default=None)
 MAX_STEPS = 200_000
-"""Callbacks at one instant, after which the loop counts as stuck."""
+"""The most callbacks at one instant; beyond that the loop counts as stuck."""
 
 
 class Process:
@@ -112,7 +112,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             events._set_running_loop(before)
 
     def end(self, processes: Iterable[Process]) -> None:
-        """Cancel and finish all tasks, also those of killed processes. Faults are ignored from here on."""
+        """Cancel and finish all tasks, including those of killed processes. Faults are ignored from here on."""
         for process in processes:
             process.alive, process.frozen = True, False
             self.go_on(process.parked)
@@ -220,7 +220,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing to do: `run` skips cancelled timers."""
+        """Do nothing: `run` skips cancelled timers."""
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         del self._tasks[id(task)]

@@ -1,4 +1,4 @@
-"""The network of a trial: connections that can be slow, stand still and break.
+"""The network of a trial: connections that can be slow, stall and break.
 
 A connection behaves like a WebSocket: whole messages in order, each at most once, until an end closes it or it breaks.
 """
@@ -55,7 +55,7 @@ class End:
         return data
 
     def trust(self) -> None:
-        """Nothing to do: the size of messages is not limited."""
+        """Do nothing: the size of messages is not limited."""
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         self.hang_up()
@@ -109,7 +109,7 @@ class Wire:
         return self._cut or (self.agent.closed and self.server.closed)
 
     def cut(self) -> None:
-        """Drop all messages from now on, and notify neither end: the machine has no power."""
+        """Drop all messages from now on without notifying the ends: the machine has no power."""
         self._cut = True
 
     def reset(self) -> None:

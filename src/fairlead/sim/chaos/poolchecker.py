@@ -17,7 +17,7 @@ from fairlead.sim.chaos.tasks import Micros, indices
 class PoolChecker:
     """Checks that pools order nodes only for waiting asks, once and within bounds, and give back only idle nodes.
 
-    A pool may exceed its `max` when nodes that it gave up come after all. It orders no nodes then.
+    A pool may exceed its `max` if nodes that it gave up join after all. It orders no nodes then.
     """
 
     def __init__(self) -> None:
@@ -26,13 +26,13 @@ class PoolChecker:
         """All names that were ever ordered or registered."""
 
     def began(self, partition: Partition) -> None:
-        """Record the orders of the last cycle, which may have been written without an observer being called."""
+        """Record the orders of the last cycle, which may have been written before observers were called."""
         for number, order in partition.orders.items():
             self._orders.add(number)
             self._names.update(order.coming)
 
     def decided(self, partition: Partition, changes: Sequence[Change[Any]]) -> None:
-        """Check the orders and returns of a durable cycle."""
+        """Check the orders of a durable cycle, and the nodes it gave back."""
         for change in changes:
             if isinstance(change, Ordered):
                 self._check_ordered(partition, change, changes)
@@ -41,7 +41,7 @@ class PoolChecker:
         self._names.update(partition.nodes.joins)
 
     def check(self, partition: Partition, now: Micros) -> None:
-        """Check that orders are given up and promises of ordered nodes released in time."""
+        """Check that overdue orders are given up in time, and promises of ordered nodes released in time."""
         if partition.reign.ready:
             for promise in partition.promises.values():
                 last = max(promise.since, partition.reign.ready_at) + partition.settings.promise_for
@@ -53,7 +53,7 @@ class PoolChecker:
                 need(now < last, f"order {number} of {order.pool} is waited for longer than {last}")
 
     def unsettled(self, partition: Partition) -> str:
-        """Return what pools still have to do when no ask waits; "" if nothing."""
+        """Return what pools still have to do although no ask waits; "" if nothing."""
         for pool in partition.pools.values():
             settings = pool.settings
             present, coming = _nodes_of(partition, pool.name), _coming(partition, pool.name)
@@ -85,7 +85,7 @@ class PoolChecker:
                     self._check_once(partition, job, position, kind)
 
     def _check_fewest(self, partition: Partition, change: Ordered, made: list[Ordered]) -> None:
-        """Check that with one node fewer the waiting tasks would not fit.
+        """Check that the waiting tasks would not fit with one node fewer.
 
         This is certain only if all tasks and all new nodes are equal. Nodes in a short back-off count as usable.
         """
@@ -104,7 +104,7 @@ class PoolChecker:
         )
 
     def _check_once(self, partition: Partition, job: str, position: int, kind: int) -> None:
-        """Check that orders for an ask are not for more tasks than wait."""
+        """Check that nodes are not ordered for more tasks of an ask than wait."""
         stage = partition.jobs[job].stages[position]
         wanted = len(indices(stage.wanted(kind).flat()))
         meant = sum(
@@ -123,7 +123,7 @@ class PoolChecker:
             if node_id not in partition.unwanted and partition.nodes.state[partition.nodes.rows[node_id]] != "lost"
         ]
         if change.pool not in partition.pools:
-            return  # the same cycle brought another configuration
+            return  # the same cycle changed the configuration
         least = partition.pools[change.pool].settings.min
         size = len(left) + _coming(partition, change.pool)
         need(size >= least, f"{change.pool} gives nodes back, has {size} left, and should have {least}")
@@ -138,7 +138,7 @@ class PoolChecker:
 
 
 def _bounds(settings: PoolSettings) -> tuple[int, int]:
-    """Return the least and most nodes of a pool that has no work."""
+    """Return the minimum and maximum number of nodes of a pool without work."""
     least, most = max(settings.min, settings.min_idle), max(settings.min, settings.min_idle, settings.max_idle)
     return (least, most) if settings.max is None else (min(least, settings.max), most)
 
@@ -191,7 +191,7 @@ def _coming_as(partition: Partition, pool: str) -> _Room:
 
 
 def _is_back_soon(partition: Partition, node_id: int, row: int) -> bool:
-    """True if a node is disconnected, or has failed a few launches and leaves its back-off before a new node comes."""
+    """True if a node is disconnected, or in a back-off that ends before a new node could join."""
     until = partition.nodes.avoided.get(node_id)
     if until is None and node_id not in partition.nodes.disconnected:
         return False
@@ -202,9 +202,9 @@ def _is_back_soon(partition: Partition, node_id: int, row: int) -> bool:
 
 
 def _all_fit(partition: Partition, coming: Iterable[str], back: bool = False) -> bool:
-    """True if all waiting tasks were placed on nodes that take work and on new nodes of these pools.
+    """True if all waiting tasks fit on nodes that accept work and on new nodes of these pools.
 
-    True is certain, since every task has a place; False is not. No task here asks for more than one GPU.
+    True is certain, since every task got a place; False is not. No task here asks for more than one GPU.
     """
     rooms = [
         _there(partition, row) for node_id, row in partition.nodes.rows.items() if takes_work(partition, node_id, row)

@@ -1,4 +1,4 @@
-"""A second implementation of the rules of starting: which asks may start, and which fit.
+"""A second implementation of the rules for starting tasks: which asks may start, and which fit.
 
 The checkers use it; the core does not. Use is summed over the allocations. Only the arithmetic of shares is the core's;
 it has its own tests.
@@ -39,7 +39,7 @@ def together(ask: Ask) -> list[tuple[Stage, int]]:
 
 
 def has_one_shape(ask: Ask) -> bool:
-    """True if the ask fits exactly when the counts of tasks that fit each node suffice."""
+    """True if the numbers of tasks that fit each node decide whether the ask fits."""
     key = ask.stage.shape.key
     return not (ask.whole or key.near or key.apart)
 
@@ -50,17 +50,18 @@ def is_unpreemptible(job: Job) -> bool:
 
 
 def is_missed(ask: Ask) -> bool:
-    """True for replacements without which a started gang has too few tasks."""
+    """True for replacements that a started gang needs to have enough tasks."""
     return ask.kind == REPLACE and ask.stage.running() < ask.stage.needed
 
 
 def comes_before(
     partition: Partition, uses: UserUses, one: Ask, other: Ask, more: Sequence[tuple[Stage, int]] = ()
 ) -> bool:
-    """True if an ask is certainly tried before another one of the same queue. `more` are tasks that count as started.
+    """True if the ask `one` is certainly tried before `other`, of the same queue.
 
-    Under `priority`, replacements that a gang needs come first. For other asks the result is certain only if priority
-    and kind agree. Under an order of another package it is never certain.
+    `more` are tasks that count as started. With `order: priority` this is certain only if `one` is behind `other`
+    neither in priority nor in kind; then a replacement that a gang needs comes first. With an ordering policy of
+    another package it is never certain.
     """
     settings = one.stage.job.queue.settings
     places = [(ask.round, -ask.front) for ask in (one, other)]
@@ -116,7 +117,8 @@ def refusal(
 ) -> str:
     """Return why these tasks of an ask may not start now, in addition to `more`; "" if they may.
 
-    The tasks of a gang start at once: the share must be unspent only before its first task.
+    Tasks that cannot be preempted may start only while their queue is below its entitlement. A gang needs this only
+    before its first task, because its tasks start together.
     """
     if ask is None:
         return "no ask waits for them"
@@ -131,10 +133,9 @@ def refusal(
 
 
 def refusal_to_wait_behind(partition: Partition, ask: Ask | None, stage: Stage) -> str:
-    """Return why a task of an ask may not take over the room of another task of its stage; "" if it may.
+    """Return why a task of an ask may not take over the slot of another task of its stage; "" if it may.
 
-    A handed-over room does not change the use of any account, so a limit that is reached is not exceeded. The ask must
-    not be one that would be refused if the room were free.
+    Limits and shares are checked as if the other task had just ended.
     """
     if ask is None:
         return "no ask waits for them"
@@ -148,7 +149,10 @@ def refusal_to_wait_behind(partition: Partition, ask: Ask | None, stage: Stage) 
 
 
 def refusal_to_claim(partition: Partition, ask: Ask | None) -> str:
-    """Return why no task may be stopped for an ask; "" if tasks may be. The stops may free limits and shares."""
+    """Return why no task may be stopped for an ask; "" if some may be stopped.
+
+    Limits and shares are not checked, because the stops may free them.
+    """
     return "no ask waits for them" if ask is None else _not_active(partition, ask.stage.job)
 
 
@@ -175,7 +179,7 @@ def _not_active(partition: Partition, job: Job) -> str:
 
 
 def _stopping_members(ask: Ask) -> str:
-    """A stopped gang waits until its old members are gone. A started gang goes on with the members it has."""
+    """Return why a gang must wait: its old members are still stopping. A started gang continues with its members."""
     started = ask.stage.started
     if started and ask.kind != SCALE:
         return ""
@@ -204,7 +208,7 @@ def _too_many_jobs(partition: Partition, job: Job, more: More) -> str:
 
 
 def _over_limit(partition: Partition, ask: Ask | None, tasks: Tasks, more: More) -> str:
-    """With an ask, capacity promised to the claims of other asks counts as used."""
+    """Return the limit that these tasks would exceed. With an ask, promises to other asks count as used."""
     asked = _sum((stage.shape, many) for stage, many in tasks)
     for account in tasks[0][0].job.accounts:
         if account.limit is None:
@@ -220,7 +224,7 @@ def _over_limit(partition: Partition, ask: Ask | None, tasks: Tasks, more: More)
 
 
 def _share_spent(partition: Partition, ask: Ask, tasks: Tasks, gang: bool, more: More, rights: Entitlements) -> str:
-    """Jobs that cannot be preempted start within the share of their queues. A claim was checked when it was made."""
+    """Return the queue whose share is spent, for tasks that cannot be preempted. Claims were checked when made."""
     job = ask.stage.job
     if ask.kind == REPLACE or not is_unpreemptible(job) or ask in list(_claimants(partition)) or not rights.nodes:
         return ""

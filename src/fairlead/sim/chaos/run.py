@@ -1,4 +1,4 @@
-"""A trial: one scenario, run on virtual time and judged by the checkers. `CheckFailed` names the broken rule.
+"""A trial: runs one scenario on virtual time, with all checkers. `CheckFailed` names the broken rule.
 
 The shipped parts run: the control plane with its live writer, hub and pools, and the agents with their task tables.
 This module connects them, plays the clients and checks the end: when all faults are over, every job that can run must
@@ -49,6 +49,7 @@ from fairlead.sim.chaos.checkers import (
     CheckFailed,
     ConnectionChecker,
     GangChecker,
+    GenerationChecker,
     KeepingChecker,
     RoomChecker,
     SilenceChecker,
@@ -91,7 +92,7 @@ LONGEST = 20_000 * SECOND
 """The trial must have ended by this time."""
 SETTLING = 1_000 * SECOND
 LOOKING = 3_700_000
-"""Interval between comparisons of machines with the server's state. It is out of step with all regular timers."""
+"""Interval between comparisons of machines with the server's state, chosen not to coincide with regular timers."""
 EXPECTED = (Closed, OSError, ProviderError, Refused, KeyRenewed)
 """Exceptions with which tasks of the server and of agents may end."""
 
@@ -118,6 +119,7 @@ class Trial:
         self._capacity = dict(scenario.nodes)
         """Capacity of each machine, including machines of pools."""
         self.rooms = RoomChecker(self._capacity, asked)
+        self.generations = GenerationChecker()
         self.gangs = GangChecker(config.settings.replace_within + lease + heartbeat + 30 * SECOND)
         self.keeping = KeepingChecker()
         self.stops = StopChecker()
@@ -162,9 +164,7 @@ class Trial:
             self.at(event.at, lambda event=event: self._happen(event))  # type: ignore[misc]
         over = max((_over(event) for event in self.scenario.events), default=0)
         quiet = over + SETTLING
-        self.at(
-            over + SETTLING // 10, self._put_right
-        )  # late enough for requests that were repeated while the server was down
+        self.at(over + SETTLING // 10, self._put_right)  # after requests that were repeated while the server was down
         self.at(quiet, self._kill_what_cannot_run)
         self.at(over + SETTLING // 5, self._look_for_end)
         self.at(LOOKING, self._compare)
@@ -270,7 +270,7 @@ class Trial:
             self._happen(AgentFault(event.at, name, event.what, event.lasts))
 
     def _remove(self, node: str, back_after: Micros) -> None:
-        """Switch a machine off and remove its node. Sent once: at a second try the machine may be back at work."""
+        """Switch a machine off and remove its node. Sent once, because at a second try the machine may be up again."""
         self.log(f"{node} is switched off and removed")
         self.machines[node].inject("crash", back_after / SECOND)
         self.server.execute(RemoveNode(name=node, operator=True), lambda answer: None)
@@ -344,7 +344,7 @@ class Trial:
     def began(self, partition: Partition) -> None:
         self.answers.seen(
             partition, partition.jobs
-        )  # no observer is called if the write of the last cycle failed after it was durable
+        )  # no observer was called if the last write was reported as failed but was durable
         self.answers.check(partition)
         self.pools.began(partition)
         self.door.began(partition)
@@ -359,7 +359,7 @@ class Trial:
         self.silence.decided(decided.plan.partition)
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """Nothing to do: `began` checks the next writer."""
+        """Do nothing: `began` checks the next writer."""
 
     def turned(self, writer: Writer, inbox: Inbox, now: Micros, changed: bool) -> None:
         """Check the state after a turn; `now` is the server's time, `changed` is true if the turn made changes."""
@@ -377,7 +377,7 @@ class Trial:
         self._watch_gangs()
 
     def _compare(self) -> None:
-        """Check that machines with no message under way run what the server believes."""
+        """Check that machines with no message under way run the tasks that the server expects."""
         need(self.now < LONGEST, f"it does not end: {self._unended()} {self._unsettled()}")
         self.at(self.now + LOOKING, self._compare)
         if self.loop.is_idle and self.server.is_settled:
@@ -397,6 +397,7 @@ class Trial:
                 machine.in_touch and self.server.serves(machine) for machine in self.machines.values()
             )
             self.gangs.check(partition, self.attempts.live, self.now, in_touch)
+            self.generations.check(partition)
 
     def started(self, node: str, live: Live) -> None:
         self.log(f"{node} starts {live.task.job} {live.task.stage}[{live.task.index}] attempt {live.attempt}")

@@ -1,7 +1,7 @@
 """A server of a trial: the shipped control plane, hub and pools, in a process that can be killed at any step.
 
-Their surroundings are virtual: the journal's disk, the network, the cloud, the clocks and the writer's thread. A turn
-is computed at once, and its result arrives a little later. `servers.py` has several servers that share a journal.
+Its surroundings are virtual: the journal's disk, the network, the cloud, the clocks and the writer's thread. A turn is
+computed at once, and its result arrives a little later. `servers.py` has several servers that share a journal.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ TURN = 0.04
 UNANSWERED = 60.0
 """Seconds within which a working server answers any request."""
 STEPS = 60
-"""The most steps before the kill of a server that is sending out its decisions."""
+"""The most steps until a server that is sending its decisions is killed."""
 REHEARSED = 0.2
 """Fraction of the turns that are first run and rolled back, which must leave the state unchanged."""
 MAX_IDLE = 50
-"""Number of turns in a row that time alone may start without a change, beside those for overrun estimates."""
+"""Number of successive turns without a change that timers may start, apart from turns for overrun estimates."""
 DOUBLINGS = 12
-"""How often the estimate of one task is overrun and doubled at most within a trial, each with a turn of its own."""
+"""How often one task's estimate can be overrun and doubled in a trial; each takes one turn."""
 AWAY = "the disk is away"
 
 Reply = Callable[[Answer], None]
 
 
 class Truth:
-    """The state in the journal, as the last writer has it."""
+    """The state in the journal, as the last writer knows it."""
 
     def __init__(self) -> None:
         self.partition: Partition | None = None
@@ -160,7 +160,7 @@ class Server:
 
     @property
     def connected(self) -> Collection[str]:
-        """The nodes with a connection to the hub."""
+        """Return the nodes with a connection to the hub."""
         return self._hub.connected(PARTITION)
 
     @property
@@ -176,11 +176,11 @@ class Server:
         return self.is_up and not self._at_work and not self._control.find(PARTITION).live.inbox.waiting
 
     def serves(self, machine: Machine) -> bool:
-        """True if a machine that has joined is connected to the server that leads."""
+        """True if a machine is connected to the leading server."""
         return True
 
     def listen(self, turn: int) -> Process | None:
-        """Return the process that an agent connects to in its turn; None if it does not listen."""
+        """Return the process that an agent connects to at an attempt; None if it does not listen."""
         return self._process
 
     def serve(self, end: End) -> None:
@@ -216,15 +216,15 @@ class Server:
             self._loop.world_at(self._loop.time() + self._outside.rng.random() * TURN, reply, answer)
 
     def check_readers(self, done: Callable[[], None]) -> None:
-        """Call `done`: no other server answers reads."""
+        """Call `done`: there is no other server to read from."""
         done()
 
     def _stood_still_since(self, when: float) -> bool:
-        """True if the process was stopped for some time since then."""
+        """True if the process was frozen at some time since then."""
         return False
 
     def end(self) -> None:
-        """End the waits for turns that never got a result."""
+        """End the waits for turns that will have no result."""
         for future in self._undelivered:
             if not future.done():
                 future.set_exception(Stopped("the trial is over"))
@@ -275,7 +275,7 @@ class Server:
         return False
 
     def _longest(self) -> float:
-        """Return the most seconds until the result of work arrives."""
+        """Return the most seconds until the result of a turn arrives."""
         return TURN
 
     def _deliver(self, future: asyncio.Future[Any], settle: Callable[[], None]) -> None:
@@ -285,7 +285,7 @@ class Server:
 
     def _rehearse(self, partition: Partition, commands: list[AnyCommand]) -> None:
         before = dump(partition)
-        now = max(partition.now, self._control.now)  # the last turn of a writer may come when it is not served any more
+        now = max(partition.now, self._control.now)  # the last turn of a writer may end when it is no longer served
         cycle.run(partition, commands, now).plan.abandon()
         need(dump(partition) == before, "a turn that was taken back left something behind")
 
@@ -299,7 +299,7 @@ class Server:
             self._outside.turned(live.writer, live.inbox, self._control.now, self._changed)
 
     def _is_true(self, partition: Partition) -> bool:
-        """True if this is the state of the last writer that took over. An earlier one may not know that yet."""
+        """True if this is the state of the newest writer. An earlier one may not know yet that it was replaced."""
         return partition is self.truth.partition
 
     # -- faults --------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Server:
         self._loop.world_at(self._loop.time() + fault.down / SECOND, self.start)
 
     def _stop(self, problem: Stopped, fault: ServerFault | None, live: LiveWriter | None, before: bytes) -> None:
-        """Note that a writer has stopped in a turn, or in other work if `live` is None."""
+        """Note that a writer stopped in a turn, or in other work if `live` is None."""
         if fault is not None:
             self._fail(fault, before if live is not None else None)
 
@@ -360,7 +360,7 @@ class Server:
             self._judge(lambda: self._observer.cycle(decided, seconds))
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """Nothing to do: `began` checks the recovered state."""
+        """Do nothing: `began` checks the recovered state."""
 
     def _hear_hub(self, event: str, fields: dict[str, Any]) -> None:
         problem = fields.get("problem", "")
@@ -379,7 +379,7 @@ class Server:
             self._judge(lambda: self._outside.failed(names))
 
     def _judge(self, look: Callable[[], None]) -> None:
-        """Run a check. Its failure ends the trial, even if its exception is caught elsewhere."""
+        """Run a check. A failure ends the trial, even if its exception is caught elsewhere."""
         try:
             look()
         except Exception as problem:

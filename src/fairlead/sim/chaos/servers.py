@@ -33,13 +33,13 @@ from fairlead.writer.observer import Observer
 from fairlead.writer.writer import Stopped
 
 LEASE, EVERY = 10.0, 1.0
-"""Seconds of a lease, and between two looks at the other servers."""
+"""Seconds of a lease, and seconds between two heartbeats."""
 PATIENCE = 10.0
-"""The most seconds for which an append waits for a database that is away."""
+"""The most seconds for which an append waits for an unreachable database."""
 RESTART = 1.0
-"""Seconds until a server that could not start, or was closed, is started again."""
+"""Seconds until a server that failed to start or was closed is started again."""
 STALE = 10.0
-"""Seconds after which a request to remove a machine is not carried out any more: the machine may be back."""
+"""Seconds after which a request to remove a machine is dropped, because the machine may be back."""
 CUT_OFF = "the database is cut off"
 
 
@@ -80,7 +80,7 @@ class ServerLink(Link):
 
 
 class SharedServer(Server):
-    """One of several servers. Its process has another name after each start, under which it holds leases."""
+    """One of several servers. Its process gets a new name at each start, under which it holds leases."""
 
     _expected = (*Server._expected, JournalError)
     _expected_notes = (
@@ -119,10 +119,10 @@ class SharedServer(Server):
         self._closing: Process | None = None
         """The process that is being restarted."""
         self._losing: tuple[Literal["", "before", "after"], float] = ("", 0.0)
-        """Whether the next append loses its connection, and for how many seconds the database is then away."""
+        """Where the next append loses its connection, and for how many seconds the database is then unreachable."""
         self._pause_in_turn = 0.0
         self._thawed = 0.0
-        """When the process last went on after a stop."""
+        """When the process last continued after being frozen."""
         self._suspended = 0.0
         """Seconds for which the steady clock of the machine stood still."""
         self._suspended_since: float | None = None
@@ -178,7 +178,7 @@ class SharedServer(Server):
 
     @property
     def is_up(self) -> bool:
-        """True if this server leads, and knows that it does."""
+        """True if this server leads and knows it."""
         process = self._process
         if process is None or process.frozen or PARTITION not in self._control.led():
             return False
@@ -195,7 +195,7 @@ class SharedServer(Server):
         self._process.start(self._serve(end))
 
     async def _serve(self, end: End) -> None:
-        """Serve an agent, or turn it away, as the WebSocket of agents does."""
+        """Serve an agent, or turn it away, as the agents' WebSocket endpoint does."""
         try:
             self._need_newest()
         except Unserved:
@@ -203,7 +203,7 @@ class SharedServer(Server):
         await self._hub.serve(PARTITION, end)
 
     def _need_newest(self) -> None:
-        """Check that a server whose clock has not stood still serves only while no other server leads."""
+        """Check that a server whose clock never stood still serves only while no other server leads."""
         epoch = self._control.find(PARTITION).epoch
         if not self._clock_stood_still:
             self._judge(lambda: self._group.leaders.serves(self.name, epoch))
@@ -225,7 +225,7 @@ class SharedServer(Server):
         await self._execute(command, reply, unserved)
 
     async def read_state(self, seq: int, answered: Callable[[bytes], None]) -> None:
-        """Read the state at a revision or a later one, as a client does from any server."""
+        """Read the state at a revision or later, as a client does from any server."""
         reader = await self._control.reader(PARTITION, seq)
         state = await reader.read(dump)
         self._judge(lambda: answered(state))
@@ -241,7 +241,7 @@ class SharedServer(Server):
             seconds, self._pause_in_turn = self._pause_in_turn, 0.0
             self._outside.log(f"{self.name} stands still before its work for {seconds:.1f} s")
             self._freeze(seconds)
-            process.post(lambda: self._give(given))  # done when the process goes on
+            process.post(lambda: self._give(given))  # done when the process continues
             return
         self._group.acting = self
         super()._give(given)
@@ -307,7 +307,7 @@ class SharedServer(Server):
 
     @property
     def listens(self) -> Process | None:
-        """The process that agents connect to; None if they cannot reach it."""
+        """Return the process that agents connect to; None if they cannot reach it."""
         return None if self.loop.time() < self._unreachable_until else self._process
 
     async def drain(self, member: str, draining: bool) -> bool:
@@ -361,7 +361,7 @@ class Servers:
         self._machines = machines
         self._servers = [SharedServer(at, self, outside, config, observer, providers) for at in range(number)]
         self.acting = self._servers[0]
-        """The server that works at present, or did last."""
+        """The server that acts now, or acted last."""
 
     def start(self) -> None:
         for server in self._servers:
@@ -401,7 +401,7 @@ class Servers:
             leader.fault = fault
 
     def inject(self, fault: LeaderFault) -> None:
-        """Hit the leader, the server that `which` counts from it, or the database."""
+        """Inject a fault into the leader, the server `which` places after the leader, or the database."""
         seconds = fault.lasts / SECOND
         if fault.what == "database":
             self.database_away_until = max(self.database_away_until, self._loop.time() + seconds)
@@ -413,7 +413,7 @@ class Servers:
         server.inject(fault.what, seconds)
 
     def drain(self, server: SharedServer, seconds: float) -> None:
-        """Drain a server for a while, by way of any other one."""
+        """Drain a server for a while, through any other server."""
         member = server.name
         for other in self._servers:
             if other is not server and other.process is not None:
@@ -433,7 +433,7 @@ class Servers:
             machine.cut_from(process, silently)
 
     def execute(self, command: AnyCommand, reply: Reply) -> None:
-        """Send a command to one server after the other, until one serves it."""
+        """Send a command to the servers one after the other, until one serves it."""
         self._ask(command, reply, self._outside.rng.randrange(len(self._servers)), len(self._servers))
 
     def _ask(self, command: AnyCommand, reply: Reply, at: int, tries: int) -> None:

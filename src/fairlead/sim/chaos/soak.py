@@ -1,6 +1,6 @@
-"""Run fault scenarios, seed after seed, until one fails or the run is stopped: `python -m fairlead.sim.chaos.soak`.
+"""Runs fault scenarios, seed after seed, until one fails or the run is stopped: `python -m fairlead.sim.chaos.soak`.
 
-A failing scenario is reduced to the events that are needed, and printed with its seed and the end of its log.
+A failing scenario is reduced to the events that cause the failure, and printed with its seed and the end of its log.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A virtual spawner: its processes are names and times, and it speaks the protocol of the real one.
+"""A virtual spawner, with the protocol of the real one. Its processes are only names and times.
 
 It starts each (task, attempt) once. Accepted tasks are in its ledger, so it can report their results after it or its
-machine has been down. When the lease has expired it stops its tasks, whatever its agent does.
+machine was down. When the lease has expired it stops its tasks, whatever its agent does.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Spawner:
             self._report(started, ended)
 
     def _run_out(self, key: Key, taken: Taken) -> None:
-        """End a process at its run time, whether or not an agent is connected."""
+        """End a process when its run time is over, whether or not an agent is connected."""
         if taken.state == "running":
             code = self._wires.exit_code(taken.live.task, taken.live.attempt)
             self._over(taken, "failed" if code else "succeeded")
@@ -238,7 +238,7 @@ class SpawnerLink:
         return True
 
     def wake(self) -> None:
-        """Nothing to do: a virtual spawner is never idle."""
+        """Do nothing: a virtual spawner is never idle."""
 
     def deliver(self, *message: Any) -> None:
         """Send a message of the spawner to the agent; the first one is its state."""
@@ -260,7 +260,7 @@ class SpawnerLink:
         self._loop.world_at(self._loop.time() + 1.0, self._connect)
 
     def _deliver(self, frame: Frame) -> None:
-        if self._spawner.link is self:  # also messages that an agent sent before it was killed
+        if self._spawner.link is self:  # includes messages that an agent sent before it was killed
             self._spawner.handle(*frame)
 
     def _arrive(self, message: Sequence[Any]) -> None:
@@ -273,7 +273,7 @@ class SpawnerLink:
             self._received(*message)
 
     def _later(self, call: Callable[..., None], *args: Any) -> None:
-        """Make a call after a short delay, in the order of the calls of `_later`."""
+        """Make a call after a short delay. Calls keep their order."""
         self._last = max(self._loop.time() + self._rng.random() * PROMPT, self._last + 1e-6)
         self.under_way += 1
 

@@ -1,7 +1,7 @@
-"""A second implementation of the turns of users: present and past use, in fractions. The checkers use it.
+"""A second implementation of the turns of users, for the checkers: present and past use, in fractions.
 
-The past is added up from cycle to cycle, from what ran in between. The core rounds it down when its landmark moves, so
-uses that are nearly equal, or that such a rounding makes equal, have no certain order.
+Past use is added up from cycle to cycle. The core rounds it down when its landmark moves, so uses that are nearly
+equal, or become equal by rounding, have no certain order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fairlead.sim.chaos.tasks import Micros, indices
 TASKS = ""
 NEARLY = Fraction(1, 10**9)
 ROUNDED = Fraction(1, 10**15)
-"""More than the core's rounding takes from a past, as a part of the weight of all time: half-lives are minutes."""
+"""More than the core's rounding takes from past use, as a part of the total weight (half-lives are minutes)."""
 
 User = tuple[str, str]
 """The path of a leaf and the name of a user."""
@@ -37,7 +37,7 @@ class UserUses:
                 self._past[path, user] = {name: Fraction(amount, weight) * self._total() for name, amount in past}
 
     def pass_time(self, partition: Partition, now: Micros) -> None:
-        """Add what ran since the last cycle."""
+        """Add the use since the last cycle."""
         if self._half_life:
             before = self._total()
             self._seen = now
@@ -48,7 +48,7 @@ class UserUses:
         self._seen = now
 
     def follow(self, partition: Partition) -> None:
-        """Follow another configuration."""
+        """Follow a change of the configuration."""
         if partition.settings.share_memory != self._half_life:
             parts = {
                 user: {name: amount / self._total() for name, amount in past.items()}
@@ -63,7 +63,7 @@ class UserUses:
         self._past = {user: past for user, past in self._past.items() if user[0] in fair}
 
     def compare(self, partition: Partition, one: Ask, other: Ask, more: list[tuple[Stage, int]]) -> int:
-        """Return -1 if the user of one ask certainly has the turn before that of another, 1 if after, else 0.
+        """Return -1 if the user of `one` certainly has the turn before the user of `other`, 1 if after, else 0.
 
         `more` are tasks that count as started.
         """
@@ -92,12 +92,12 @@ class UserUses:
         return max(parts, default=Fraction(0))
 
     def _restart(self, partition: Partition) -> None:
-        """Count half-lives from the landmark: they begin there, also for a partition that is loaded."""
+        """Start counting half-lives at the partition's landmark, as a loaded partition does."""
         self._half_life = partition.settings.share_memory
         self._began, self._seen = partition.landmark, partition.now
 
     def _total(self) -> Fraction:
-        """Return the weight of all time, in half-lives: each counts one and a half times the weight at its begin."""
+        """Return the total weight of past time, in half-lives. Each counts one and a half times its initial weight."""
         whole, rest = divmod(self._seen - self._began, self._half_life)
         total = Fraction(3, 2)  # all time before
         for doubling in range(whole):

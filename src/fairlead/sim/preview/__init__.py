@@ -1,4 +1,4 @@
-"""Looks into the future: a copy of a partition runs forward on a virtual clock, with drawn run times and arrivals.
+"""Previews: copies of a partition run forward on a virtual clock, with drawn run times and arrivals.
 
-`runtimes.py` draws run times, `future.py` runs one copy forward, `eta.py` sums up several of them.
+`runtimes.py` draws run times, `future.py` runs one copy forward, `eta.py` combines several.
 """

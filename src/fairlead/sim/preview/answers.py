@@ -8,10 +8,11 @@ import msgspec
 
 from fairlead.core.commands import Submit
 from fairlead.core.errors import Refused
-from fairlead.core.model import unpack_spec
+from fairlead.core.model import JobSpec, unpack_spec
 from fairlead.sim.preview import eta, whatif
 from fairlead.sim.preview.follower import Follower
 from fairlead.sim.preview.moments import past_map, past_queues
+from fairlead.sim.preview.runtimes import Runtimes
 from fairlead.sim.preview.trace import trace_document
 from fairlead.wire.preview import (
     AnyQuestion,
@@ -27,7 +28,7 @@ from fairlead.wire.preview import (
 )
 
 SECONDS = 3.0
-"""Seconds within which futures begin."""
+"""Seconds within which futures are started."""
 
 
 def answer(follower: Follower, question: AnyQuestion) -> msgspec.Struct:
@@ -56,7 +57,9 @@ def _etas(follower: Follower, question: EtaQuestion) -> Etas:
         follower.state, question.now, runtimes, past, wanted, SECONDS, workers=workers(), first=submits
     )
     refused = samples[0].refused
-    etas = {job: _eta(eta.sum_up(job, samples)) for job in wanted}
+    specs = {submit.id: submit.spec for submit in submits}
+    specs |= {job: follower.state.jobs[job].spec for job in question.jobs if job in follower.state.jobs}
+    etas = {job: _eta(eta.sum_up(job, samples), job in specs and not _has_run(runtimes, specs[job])) for job in wanted}
     return Etas(
         jobs={job: etas[job] for job in question.jobs},
         submissions=[refused.get(submit.id) or etas[submit.id] for submit in submits],
@@ -65,7 +68,12 @@ def _etas(follower: Follower, question: EtaQuestion) -> Etas:
         unknown_running=max(sample.unknown_running for sample in samples),
         recorded_jobs=len(past.jobs),
         cut=not all(sample.whole for sample in samples),
+        ran=bool(runtimes),
     )
+
+
+def _has_run(runtimes: Runtimes, spec: JobSpec) -> bool:
+    return any(runtimes.has_run(spec.user, spec.name, stage.name) for stage in spec.stages)
 
 
 def _submit(packed: bytes, at: int) -> Submit:
@@ -75,7 +83,7 @@ def _submit(packed: bytes, at: int) -> Submit:
     return Submit(spec=spec, id=f"preview-{at}", user=spec.user, groups=spec.groups, operator=True)
 
 
-def _eta(found: eta.Eta) -> Eta:
+def _eta(found: eta.Eta, new: bool) -> Eta:
     return Eta(
         likely=found.likely,
         median=found.median,
@@ -84,4 +92,5 @@ def _eta(found: eta.Eta) -> Eta:
         not_before=found.not_before,
         stuck=found.stuck,
         unknown_ahead=found.unknown_ahead,
+        new=new,
     )

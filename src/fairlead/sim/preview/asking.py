@@ -1,4 +1,4 @@
-"""The server's side of the process that looks into the future: starts it on the first question, and asks it."""
+"""The server's side of the preview process: starts the process at the first question, and sends questions to it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from fairlead.wire.preview import AnyQuestion, Document, Etas, Failure, Story, U
 HEAD = 4
 PATIENCE = 150.0
 """Seconds to wait for an answer. A process that takes longer is ended."""
+GONE = (OSError, RuntimeError, asyncio.IncompleteReadError)
+"""Errors of a process that has ended. A RuntimeError is that of a pipe which uvloop has closed."""
 _decode_failure = msgspec.msgpack.Decoder(Failure).decode
 
 
 class Previewer:
-    """Asks one question at a time. The process ends with this one, because its input ends."""
+    """Asks the preview process, one question at a time. The child exits when its stdin closes."""
 
     def __init__(self, journal: str | os.PathLike[str], history: str | os.PathLike[str]) -> None:
         places = [os.fspath(journal), os.fspath(history)]
@@ -42,7 +44,7 @@ class Previewer:
             return Failure(problem="a number has more than 64 bits; write a smaller one")
         async with self._turn:
             if self._process is not None:
-                with suppress(OSError, asyncio.IncompleteReadError):  # it has just ended, because it was idle
+                with suppress(*GONE):  # the process has exited, because it was idle
                     return await self._answer(self._process, question, payload)
             if not self._closed:
                 await self._start()
@@ -51,7 +53,7 @@ class Previewer:
                 raise Unanswered("the server is closing")
             try:
                 return await self._answer(self._process, question, payload)
-            except (OSError, asyncio.IncompleteReadError) as problem:
+            except GONE as problem:
                 raise Unanswered("the process that looks into the future ended") from problem
 
     async def close(self) -> None:
@@ -70,11 +72,11 @@ class Previewer:
             await self._end()
             raise Unanswered(f"there was no answer within {PATIENCE:g} s") from problem
         except BaseException:
-            await self._end()  # its answer would be taken for that of the next question
+            await self._end()  # a late answer would be taken for that of the next question
             raise
 
     async def _start(self) -> None:
-        """Start the process. A caller that gives up meanwhile leaves it to the next one, or to `close`."""
+        """Start the process. If the caller is cancelled meanwhile, the next question or `close` takes it over."""
 
         async def start() -> None:
             self._process = await asyncio.create_subprocess_exec(
@@ -112,10 +114,10 @@ class Previewer:
         if process is None:
             return
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):
+            process.stdin.close()
             await process.stdin.wait_closed()
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):
             await process.stdout.read()
         await process.wait()
 

@@ -1,4 +1,4 @@
-"""Start times of waiting jobs: several futures of a partition, each in a process of its own, summed up.
+"""Start times of waiting jobs, from several futures of a partition, each in its own process.
 
 A forked process has a copy of the whole state at once, and throws it away at its end. The largest and the smallest of
 19 drawn start times enclose the real one in 18 of 20 cases, if it is drawn like them: an interval of 90 %.
@@ -28,55 +28,56 @@ from fairlead.sim.preview.runtimes import Runtimes
 
 SAMPLES = 19
 LEAST = 5
-"""Futures that are drawn at least, however long they take."""
+"""The minimum number of futures, however long they take."""
 SPREAD = 0.004
-"""How much wider the interval of fewer samples is made, for the square of the number that is missing."""
+"""How much the interval is widened with fewer samples, times the square of the missing number."""
 PREPARING = 0.1
-"""The part of the time in which tables of run times are made for all futures at once. A future makes the others."""
+"""The part of the time in which tables of run times are prepared for all futures. A future makes missing ones
+itself."""
 COLLECTED_AFTER = 100_000
-"""A process of one future collects garbage after this number of new objects, since it ends soon."""
+"""A process of one future collects garbage only after this number of new objects, because it ends soon."""
 HORIZON: Micros = 60 * DAY
 """Futures end here."""
 
 
 class Sample(msgspec.Struct, array_like=True):
-    """What one future tells."""
+    """The result of one future."""
 
     began: Micros
     starts: dict[str, Micros]
     until: Micros
     """The time that it reached: jobs without a start begin later."""
     whole: bool
-    """False if it was ended for lack of time."""
+    """False if it ended early for lack of time."""
     unknown_running: int = 0
-    """Running tasks with too little to tell their end from."""
+    """Running tasks whose end cannot be estimated."""
     unknown_ahead: int = 0
-    """The same of tasks that wait now, and have started in the future."""
+    """Tasks that wait now, have started in this future, and whose end cannot be estimated."""
     known: bool = True
-    """True if the ends of all tasks are known, those of made-up arrivals too."""
+    """True if the ends of all tasks can be estimated, including those of drawn arrivals."""
     stuck: bool = False
-    """True if it ended because nothing can happen in it any more."""
+    """True if it ended because nothing more can happen in it."""
     refused: dict[str, str] = {}
     """The id of a submission, or the position of another command → why it was refused."""
     used: list[tuple[Micros, int]] = []
-    """If asked for: the amount of the main resource that is in use from a time on."""
+    """On request: the amount of the main resource in use from a time on."""
 
 
 class Eta(msgspec.Struct):
-    """Start times of a job by several futures. A time is None if it is beyond what the futures reached."""
+    """Start times of a job in several futures. A time is None if it is later than the futures reached."""
 
     likely: Micros | None
-    """The middle of the half of them that are closest together."""
+    """The middle of the half of the start times that are closest together."""
     median: Micros | None
     earliest: Micros | None
     latest: Micros | None
     not_before: Micros | None
-    """If the median is not known: the time that all futures reached without a start. None if there were tasks without a
-    known end, which may have kept the job from starting, and if it is stuck."""
+    """If the median is unknown: the time that all futures reached without a start. None if the job is stuck, or if
+    tasks without a known end may have kept it from starting."""
     stuck: bool
-    """True if the job does not start in any future, and nothing can happen in them any more."""
+    """True if the job starts in no future, and nothing more can happen in them."""
     unknown_ahead: int
-    """Tasks without a known end that started before the job, in futures in which it did not start."""
+    """Tasks without a known end that started before the job, in futures where the job did not start."""
 
 
 def draw_futures(
@@ -92,7 +93,7 @@ def draw_futures(
     first: Sequence[AnyCommand] = (),
     resource: str = "",
 ) -> list[Sample]:
-    """Run futures until the wanted jobs have started: as many of `samples` as begin within `seconds`.
+    """Run futures until the wanted jobs have started, up to `samples` of them that start within `seconds`.
 
     `first` are commands that are carried out at once. With a `resource`, its use is recorded.
     """
@@ -133,7 +134,7 @@ def draw_futures(
 
 
 def _prepare(partition: Partition, runtimes: Runtimes, deadline: float) -> None:
-    """Make the tables of run times that the futures draw from, until the clock (`monotonic`) reaches a deadline."""
+    """Prepare the tables of run times that the futures draw from, until a deadline (`monotonic`)."""
     for job in partition.jobs.values():
         if monotonic() > deadline:
             return
@@ -143,13 +144,13 @@ def _prepare(partition: Partition, runtimes: Runtimes, deadline: float) -> None:
 
 
 def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
-    """Return the likely start, the median and the interval of a job's start times; `samples` may not be empty."""
+    """Return the likely start, the median and the interval of a job's start times; `samples` must not be empty."""
     times = sorted([sample.starts.get(job, HORIZON * 1_000) for sample in samples])
     known = [time if time < HORIZON * 1_000 else None for time in times]
     without = [sample for sample in samples if job not in sample.starts]
     low, middle, high = known[0], known[len(known) // 2], known[-1]
     if len(times) < SAMPLES and low is not None and middle is not None:
-        # The extremes of fewer samples are closer together: they are moved apart as those of a normal distribution are.
+        # The extremes of fewer samples are closer together, so move them apart as for a normal distribution.
         stretch = 1 + SPREAD * (SAMPLES - len(times)) ** 2
         low = max(samples[0].began, middle - round((middle - low) * stretch))
         high = None if high is None else middle + round((high - middle) * stretch)
@@ -164,7 +165,7 @@ def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
 
 
 def _densest(times: Sequence[Micros]) -> Micros:
-    """Return the middle of the half of sorted times that are closest together; of several such halves, the earliest.
+    """Return the middle of the densest half of sorted times; of several such halves, the earliest.
 
     This keeps the median error small, as the median of the times keeps the mean error small.
     """
@@ -198,7 +199,7 @@ def in_processes(
 ) -> list[Any]:
     """Return the results of `work` for each number, each computed in a forked process, `workers` at a time.
 
-    After the time `last` no further ones are begun, except for the first few.
+    After the time `last` only the first few are still started.
     """
     waiting, results = list(numbers), []
     running: dict[int, tuple[int, list[bytes]]] = {}
@@ -236,7 +237,7 @@ def in_processes(
 
 
 def _answer(work: Callable[[], bytes], pipe: int) -> None:
-    """Write the result of a forked process and end it, without running anything of its parent."""
+    """Write the result of a forked process and exit, without running code of its parent."""
     status = 1
     gc.set_threshold(COLLECTED_AFTER)
     try:

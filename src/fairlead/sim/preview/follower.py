@@ -1,4 +1,4 @@
-"""A copy of a partition that follows its journal, and what the history knows of the past."""
+"""A copy of a partition that follows its journal, with the past from the history."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from fairlead.core.changes import Asked, AskedUndo, Change, Names, NodeRemoved, TaskNews
+from fairlead.core.changes import (
+    Asked,
+    AskedUndo,
+    Change,
+    JobNews,
+    Names,
+    NodeRemoved,
+    Promised,
+    SinglesEnded,
+    Stopped,
+    TaskNews,
+)
+from fairlead.core.changes.jobs import job_over
 from fairlead.core.commands import Actor
 from fairlead.core.dump import load
 from fairlead.core.forecast import guess
@@ -28,14 +40,15 @@ from fairlead.wire.preview import StoryLine
 
 WORDS = {"agent": "the agent of its node", "server": "the server"}
 SUBMITTED, OVER = "job submitted", "job over"
+ENDED = ("succeeded", "failed", "killed")
 EVERY_JOB = ""
-"""Stands for all jobs of its time."""
+"""Key for lines that concern all jobs of that time."""
 MOST_JOBS = 20_000
-"""Finished jobs of the past that are looked at."""
+"""Maximum number of finished jobs that are read."""
 MOST_STAGES = 100
-"""Stages with ended and other tasks that are looked at."""
+"""Maximum number of stages, with some tasks ended, that are read."""
 MOST_LINES = 200_000
-"""Lines of the journal that are remembered for stories."""
+"""Maximum number of journal lines that are remembered for stories."""
 
 
 class Follower:
@@ -48,13 +61,13 @@ class Follower:
         self._read_until: Micros = 0
         self.state = Partition(partition)
         self.began: Micros = 0
-        """The journal was followed from this time on."""
+        """The time from which the journal was followed."""
         self._lines: deque[tuple[str, StoryLine]] = deque(maxlen=MOST_LINES)
-        """Jobs with what happened to them since."""
+        """Job and line: what happened since then."""
         self._restore()
 
     def catch_up(self) -> None:
-        """Apply the records that were written since."""
+        """Apply the records written since the last call."""
         try:
             self._read_on()
         except Pruned:
@@ -71,7 +84,7 @@ class Follower:
         self.state.touched = Touched()
 
     def past(self, now: Micros) -> tuple[Past, Runtimes]:
-        """Return the recorded jobs and run times: those of the history, and submissions that have not ended."""
+        """Return recorded jobs and run times: from the history, and submissions that have not ended."""
         since = max(self._read_until, now - 2 * DAYS * DAY)
         self._ended += ran_jobs(self._history, self.name, since, MOST_JOBS)
         del self._ended[:-MOST_JOBS]
@@ -108,7 +121,7 @@ class Follower:
         return past, runtimes
 
     def story(self, job: str, number: int) -> list[StoryLine]:
-        """Return what happened to a job since the journal is followed, and to the configuration in its time."""
+        """Return what happened to a job since the journal is followed, and to the configuration meanwhile."""
         told: list[StoryLine] = []
         over = False
         submitted = any(name == job and line.event == SUBMITTED for name, line in self._lines)
@@ -140,8 +153,15 @@ class Follower:
             changed = sorted({CONFIGURATION[type(done[at][0])] for at in configured} - {""})
             fields = {"changed": changed, **_by(actors, configured[0])}
             self._lines.append((EVERY_JOB, StoryLine(self.state.now, "configuration applied", fields)))
+        rights = {
+            number: change.cause for change, _ in done if isinstance(change, Promised) for number in change.victims
+        }
         for at, (change, before) in enumerate(done):
             by = _by(actors, at)
+            if isinstance(change, Stopped) and (right := rights.get(change.into or change.allocation)):
+                by = {"right": right, **by}
+            if by and isinstance(change, SinglesEnded):
+                by = {"by": WORDS["agent"]}  # ends that agents reported are booked together after all commands
             lines: list[tuple[str, StoryLine]] = []
             last: list[tuple[str, StoryLine]] = []
             told: dict[str, None] = {}
@@ -154,15 +174,20 @@ class Follower:
                     (last if event == OVER else lines).append((job, line))
             if isinstance(change, Asked) and (moved := _move_of(change, before)):
                 lines.append((change.job, StoryLine(self.state.now, moved, {"stage": before.stage.name, **by})))
+            over = {job for job, _ in last}
             for news in change.news(self.state, before):
                 if isinstance(news, TaskNews) and news.stage.job.id not in told:
                     line = self._line_of(names, news)
                     line.fields.update(by)
                     lines.append((news.stage.job.id, line))
+                elif isinstance(news, JobNews) and news.state in ENDED and news.job.id not in over:
+                    # One line tells the end of many jobs. Here each job has its own.
+                    _, event, fields = job_over(names, news.job, news.state, news.reason)
+                    last.append((news.job.id, StoryLine(self.state.now, event, {**fields, **by})))
             self._lines += [*lines, *last]
 
     def _line_of(self, names: Names, news: TaskNews) -> StoryLine:
-        """Return the line of tasks that changed state without a line of their own."""
+        """Return the story line for tasks that changed state by a change that writes no log line about tasks."""
         fields: dict[str, Any] = {"stage": news.stage.name, "tasks": count(news.indices), "attempt": news.attempt}
         if news.node in self.state.nodes.rows:
             fields["node"] = names.node(news.node)
@@ -176,7 +201,7 @@ class Follower:
 
 
 def _move_of(change: Asked, before: AskedUndo) -> str:
-    """Return what moved a waiting ask to another place in its lane; empty if it is new or keeps its place."""
+    """Return why a waiting ask moved to another place in its lane; empty if it is new or keeps its place."""
     replaced = before.replaced
     if replaced is None:
         return ""
@@ -186,7 +211,7 @@ def _move_of(change: Asked, before: AskedUndo) -> str:
 
 
 def _by(actors: list[Actor] | None, position: int) -> dict[str, str]:
-    """Return by whose decision the change at a position of a record was made; nothing if that is not known."""
+    """Return who decided the change at a position of a record; empty if that is not known."""
     if actors is None:
         return {}
     for actor in actors:

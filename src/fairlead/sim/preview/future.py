@@ -1,6 +1,6 @@
 """One possible future: a copy of a partition runs forward on a virtual clock, with drawn run times and arrivals.
 
-It is the program that ships: `ScratchWriter` runs the cycles, and the virtual fleet of the simulator carries them out.
+The shipped code runs: `ScratchWriter` runs the cycles, and the simulator's virtual fleet carries out their effects.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from fairlead.writer.observer import Observer
 from fairlead.writer.scratch import ScratchWriter
 
 MOST_TIMERS = 200
-"""A future ends after this number of timers, if nothing else will happen in it."""
+"""A future ends after this number of timers in a row, if nothing else happens in it."""
 SHARED = 0.4
-"""The probability that a task shares the place in its distribution with others of its user, as they often do."""
+"""The probability that run times of one user's tasks are drawn from the same part of their distributions."""
 
 
 class Future:
-    """Alters the partition, which must be a copy."""
+    """Runs a partition forward. The partition is altered, so it must be a copy."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Future:
         """The answers to the first commands."""
 
     def run(self, wanted: Iterable[str], until: Micros, deadline: float) -> bool:
-        """Run until all wanted jobs have started; False if the time or the clock (`monotonic`) ended before.
+        """Run until all wanted jobs have started; False if `until` or the deadline (`monotonic`) came first.
 
-        It also ends, and is `stuck`, if nothing can happen any more.
+        It also ends, and is `stuck`, if nothing more can happen.
         """
         left = set(wanted) - self.starts.keys()
         seen = len(self.starts)
@@ -116,15 +116,15 @@ class Future:
         self._cycle(commands)
 
     def unknown_running(self) -> int:
-        """Return the number of tasks that run now and have no known end. They run on."""
+        """Return the number of tasks that run now and whose end cannot be estimated. They never end."""
         return sum(map(len, self.fleet.running_on.values()))
 
     def unknown_ahead(self) -> int:
-        """Return the number of tasks that wait now, have started in this future, and have no known end."""
+        """Return the number of tasks that wait now, have started in this future, and whose end cannot be estimated."""
         return sum(len(tasks) for (job, _), tasks in self.fleet.started_on.items() if job in self._waiting)
 
     def is_known(self) -> bool:
-        """True if the ends of all tasks are known, those of made-up arrivals and of managers too."""
+        """True if the ends of all tasks can be estimated, including tasks of drawn arrivals and of managers."""
         return not (self.fleet.running_on or self.fleet.started_on or self._managed)
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Future:
         return done
 
     def _adopt(self) -> None:
-        """Give the fleet the tasks that run, and the pools the machines that are on their way."""
+        """Give the fleet the running tasks, and the pools the ordered machines."""
         partition = self.partition
         names = {node_id: partition.nodes.name[row] for node_id, row in partition.nodes.rows.items()}
         for number in sorted(partition.allocations):
@@ -152,7 +152,7 @@ class Future:
         self.machines.receive(standing_pools(partition), self.now)
 
     def _next_event(self) -> Micros | None:
-        """Return when something happens that is no timer of the scheduler."""
+        """Return the time of the next event that is not a timer of the scheduler."""
         reported = self.fleet.next_due()
         if reported is not None and reported <= self.now:
             return self.now
@@ -173,7 +173,7 @@ def _with_patience(command: AnyCommand) -> AnyCommand:
 
 
 class DrawingFleet(Fleet):
-    """A fleet in which run times are drawn as tasks start. Run times of arrivals are given in `durations`."""
+    """A fleet that draws run times as tasks start. Run times of arrivals are given in `durations`."""
 
     def __init__(self, partition: Partition, runtimes: Runtimes, rng: Random) -> None:
         super().__init__(prompt=False)
@@ -181,17 +181,17 @@ class DrawingFleet(Fleet):
         self._runtimes = runtimes
         self._rng = rng
         self._parts: dict[str, float] = {}
-        """User → the part at which run times that are alike are drawn."""
+        """User → the part of their distributions at which shared run times are drawn."""
         self._late: dict[tuple[str, str], float] = {}
-        """(Job, stage) → the part at which tasks end that run longer than all others."""
+        """(Job, stage) → the part at which tasks end that run longer than all recorded ones."""
         self._gangs: dict[tuple[str, str, int], Micros | None] = {}
         self.running_on: dict[tuple[str, str], Ranges] = {}
-        """(Job, stage) → tasks that ran at first and have no known end."""
+        """(Job, stage) → tasks that ran at the start and have no known end."""
         self.started_on: dict[tuple[str, str], Ranges] = {}
         """(Job, stage) → other tasks that started later and have no known end."""
 
     def adopt(self, node: str, allocation: Allocation, now: Micros) -> None:
-        """Take over tasks that run already."""
+        """Take over tasks that already run."""
         stage = allocation.stage
         began = allocation.since if allocation.started is None else allocation.started
         block = Running(
@@ -226,7 +226,7 @@ class DrawingFleet(Fleet):
         return duration
 
     def _drawn(self, stage: Stage, attempt: int, elapsed: Micros) -> Micros | None:
-        """Return a run time above `elapsed`: one for all tasks of a gang, otherwise another for each block."""
+        """Return a run time above `elapsed`: one for all tasks of a gang, otherwise one per block."""
         if stage.min <= 1:
             return self._draw(stage, elapsed)
         key = (stage.job.id, stage.name, attempt)
@@ -239,7 +239,7 @@ class DrawingFleet(Fleet):
         if table is None:
             return None
         part = None
-        if table.is_outlasted(elapsed):  # what makes a task late makes the others of its stage late
+        if table.is_outlasted(elapsed):  # the tasks of a stage are mostly late for the same cause
             part = self._late.setdefault((stage.job.id, stage.name), self._rng.random())
         elif self._rng.random() < SHARED:
             part = self._parts.setdefault(stage.job.owner[0], self._rng.random())

@@ -1,6 +1,6 @@
-"""A partition as it was: its state at earlier times, replayed from the journal.
+"""The state of a partition at earlier times, replayed from the journal.
 
-The records before the oldest snapshot are deleted, so the journal reaches back to that one only.
+Records before the oldest snapshot are deleted, so the journal reaches back only to that snapshot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairlead.wire.preview import PastMapQuestion, PastQueuesQuestion
 
 
 def past_map(follower: Follower, question: PastMapQuestion) -> Any:
-    """Return the map of nodes and queues as it was at a time; without a map if the journal does not reach back."""
+    """Return the map of nodes and queues at a time. The answer has no map if the journal does not reach back to it."""
     with open_journal(follower.journal, read_only=True) as journal:
         since = _reaches_back_to(journal, follower.name)
         found = next(_states(journal, follower.name, [question.at]), None) if question.at >= since else None
@@ -33,7 +33,7 @@ def past_map(follower: Follower, question: PastMapQuestion) -> Any:
 
 
 def past_queues(follower: Follower, question: PastQueuesQuestion) -> Any:
-    """Return share, entitlement, use and loan of queues at evenly spaced times that the journal reaches back to."""
+    """Return share, entitlement, use and loan of queues at evenly spaced times, as far as the journal reaches back."""
     with open_journal(follower.journal, read_only=True) as journal:
         since = _reaches_back_to(journal, follower.name)
         first = max(since, question.since)
@@ -60,14 +60,14 @@ def _map(state: Partition, at: Micros) -> wire.NodeMap:
         now=at / SECOND,
         ready=True,
         states=list(STATES),
-        rows=[node_row(state.nodes, row) for row in rows],
+        rows=[node_row(state, row) for row in rows],
         queues=list(map_queues(state, at).values()),
         **columns,
     )
 
 
 def _reaches_back_to(journal: ChainedJournal, partition: str) -> Micros:
-    """Return the time from which on all states can be replayed."""
+    """Return the earliest time whose state can be replayed."""
     stream = stream_of(partition)
     row, tail = journal.standing(stream)
     if row.base:
@@ -77,7 +77,7 @@ def _reaches_back_to(journal: ChainedJournal, partition: str) -> Micros:
 
 
 def _states(journal: ChainedJournal, partition: str, times: list[Micros]) -> Iterator[Partition]:
-    """Yield the state at each of the given times, which are in order. It is the same object, replayed further."""
+    """Yield the state at each of the given times, which are in order. All are the same object, replayed further."""
     stream = stream_of(partition)
     state, seq = Partition(partition), 0
     for number in sorted(journal.saved_snapshots(stream), reverse=True):

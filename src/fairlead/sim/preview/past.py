@@ -1,6 +1,6 @@
 """The recorded past of a partition: which jobs were submitted when, and how long their tasks ran.
 
-It is what futures draw their arrivals from, and what `fairlead export-trace` writes.
+Futures draw their arrivals from it, and `fairlead export-trace` writes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DAYS = 14
 """Arrivals are drawn from this number of days before now."""
 LEAST = 10
 SHORTEST: Micros = HOUR
-"""With fewer recorded jobs, or of a shorter time, no arrivals are drawn."""
+"""If less time, or too few jobs, are recorded, no arrivals are drawn."""
 
 
 class PastJob(msgspec.Struct, gc=False):
@@ -30,21 +30,21 @@ class PastJob(msgspec.Struct, gc=False):
     durations: list[Micros | None]
     """The run time of a task, by stage; None if no task of the stage has ended by itself."""
     took: list[Micros | None] | None = None
-    """If the job has ended, how long a task ran, by stage, whatever ended it; None if no task of the stage ran."""
+    """If the job has ended, the run time of a task by stage, however it ended; None if no task of the stage ran."""
 
     def run_times(self) -> tuple[Micros, ...]:
-        """Return how long a task runs if the job runs again, by stage; 0 for stages of which no task ran."""
+        """Return how long a task would run again, by stage; 0 for stages of which no task ran."""
         return tuple(ran or 0 for ran in self.took or ())
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """Jobs that can run again, and the numbers of those that cannot."""
+    """Jobs that can be run again, and the numbers of those that cannot."""
 
     jobs: list[PastJob]
     not_ended: int
     never_ran: int
     after_left_out: int
-    """Jobs that waited for a job which cannot run again. They do not wait for it."""
+    """Jobs that waited for a job which cannot be run again. They run without waiting for it."""
 
 
 class Past:
@@ -80,12 +80,12 @@ class Past:
         return Replayed(jobs, not_ended, never_ran, after_left_out)
 
     def arrivals(self, now: Micros, rng: Random) -> Iterator[PastJob]:
-        """Yield made-up arrivals after `now`: those of an earlier time, at the same time of day if possible."""
+        """Yield arrivals after `now`, copied from an earlier time, at the same time of day if possible."""
         if len(self.jobs) < LEAST or now - self._times[0] < SHORTEST:
             return
         until, number = now, 0
         while True:
-            # The times of the past before now are repeated from `until` on.
+            # Repeat the arrivals of the past before now, from `until` on.
             back = self._back(now - self._times[0], rng)
             at = bisect_left(self._times, now - back)
             shift = until - (now - back)
@@ -97,7 +97,7 @@ class Past:
             until += back
 
     def _back(self, recorded: Micros, rng: Random) -> Micros:
-        """Return how far to go back: whole days, if so much is recorded."""
+        """Return how far back arrivals are copied from: whole days, if enough is recorded."""
         days = min(DAYS, recorded // DAY)
         if days:
             return rng.randint(1, days) * DAY
@@ -105,5 +105,5 @@ class Past:
 
 
 def _alone(spec: JobSpec) -> JobSpec:
-    """Return a specification that waits for no other job."""
+    """Return the specification without `after`."""
     return replace(spec, after=()) if spec.after else spec

@@ -1,10 +1,11 @@
-"""The process that looks into the future for a server.
+"""The preview process of a server, which answers questions about the future and the past.
 
     python -m fairlead.sim.preview.process JOURNAL HISTORY
 
-With `-` as places they are the database that FAIRLEAD_DATABASE names. The process reads questions from its standard
-input and writes answers to its standard output, each with its length in four bytes before it. It reads the journal
-itself, so the server's writer never waits for it. It ends with its input, or after ten minutes without a question.
+With `-` in place of both, they are in the database that FAIRLEAD_DATABASE names. The process reads questions from its
+standard input and writes answers to its standard output, each preceded by its length in four bytes. It reads the
+journal itself, so the server's writer never waits for it. It exits when its input closes, or after ten minutes without
+a question.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from fairlead.writer.memory import spare_the_collector
 IDLE = 600.0
 """Seconds without a question after which the process ends."""
 FOLLOW = 5.0
-"""Seconds between two looks at the journal, so that the next question is answered soon."""
+"""Seconds between two reads of the journal, so that the next question is answered soon."""
 LATER = 10
-"""How much the process steps back for others: its priority, as of `nice`."""
+"""The niceness of the process."""
 HEAD = 4
 _decode = msgspec.msgpack.Decoder(AnyQuestion).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -43,7 +44,7 @@ class Process:
         self._followers: dict[str, Follower] = {}
 
     def serve(self, source: int, target: int) -> None:
-        """Answer questions until the source ends or is idle for too long."""
+        """Answer questions until the source closes or is idle for too long."""
         idle = 0.0
         while idle < IDLE:
             if not select([source], [], [], FOLLOW)[0]:
@@ -86,7 +87,7 @@ class Process:
 
 
 def _read(source: int, size: int) -> bytes | None:
-    """Return a number of bytes; None if the source ends before."""
+    """Return a number of bytes; None if the source closes before."""
     parts: list[bytes] = []
     while size:
         part = os.read(source, min(size, 1 << 20))

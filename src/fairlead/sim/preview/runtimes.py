@@ -1,7 +1,7 @@
-"""Run times to draw from: earlier runs of the same stage name, of the same user, and of all users.
+"""Distributions of run times: from earlier runs of the same stage name, of the same user, and of all users.
 
-Runs with the same given estimate come first. Others count as fractions of their estimates, so that they say something
-about tasks with another one too. The fewer runs there are of a kind, the more those of less specific kinds count.
+Runs with the same given estimate come first. Other runs count as fractions of their estimates, so that they also help
+with other estimates. The fewer runs of a kind there are, the more runs of less specific kinds count.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 
 NAMED_RUNS, USER_RUNS, ALL_RUNS = 20, 40, 400
-"""Runs that are kept of each stage name, of each user, and of all users."""
+"""The number of runs kept of each stage name, of each user, and of all users."""
 FADE = 0.85
-"""A run counts this much of the one after it."""
+"""The weight of a run relative to the run after it."""
 ENOUGH = 5
-"""Without an estimate, nothing is told from fewer tasks of a user that have ended."""
+"""Without an estimate, at least this number of a user's tasks must have ended to draw from them."""
 BEYOND = 2.0
-"""The weight of all less specific runs together, where the last run of a kind has 1."""
+"""The weight of all less specific runs together; the last run of a kind has weight 1."""
 EXACT, LIMIT = 0.6, 0.1
-"""How likely a task runs as long as its estimate, or its time limit, as far as no run tells. Else it ends earlier."""
+"""The probability that a task runs as long as its estimate, or its time limit, if no runs are recorded. Else it ends
+earlier."""
 PARTS = 9
-"""Times at which it ends then, evenly spread and equally likely."""
+"""The number of earlier ends in that case, evenly spread and equally likely."""
 NEAR = 0.1
-"""A drawn run time differs from the recorded one by about this part of it."""
+"""About the part by which a drawn run time differs from the recorded one."""
 
 ANY: Micros = -1
-"""Stands for runs with whatever estimate."""
+"""Stands for any estimate."""
 LATEST = 0.95
-"""The part of outlasting tasks that end within 20 times the time that they have run; the others end then."""
+"""Of tasks that outlast all records, the part that ends within 20 times their present run time; the rest end then."""
 Kind = tuple[str | None, str | None, str | None, Micros | None]
-"""User, job name, stage name and given estimate of runs; a name is None for all of them."""
+"""User, job name, stage name and given estimate of runs; None stands for all."""
 
 
 def kinds(user: str, name: str, stage: str, given: Micros | None) -> list[tuple[Kind, int, float]]:
-    """Return the kinds of runs that a run belongs to, the most specific first: how many are kept, and how they fade."""
+    """Return the kinds that a run belongs to, the most specific first, with the number of runs kept and the fade."""
     return [
         kind
         for estimate in (given, ANY)
@@ -58,10 +59,10 @@ def kinds(user: str, name: str, stage: str, given: Micros | None) -> list[tuple[
 class Run(msgspec.Struct, frozen=True, gc=False):
     ran: Micros
     given: Micros | None
-    """The estimate or time limit that was submitted."""
+    """The submitted estimate or time limit."""
 
     def scaled(self, given: Micros | None) -> Micros:
-        """Return the run time of a task with another estimate that uses the same fraction of it."""
+        """Return the run time of a task with another estimate, by the same fraction of the estimate."""
         if given is None:
             return self.ran
         if self.given is None:
@@ -88,9 +89,9 @@ class Runtimes:
         self._tables.clear()
 
     def note_learned(self, partition: Partition, recorded: Container[tuple[str, str, str]]) -> None:
-        """Add the runs that the scheduler has learned, except for (user, job name, stage name) with recorded ones.
+        """Add the runs that the scheduler has learned, except for (user, job name, stage name) with recorded runs.
 
-        They are older than those, so they are added first.
+        They are older than recorded runs, so they are added first.
         """
         for (user, name, stage), runs in sorted(partition.runs.items()):
             if name and (user, name, stage) not in recorded:
@@ -98,13 +99,20 @@ class Runtimes:
                     if ran is not None:
                         self.note(user, name, stage, ran, None)
 
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def has_run(self, user: str, name: str, stage: str) -> bool:
+        """True if the run time of such a stage is on record."""
+        return (user, name, stage, ANY) in self._runs
+
     def table(self, stage: Stage) -> Table | None:
-        """Return the run times of the tasks of a stage; None if there is too little to tell them from."""
+        """Return the run times of the tasks of a stage; None if too few runs are known."""
         exact = LIMIT if stage.terms.estimate is None else EXACT
         return self.table_of(*stage.job.owner, stage.name, guess(stage.terms), exact)
 
     def table_of(self, user: str, name: str, stage: str, given: Micros | None, exact: float = EXACT) -> Table | None:
-        """Return the same of a stage by its names, with a probability that it runs as long as was given."""
+        """Return the run times of a stage by its names. `exact`: the probability of running as long as estimated."""
         key = (user, name, stage, given)
         if (key, exact) not in self._tables:
             self._tables[key, exact] = self._table(*key, exact)
@@ -139,7 +147,7 @@ class Table:
         self._given = given
 
     def draw(self, rng: Random, elapsed: Micros = 0, part: float | None = None) -> Micros | None:
-        """Return a run time above `elapsed`: near the recorded one at a part, by default at a random one.
+        """Return a run time above `elapsed`, close to the recorded one at a part (by default a random part).
 
         Without an estimate, a task that has run twice as long as all recorded ones has an unknown end: None.
         """
@@ -152,15 +160,15 @@ class Table:
         return near if near > elapsed else value
 
     def is_outlasted(self, elapsed: Micros) -> bool:
-        """True if a task has run longer than all recorded ones and the estimate."""
+        """True if a task has run longer than all recorded ones and its estimate."""
         return elapsed >= self._values[-1]
 
     def at(self, part: float, elapsed: Micros = 0) -> Micros | None:
-        """Return the run time at a part, from 0 to 1, of those above `elapsed`."""
+        """Return the run time at a part, from 0 to 1, of the distribution above `elapsed`."""
         if self.is_outlasted(elapsed):
             if self._given is None and elapsed >= 2 * self._values[-1]:
                 return None
-            # The longer it has run, the longer it will: in half of the cases twice as long.
+            # The longer it has run, the longer it will: in half of the cases twice as long as now.
             return max(elapsed + SECOND, round(elapsed / (1 - min(part, LATEST))))
         first = bisect(self._values, elapsed)
         low, high = self._sums[first], self._sums[-1]

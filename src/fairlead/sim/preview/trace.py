@@ -14,9 +14,9 @@ from fairlead.views.answers import amounts
 
 
 def trace_document(follower: Follower, since: Micros, now: Micros) -> dict[str, Any]:
-    """Return the jobs that were submitted since a time and have ended, and the nodes as they are now.
+    """Return a trace of the jobs that were submitted since a time and have ended, on the present nodes.
 
-    Jobs that have not ended or never ran are left out and counted, and jobs that waited for one of them too.
+    Jobs that have not ended or never ran are left out and counted, and so are jobs that waited for one of them.
     """
     past, _ = follower.past(now)
     found = past.replayed(since)

@@ -1,4 +1,4 @@
-"""What a change would bring: the same futures, or the recorded past run again, with and without it."""
+"""What-if comparisons: futures, or the recorded past run again, with and without a change."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ from fairlead.wire.preview import WhatIfQuestion
 
 SAMPLES = 9
 SECONDS = 3.0
-"""Seconds within which the futures of one side begin."""
+"""Seconds within which the futures of one side are started."""
 REPLAY_SECONDS = 120.0
 MOST_JOBS = 1_000
-"""Waiting jobs that are compared."""
+"""Maximum number of waiting jobs that are compared."""
 SAME: Micros = SECOND
 """A start that moves by less counts as the same."""
 Move = Literal["earlier", "later", "same", "no_longer", "never", "unknown"]
-"""How the start of a job moves. `no_longer`: it starts only without the change; `never`: in neither case."""
+"""How the start of a job moves. `no_longer`: it starts only without the change; `never`: neither with nor without
+it."""
 MOVED: tuple[Move, ...] = ("earlier", "later", "no_longer")
 MODES = {
     "fcfs": {"backfill": "off"},
@@ -50,11 +51,11 @@ MODES = {
     "conservative": {"backfill": "conservative"},
     "learned": {"backfill": "shortest", "estimates": "learned"},
 }
-"""Policies by name: the settings that they change. All others stay as they are."""
+"""Policies by name, with the settings that they change. Other settings stay as they are."""
 
 
 class Supposed(msgspec.Struct, frozen=True):
-    """A change that is only supposed."""
+    """A supposed change."""
 
     nodes: tuple[tuple[str, NodeSpec], ...]
     """Nodes that are added."""
@@ -108,7 +109,7 @@ def read_changes(document: Mapping[str, Any], partition: Partition) -> Supposed:
             raise Refused(f"priorities.{job}", f"job {job} is over; name a job that waits or runs")
         priorities.append((job, parse_count(priority, f"priorities.{job}", -(2**31), 2**31 - 1)))
     config = _config(read, partition)
-    read.get("replay")  # the server has read it
+    read.get("replay")  # the server has read and checked it
     read.close()
     if not (nodes or removed or priorities or config):
         raise Refused("", "nothing is supposed; name nodes to add or remove, shares, priorities or a policy")
@@ -123,7 +124,7 @@ def _mapping(read: Reader, key: str) -> Mapping[str, Any]:
 
 
 def _like(partition: Partition, name: str, field: str) -> NodeSpec:
-    """Return a node as a pool has them, or as an existing node is."""
+    """Return the specification of a node like those of a pool, or like an existing node."""
     pool = partition.pools.get(check_name(name, field))
     if pool is not None:
         settings = pool.settings
@@ -211,6 +212,7 @@ def _live(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> d
         for column in [partition.nodes.capacity.get(resource, [])]
         if column
     )
+    used = partition.root.account.used.get(resource, 0)
     added = sum(dict(spec.capacity).get(resource, 0) for _, spec in supposed.nodes)
     gone = sum(_amount(partition, name, resource) for name in supposed.removed)
     return {
@@ -219,8 +221,8 @@ def _live(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> d
         "waiting": len(waiting),
         "compared": len(rows),
         "futures": len(before),
-        "utilisation_before": _utilisation(before, now, until, capacity),
-        "utilisation_after": _utilisation(after, now, until, capacity + added - gone),
+        "utilisation_before": _utilisation(before, now, until, used, capacity),
+        "utilisation_after": _utilisation(after, now, until, used, capacity + added - gone),
         "until": until / SECOND,
         "unknown_running": max(sample.unknown_running for sample in before),
         "recorded_jobs": len(past.jobs),
@@ -234,7 +236,7 @@ def _amount(partition: Partition, node: str, resource: str) -> int:
 
 
 def _start(job: Job, samples: Sequence[Sample]) -> tuple[Micros | None, bool]:
-    """Return the median start of a job; None with True if it does not start, with False if that cannot be told."""
+    """Return the median start of a job; None and True if it does not start, None and False if that is unknown."""
     found = sum_up(job.id, samples)
     whole = all(sample.whole for sample in samples if job.id not in sample.starts)
     never = found.stuck or (found.median is None and found.not_before is not None and whole)
@@ -246,7 +248,7 @@ def _wait(when: Micros | None, now: Micros) -> float | None:
 
 
 def _move(row: Mapping[str, Any]) -> Move:
-    """Return how the start of a job moves. A start that cannot be told is later than all that can."""
+    """Return how the start of a job moves. An unknown start counts as later than all known ones."""
     before, after = row["wait_before"], row["wait_after"]
     if row["never_after"]:
         return "never" if row["never_before"] else "no_longer"
@@ -258,7 +260,7 @@ def _move(row: Mapping[str, Any]) -> Move:
 def _moves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the number of jobs by how their starts move, and the mean waits.
 
-    The means are of the jobs with a known start in both cases; without any, of those with one in a single case.
+    The means are over jobs with a known start in both cases or, if there are none, in one of them.
     """
     moved = [_move(row) for row in rows]
     both = [row for row in rows if row["wait_before"] is not None and row["wait_after"] is not None] or rows
@@ -269,16 +271,21 @@ def _moves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**{move: moved.count(move) for move in get_args(Move)}, **means}
 
 
-def _utilisation(samples: Sequence[Sample], now: Micros, until: Micros, capacity: int) -> float | None:
-    """Return the used part of a capacity until a time, as the mean of the futures."""
-    if until <= now or not capacity:
+def _utilisation(samples: Sequence[Sample], now: Micros, until: Micros, present: int, capacity: int) -> float | None:
+    """Return the used part of a capacity until a time, as the mean of the futures; None if there is no capacity.
+
+    Futures that end at once, because no job waits, tell the use of that moment.
+    """
+    if not capacity:
         return None
     parts = []
     for sample in samples:
-        series = [*sample.used, (until, 0)]
-        work = sum(
-            used * (min(until, end) - max(now, when)) for (when, used), (end, _) in pairwise(series) if when < until
-        )
+        if until <= now:
+            parts.append((sample.used[-1][1] if sample.used else present) / capacity)
+            continue
+        # A future begins with the state of an earlier moment, so that its first uses may be of the past.
+        series = [(now, present), *sample.used, (until, 0)]
+        work = sum(used * max(0, min(until, end) - max(now, when)) for (when, used), (end, _) in pairwise(series))
         parts.append(work / (capacity * (until - now)))
     return round(fmean(parts), 4)
 
@@ -302,7 +309,7 @@ def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) 
 
     def one(side: int) -> dict[str, Any]:
         settings, machines = sides[side]
-        # As in the simulator's own policies, all that may start at one instant starts in one cycle.
+        # As in the simulator's own policies, all tasks that may start at one instant start in one cycle.
         settings = replace(settings, settings=replace(settings.settings, max_placed=MAX_CANDIDATES))
         trace = Trace("the past", [_arrival(job, ended[0].at) for job in ended], machines, LeftOut())
         simulation = Simulation(trace, Policy("whatif", settings))

@@ -103,7 +103,7 @@ class Trace(msgspec.Struct):
 
     @property
     def resource(self) -> str:
-        """The main resource, for utilisation: GPUs if there are any, else CPUs."""
+        """Return the main resource, for utilisation: GPUs if there are any, else CPUs."""
         return GPU if self.amount(GPU) else CPU
 
 

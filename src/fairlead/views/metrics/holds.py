@@ -1,4 +1,4 @@
-"""Holds by job and age, held and promised nodes, and tasks that do not stop, as of the last cycle.
+"""Metrics of holds by job and age, of held and promised nodes, and of overdue stops, as of the last cycle.
 
 Ages are computed at the time of the scrape.
 """
@@ -17,7 +17,7 @@ from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 
 HOLDS = 50
-"""Maximum number of holds of a partition with their own series: the oldest ones."""
+"""Maximum number of holds of a partition with series of their own: the oldest."""
 
 
 class EarmarkFigures(NamedTuple):
@@ -40,7 +40,7 @@ class Earmarks(Collector):
         self._kept: dict[str, EarmarkFigures] = {}
 
     def update(self, partition: Partition) -> None:
-        """Take the figures of a partition."""
+        """Read the figures of a partition."""
         overdue = _overdue(partition) if partition.derived.overdue else ()
         if not partition.nodes.held:
             self._kept[partition.name] = EarmarkFigures(overdue=overdue)

@@ -1,4 +1,4 @@
-"""Asks and pending tasks by lane, updated from sealed plans at a cost that depends on the changes only."""
+"""Asks and pending tasks by lane, updated from sealed plans. The cost depends only on the changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LaneFigures:
     """The figures of one partition. The writer's thread updates them; any thread may read them.
 
     Pending tasks include those of jobs that wait for jobs in `after` and have no ask yet. The tasks of a whole job are
-    counted under their own shapes, and its one ask under the set of these shapes.
+    counted under their own shapes, its one ask under the set of these shapes.
     """
 
     def __init__(self) -> None:
@@ -62,12 +62,12 @@ class LaneFigures:
                     self._lanes[lane] = figures
 
     def most(self, lanes: int) -> dict[tuple[str, str], Figures]:
-        """Return the lanes with the most pending tasks, by queue and shape, and the sum of all others as one."""
+        """Return the lanes with the most pending tasks, by queue and shape, and the sum of all others."""
         with self._lock:
             items = list(self._lanes.items())
         by_name: dict[tuple[str, str], Figures] = {}
         for (queue, shapes), figures in items:
-            name = (queue, text_of(shapes))  # lanes of several users have one name
+            name = (queue, text_of(shapes))  # lanes of different users may have the same name
             asks, tasks = by_name.get(name, (0, 0))
             by_name[name] = Figures(asks + figures.asks, tasks + figures.tasks)
         first = dict(nlargest(lanes, by_name.items(), key=lambda item: (item[1].tasks, item[0])))

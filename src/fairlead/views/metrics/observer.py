@@ -1,7 +1,7 @@
 """Definitions of all metrics, updated from sealed plans. docs/metrics.md has the same table for people.
 
 `Metrics` is an observer of writers. One object serves all partitions of a process. It has its own registry, so that a
-process can have several. A scrape never reads the state, so it may come from any thread.
+process can have several. A scrape never reads the state, so any thread may serve it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ Series = TypeVar("Series", Counter, Gauge, Histogram)
 
 
 class Often(NamedTuple):
-    """The series of a partition that every cycle updates. Cached: finding one by labels is slower than updating it."""
+    """The series of a partition that every cycle updates. Cached, because finding a series by its labels is slow."""
 
     counters: dict[str, Counter]
-    """By the names that changes count and plans note."""
+    """Counters by the names that changes and plans use."""
     batch: Histogram
     parts: dict[str, Histogram]
     """Durations of the parts of a cycle."""
@@ -120,8 +120,8 @@ class Metrics:
         self._transitions = define(
             Counter,
             "fairlead_readiness_transitions_total",
-            "How often the partition became ready, and how often not ready (not_ready): with each start, and when its "
-            "writer stopped.",
+            "How often the partition became ready, and how often it ceased to be (not_ready), because its writer "
+            "stopped. The state at the start of the process is not counted.",
             to="ready not_ready",
         )
         self._batch = define(
@@ -250,12 +250,12 @@ class Metrics:
         """Partition → True if it was ready after its last cycle."""
 
     def text(self, now: Micros, with_jobs: bool = True) -> str:
-        """Return the result of a scrape at a time, in Prometheus' text format; on request without series of jobs."""
+        """Return the result of a scrape at a time, in Prometheus' text format, if wanted without series of jobs."""
         self._earmarks.now, self._earmarks.with_jobs = now, with_jobs
         return generate_latest(self.registry).decode()
 
     def look(self, partition: Partition, inbox: InboxFigures = NO_MESSAGES) -> None:
-        """Count what only a scrape needs: nodes, jobs, tasks by queue, and pools. Called between two cycles."""
+        """Count the figures that only a scrape needs: nodes, jobs, tasks by queue, pools. Called between cycles."""
         self._scraped.look(partition, inbox)
 
     def lanes(self, partition: str) -> LaneFigures:
@@ -306,7 +306,7 @@ class Metrics:
         if partition.removed:
             self._earmarks.forget(name)
             self._scraped.forget(name)
-            self._ready.remove(name)  # a removed partition is not waited for; its lanes are empty
+            self._ready.remove(name)  # no readiness is expected of a removed partition; its lanes are empty
 
     def stopped(self, partition: Partition, why: str) -> None:
         self._set_ready(partition.name, False)
@@ -330,7 +330,7 @@ class Metrics:
             self._transitions.labels(name, "ready" if ready else "not_ready").inc()
 
     def _follow_plan(self, name: str, decided: Cycle) -> None:
-        """Observe the start of the first ask without capacity, and remember the planned start of the present one."""
+        """Observe whether the first ask without capacity started as planned, and remember the present plan."""
         expected = self._planned.get(name)
         if expected is not None:
             job, kind, when = expected

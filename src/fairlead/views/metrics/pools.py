@@ -13,24 +13,24 @@ LOOKED = 1_000
 
 
 class PoolFigures(msgspec.Struct, frozen=True):
-    """Numbers of nodes. `available` nodes are empty and take work: they are not disabled, held or promised."""
+    """Numbers of nodes. `available` nodes are idle and accept work: they are not disabled, held or promised."""
 
     total: int
     available: int
     pending: int
-    """Nodes that the waiting tasks need, of asks that may start. Only `LOOKED` asks are evaluated, because the writer
-    waits meanwhile; the others are assumed to need nodes in proportion."""
+    """Nodes that waiting tasks need, of asks that may start. Only `LOOKED` asks are evaluated, because the writer waits
+    meanwhile; the others are assumed to need nodes in proportion."""
     ordered: int
     disabled: int
 
     @property
     def idle(self) -> int:
-        """Available nodes that no waiting task needs; below 0, the number of missing nodes."""
+        """Return the number of available nodes that no waiting task needs; negative if nodes are missing."""
         return self.available - self.pending
 
 
 def pool_figures(partition: Partition) -> dict[str, PoolFigures] | None:
-    """Return the figures by pool, of configured pools and those that nodes name; None before the partition is ready."""
+    """Return figures by pool, for configured pools and pools that nodes name; None before the partition is ready."""
     if not partition.reign.ready:
         return None
     nodes = partition.nodes

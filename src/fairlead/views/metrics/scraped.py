@@ -1,7 +1,7 @@
-"""Figures that are counted for a scrape: nodes and jobs by state, tasks by queue, pools, and the inbox.
+"""Figures that are counted for each scrape: nodes and jobs by state, tasks by queue, pools, and the inbox.
 
-Their cost is that of the nodes, queues and pools, so they are not kept up to date by every cycle. The server takes them
-between two cycles, before it answers a scrape.
+Counting visits all nodes, queues and pools, so it is not done in every cycle. The server does it between two cycles,
+before it answers a scrape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NODE_STATES = ("up", "disconnected", "draining", "disabled", "lost")
 
 
 class InboxFigures(NamedTuple):
-    """Messages that wait for their cycle, and those that were refused because too many waited."""
+    """Messages that wait for their cycle, and messages refused because too many waited."""
 
     commands: int = 0
     reports: int = 0
@@ -46,7 +46,7 @@ class Scraped(Collector):
         self._figures: dict[str, ScrapedFigures] = {}
 
     def look(self, partition: Partition, inbox: InboxFigures) -> None:
-        """Take the figures of a partition. Called between two cycles."""
+        """Count the figures of a partition. Called between two cycles."""
         self._figures[partition.name] = ScrapedFigures(
             _nodes(partition), _jobs(partition), _tasks(partition), pool_figures(partition) or {}, inbox
         )

@@ -1,4 +1,4 @@
-"""Share, entitlement, use and loan by queue, updated from sealed plans at a cost that depends on the changes only."""
+"""Share, entitlement, use and loan by queue, updated from sealed plans. The cost depends only on the changes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fairlead.core.resources import MINUTE
 from fairlead.core.state import Partition
 
 QUEUES = 200
-"""Maximum number of queues of a partition with their own series: those that use most."""
+"""Maximum number of queues of a partition with series of their own: those with the most use."""
 
 
 class QueueFigures(NamedTuple):
-    """Figures of a queue in percent: its share of the sum of its siblings' shares, the others of the partition."""
+    """Figures of a queue: its share in percent of the sum of its siblings, the others in percent of the partition."""
 
     share: float
     entitlement: float
