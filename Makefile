@@ -14,7 +14,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup page beside up test types tests test-kubernetes test-prometheus test-long test-crash soak format bench first-minutes docs lock audit clean
+.PHONY: help setup page beside up test types tests test-kubernetes test-prometheus test-long test-crash soak format generate bench first-minutes docs lock audit clean
 
 # Ends with an error unless PYTHON is there and new enough.
 define check_python
@@ -88,7 +88,10 @@ test-crash: $(TOOLS) ## 60 kills among 3,000 tasks, ten seeds: agents, spawners,
 	$(PY) -m pytest -n 2 -m long tests/agent/test_kill.py -rP
 
 soak: $(TOOLS) ## simulate trouble, seed after seed, until Ctrl-C or a failure; SOAK="--profile storm --first 1000"
-	$(PY) -m fairlead.sim.chaos.soak $(SOAK)
+	$(PY) -m tests.chaos.soak $(SOAK)
+
+generate: $(TOOLS) ## write the files that follow from the operations of the API
+	$(PY) generate.py
 
 format: $(TOOLS) ## format the code and fix what the linter can
 	$(PY) -m ruff format

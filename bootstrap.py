@@ -110,7 +110,7 @@ def page(shown: bool = True) -> None:
 
 def _wait_for_page() -> None:
     """Wait until the process that builds the page has ended."""
-    with _step("web page built") as show, LOG.open() as log:
+    with _step("waited for the web page") as show, LOG.open() as log:
         while True:
             try:
                 fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -222,7 +222,7 @@ def _step(done: str) -> Iterator[Show]:
     def progress() -> None:
         pause = QUIET
         while not over.wait(pause):
-            text = f"{time.monotonic() - began:4.0f} s until {done}: {latest[0]}"
+            text = f"{time.monotonic() - began:4.0f} s so far, not yet {done}: {latest[0]}"
             print(f"{clear}{text[:79]}" if live else text, end="" if live else "\n", flush=True)
             pause = 0.5 if live else QUIET
 

@@ -20,10 +20,10 @@ from typing import Any
 from bench.harness import HEAD, Row, line
 from fairlead.core.resources import CPU
 from fairlead.sim.figures import figures
-from fairlead.sim.policies import NAMED
+from fairlead.sim.policy_files import NAMED
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import read_traces
-from fairlead.writer.memory import spared
+from fairlead.writer.gc_settings import spared
 
 GOAL = 5
 """The goal: this many times as fast as AccaSim."""

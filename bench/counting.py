@@ -25,11 +25,11 @@ COUNT = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-fi
 def run(case: str, decide: bool) -> None:
     """Set a case up and, with `decide`, run its decisions."""
     from bench import deciding
-    from fairlead.sim.policies import NAMED
+    from fairlead.sim.policy_files import NAMED
     from fairlead.sim.simulation import Simulation
     from fairlead.sim.traces import LeftOut, Trace
-    from fairlead.sim.traces.base import cpu_node
     from fairlead.sim.traces.generate import Workload, generate
+    from fairlead.sim.traces.trace import cpu_node
 
     backlogs = {"gangs": (deciding.GANG, 100), "singles": (deciding.SINGLES, 4_000), "mix": (deciding.MIX, 1_200)}
     if case in backlogs:

@@ -18,7 +18,7 @@ from fairlead.core.commands import AddNode, AnyCommand, MarkReady, Report, Submi
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.effects import Effect, ForNode
 from fairlead.core.model import JobSpec
-from fairlead.writer.memory import spare_the_collector
+from fairlead.writer.gc_settings import spare_the_collector
 from fairlead.writer.writer import Writer
 
 ENDS = 1_000

@@ -21,11 +21,11 @@ from fairlead.core.cycle import Cycle
 from fairlead.core.resources import DAY, HOUR, MINUTE
 from fairlead.core.state import Partition
 from fairlead.sim.charts import Line, line_chart, linear
-from fairlead.sim.policies import Policy
+from fairlead.sim.policy_files import Policy
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Trace
-from fairlead.sim.traces.base import LeftOut, cpu_node
 from fairlead.sim.traces.generate import Workload, generate
+from fairlead.sim.traces.trace import LeftOut, cpu_node
 
 CPUS = 16
 PEAK = 60

@@ -27,16 +27,16 @@ from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
+from fairlead.core.ahead.expected_ends import guess
 from fairlead.core.changes import TaskNews
 from fairlead.core.cycle import Cycle
-from fairlead.core.forecast import guess
 from fairlead.core.model import Micros
 from fairlead.core.resources import MINUTE
 from fairlead.core.state import Partition
-from fairlead.sim.policies import NAMED
-from fairlead.sim.preview.eta import SAMPLES, draw_futures, sum_up
-from fairlead.sim.preview.past import Past, PastJob
-from fairlead.sim.preview.runtimes import Runtimes
+from fairlead.forecast.eta import SAMPLES, draw_futures, sum_up
+from fairlead.forecast.recorded import Past, PastJob
+from fairlead.forecast.runtimes import Runtimes
+from fairlead.sim.policy_files import NAMED
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Trace, read_traces
 

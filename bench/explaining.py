@@ -10,14 +10,14 @@ from time import monotonic
 from msgspec.structs import replace
 
 from bench.harness import Row, best, loop_seconds
-from fairlead.api.copies import fork, result_of
+from fairlead.control.fork import fork, result_of
 from fairlead.core.commands import AddNode, AnyCommand, Configure, MarkReady, Submit
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
-from fairlead.journal.memory import MemoryJournal
+from fairlead.journal.in_memory import MemoryJournal
 from fairlead.views.dryrun import Tried, try_submission
-from fairlead.views.explaining import explained, remedies_of
-from fairlead.writer.memory import spare_the_collector
+from fairlead.views.explanation import explained, remedies_of
+from fairlead.writer.gc_settings import spare_the_collector
 from fairlead.writer.writer import Writer
 
 QUEUES, NODES, JOBS, TASKS = 10, 1_000, 100_000, 10

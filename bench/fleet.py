@@ -19,12 +19,12 @@ from time import perf_counter
 from websockets.asyncio.client import connect
 
 from bench.harness import ROOT, Row
-from fairlead.agent.identity import prove
-from fairlead.client import Client, calls
-from fairlead.wire import agent as wire
-from fairlead.wire.agent import Beat, Hello, Report, Reports, Tasks, Welcome, Work, decode_from_server, encode
-from fairlead.wire.api import NewToken
-from fairlead.wire.identity import Key, split_token
+from fairlead.agent.node_key import prove
+from fairlead.client import Client
+from fairlead.wire import agent_messages as wire
+from fairlead.wire import operations as op
+from fairlead.wire.agent_messages import Beat, Hello, Report, Reports, Tasks, Welcome, Work, decode_from_server, encode
+from fairlead.wire.handshake import Key, split_token
 
 AGENTS = 500
 JOBS, TASKS = 1_000, 100
@@ -93,8 +93,8 @@ def answers(client: Client, requests: int) -> dict[str, list[float]]:
     senders = {
         "a submit": lambda: client.submit(document={"stages": [stage]}),
         "a job": lambda: client.job(job),
-        "100 jobs": lambda: client.send(calls.jobs(client.partition, limit=100)),
-        "100 nodes": lambda: client.send(calls.nodes(client.partition, limit=100)),
+        "100 jobs": lambda: client.send(op.Jobs(limit=100)),
+        "100 nodes": lambda: client.send(op.Nodes(limit=100)),
     }
     seconds: dict[str, list[float]] = {what: [] for what in senders}
     for at in range(requests):
@@ -119,8 +119,7 @@ def fleet(scale: float) -> Iterator[Row]:
             assert server.stdout is not None
             url = json.loads(server.stdout.readline())["url"]
             with Client(url, (Path(folder) / "token").read_text().strip()) as client:
-                invited = {"role": "join", "uses": agent_count}
-                token = client.send(calls.Call(NewToken, "POST", f"{calls.API}/tokens", invited)).secret
+                token = client.create_token("join", uses=agent_count).secret
                 began = perf_counter()
                 agents_process = subprocess.Popen(
                     [sys.executable, "-m", "bench.fleet", url, token, str(agent_count)],

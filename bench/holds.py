@@ -24,10 +24,10 @@ from fairlead.core.documents import parse_job
 from fairlead.core.resources import CPU, SECOND
 from fairlead.core.state import Partition
 from fairlead.sim.charts import Line, line_chart, linear
-from fairlead.sim.policies import Policy
+from fairlead.sim.policy_files import Policy
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, Trace
-from fairlead.sim.traces.base import LeftOut, cpu_node
+from fairlead.sim.traces.trace import LeftOut, cpu_node
 from fairlead.testing import World
 
 NODES, CPUS = 20, 4

@@ -27,10 +27,10 @@ import uvloop
 
 from bench import kubernetes_peers as peers
 from fairlead.kubernetes.actions import AT_ONCE, Performer, Target
-from fairlead.kubernetes.config import read_kubeconfig
-from fairlead.kubernetes.http import Http
+from fairlead.kubernetes.api_client import Http
+from fairlead.kubernetes.kubeconfig import read_kubeconfig
 from fairlead.kubernetes.objects import Pod
-from fairlead.kubernetes.watching import Follower
+from fairlead.kubernetes.reflector import Follower
 from tests.go_programs import NotBuilt
 from tests.kubernetes.cluster.control_plane import ADMIN, ControlPlane, free_port
 

@@ -18,18 +18,18 @@ from fairlead.core.commands import AddNode, AnyCommand, Configure, MarkReady, Se
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.resources import SECOND
+from fairlead.forecast.eta import draw_futures, sum_up
+from fairlead.forecast.previewer import Previewer
+from fairlead.forecast.recorded import Past, PastJob
+from fairlead.forecast.replies import SECONDS
+from fairlead.forecast.runtimes import Runtimes
 from fairlead.history.store import History
 from fairlead.journal.sql import SqliteJournal
-from fairlead.sim.policies import NAMED
-from fairlead.sim.preview.answers import SECONDS
-from fairlead.sim.preview.asking import Previewer
-from fairlead.sim.preview.eta import draw_futures, sum_up
-from fairlead.sim.preview.past import Past, PastJob
-from fairlead.sim.preview.runtimes import Runtimes
+from fairlead.sim.policy_files import NAMED
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import LeftOut, Trace
-from fairlead.sim.traces.base import cpu_node
 from fairlead.sim.traces.generate import Workload, generate
+from fairlead.sim.traces.trace import cpu_node
 from fairlead.wire.preview import EtaQuestion, Etas
 from fairlead.writer.writer import Writer
 

@@ -11,8 +11,8 @@ from bench.harness import MEGABYTE, Row, in_child, loop_seconds, peak
 from bench.worlds import PARTITION, Large, open_writer
 from fairlead.core.dump import dump
 from fairlead.core.invariants import check_all
-from fairlead.journal.base import Record, Snapshot
 from fairlead.journal.codec import restore
+from fairlead.journal.journal import Record, Snapshot
 from fairlead.journal.postgresql import PostgresJournal
 from fairlead.journal.sql import SqliteJournal
 from fairlead.writer.writer import Writer

@@ -25,7 +25,7 @@ from typing import Any
 
 from fairlead.core.model import Micros
 from fairlead.core.resources import SECOND
-from fairlead.sim.preview.runtimes import Runtimes
+from fairlead.forecast.runtimes import Runtimes
 from fairlead.sim.traces import Arrival, read_traces
 
 DRAWS = 99

@@ -24,8 +24,8 @@ from statistics import median
 import fairlead
 from bench.harness import in_child
 from bench.recovery import prepare, recover_database
-from fairlead.journal.copying import copy_journal
-from fairlead.journal.opening import open_journal
+from fairlead.journal.locate import open_journal
+from fairlead.journal.stream_copy import copy_journal
 from tests.postgres import Postgres, running
 from tests.servers import Server, wait_until
 

@@ -17,7 +17,7 @@ from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.match.share_tree import Tree
 from fairlead.journal.sql import SqliteJournal
-from fairlead.writer.memory import spare_the_collector
+from fairlead.writer.gc_settings import spare_the_collector
 from fairlead.writer.writer import Writer
 
 TURNS = 10_000

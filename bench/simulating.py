@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from time import process_time
 
 from bench.harness import Row, loop_seconds
-from fairlead.sim.policies import NAMED
+from fairlead.sim.policy_files import NAMED
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import LeftOut, Trace
-from fairlead.sim.traces.base import cpu_node
 from fairlead.sim.traces.generate import Workload, generate
-from fairlead.writer.memory import spared
+from fairlead.sim.traces.trace import cpu_node
+from fairlead.writer.gc_settings import spared
 
 JOBS = 10_000
 PROCESSORS = 256

@@ -23,10 +23,10 @@ from typing import NamedTuple
 from websockets.asyncio.server import ServerConnection, serve
 
 from bench.harness import Row
-from fairlead.agent.link import end_all
-from fairlead.api.identities import Identities
-from fairlead.api.tokens import Tokens
-from fairlead.wire.agent import (
+from fairlead.agent.spawner_link import end_all
+from fairlead.identity.node_keys import Identities
+from fairlead.identity.tokens import Tokens
+from fairlead.wire.agent_messages import (
     Beat,
     Beaten,
     Confirmed,

@@ -1,7 +1,7 @@
 """Gather the pages of the site in a folder: `python docs/pages.py FOLDER`, which `make docs` does.
 
 Files keep the places that they have in the repository, so that links between them lead to the same files on the site.
-The reference is made anew every time: commands from the command line, Python from docstrings.
+The reference is made anew every time: commands from the command line, Python from docstrings, the API from its rows.
 A link that leads nowhere is an error here, because Zensical looks only at links between pages, not at those to files.
 """
 
@@ -12,6 +12,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from fairlead.wire.operation import JSON, Parameter, Row
+from fairlead.wire.operations import rows
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -25,6 +28,7 @@ The names on this page are the public interface. Others may change from one comm
 ::: fairlead
     options: {members: false}
 ::: fairlead.client
+    options: {inherited_members: true}
 ::: fairlead.gang
     options: {members: [wait]}
 ::: fairlead.testing.World
@@ -33,12 +37,43 @@ The names on this page are the public interface. Others may change from one comm
     options: {show_if_no_docstring: false}
 """
 
+API = """Types of bodies and answers are in the OpenAPI description, `/api/v1/openapi.json`, with an example of each
+operation. The page about the API has what is common to all.
+"""
+
 
 def commands() -> str:
     """Return the page of all commands, as Typer writes it."""
     words = [sys.executable, "-m", "typer", "fairlead.cli.main", "utils", "docs", "--name", "fairlead"]
     done = subprocess.run([*words, "--title", "Commands"], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     return done.stdout
+
+
+def api() -> str:
+    """Return the page of all operations of the API."""
+    return "\n".join(["# Operations of the API", "", API, *map(_operation, rows())])
+
+
+def _operation(row: Row) -> str:
+    route = row.route
+    lines = [f"## {row.operation_id}", "", f"`{route.method} {route.path}`", "", row.description, ""]
+    facts = [f"Role: {route.role}." if route.role else "No token is needed."]
+    if row.document is not None:
+        facts.append(f"Body: `{row.document.type.__name__}`.")
+    answer = f"`{getattr(row.answer, '__name__', 'object')}`" if route.media == JSON else route.media
+    facts.append(f"Answer: {answer}.")
+    if row.follows:
+        facts.append("A server that follows the partition may answer.")
+    lines += [" ".join(facts), ""]
+    if row.parameters:
+        lines += ["| parameter | in | default | |", "|---|---|---|---|", *map(_parameter, row.parameters), ""]
+    return "\n".join(lines)
+
+
+def _parameter(parameter: Parameter) -> str:
+    default = "required" if parameter.required else "" if parameter.default in ("", None, []) else parameter.default
+    choices = f"one of {', '.join(parameter.choices)}" if parameter.choices else ""
+    return f"| `{parameter.sent}` | {parameter.place} | {default} | {parameter.description or choices} |"
 
 
 def titled(page: str) -> str:
@@ -60,6 +95,7 @@ def gather(folder: Path) -> None:
     reference = folder / "reference"
     reference.mkdir()
     (reference / "commands.md").write_text(commands(), encoding="utf-8")
+    (reference / "api.md").write_text(api(), encoding="utf-8")
     (reference / "python.md").write_text(PYTHON, encoding="utf-8")
 
 

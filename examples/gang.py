@@ -5,7 +5,7 @@ starts until a fourth node joins.
 
 Prints:
     pending: 0 of 4 workers placed
-    worker: 4 tasks wait, first in queue root.default; can never run: all nodes and pools together take 3 of 4 tasks
+    can never run: all nodes and pools together take 3 of 4 tasks (missing: capacity for 1 more with 2 CPUs)
     running: 4 of 4 workers placed
 """
 
@@ -18,7 +18,7 @@ job = w.submit(name="train", stages=[{"name": "worker", "count": 4, "resources":
 w.cycle()
 print(f"{w.job(job).state}: {len(w.placements(job))} of 4 workers placed")
 for waiting in w.explain(job):
-    print(waiting)
+    print(waiting.reason)
 
 w.node("n3", cpu=2)
 w.cycle()

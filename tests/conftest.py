@@ -12,6 +12,8 @@ from fairlead.core.admission import CHECKS
 from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.policy.registry import Registry
+from fairlead.core.policy.score import HOLD_SCORES
+from fairlead.core.policy.victim_sets import VICTIMS
 from tests.postgres import MISSING, Postgres, programs, running
 from tests.web.browser import missing as no_browser
 from tests.web.browser import unchecked
@@ -55,7 +57,7 @@ def database(postgres: Postgres) -> Iterator[str]:
 @pytest.fixture
 def own_policies() -> Iterator[None]:
     """Forget the policies that a test adds."""
-    registries: list[Registry[object]] = [PLACEMENTS, ORDERS, CHECKS]  # type: ignore[list-item]
+    registries: list[Registry[object]] = [PLACEMENTS, ORDERS, CHECKS, HOLD_SCORES, VICTIMS]  # type: ignore[list-item]
     before = [dict(registry) for registry in registries]
     yield
     for registry, policies in zip(registries, before, strict=True):

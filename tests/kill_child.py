@@ -43,7 +43,7 @@ from fairlead.core.config import parse_config
 from fairlead.core.cycle import Cycle
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.dump import dump
-from fairlead.core.effects import standing_effects
+from fairlead.core.effects import outstanding_effects
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.journal import Journal, SqliteJournal
@@ -76,7 +76,7 @@ class Driver:
         self.fleet = Fleet()
         self.now = self.state.now
         self.made = 0
-        self.fleet.deliver(standing_effects(self.state), self.now)
+        self.fleet.deliver(outstanding_effects(self.state), self.now)
 
     def begin(self) -> None:
         config = parse_config({"partitions": {PARTITION: CONFIG}})[PARTITION]

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from fairlead.wire.agent import Hello, Welcome, decode_from_agent, decode_from_server
+from fairlead.wire.agent_messages import Hello, Welcome, decode_from_agent, decode_from_server
 
 Watch = Callable[[bytes], None]
 

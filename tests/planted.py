@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 
 from fairlead.core import admission, cycle
-from fairlead.core.changes import Placed
+from fairlead.core.changes import PendingEnded, Placed
 from fairlead.core.entitlement import Uses
-from fairlead.core.match import share_tree
+from fairlead.core.holds import recall
+from fairlead.core.match import match, share_tree
 from fairlead.core.match.user_turns import UserTurn
-from fairlead.core.model import Stage
-from fairlead.core.nodes import NodeTable
+from fairlead.core.model import FAR, Hold, Job, Stage
+from fairlead.core.node_table import NodeTable
 from fairlead.core.outcomes import stop
 from fairlead.core.plan import Plan
-from fairlead.core.policy.order import ORDERS, Order, Standing, fair
-from fairlead.sim.chaos import doorchecker, loanchecker
-from fairlead.sim.chaos.checkers import need
+from fairlead.core.policy.order import ORDERS, Order, Standing, by_fewest_running
+from fairlead.core.preempt import preempt, victims
+from fairlead.core.preempt.rebalance import Balance
+from fairlead.core.preempt.victims import Victim
+from fairlead.core.state import Partition
+from tests.chaos import rebalance_checker, start_checker
+from tests.chaos.checkers import need
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -29,8 +34,8 @@ def count_only(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     def needed(holds: bool, problem: str) -> None:
         need(holds or text not in problem, problem)
 
-    monkeypatch.setattr(doorchecker, "need", needed)
-    monkeypatch.setattr(loanchecker, "need", needed)
+    monkeypatch.setattr(start_checker, "need", needed)
+    monkeypatch.setattr(rebalance_checker, "need", needed)
 
 
 def _without_rules(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -88,10 +93,10 @@ def start_on_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stop_new_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Preemption takes what the same cycle has placed."""
-    preempt = cycle.preempt
+    phase = cycle.preempt
 
     def planted(plan: Plan) -> None:
-        preempt(plan)
+        phase(plan)
         placed = [change for change, _ in plan.done if isinstance(change, Placed) and not change.group]
         for change in placed[:1]:
             allocation = plan.partition.allocations.get(change.first)
@@ -99,6 +104,11 @@ def stop_new_work(monkeypatch: pytest.MonkeyPatch) -> None:
                 stop(plan, allocation, allocation.indices, "preempt")
 
     monkeypatch.setattr(cycle, "preempt", planted)
+
+
+def stop_in_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preemption takes what an earlier cycle of the same moment has placed."""
+    monkeypatch.setattr(preempt, "protected_until", lambda partition, ask, victim: 0)
 
 
 def replace_members(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +123,8 @@ def newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def order(ask: Standing) -> tuple[int, ...]:
         return (ask.kind, -ask.asked)
 
-    monkeypatch.setitem(ORDERS, "priority", Order(order))
-    monkeypatch.setitem(ORDERS, "fifo", Order(order))
+    for name in ("priority", "fifo", "jobs"):
+        monkeypatch.setitem(ORDERS, name, Order(order))
 
 
 def turns_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +138,12 @@ def turns_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ignore_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under `fair`, the jobs of all users take turns, whatever their users use."""
-    monkeypatch.setitem(ORDERS, "fair", Order(fair, by_running=True, longest_first=True))
+    monkeypatch.setitem(ORDERS, "fair", Order(by_fewest_running, by_running=True, longest_first=True))
+
+
+def oldest_jobs_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `jobs`, the oldest ask goes first, whatever runs of its job."""
+    monkeypatch.setitem(ORDERS, "jobs", ORDERS["fifo"])
 
 
 def ignore_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,11 +163,59 @@ def keep_loans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cycle, "shares", lambda plan: None)
 
 
+def spare_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an array or an elastic stage, only the newest tasks can be stopped alone."""
+    units = victims._units
+
+    def planted(job: Job, first: Stage) -> Iterator[Victim]:
+        found = list(units(job, first))
+        singles = [victim for victim in found if not victim.unit.gang]
+        oldest = singles[-1:] if len(singles) == len(found) > 1 else []
+        return (victim for victim in found if victim not in oldest)
+
+    monkeypatch.setattr(victims, "_units", planted)
+
+
+def forget_what_was_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lane wakes when an ask is cancelled, also what was kept back for it."""
+    apply = PendingEnded.apply
+
+    def planted(self: PendingEnded, partition: Partition) -> Any:
+        openings = partition.derived.openings
+        before = apply(self, partition)
+        partition.derived.openings = openings
+        return before
+
+    monkeypatch.setattr(PendingEnded, "apply", planted)
+
+
+def never_recall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No nodes are set aside for owners."""
+    monkeypatch.setattr(recall, "_find", lambda returns, owner: ())
+
+
+def renew_loans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes set aside for owners take tasks that end long after the owner could start."""
+
+    def planted(partition: Partition, holds: Iterable[Hold], stops_at: object) -> dict[int, int]:
+        return {node_id: FAR for hold in holds for node_id in hold.nodes}
+
+    monkeypatch.setattr(match, "lent_nodes", planted)
+
+
+def ignore_min_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks on loan are stopped that have just begun."""
+    monkeypatch.setattr(Balance, "_has_just_begun", lambda balance, victim: False)
+
+
 START = "are placed, and may not start"
 CHAIN = "in a chain, and may not start"
 ORDER = "nodes are ordered for"
 DISCONNECTED = "on a node whose agent is disconnected"
 STOP = "placed and stopped in one cycle"
+MOMENT = "stop for another in the moment of their start"
 LEAF = "is before it in queue"
 TREE = "which is below its entitlement"
 LOAN = "has been below its entitlement"
+OWNER = "an owner has been kept waiting"
+YOUNG = "has run for less than min_runtime"

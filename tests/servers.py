@@ -6,14 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
 
 import fairlead
-from fairlead.agent.link import end_all
+from fairlead.agent.spawner_link import end_all
 
 # The clock of a process can be stepped without touching that of the machine: by the seconds in a file.
 STEPPED = """
@@ -30,13 +28,6 @@ time.time, time.time_ns = step(time.time, 1), step(time.time_ns, 10**9)
 from fairlead.cli import main; main()
 """
 PROGRAM = [sys.executable, "-P", "-c", "from fairlead.cli import main; main()"]
-
-
-def wait_until(true: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
 
 
 class Server:

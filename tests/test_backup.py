@@ -11,21 +11,22 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from fairlead.backup import Failed, Point, restore_backup
 from fairlead.cli.main import app
 from fairlead.core.dump import dump
 from fairlead.history.recorder import HistoryRecorder
 from fairlead.history.store import History
 from fairlead.journal import SqliteJournal
-from fairlead.journal.base import LINE
 from fairlead.journal.codec import restore
-from fairlead.journal.opening import open_journal
+from fairlead.journal.journal import LINE
+from fairlead.journal.locate import open_journal
 from fairlead.journal.snapshot import renew
 from fairlead.journal.verify import verify
+from fairlead.server.backup import Failed, Point, restore_backup
 from fairlead.testing import World
 from tests.live import Up
-from tests.servers import Agent, Server, wait_until
+from tests.servers import Agent, Server
 from tests.test_db_copy import key_of, made
+from tests.until import until
 
 pytestmark = pytest.mark.filterwarnings("ignore::fairlead.NeverRuns")
 
@@ -65,7 +66,7 @@ def test_a_running_server_is_backed_up_and_restored(tmp_path: Path, place: str) 
     key = ("--secrets-key", tmp_path / "key")
     server = server_on(tmp_path, place)
     try:
-        wait_until(server.leads)
+        until(server.leads)
         stop, done = threading.Event(), list[str]()
 
         def submit() -> None:
@@ -75,10 +76,10 @@ def test_a_running_server_is_backed_up_and_restored(tmp_path: Path, place: str) 
 
         submitting = threading.Thread(target=submit)
         submitting.start()
-        wait_until(lambda: len(done) > 5)
+        until(lambda: len(done) > 5)
         first = len(done)
         answer = run("backup", place, tmp_path / "first", *key)
-        wait_until(lambda: len(done) > first + 5)
+        until(lambda: len(done) > first + 5)
         stop.set()
         submitting.join()
         run("backup", place, tmp_path / "second", *key)
@@ -92,13 +93,13 @@ def test_a_running_server_is_backed_up_and_restored(tmp_path: Path, place: str) 
         with open_journal(tmp_path / name / "journal", read_only=True) as journal:
             assert [report.problem for report in verify(journal, lambda *_: None)] == ["", ""]
     if place.startswith("postgresql"):
-        wait_until(lambda: "runs on" not in refused("restore", tmp_path / "second", place, *key))
+        until(lambda: "runs on" not in refused("restore", tmp_path / "second", place, *key))
     assert "add --replace" in refused("restore", tmp_path / "second", place, *key)
     again = run("restore", tmp_path / "second", place, "--replace", *key)
     assert again["replaced"] and again["token_kept"] is (not place.startswith("postgresql"))
     server = server_on(tmp_path, place)
     try:
-        wait_until(server.leads)
+        until(server.leads)
         assert names_of(server) == everything
     finally:
         server.kill()
@@ -235,10 +236,20 @@ def test_places_and_points_that_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "wrong-key"
     assert run("backup", data, tmp_path / "second", "--secrets-key", other)["ok"]  # the key is made new
     assert "does not open the file" in refused("restore", backup, tmp_path / "to2", "--secrets-key", other)
-    assert not (tmp_path / "to2" / "journal").exists()
+    assert not (tmp_path / "to").exists() and not (tmp_path / "to2").exists()
     (backup / "backup.json").write_text("{")
     assert "damaged" in refused("restore", backup, tmp_path / "to", *key)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_restore_that_fails_leaves_a_directory_as_it_was(tmp_path: Path) -> None:
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    made(data)
+    assert run("backup", data, backup)["ok"]
+    before = {path.name: path.read_bytes() for path in data.iterdir() if path.is_file()}
+    arguments = (backup, data, "--replace", "--revision", 3, "--partition", "x")
+    assert "there is no partition x" in refused("restore", *arguments)
+    assert {path.name: path.read_bytes() for path in data.iterdir()} == before
 
 
 def test_a_backup_reveals_no_key(tmp_path: Path) -> None:
@@ -255,7 +266,7 @@ def test_tasks_that_a_restore_does_not_know_go_on(tmp_path: Path) -> None:
     key = ("--secrets-key", tmp_path / "key")
     (tmp_path / "config.yaml").write_text("partitions: {default: {ready_after: 5s, lease: 10s, heartbeat: 1s}}\n")
     server = Server(tmp_path, "server", "", "--config", str(tmp_path / "config.yaml")).start()
-    wait_until(server.leads)
+    until(server.leads)
     agent = Agent(tmp_path, "n0", server.url, server.token)
 
     def submit(name: str) -> int:
@@ -263,7 +274,7 @@ def test_tasks_that_a_restore_does_not_know_go_on(tmp_path: Path) -> None:
         file = tmp_path / name
         with server.client() as client:
             client.submit(["sh", "-c", f"echo $$ > {file}.new; mv {file}.new {file}; exec sleep 600"], name=name)
-        wait_until(file.exists)
+        until(file.exists)
         return int(file.read_text())
 
     def is_alive(pid: int) -> bool:
@@ -275,14 +286,14 @@ def test_tasks_that_a_restore_does_not_know_go_on(tmp_path: Path) -> None:
         run("backup", tmp_path / "server", tmp_path / "backup", *key)
         server.kill(signal.SIGTERM)
         server.start()  # a later epoch
-        wait_until(server.leads)
+        until(server.leads)
         lost = submit("lost")
         server.kill()
         run("restore", tmp_path / "backup", tmp_path / "server", "--replace", *key)
         server.start()
-        wait_until(server.leads)
+        until(server.leads)
         with server.client() as client:
-            wait_until(lambda: [node.state for node in client.nodes()] == ["draining"])
+            until(lambda: [node.state for node in client.nodes()] == ["draining"])
             assert [(job.name, job.state) for job in client.jobs()] == [("kept", "running")]
             [later] = [client.submit(["true"], name="later")]
             assert later == "3"  # the number of the lost job is not given again
@@ -291,7 +302,7 @@ def test_tasks_that_a_restore_does_not_know_go_on(tmp_path: Path) -> None:
         assert "unknown attempt" in server.log() and "epoch not known" in server.log()
         server.kill()
         server.start()
-        wait_until(server.leads)
+        until(server.leads)
         time.sleep(12)  # longer than the lease: the agent follows this server, and its tasks go on
         assert is_alive(kept) and is_alive(lost)
     finally:

@@ -19,8 +19,10 @@ LOCKS = sorted(bootstrap.ROOT.glob("requirements*.lock"))
 
 
 def entries(lock: Path) -> dict[str, str]:
-    """Return the pins of a lock with their hashes, without the comments."""
-    text = re.sub(r"^ +#.*\n", "", lock.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    """Return the pins of a lock with their hashes, without the comments and the versions of Python they are for."""
+    text = re.sub(
+        r"^ +#.*\n| ; python_full_version [^\\]*(?= \\)", "", lock.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     found = [entry for entry in re.split(r"^(?=\S)", text, flags=re.MULTILINE) if entry]
     return {re.split(r"[=; ]", entry)[0]: entry for entry in found}
 
@@ -50,7 +52,7 @@ def test_a_long_step_shows_its_progress(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr(bootstrap, "QUIET", 0.01)
     with bootstrap._step("things done") as show:
         show("Downloading a thing")
-        while "until things done: Downloading a thing" not in capsys.readouterr().out:
+        while "not yet things done: Downloading a thing" not in capsys.readouterr().out:
             time.sleep(0.01)
 
 

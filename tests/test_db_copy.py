@@ -7,21 +7,22 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from fairlead.api.identities import Identities
-from fairlead.api.secrets import Secrets
-from fairlead.api.tokens import Tokens
-from fairlead.app import documents_of
 from fairlead.cli.main import app
 from fairlead.core.dump import dump
 from fairlead.history.recorder import AttemptRow, JobRow
 from fairlead.history.store import History, Used
+from fairlead.identity.node_keys import Identities
+from fairlead.identity.secrets import Secrets
+from fairlead.identity.tokens import Tokens
 from fairlead.journal import SqliteJournal
 from fairlead.journal.codec import restore
-from fairlead.journal.opening import open_journal
+from fairlead.journal.locate import open_journal
 from fairlead.journal.snapshot import renew
+from fairlead.server.identity_documents import documents_of
 from fairlead.testing import World
-from fairlead.wire.agent import Tasks
-from tests.servers import Server, wait_until
+from fairlead.wire.agent_messages import Tasks
+from tests.servers import Server
+from tests.until import until
 
 
 def made(folder: Path) -> str:
@@ -76,6 +77,7 @@ def test_there_and_back(tmp_path: Path, database: str) -> None:
         **{"server-key": 1, "tokens": 1, "nodes": 0, "secrets": 1},
         **{"jobs": 1, "attempts": 1, "used": 1, "copied": 1, "results": 0},
         **{"cluster": 2, "partition/default": answer["copied"]["partition/default"], "partition/gone": 0},  # type: ignore[index]
+        "removed/gone": 1,
     }
     assert run(database, back, "--secrets-key", key_of(data))["ok"]
     assert states(data / "journal") == states(database) == states(back / "journal")
@@ -105,7 +107,7 @@ def test_a_server_goes_on_with_a_copy(tmp_path: Path, database: str) -> None:
     (tmp_path / "key").chmod(0o600)
     server = Server(tmp_path, "server", database).start()
     try:
-        wait_until(server.leads)
+        until(server.leads)
         with server.client() as client:
             assert [job.name for job in client.jobs()] == ["job2", "job1", "job0"]
     finally:
@@ -125,7 +127,7 @@ def test_places_that_are_refused(tmp_path: Path, database: str) -> None:
     (tmp_path / "key").chmod(0o600)
     server = Server(tmp_path, "server", database).start()
     try:
-        wait_until(server.leads)
+        until(server.leads)
         problem = run(database, tmp_path / "new", "--secrets-key", tmp_path / "key")["problem"]
         assert f"the server {server.url} runs on it" in str(problem)
     finally:
@@ -135,6 +137,6 @@ def test_places_that_are_refused(tmp_path: Path, database: str) -> None:
 def test_a_copy_that_differs_is_noticed(tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     made(data)
-    monkeypatch.setattr("fairlead.history.copying.AT_ONCE", 1)
-    monkeypatch.setattr("fairlead.history.postgresql.PostgresSession.run_many", lambda *_: None)
+    monkeypatch.setattr("fairlead.history.transfer.AT_ONCE", 1)
+    monkeypatch.setattr("fairlead.history.pgsession.PostgresSession.run_many", lambda *_: None)
     assert "table jobs is not equal to its original" in str(run(data, database)["problem"])

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import fairlead
-from fairlead.agent.launching import KEPT, THREADS, gang_variables, rank_variables, surroundings
+from fairlead.agent.launch_data import KEPT, THREADS, gang_variables, rank_variables, surroundings
 from fairlead.agent.spawner.users import Person
-from fairlead.wire.agent import Gang
+from fairlead.wire.agent_messages import Gang
 
 SOURCE = Path(fairlead.__file__).parent
 PAGE = Path(__file__).parent.parent / "docs" / "environment.md"

@@ -204,3 +204,11 @@ def test_a_member_without_the_key_says_so() -> None:
         member = found.start(1, FAIRLEAD_GANG_KEY="")
         _, said = member.communicate(timeout=SECONDS)
         assert member.returncode and "FAIRLEAD_GANG_KEY is not set" in said
+
+
+def test_outside_a_gang_it_is_said_that_nothing_is_waited_for() -> None:
+    alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    command = [sys.executable, "-m", "fairlead.gang"]
+    done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no gang of several tasks" in done.stderr

@@ -20,12 +20,14 @@ from fairlead.journal.codec import (
     FORMAT,
     actors_of,
     decode,
+    decode_remains,
     encode,
     encode_cluster,
+    encode_remains,
     replay,
     restore_cluster,
 )
-from tests.golden.make import PARTITION, Script, goldens, play, read_records
+from tests.golden.make import PARTITION, REMAINS, Script, goldens, play, read_records
 
 NEWEST = goldens()[-1]
 ADVICE = "run `python tests/golden/make.py` if this is meant, and read what it says first"
@@ -83,6 +85,14 @@ def test_the_clusters_log(golden: Path) -> None:
         assert encode_cluster(configured) == payloads[-1], ADVICE
 
 
+@pytest.mark.parametrize("golden", goldens()[8:], ids=lambda golden: golden.name)
+def test_what_is_kept_of_a_removed_partition(golden: Path) -> None:
+    (payload,) = read_records(golden / "removed.records")
+    assert decode_remains(payload, "golden") == REMAINS
+    if golden == NEWEST:
+        assert encode_remains(REMAINS) == payload, ADVICE
+
+
 def test_every_change_occurs() -> None:
     seen = {
         type(change)
@@ -97,7 +107,7 @@ def test_every_field_is_set_somewhere() -> None:
     """A field that always had its default would not show that it moved."""
     unset = {(kind.__name__, field.name) for kind in ALL_CHANGES for field in msgspec.structs.fields(kind)}
     # Only dumps need them: a node that joins is up.
-    unset -= {("NodeAdded", "state"), ("NodeAdded", "lost_from"), ("NodeAdded", "reason")}
+    unset -= {("NodeAdded", name) for name in ("state", "lost_from", "reason", "until")}
     for golden in goldens():
         for payload in read_records(golden / "partition.records"):
             for change in decode(payload, "golden")[1]:

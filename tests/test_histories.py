@@ -28,13 +28,14 @@ from urllib.request import urlopen
 import pytest
 
 import fairlead
-from fairlead.journal.base import LINE
-from fairlead.journal.opening import open_journal
+from fairlead.journal.journal import LINE
+from fairlead.journal.locate import open_journal
 from fairlead.journal.verify import verify
 from tests.history_checker import Asked, Found, History, Run, check
 from tests.network import AgentDoor
 from tests.postgres import Postgres, Proxy
-from tests.servers import Agent, Server, wait_until
+from tests.servers import Agent, Server
+from tests.until import until
 
 LEASE = 1.5
 CONFIG = "partitions: {default: {ready_after: 5s}}\n"
@@ -204,7 +205,7 @@ class Fleet:
             found[:] = [at for at, server in enumerate(self.servers) if server.leads()]
             return bool(found)
 
-        wait_until(led)
+        until(led)
         return found[0]
 
     def kill(self) -> None:
@@ -297,7 +298,7 @@ class Fleet:
                     return not left
                 return False
 
-            wait_until(over, 240)
+            until(over, 240)
             jobs = [Found(job.name, job.id, job.state) for job in client.jobs()]
         followed = {
             agent: [epoch for _, epoch in sorted(connections.items())] for agent, connections in self.followed.items()
@@ -323,7 +324,7 @@ class Fleet:
         database = self.proxies[0].url(self.database)
         with open_journal(database, read_only=True) as journal:
             assert [report.problem for report in verify(journal, lambda *_: None)] == ["", ""]
-            first = journal.standing("partition/default")[0].base
+            first = journal.state_of("partition/default")[0].base
             epochs = [record.epoch for record in journal.read("partition/default", first)]
             assert epochs == sorted(epochs)
             assert all(seen[-1] <= journal.epoch("partition/default") for seen in self.epochs.values() if seen)
@@ -339,9 +340,9 @@ def history(folder: Path, seed: int, faults: int, agents: int, seconds: float = 
             for thread in threads:
                 thread.start()
             try:
-                wait_until(lambda: len(fleet.followed) == agents)
+                until(lambda: len(fleet.followed) == agents)
                 fleet.trouble(faults, seconds)
-                wait_until(fleet.follow_one_leader)
+                until(fleet.follow_one_leader)
             finally:
                 fleet.done.set()
                 for thread in threads:
@@ -382,24 +383,24 @@ def test_an_asynchronous_promotion_is_noticed_and_stops_nothing(tmp_path: Path, 
         try:
             with fairlead.Client(fleet.urls, fleet.token) as client:
                 fleet.submit(client, "kept", "single")
-                wait_until(lambda: len(fleet.runs()) == 1)
+                until(lambda: len(fleet.runs()) == 1)
                 databases.standby.stop()
                 command = fleet.command("single", seconds=20)
                 lost = [client.submit(command, name=f"lost{at}", resources={"cpu": "100m"}) for at in range(4)]
-                wait_until(lambda: len(fleet.runs()) == 5)
+                until(lambda: len(fleet.runs()) == 5)
                 databases.primary.stop(signal.SIGQUIT)
                 databases.standby.start()
                 databases.standby.promote()
                 fleet.proxies[0].behind = databases.standby
                 fleet.proxies[0].cut_all()
-                wait_until(lambda: "unknown attempt" in fleet.servers[0].log())
+                until(lambda: "unknown attempt" in fleet.servers[0].log())
                 fleet.leader()
-                wait_until(lambda: any(node.state == "draining" for node in client.nodes()))
+                until(lambda: any(node.state == "draining" for node in client.nodes()))
                 health = json.load(urlopen(f"{fleet.servers[0].url}/healthz"))
                 assert "not in the journal" in health["alarms"][0]
                 assert client.submit(["true"], name="new") not in lost  # their numbers are not given again
             # Each of them ends by itself.
-            wait_until(lambda: sum(run.end > run.start for run in fleet.runs()) == 5)
+            until(lambda: sum(run.end > run.start for run in fleet.runs()) == 5)
             assert all(int((agent.folder / "epoch-default").read_text()) >= LINE for agent in fleet.agents)
         finally:
             fleet.close()

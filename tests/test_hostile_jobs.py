@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,13 +25,12 @@ import psutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fairlead.agent.link import end_all
+from fairlead.agent.spawner_link import end_all
 from fairlead.client import Client, Problem
-from fairlead.client.calls import API, Call
-from fairlead.wire import agent as wire
-from fairlead.wire.api import NewToken
+from fairlead.wire import agent_messages as wire
 from tests.live import PROGRAM
 from tests.people import People, needs_root, people
+from tests.until import until
 
 PYTHON = "/usr/bin/python3"
 pytestmark = [
@@ -88,17 +86,10 @@ class Services:
             ],
             stderr=(self.base / "agent.log").open("w"),
         )
-        self.until(lambda: [node.state for node in self.admin.nodes()] == ["up"])
+        until(lambda: [node.state for node in self.admin.nodes()] == ["up"], SECONDS)
 
     def token(self, **document: Any) -> str:
-        made: NewToken = self.admin.send(Call(NewToken, "POST", f"{API}/tokens", document))
-        return made.secret
-
-    def until(self, true: Any) -> None:
-        deadline = time.monotonic() + SECONDS
-        while not true():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        return self.admin.create_token(**document).secret
 
     def submit(self, user: str, command: list[str], **stage: Any) -> str:
         environment = {"FAIRLEAD_USER_UNDER_TEST": user} | stage.pop("environment", {})
@@ -237,7 +228,7 @@ def test_hostile_jobs_reach_no_other_user() -> None:
         def victim(user: str) -> tuple[str, int]:
             """A job that holds a secret and goes on until its user's file `go` is there: its id and its process."""
             job = site.submit(user, ["/bin/sh", "-c", VICTIM], secrets={"MINE": "mine"})
-            site.until(lambda: "pid " in site.output(job))
+            until(lambda: "pid " in site.output(job), SECONDS)
             return job, int(site.output(job).split()[-1])
 
         victims = {user: victim(user) for user in USERS}
@@ -342,7 +333,7 @@ def test_hostile_jobs_reach_no_other_user() -> None:
             return [pid for pid in pids if is_left(pid, person.pw_uid)]
 
         try:
-            site.until(lambda: len(remaining()) >= 50)
+            until(lambda: len(remaining()) >= 50, SECONDS)
         finally:
             for pid in remaining():
                 os.kill(pid, signal.SIGKILL)

@@ -18,13 +18,13 @@ SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
 ANYTHING = ("",)
 
 # What the writer may import, and what stands on it too: protocols, never a concrete journal, engine or pool.
-BELOW_WRITER = ("core", "views", "journal.base", "journal.codec", "engines.base", "pools.base")
+BELOW_WRITER = ("core", "views", "journal.journal", "journal.codec", "engines.engine", "pools.provider")
 
 # package or module of ours → what of ours it may import, besides itself. The most specific row counts.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "": (),  # fairlead/__init__.py itself
     "core": (),
-    "core.policy": ("core.resources", "core.ranges", "core.reasons"),
+    "core.policy": ("core.resources", "core.ranges", "core.why.reasons"),
     "wire": (),
     "journal": ("core", "wire"),
     "history": ("core", "wire", "journal"),
@@ -32,32 +32,22 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engines": ("core", "wire"),
     "pools": ("core", "wire"),
     "writer": BELOW_WRITER,
-    "api": (
-        "writer",
+    "control": ("writer", "wire", "identity.smallfile", "journal.disk_space", "journal.roster", "pools", *BELOW_WRITER),
+    "identity": ("core", "wire", "engines.engine", "journal.journal", "writer.clock"),
+    "http": (
+        "control",
+        "identity",
         "wire",
         "history.filter",
         "history.recorder",
-        "history.usage",
-        "journal.room",
+        "history.usage_report",
         "journal.roster",
         "pools",
-        *BELOW_WRITER,
-    ),
-    "sim": (
         "writer",
-        "journal.memory",
-        "journal.roster",
-        "journal.shared",
-        "engines",
-        "pools",
-        "api.control",
-        "api.problems",
-        "api.service",
-        "agent",
-        "wire",
         *BELOW_WRITER,
     ),
-    "sim.preview": ("sim", "writer", "policies", "journal", "history", "wire", *BELOW_WRITER),
+    "sim": ("writer", "journal.in_memory", "engines", "pools", "wire", *BELOW_WRITER),
+    "forecast": ("sim", "writer", "policies", "journal", "history", "wire", *BELOW_WRITER),
     "agent": ("wire",),
     "kubernetes": ("wire",),
     "client": ("wire",),
@@ -66,14 +56,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "testing": ("writer", "core", "views", "journal", "sim", "policies"),
     "demo": ("testing", "journal"),
     "gang": (),
-    "app": ANYTHING,
-    "backup": ("app", "api", "history", "journal", "core"),
+    "server": ANYTHING,
 }
 
 # The same, for imports inside a function only.
 MAY_IMPORT_LAZILY: dict[str, tuple[str, ...]] = {
     "": ("client",),
-    "cli": ("api", "agent", "sim", "app", "backup", "demo", "kubernetes"),
+    "cli": ("http", "control", "identity", "agent", "sim", "server", "demo", "kubernetes"),
 }
 
 # Names of fairlead/__init__.py that every package except the pure ones may read.
@@ -83,7 +72,7 @@ ROOT_NAMES = ("__version__",)
 PURE = ("core",)
 PURE_IMPORTS = frozenset(
     "__future__ abc array bisect collections contextlib copy dataclasses decimal difflib enum fractions functools "
-    "hashlib heapq itertools math numbers operator re string struct types typing msgspec numpy re2".split()
+    "hashlib heapq itertools math numbers operator re string struct types typing msgspec numpy".split()
 )
 IMPURE_PARTS = ("numpy.random",)
 IMPURE_CALLS = frozenset("__import__ breakpoint eval exec input open print".split())
@@ -221,10 +210,10 @@ IMAGINED = frozenset(
     f"fairlead.{name}".rstrip(".")
     for name in (
         "",
-        *"core core.resources core.ranges core.reasons core.state core.policy core.policy.fit".split(),
-        *"core.match core.match.match journal journal.base journal.codec journal.sql wire".split(),
-        *"wire.messages views writer writer.loop engines engines.base engines.agents pools".split(),
-        *"pools.base pools.local api agent client cli cli.main sim testing demo app".split(),
+        *"core core.resources core.ranges core.why core.why.reasons core.state core.policy core.policy.fit".split(),
+        *"core.match core.match.match journal journal.journal journal.codec journal.sql wire".split(),
+        *"wire.messages views writer writer.loop engines engines.engine engines.agents pools".split(),
+        *"pools.provider pools.local http agent client cli cli.main sim testing demo server".split(),
     )
 )
 
@@ -238,21 +227,21 @@ ACCEPTED = [
     ("core.state", "open = []\nopen.append(1)\nfile.open()"),
     ("core.policy.fit", "from fairlead.core.resources import Resources"),
     ("core.policy.fit", "from fairlead.core import ranges"),
-    ("core.policy.fit", "from ..reasons import Reason\nfrom . import order"),
-    ("journal.sql", "import sqlite3, time\nfrom fairlead.core.state import State\nfrom .base import Journal"),
+    ("core.policy.fit", "from ..why.reasons import Reason\nfrom . import order"),
+    ("journal.sql", "import sqlite3, time\nfrom fairlead.core.state import State\nfrom .journal import Journal"),
     ("views", "from fairlead.wire import messages"),
-    ("writer.loop", "from fairlead.journal.base import Journal\nfrom fairlead.journal import codec"),
-    ("writer.loop", "import fairlead.pools.base, asyncio"),
-    ("api", "from fairlead.writer.writer import Writer\nfrom fairlead.wire import messages"),
-    ("api", "from fairlead.pools.base import Machine"),
-    ("pools.local", "from fairlead.core.state import State\nfrom .base import Machine"),
-    ("sim", "from fairlead.engines import base"),
+    ("writer.loop", "from fairlead.journal.journal import Journal\nfrom fairlead.journal import codec"),
+    ("writer.loop", "import fairlead.pools.provider, asyncio"),
+    ("http", "from fairlead.writer.writer import Writer\nfrom fairlead.wire import messages"),
+    ("http", "from fairlead.pools.provider import Machine"),
+    ("pools.local", "from fairlead.core.state import State\nfrom .provider import Machine"),
+    ("sim", "from fairlead.engines import engine"),
     ("cli.main", "from fairlead import __version__\nfrom fairlead.client import Client"),
     ("cli.main", "def demo():\n    from fairlead import demo\n    demo.run()"),
-    ("cli.main", "async def up():\n    if True:\n        import fairlead.app"),
+    ("cli.main", "async def up():\n    if True:\n        import fairlead.server.compose"),
     ("testing", "from fairlead.journal.sql import SqlJournal"),
     ("demo", "from fairlead.testing import World"),
-    ("app", "from fairlead.pools.local import LocalPool\nimport fairlead.cli"),
+    ("server", "from fairlead.pools.local import LocalPool\nimport fairlead.cli"),
     ("core.policy.fit", "text = 'import os'  # import os"),
 ]
 
@@ -263,7 +252,7 @@ FLAGGED = [
     ("core.state", "import fairlead"),
     ("core.state", "def late():\n    from fairlead.writer import loop"),
     ("core.state", "if TYPE_CHECKING:\n    from fairlead.views import jobs"),
-    ("core.state", "class A:\n    def f(self):\n        import fairlead.journal.base"),
+    ("core.state", "class A:\n    def f(self):\n        import fairlead.journal.journal"),
     ("core.state", "import time"),
     ("core.state", "from datetime import datetime"),
     ("core.state", "def f():\n    import random"),
@@ -286,7 +275,7 @@ FLAGGED = [
     ("core.policy.fit", "from .. import State"),
     ("core.policy.fit", "import fairlead.core"),
     ("core.policy.fit", "import time"),
-    ("wire.messages", "from fairlead.core.reasons import Reason"),
+    ("wire.messages", "from fairlead.core.why.reasons import Reason"),
     ("journal.sql", "from fairlead.writer import loop"),
     ("journal.sql", "from fairlead.views import jobs"),
     ("writer.loop", "from fairlead.journal.sql import SqlJournal"),
@@ -297,18 +286,18 @@ FLAGGED = [
     ("writer.loop", "def f():\n    import fairlead.pools.local"),
     ("writer.loop", "importlib.import_module('fairlead.journal.sql')"),
     ("writer.loop", "from fairlead.wire import messages"),
-    ("api", "from fairlead.journal import sql"),
-    ("pools.local", "from fairlead.engines.base import Busy"),
+    ("http", "from fairlead.journal import sql"),
+    ("pools.local", "from fairlead.engines.engine import Busy"),
     ("pools.local", "from fairlead.writer.writer import Writer"),
     ("sim", "from fairlead.journal.sql import SqlJournal"),
     ("agent", "from fairlead.core import resources"),
-    ("client", "from fairlead import api"),
+    ("client", "from fairlead import http"),
     ("cli.main", "from fairlead import demo"),
-    ("cli.main", "import fairlead.api"),
+    ("cli.main", "import fairlead.http"),
     ("cli.main", "if TYPE_CHECKING:\n    from fairlead.sim import World"),
     ("cli.main", "def f():\n    from fairlead.core import state"),
     ("demo", "from fairlead.core import state"),
-    ("testing", "from fairlead import api"),
+    ("testing", "from fairlead import http"),
     ("", "from fairlead.core import state"),
     ("newcomer", "x = 1"),
 ]

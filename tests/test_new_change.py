@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.app import logger_to
 from fairlead.core import cycle
 from fairlead.core.changes import Change, Line, Names, News, TaskNews
 from fairlead.core.changes.pending import give_back, take
@@ -23,10 +22,11 @@ from fairlead.core.state import Partition
 from fairlead.history.recorder import AttemptRow, HistoryRecorder, JobRow
 from fairlead.journal import MemoryJournal
 from fairlead.journal.codec import decode, encode, restore
+from fairlead.server.logfile import logger_to
 from fairlead.testing import World
+from fairlead.views.decision_log import Logs
 from fairlead.views.events import events_of
-from fairlead.views.logs import Logs
-from fairlead.views.metrics.observer import Metrics
+from fairlead.views.metrics.metrics import Metrics
 
 
 class SkippedUndo(msgspec.Struct, frozen=True, gc=False):
@@ -98,7 +98,7 @@ class Seen:
     def counted(self, partition: str) -> dict[int, dict[str, int]]:
         return {}
 
-    def known(self, partition: str, number: int) -> list[AttemptRow]:
+    def attempts(self, partition: str, number: int) -> list[AttemptRow]:
         return []
 
     def newest(self, partition: str) -> int:

@@ -17,11 +17,13 @@ import pytest
 
 from fairlead import policies
 from fairlead.core.effects import ForPool
-from fairlead.core.policy.order import ORDERS, fair
+from fairlead.core.policy.order import ORDERS, by_fewest_running
 from fairlead.core.policy.placement import PLACEMENTS, bestfit
-from fairlead.core.reasons import Reason
+from fairlead.core.policy.score import HOLD_SCORES, fit
+from fairlead.core.policy.victim_sets import VICTIMS, newest
+from fairlead.core.why.reasons import Reason
 from fairlead.journal import SqliteJournal
-from fairlead.journal.base import PolicyMissing
+from fairlead.journal.journal import PolicyMissing
 from fairlead.journal.snapshot import make_snapshot
 from fairlead.journal.verify import verify
 from fairlead.testing import World
@@ -33,6 +35,8 @@ PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
 CONFIG: dict[str, Any] = {
     "place": "roomiest",
     "checks": ["small_crew"],
+    "hold_score": "fullest",
+    "victims": "least_memory",
     "queues": {"root": {"docks": {"order": "patient"}}},
 }
 CLI = "from fairlead.cli import main; main()"
@@ -76,7 +80,7 @@ def config_file(folder: Path) -> str:
 
 def test_each_policy_has_about_ten_lines() -> None:
     blocks = re.split(r"\n{3,}", HARBOUR.strip())
-    assert len(blocks) == 5
+    assert len(blocks) == 7
     assert max(len(block.splitlines()) for block in blocks) <= 10
 
 
@@ -86,6 +90,7 @@ def test_a_configuration_may_name_them(site: Path, tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stderr
     shown = json.loads(checked.stdout)["partitions"]["default"]
     assert (shown["place"], shown["checks"]) == ("roomiest", ["small_crew"])
+    assert (shown["hold_score"], shown["victims"]) == ("fullest", "least_memory")
     assert shown["queues"]["root"]["docks"]["order"] == "patient"
 
 
@@ -99,7 +104,7 @@ def test_a_configuration_may_name_them(site: Path, tmp_path: Path) -> None:
         ),
         (
             {"queues": {"root": {"order": "lifo"}}},
-            'queues.root.order: "lifo" is not one of priority, fifo, fair, patient (did you mean fifo?); '
+            'queues.root.order: "lifo" is not one of priority, fifo, fair, jobs, patient (did you mean fifo?); '
             "write one of them",
         ),
         (
@@ -122,7 +127,7 @@ def test_unknown_names_are_refused_with_the_list(
 
 def test_without_the_package_the_names_are_unknown(tmp_path: Path) -> None:
     checked = fairlead(None, "config", "check", config_file(tmp_path))
-    assert checked.returncode == 1 and '"patient" is not one of priority, fifo, fair;' in checked.stderr
+    assert checked.returncode == 1 and '"patient" is not one of priority, fifo, fair, jobs;' in checked.stderr
 
 
 def test_the_simulator_knows_them(site: Path, tmp_path: Path) -> None:
@@ -171,7 +176,7 @@ def test_an_entry_point_may_be_a_function_and_they_are_loaded_by_name(tmp_path: 
         "policies.load()\npolicies.load()\nprint(list(ORDERS))"
     )
     ran = python(site, "-c", code)
-    assert ran.stdout.strip() == "['priority', 'fifo', 'fair', 'sooner', 'later']", ran.stderr
+    assert ran.stdout.strip() == "['priority', 'fifo', 'fair', 'jobs', 'sooner', 'later']", ran.stderr
 
 
 # -- what goes wrong -----------------------------------------------------------------------------------------------
@@ -209,15 +214,18 @@ def test_a_journal_needs_the_policies_it_was_written_with(tmp_path: Path, own_po
         w.submit(name="a", queue="root.docks", stages=[{"count": 6, "min": 1}])
         w.advance(1)
         assert len(w.placements("a")) == 4
-    for registry in (PLACEMENTS, ORDERS, policies.CHECKS):
-        for name in ("roomiest", "patient", "small_crew"):
+    for registry in (PLACEMENTS, ORDERS, policies.CHECKS, HOLD_SCORES, VICTIMS):
+        for name in ("roomiest", "patient", "small_crew", "fullest", "least_memory"):
             registry.pop(name, None)  # type: ignore[attr-defined]
     make_snapshot(path, "default")  # replaying asks no policy
     with SqliteJournal(path) as journal:
         assert not [report.problem for report in verify(journal, lambda *_: None) if report.problem]
         with pytest.raises(PolicyMissing) as refusal:
             World(journal=journal)
-    said = "partition default: placement roomiest, order patient, check small_crew: not installed here"
+    said = (
+        "partition default: placement roomiest, order patient, check small_crew, hold score fullest, "
+        "victims least_memory: not installed here"
+    )
     assert str(refusal.value).startswith(said)
     ran = fairlead(None, "server", "--data", str(path.parent), "--port", "0")
     assert ran.returncode == 1
@@ -341,11 +349,14 @@ def test_an_order_is_obeyed() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_same_policies_under_other_names_decide_the_same(own_policies: None, seed: int) -> None:
-    policies.order("even", by_running=True, longest_first=True)(fair)
+    policies.order("even", by_running=True, longest_first=True)(by_fewest_running)
     policies.order("lowest", by_min=True)(ORDERS["priority"].key)
     policies.placement("tight")(bestfit)
-    built_in = story(seed, {"fair": "fair", "priority": "priority", "bestfit": "bestfit"})
-    renamed = story(seed, {"fair": "even", "priority": "lowest", "bestfit": "tight"})
+    policies.hold_score("fitting")(fit)
+    policies.victims("youngest")(newest)
+    names = ("fair", "priority", "bestfit", "fit", "newest")
+    built_in = story(seed, dict(zip(names, names, strict=True)))
+    renamed = story(seed, dict(zip(names, ("even", "lowest", "tight", "fitting", "youngest"), strict=True)))
     assert built_in == renamed
 
 
@@ -355,6 +366,9 @@ def story(seed: int, names: dict[str, str]) -> list[object]:
     w = World(
         {
             "place": draw.choice(["pack", names["bestfit"]]),
+            "hold_score": names["fit"],
+            "victims": names["newest"],
+            "starving_after": "5s",
             "backfill": "easy" if draw.random() < 0.3 else "off",
             "queues": {"root": {"a": {"order": names["fair"]}, "b": {"order": names["priority"]}}},
         }

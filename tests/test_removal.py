@@ -12,22 +12,32 @@ import psutil
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from fairlead.agent.identity import prove
-from fairlead.api.feed import Feed
+from fairlead.agent.node_key import prove
+from fairlead.control.feed import Feed
+from fairlead.core.config import parse_config
+from fairlead.core.dump import dump
 from fairlead.journal import SqliteJournal
+from fairlead.journal.codec import restore
+from fairlead.journal.stream_copy import Point, copy_journal
+from fairlead.journal.verify import verify
+from fairlead.pools.pool_service import PoolService
+from fairlead.pools.provider import ProviderError
 from fairlead.testing import World
-from fairlead.wire import agent as wire
-from fairlead.wire.agent import PATH, Tasks, decode_from_server, encode
+from fairlead.wire import agent_messages as wire
+from fairlead.wire.agent_messages import PATH, Tasks, decode_from_server, encode
 from fairlead.wire.api import Event
-from fairlead.wire.identity import Key, split_token
+from fairlead.wire.handshake import Key, split_token
 from fairlead.writer.cluster import Cluster
 from fairlead.writer.writer import Stopped
 from tests.agent.plant import Machine
-from tests.api.serving import SECONDS, Serving, serving, submit
-from tests.api.test_watch import watching
+from tests.http.serving import SECONDS, Serving, serving, submit
+from tests.http.test_watch import watching
+from tests.pools.memory_provider import MemoryProvider
+from tests.until import until
 
 BOTH: dict[str, Any] = {"partitions": {"day": {}, "night": {}}}
 DAY: dict[str, Any] = {"partitions": {"day": {}}}
+NONE = {"w-1-0": "no credentials", "w-1-1": "no credentials"}
 
 
 def at_night() -> World:
@@ -60,7 +70,7 @@ def is_gone(w: World) -> None:
     assert list(w.cluster.writers) == ["day"] and len(w.placements("job-day")) == 1
     assert not list(w.fleets["night"].at_work())
     assert [event.ask for event in w.rm("k8s", "night").events() if event.what == "released"] == ["x"]
-    assert w.journal.streams() == ["cluster", "partition/day"]
+    assert w.journal.streams() == ["cluster", "partition/day", "removed/night"]
 
 
 @pytest.mark.parametrize("how", ["failed", "unknown"])
@@ -121,6 +131,64 @@ def test_a_task_that_was_asked_back_has_to_stop_too() -> None:
     assert message.stops and "return" not in {stop.cause for stop in message.stops}  # type: ignore[union-attr]
 
 
+NIGHT: dict[str, Any] = {
+    "partitions": {"day": {}, "night": {"pools": {"w": {"node": {"cpu": 1}, "provider": {"command": ["true"]}}}}}
+}
+ONE = [{"resources": {"cpu": 1}}]
+
+
+def test_a_partition_that_is_made_again_goes_on_with_the_numbers_of_the_old_one() -> None:
+    w = World(NIGHT)
+    w.submit(name="first", partition="night", stages=[{**ONE[0], "pool": "w"}])
+    w.advance(1)
+    (node,) = w.partition("night").order_of
+    assert (w.partition("night").jobs["first"].number, node) == (1, "w-1-0")
+    w.configure(DAY)
+    w.cycle()
+    for number in (2, 3):
+        w.configure(NIGHT)
+        w.advance(1)
+        job = w.submit(name="next", partition="night", stages=[{**ONE[0], "pool": "w"}])
+        w.advance(1)
+        (node,) = w.partition("night").order_of
+        assert (w.partition("night").jobs[job].number, node) == (number, f"w-{number}-0")
+        state, _ = restore(w.journal, "night")
+        assert dump(state) == dump(w.partition("night"))  # its own records are enough
+        w.configure(DAY)
+        w.cycle()
+
+
+def test_a_server_that_ends_before_a_partition_made_again_has_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = at_night()
+    w.configure(DAY)
+    w.cycle()
+    cluster = Cluster(w.journal)
+    monkeypatch.setattr(Cluster, "_follow", lambda *_: {})
+    cluster.configure(parse_config(BOTH), w.now)
+    cluster = Cluster(w.journal)
+    cluster.begin(w.now)
+    assert cluster.writers["night"].partition.counters.job == 4
+
+
+@pytest.mark.parametrize("point", [False, True], ids=["all", "earlier"])
+def test_a_copy_of_the_journal_knows_the_numbers_of_removed_partitions(tmp_path: Path, point: bool) -> None:
+    with SqliteJournal(tmp_path / "old", synchronous="off") as old, SqliteJournal(tmp_path / "new") as new:
+        w = World(BOTH, journal=old)
+        w.submit(name="job", partition="night", stages=ONE)
+        w.cycle()
+        w.configure(DAY)
+        w.cycle()
+        w.submit(name="job", partition="day", stages=ONE)
+        w.advance(1)
+        limit = Point(partition="day", revision=old.last("partition/day") - 1) if point else None
+        copy_journal(old, new, lambda *_: None, point=limit, lead=point)
+        reports = {report.stream: report.problem for report in verify(new, lambda *_: None)}
+        assert reports == {"cluster": "", "partition/day": "", "removed/night": ""}
+        cluster = Cluster(new)
+        cluster.configure(parse_config(BOTH), w.now)
+        assert cluster.writers["night"].partition.counters.job == 2
+
+
 def test_a_feed_that_closes_gives_out_its_last_news() -> None:
     async def story() -> None:
         feed = Feed(4)
@@ -129,6 +197,66 @@ def test_a_feed_that_closes_gives_out_its_last_news() -> None:
         assert [batch.seq async for batch in feed.follow(4) if batch is not None] == [5]
 
     asyncio.run(story())
+
+
+# -- machines ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failing", "left"),
+    [
+        ({}, {"stray": "it was no node of the partition"}),
+        ({"destroy": ProviderError("no credentials")}, {"stray": "it was no node of the partition", **NONE}),
+        ({"destroy": ProviderError("it is locked", ["w-1-1"])}, {"stray": "it was", "w-1-1": "it is locked"}),
+        ({"list": ProviderError("no credentials")}, NONE),
+    ],
+    ids=["destroyed", "none", "one", "unknown"],
+)
+def test_the_machines_of_a_removed_partition_are_destroyed_or_named(
+    tmp_path: Path, failing: dict[str, ProviderError], left: dict[str, str]
+) -> None:
+    provider, log = MemoryProvider(), list[tuple[str, dict[str, Any]]]()
+    pools = PoolService(lambda kind: provider, log=lambda level, event, fields: log.append((event, fields)))
+    pool = {"node": {"cpu": 4, "memory": "8Gi"}, "provider": {"command": ["true"]}}
+    with serving(
+        tmp_path, {"partitions": {"day": {}, "night": {"ready_after": 0, "pools": {"w": pool}}}}, pools=pools
+    ) as site:
+        provider.machines["stray"] = 1
+        assert site.as_owner.post("/api/v1/partitions/night/ready").is_success
+        scaled = site.as_owner.post("/api/v1/pools/w/scale", params={"partition": "night"}, json={"nodes": 2})
+        assert scaled.is_success, scaled.text
+        until(lambda: len(provider.machines) == 3)
+        site.node("w-1-0", partition="night", pool="w")
+        provider.failing.update(failing)
+        done = site.as_owner.delete("/api/v1/partitions/night").json()
+        assert done["losses"] == [{"key": "night", "jobs": 0, "nodes": 2}]
+        named = {machine["name"]: machine["reason"] for machine in done["machines"]}
+        assert named.keys() == left.keys() and all(left[name] in reason for name, reason in named.items())
+        assert [fields["name"] for event, fields in log if event == "machine left"] == [*named]
+        if not failing:
+            assert provider.machines == {"stray": 1}
+
+
+def test_a_provider_that_does_not_answer_does_not_keep_a_partition_from_its_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairlead.pools.pool_service.DESTROYED", 0.05)
+    provider = MemoryProvider()
+    pool = {"node": {"cpu": 4, "memory": "8Gi"}, "min": 1, "provider": {"command": ["true"]}}
+    config = {"partitions": {"day": {}, "night": {"ready_after": 0, "pools": {"w": pool}}}}
+    with serving(tmp_path, config, pools=PoolService(lambda kind: provider)) as site:
+        until(lambda: provider.machines)
+        provider.slow["destroy"] = asyncio.Event()
+        (machine,) = site.as_owner.delete("/api/v1/partitions/night").json()["machines"]
+        assert (machine["name"], machine["reason"]) == ("w-1-0", "the provider did not answer within 0.05 s")
+        assert [each["name"] for each in site.as_owner.get("/api/v1/partitions").json()["partitions"]] == ["day"]
+        assert site.as_owner.put("/api/v1/partitions/night", json={"ready_after": 0, "pools": {"w": pool}}).is_success
+        site.do(_set(provider.slow["destroy"]))
+        until(lambda: provider.machines.keys() == {"w-2-0"})
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()
 
 
 # -- live --------------------------------------------------------------------------------------------------------
@@ -241,11 +369,6 @@ def test_a_real_agent_ends_the_tasks_of_a_removed_partition(tmp_path: Path) -> N
     file = tmp_path / "pid"
     script = ["sh", "-c", f"echo $$ >{file}.new; mv {file}.new {file}; sleep 1000"]
 
-    async def until(true: Any) -> None:
-        async with asyncio.timeout(SECONDS):
-            while not true():
-                await asyncio.sleep(0.02)
-
     async def story(site: Serving) -> None:
         (tmp_path / "join-token").write_text(site.join_token())
         options = ("--partition=night", "--resource=cpu=2", "--for=owner", *["--user=root"] * (os.geteuid() == 0))
@@ -254,7 +377,7 @@ def test_a_real_agent_ends_the_tasks_of_a_removed_partition(tmp_path: Path) -> N
         try:
             job = {"stages": [{"command": script, "resources": {"cpu": 1}}]}
             name = await asyncio.to_thread(submit, site.as_owner, job, partition="night")
-            await until(file.exists)
+            await asyncio.to_thread(until, file.exists)
             pid = int(file.read_text())
             look = f"/api/v1/jobs/{name}?partition=night"
             while (await asyncio.to_thread(site.as_owner.get, look)).json()["state"] != "running":
@@ -264,7 +387,7 @@ def test_a_real_agent_ends_the_tasks_of_a_removed_partition(tmp_path: Path) -> N
             time.sleep(0.1)
             assert psutil.pid_exists(pid)
             await machine.start()
-            await until(lambda: not psutil.pid_exists(pid))
+            await asyncio.to_thread(until, lambda: not psutil.pid_exists(pid))
         finally:
             await machine.clear()
 

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 import fairlead
-from tests.servers import PROGRAM, Agent, Server, failing_program, fairlead_program, wait_until
+from tests.servers import PROGRAM, Agent, Server, failing_program, fairlead_program
+from tests.until import until
 
 pytestmark = pytest.mark.filterwarnings("ignore::fairlead.NeverRuns")
 
@@ -54,7 +55,7 @@ def test_a_standby_takes_over(pair: Pair) -> None:
         client.submit(["true"])
     assert problem.value.code == "standby"
     one.kill()
-    wait_until(two.leads)
+    until(two.leads)
     with two.client() as client:
         assert client.job(job).state == "pending"
         client.submit(["true"])
@@ -63,7 +64,7 @@ def test_a_standby_takes_over(pair: Pair) -> None:
     one.start()
     assert not one.leads()
     two.kill(signal.SIGTERM)  # it gives its leases back
-    wait_until(one.leads)
+    until(one.leads)
     with one.client() as client:
         assert len(list(client.jobs())) == 3
 
@@ -109,15 +110,15 @@ def test_tasks_and_users_go_on_when_their_server_is_killed(tmp_path: Path, pair:
     try:
         with fairlead.Client(urls, one.token) as client:
             job = client.submit(["sleep", "1000"], user=getpass.getuser())
-            wait_until(lambda: runs(client, job))
+            until(lambda: runs(client, job))
             one.kill()
             again = client.submit(["sleep", "1001"], user=getpass.getuser())  # answered by the other server
-            wait_until(lambda: runs(client, again))
+            until(lambda: runs(client, again))
             [task] = client.tasks(job)
             assert (task.state, task.attempt) == ("running", 1)
             assert [node.name for node in client.nodes()] == ["n1"]
             client.kill(job)
-            wait_until(lambda: client.job(job).state == "killed")
+            until(lambda: client.job(job).state == "killed")
         assert agent.log().count("joined") == 2
     finally:
         agent.stop()
@@ -129,12 +130,12 @@ def test_a_paused_leader_finds_itself_deposed(pair: Pair) -> None:
     assert one.process is not None
     one.process.send_signal(signal.SIGSTOP)
     try:
-        wait_until(two.leads)
+        until(two.leads)
         with two.client() as client:
             job = client.submit(["true"])
     finally:
         one.process.send_signal(signal.SIGCONT)
-    wait_until(lambda: not one.leads())
+    until(lambda: not one.leads())
     with one.client() as client, pytest.raises(fairlead.Problem, match=f"{two.url} leads"):
         client.submit(["true"])
     with two.client() as client:
@@ -178,7 +179,7 @@ def spread(tmp_path: Path, database: str) -> Iterator[Pair]:
     assert one.led() == [*FOUR]
     two = Server(tmp_path, "two", database, "--lease", LEASE).start()
     try:
-        wait_until(lambda: (len(one.led()), len(two.led())) == (2, 2))
+        until(lambda: (len(one.led()), len(two.led())) == (2, 2))
         yield one, two
     finally:
         for server in (one, two):
@@ -202,9 +203,9 @@ def test_partitions_spread_and_move(tmp_path: Path, spread: Pair) -> None:
                 jobs[name] = client.submit(["sleep", "1000"], queue="root.q", user=getpass.getuser())
         for name in ("a", "d"):
             with fairlead.Client(urls, one.token, partition=name) as client:
-                wait_until(lambda client=client, name=name: runs(client, jobs[name]))
+                until(lambda client=client, name=name: runs(client, jobs[name]))
         assert "drains" in fairlead_program(two.url, one.token, "server", "drain", one.url)
-        wait_until(lambda: (one.led(), two.led()) == ([], [*FOUR]))
+        until(lambda: (one.led(), two.led()) == ([], [*FOUR]))
         assert f"{one.url}  drained" in fairlead_program(urls, one.token, "server", "list")
         for name in FOUR:
             with fairlead.Client(urls, one.token, partition=name) as client:
@@ -212,16 +213,16 @@ def test_partitions_spread_and_move(tmp_path: Path, spread: Pair) -> None:
                 client.submit(["true"], queue="root.q")
         for name in ("a", "d"):  # the tasks go on under their new leader
             with fairlead.Client(two.url, one.token, partition=name) as client:
-                wait_until(lambda client=client: [node.state for node in client.nodes()] == ["up"])
+                until(lambda client=client: [node.state for node in client.nodes()] == ["up"])
                 [task] = client.tasks(jobs[name])
                 assert (task.state, task.attempt) == ("running", 1)
         refused = failing_program(urls, one.token, "server", "drain", two.url)
         assert "no other server is up that could lead" in refused
         assert "there is no server http://x" in failing_program(urls, one.token, "server", "drain", "http://x")
         fairlead_program(urls, one.token, "server", "enable", one.url)
-        wait_until(lambda: (len(one.led()), len(two.led())) == (2, 2))
+        until(lambda: (len(one.led()), len(two.led())) == (2, 2))
         two.kill()
-        wait_until(lambda: one.led() == [*FOUR])
+        until(lambda: one.led() == [*FOUR])
         for name in FOUR:
             with one.client(name) as client:
                 assert len(list(client.jobs())) == 2
@@ -235,8 +236,15 @@ def test_a_configuration_of_partitions_that_other_servers_lead(spread: Pair) -> 
     urls = f"{one.url},{two.url}"
     with fairlead.Client(urls, one.token, partition="d") as client:
         job = client.submit(["true"], queue="root.q")
+    for name in ("a", "b"):
+        with fairlead.Client(urls, one.token, partition=name) as client:
+            assert client.submit(["true"], queue="root.q") == "1"
 
     def apply(document: dict[str, Any]) -> Any:
+        return until(lambda: applied(document))
+
+    def applied(document: dict[str, Any]) -> Any:
+        """Return the answer of the server that leads the configuration; None while a partition changes its leader."""
         answers = [
             httpx.put(
                 f"{server.url}/api/v1/config",
@@ -250,7 +258,7 @@ def test_a_configuration_of_partitions_that_other_servers_lead(spread: Pair) -> 
         assert len(served) == 1  # the other one names the server that leads the configuration
         [other] = [answer for answer in answers if answer not in served]
         assert other.json()["leader"] in (one.url, two.url)
-        return served[0]
+        return None if served[0].json().get("code") == "unavailable" else served[0]
 
     # A queue with a job cannot get queues below it. This is tried on partitions of both servers; nothing is written.
     refused = configured(FOUR)
@@ -264,7 +272,7 @@ def test_a_configuration_of_partitions_that_other_servers_lead(spread: Pair) -> 
     changed["partitions"]["d"]["queues"]["root"]["new"] = {}
     answer = apply(changed)
     assert answer.status_code == 200, answer.text
-    wait_until(lambda: sorted([*one.led(), *two.led()]) == ["b", "c", "d", "e", "f"])
+    until(lambda: sorted([*one.led(), *two.led()]) == ["b", "c", "d", "e", "f"])
     with fairlead.Client(urls, one.token, partition="d") as client:
         assert [queue.path for queue in client.queues()] == ["root", "root.new", "root.q"]
         assert client.job(job).state == "pending"
@@ -275,3 +283,9 @@ def test_a_configuration_of_partitions_that_other_servers_lead(spread: Pair) -> 
         pytest.raises(fairlead.Problem, match="no partition"),
     ):
         client.submit(["true"], queue="root.q")
+    # Partitions that are made again go on with their numbers, whichever server led them and leads them now.
+    assert apply(configured(("c", "d", "e", "f"))).status_code == 200
+    assert apply(configured(("a", "b", "c", "d", "e", "f"))).status_code == 200
+    for name in ("a", "b"):
+        with fairlead.Client(urls, one.token, partition=name) as client:
+            assert client.submit(["true"], queue="root.q") == "2"

@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 
 LEASE = 1
-# The first look is over and no later one has begun: to the server, its database does not answer.
+# The first reconcile pass is over and no later one has begun: to the server, its database does not answer.
 SLOW = f"""
 import time
-from fairlead.api.looking import Looking
-start = Looking.start
+from fairlead.control.supervisor import Supervisor
+start = Supervisor.start
 async def slow(self):
     await start(self)
     time.sleep({2 * LEASE})
-Looking.start = slow
+Supervisor.start = slow
 from fairlead.cli import main; main()
 """
 

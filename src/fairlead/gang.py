@@ -38,7 +38,7 @@ def wait(seconds: float = RENDEZVOUS_TIMEOUT) -> None:
     """Return when all members have called this; raise `TimeoutError` after `seconds`."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if size <= 1:
-        return
+        return  # outside a gang there is nothing to wait for
     key = bytes.fromhex(os.environ.get("FAIRLEAD_GANG_KEY", ""))
     if not key:
         raise RuntimeError("FAIRLEAD_GANG_KEY is not set; run this in a task of a gang, with the task's environment")
@@ -226,6 +226,10 @@ def main(words: list[str]) -> None:
     seconds = parser.parse_args(words).seconds
     if not 0 <= seconds < inf:
         parser.error(f"{words[0]} is no time to wait; write a number of seconds, such as 60")
+    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+        sys.stderr.write(
+            "fairlead.gang: no gang of several tasks: WORLD_SIZE is not above 1, so nothing is waited for\n"
+        )
     try:
         wait(seconds)
     except (TimeoutError, RuntimeError) as problem:

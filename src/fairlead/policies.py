@@ -1,4 +1,4 @@
-"""Policies of other packages: placements, orders, admission checks, and their reasons.
+"""Policies of other packages: placements, orders, admission checks and their reasons, nodes to hold, tasks to stop.
 
 A module adds policies with the decorators below. A package announces its modules by an entry point of the group
 `fairlead.policies`, which names a module, or a function to call; see docs/policies.md. A process that schedules or
@@ -17,7 +17,9 @@ from fairlead.core.model import Ask
 from fairlead.core.policy.fragmentation import Task
 from fairlead.core.policy.order import ORDERS, Order, Standing
 from fairlead.core.policy.placement import PLACEMENTS, Devices, Fleet, Key, Node, Placement, Score, tightest
-from fairlead.core.reasons import Reason
+from fairlead.core.policy.score import HOLD_SCORES, HoldScore
+from fairlead.core.policy.victim_sets import VICTIMS, Rank, Unit, newest
+from fairlead.core.why.reasons import Reason
 
 __all__ = [
     "Admission",
@@ -31,11 +33,14 @@ __all__ = [
     "Reason",
     "Standing",
     "Task",
+    "Unit",
     "check",
+    "hold_score",
     "load",
     "order",
     "placement",
     "tightest",
+    "victims",
 ]
 
 GROUP = "fairlead.policies"
@@ -75,8 +80,8 @@ def order(
     """Add an order of queues: the decorated function returns the sort key of an ask, and the lowest key goes first.
 
     Its argument is the ask's `Standing`. There, `running` is 0 without `by_running`, and `below_min` is False without
-    `by_min`. With `longest_first`, a job asks for its longest stages first. With `by_user`, the users of the queue take
-    turns by use, and the key orders the asks of one user.
+    `by_min`. With `longest_first`, a job asks for the stages first that are expected to run longest. With
+    `by_user`, the users of the queue take turns by use, and the key orders the asks of one user.
     """
 
     def add(key: OrderKey) -> OrderKey:
@@ -96,6 +101,32 @@ def check(name: str, *, counts_use: bool = True) -> Callable[[Refuses], Refuses]
     def add(refuses: Refuses) -> Refuses:
         CHECKS.add(name, Check(refuses, counts_use=counts_use))
         return refuses
+
+    return add
+
+
+def hold_score(name: str) -> Callable[[HoldScore], HoldScore]:
+    """Add a score of nodes to hold: the decorated function gets what a task asks for and what a node has free of it.
+
+    The nodes with the lowest keys are held; of equal ones, those that are expected to be free soonest.
+    """
+
+    def add(score: HoldScore) -> HoldScore:
+        HOLD_SCORES.add(name, score)
+        return score
+
+    return add
+
+
+def victims(name: str) -> Callable[[Rank], Rank]:
+    """Add a rank of tasks to stop: the decorated function returns the key of a unit, and the lowest is stopped first.
+
+    Priorities, then the number of tasks and of broken gangs are compared before it, and the age of the units after it.
+    """
+
+    def add(rank: Rank) -> Rank:
+        VICTIMS.add(name, lambda unit: (*rank(unit), *newest(unit)))
+        return rank
 
     return add
 

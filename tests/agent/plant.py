@@ -15,10 +15,8 @@ import psutil
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from fairlead.agent.identity import prove
+from fairlead.agent.node_key import prove
 from fairlead.agent.session import Channel
-from fairlead.api.identities import Identities
-from fairlead.api.tokens import Tokens
 from fairlead.core.commands import Accepted, AnyCommand, Configure, Kill, Rejected, Submit
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job
@@ -26,11 +24,13 @@ from fairlead.core.effects import ForNode
 from fairlead.core.model import Job
 from fairlead.core.state import Partition
 from fairlead.engines.agents import Agents
-from fairlead.engines.base import Busy, Closed, Ended
+from fairlead.engines.engine import Closed, Ended
+from fairlead.identity.node_keys import Identities
+from fairlead.identity.tokens import Tokens
 from fairlead.journal import SqliteJournal
-from fairlead.wire.agent import MAX_MESSAGE_BYTES
-from fairlead.wire.identity import Exchange, Key, split_token
-from fairlead.writer.inbox import Full, Inbox
+from fairlead.wire.agent_messages import MAX_MESSAGE_BYTES
+from fairlead.wire.handshake import Exchange, Key, split_token
+from fairlead.writer.inbox import Inbox
 from fairlead.writer.loop import LiveWriter, WriterThread
 from fairlead.writer.writer import Writer
 
@@ -98,7 +98,7 @@ class Plant:
         return range(0)
 
     @property
-    def reigns(self) -> bool:
+    def leads(self) -> bool:
         return not self._writer.stopped
 
     @property
@@ -106,10 +106,7 @@ class Plant:
         return self._writer.partition
 
     def offer(self, command: AnyCommand) -> Awaitable[object]:
-        try:
-            return self._live.offer(command)
-        except Full as full:
-            raise Busy(str(full)) from None
+        return self._live.inbox.offer(command)
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
         async with self.thread.lock:
@@ -252,7 +249,7 @@ class Machine:
 
     async def clear(self) -> None:
         """End the agent, its tasks and its spawners."""
-        from fairlead.agent.link import end_all
+        from fairlead.agent.spawner_link import end_all
 
         await self.kill()
         await asyncio.to_thread(end_all, self.directory, 0.0)

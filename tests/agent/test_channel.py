@@ -9,7 +9,7 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from fairlead.agent.main import _Channel
+from fairlead.agent.process import _Channel
 
 
 def test_what_a_server_says_before_it_closes_is_heard() -> None:

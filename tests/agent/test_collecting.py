@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fairlead.core.ranges import count
-from fairlead.engines import collecting
-from fairlead.engines.base import Away, Ended
-from fairlead.engines.collecting import BLOCK, Collector, Source
-from fairlead.wire.agent import Collected, Output, OutputPart, OutputRequest, Tasks
+from fairlead.engines import collector
+from fairlead.engines.collector import BLOCK, Collector, Source
+from fairlead.engines.engine import Away, Ended
+from fairlead.wire.agent_messages import Collected, Output, OutputPart, OutputRequest, Tasks
 
 SECONDS = 30
 
@@ -101,7 +101,7 @@ def test_tasks_of_pool_nodes_are_collected_in_blocks() -> None:
 
 
 def test_tasks_are_marked_when_all_of_their_logs_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "PAUSE", 0.0)
+    monkeypatch.setattr(collector, "PAUSE", 0.0)
 
     async def story() -> None:
         hub = Hub()
@@ -121,7 +121,7 @@ def test_tasks_are_marked_when_all_of_their_logs_are_stored(monkeypatch: pytest.
 
 
 def test_a_node_that_was_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "PAUSE", 0.0)
+    monkeypatch.setattr(collector, "PAUSE", 0.0)
 
     async def story() -> None:
         hub = Hub(away=3)
@@ -139,7 +139,7 @@ def test_what_cannot_be_copied_is_given_up_and_told(monkeypatch: pytest.MonkeyPa
         await hub.collector.settle("default", ["n1"], seconds=0.0)
         assert hub.notes == [{"node": "n1", "tasks": 2, "problem": "the node is given back"}]
         await asyncio.sleep(0)
-        monkeypatch.setattr(collecting, "PAUSE", 0.0)
+        monkeypatch.setattr(collector, "PAUSE", 0.0)
         hub.collector.ended([ended(0, node="n2")])
         while len(hub.notes) < 2:
             await asyncio.sleep(0)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fairlead.agent.link import prepare
-from fairlead.agent.main import _lock
+from fairlead.agent.process import _lock
+from fairlead.agent.spawner_link import prepare
 from fairlead.cli.main import app
 from tests.agent.plant import FOR_ANN
 

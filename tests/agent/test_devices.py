@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fairlead.agent.spawner.asking import AskedLimits
-from fairlead.agent.spawner.keeping import Keeping, can_guard
+from fairlead.agent.spawner.keeper import Keeping, can_guard
+from fairlead.agent.spawner.keeper_client import AskedLimits
 from tests.people import needs_root
 
 pytestmark = needs_root

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fairlead.agent import main
-from fairlead.agent.logs import KEEP, remove_old
+from fairlead.agent import process
 from fairlead.agent.spawner.root import _clear
+from fairlead.agent.task_logs import KEEP, remove_old
 
 DEEP = 1_200
 
@@ -81,14 +81,14 @@ def test_logs_that_cannot_be_removed_end_no_agent(monkeypatch: pytest.MonkeyPatc
         if logs == "ann":
             raise RecursionError("too deep")
 
-    monkeypatch.setattr(main, "remove_old", remove)
+    monkeypatch.setattr(process, "remove_old", remove)
     users = ["ann", "bob"]
     agent: Any = SimpleNamespace(
         users_with_logs=lambda: users, logs_of=str, _log=lambda what, about: said.append(about)
     )
 
     async def story() -> None:
-        sweeping = asyncio.create_task(main.Agent._sweep(agent))
+        sweeping = asyncio.create_task(process.Agent._sweep(agent))
         while len(looked_at) < 2:
             await asyncio.sleep(0.01)
             assert not sweeping.done()

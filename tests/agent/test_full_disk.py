@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.agent import link
-from fairlead.agent.link import end_all, prepare
+from fairlead.agent import spawner_link
 from fairlead.agent.spawner import files
 from fairlead.agent.spawner.ledger import Ledger, open_files
+from fairlead.agent.spawner_link import end_all, prepare
 from tests.agent.plant import JOIN_TOKEN, SECONDS, Plant, machine
 from tests.agent.test_spawner import Spawner
 from tests.agent.test_stories import SHORT
@@ -107,11 +107,11 @@ def test_the_name_of_a_spawner_is_never_empty(disk: Path) -> None:
     directory = prepare(disk / "spawner-0")
     filler = fill(disk)
     with pytest.raises(OSError, match="No space left"):
-        link._mark(directory)
+        spawner_link._mark(directory)
     filler.unlink()
-    assert len(link._mark(directory)) > 8
+    assert len(spawner_link._mark(directory)) > 8
     (directory / "id").write_text("")
-    assert len(link._mark(directory)) > 8
+    assert len(spawner_link._mark(directory)) > 8
 
 
 def test_a_large_log_on_a_full_disk_stays_as_it_is(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

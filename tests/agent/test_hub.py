@@ -15,10 +15,10 @@ from websockets.exceptions import ConnectionClosed
 
 from fairlead.core.commands import MoveNode
 from fairlead.engines.agents import Agents
-from fairlead.engines.base import Away
-from fairlead.wire import agent as wire
-from fairlead.wire.agent import PATH, Tasks, decode_from_server, encode
-from fairlead.wire.identity import Exchange, Key
+from fairlead.engines.engine import Away
+from fairlead.wire import agent_messages as wire
+from fairlead.wire.agent_messages import PATH, Tasks, decode_from_server, encode
+from fairlead.wire.handshake import Exchange, Key
 from tests.agent.plant import PARTITION, SECONDS, Plant
 
 HELLO = wire.Hello("n1", {"cpu": 4, "memory": "4Gi"}, address="10.0.0.1")
@@ -131,7 +131,7 @@ def test_a_disconnected_node_gets_nothing_until_it_reconnects(tmp_path: Path) ->
     async def story(plant: Plant) -> None:
         async with puppet(plant) as one:
             await one.wait_for(wire.Welcome)
-            await plant.until(lambda partition: partition.reign.ready)
+            await plant.until(lambda partition: partition.readiness.ready)
         await plant.until(lambda partition: partition.nodes.disconnected)
         job = await plant.submit(["true"])
         await asyncio.sleep(0.1)
@@ -147,12 +147,12 @@ def test_a_launch_for_an_agent_that_is_gone_is_given_back_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The writer places the task before it hears that the agent has gone.
-    monkeypatch.setattr(Agents, "_part", lambda self, partition, reign, node: None)
+    monkeypatch.setattr(Agents, "_part", lambda self, partition, led, node: None)
 
     async def story(plant: Plant) -> None:
         async with puppet(plant) as one:
             await one.wait_for(wire.Welcome)
-            await plant.until(lambda partition: partition.reign.ready)
+            await plant.until(lambda partition: partition.readiness.ready)
         while plant.hub.connected(PARTITION):
             await asyncio.sleep(0.01)
         job = await plant.submit(["true"])
@@ -190,14 +190,14 @@ def test_a_lost_node_that_is_enabled_after_a_restart_gets_nothing_without_its_ag
     async def first(plant: Plant) -> None:
         async with puppet(plant) as one:
             await one.wait_for(wire.Welcome)
-            await plant.until(lambda partition: partition.reign.ready)
+            await plant.until(lambda partition: partition.readiness.ready)
             plant.hub.end(PARTITION)  # the server stops before the lost connection is recorded
             await plant.ask(MoveNode(name="n1", action="lose", operator=True))
 
     tell(tmp_path, first)
 
     async def second(plant: Plant) -> None:
-        await plant.until(lambda partition: partition.reign.ready)
+        await plant.until(lambda partition: partition.readiness.ready)
         await plant.ask(MoveNode(name="n1", action="enable", operator=True))
         job = await plant.submit(["true"])
         assert await plant.job(job, lambda seen: seen.state) == "pending"
@@ -224,7 +224,7 @@ def test_a_restart_does_not_wait_for_a_node_that_stays_away(tmp_path: Path) -> N
         plant.keys = keys
         async with puppet(plant) as one:
             await one.wait_for(wire.Welcome)
-            await plant.until(lambda partition: partition.reign.ready and partition.nodes.disconnected)
+            await plant.until(lambda partition: partition.readiness.ready and partition.nodes.disconnected)
             jobs = [await plant.submit(["true"]) for _ in range(4)]
             nodes = plant.partition.nodes
             assert [nodes.name[nodes.rows[node_id]] for node_id in nodes.disconnected] == ["n2"]

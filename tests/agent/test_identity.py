@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fairlead.agent.identity import Identity
+from fairlead.agent.node_key import Identity
 from fairlead.agent.session import Refused
-from fairlead.wire.identity import Key, join_token
+from fairlead.wire.handshake import Key, join_token
 from tests.agent.plant import JOIN_TOKEN, PARTITION, SECONDS, Machine, Plant, machine
 
 OPTIONS = ("--resource=cpu=2", "--resource=memory=1Gi")

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from fairlead.agent.spawner import asking
-from fairlead.agent.spawner.asking import AskedLimits
-from fairlead.agent.spawner.keeping import Keeping
-from fairlead.agent.spawner.limits import Limits, Room
+from fairlead.agent.spawner import keeper_client
+from fairlead.agent.spawner.cgroups import Limits, Room
+from fairlead.agent.spawner.keeper import Keeping
+from fairlead.agent.spawner.keeper_client import AskedLimits
 from tests.people import needs_root
 
 pytestmark = needs_root
@@ -170,7 +170,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[sock
     def end(code: int) -> None:
         raise Ended(code)
 
-    monkeypatch.setattr(asking, "KEEPER_TIMEOUT", 0.05)
+    monkeypatch.setattr(keeper_client, "KEEPER_TIMEOUT", 0.05)
     monkeypatch.setattr(os, "_exit", end)
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, its:

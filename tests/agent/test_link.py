@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from fairlead.agent.link import Link, _open, prepare
 from fairlead.agent.spawner.frames import Unpacker, pack
+from fairlead.agent.spawner_link import Link, _open, prepare
 
 
 def test_nothing_is_sent_before_the_spawner_has_said_what_it_knows(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.agent.results import read_results, remove_results, staged_results
-from fairlead.agent.spawner.collecting import Collection, fits, is_safe, write_list
-from fairlead.wire.agent import OutputPart, Tasks
-from fairlead.wire.results import is_safe_name
+from fairlead.agent.result_files import read_results, remove_results, staged_results
+from fairlead.agent.spawner.result_copies import Collection, fits, is_safe, write_list
+from fairlead.wire.agent_messages import OutputPart, Tasks
+from fairlead.wire.result_names import is_safe_name
 
 TASKS = Tasks("job", 7, "a.b", 2, (0, 1))
 
@@ -105,7 +105,7 @@ def test_a_tree_that_is_too_deep_or_too_large_is_named(folder: Path, monkeypatch
     deep.mkdir(parents=True)
     (deep / "x").write_text("x")
     assert any("is too deep" in text for text in collect(folder, "d/**").warnings)
-    monkeypatch.setattr("fairlead.agent.spawner.collecting.MAX_SEEN", 3)
+    monkeypatch.setattr("fairlead.agent.spawner.result_copies.MAX_SEEN", 3)
     assert any("was not searched" in text for text in collect(folder, "**").warnings)
 
 

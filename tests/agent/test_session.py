@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from fairlead.agent import session
-from fairlead.agent.joining import Epoch, Joining
-from fairlead.agent.logs import PART, log_path, read_log, read_outputs
-from fairlead.agent.main import Agent, Settings
+from fairlead.agent.coordinator import Epoch, Joining
+from fairlead.agent.process import Agent, Settings
 from fairlead.agent.session import KeyRenewed, Refused, Session
-from fairlead.agent.spawner.collecting import write_list
+from fairlead.agent.spawner.result_copies import write_list
+from fairlead.agent.task_logs import PART, log_path, read_log, read_outputs
 from fairlead.agent.task_table import TaskTable
-from fairlead.wire import agent as wire
-from fairlead.wire.agent import Hello, LogRequest, NewKey, Tasks, Welcome, decode_from_agent, encode
-from fairlead.wire.identity import Key, join_token
+from fairlead.wire import agent_messages as wire
+from fairlead.wire.agent_messages import Hello, LogRequest, NewKey, Tasks, Welcome, decode_from_agent, encode
+from fairlead.wire.handshake import Key, join_token
 from tests.agent.test_task_table import AROUND, launch
 
 HELLO = Hello("n1", {"cpu": 1})

@@ -19,20 +19,20 @@ from typing import Any
 import psutil
 import pytest
 
-from fairlead.agent import link
-from fairlead.agent.link import end_all, prepare
-from fairlead.agent.spawner import collecting, guard, processes
+from fairlead.agent import spawner_link
+from fairlead.agent.spawner import guard, processes, result_copies
 from fairlead.agent.spawner import ledger as ledger_of_spawner
 from fairlead.agent.spawner import tasks as tasks_of_spawner
+from fairlead.agent.spawner.cgroups import Limits
 from fairlead.agent.spawner.files import LARGE
 from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.ledger import Ledger, open_files
-from fairlead.agent.spawner.limits import Limits
-from fairlead.agent.spawner.main import LOCK_TIME
 from fairlead.agent.spawner.processes import MARK
 from fairlead.agent.spawner.records import Task
-from fairlead.agent.spawner.starting import Starter
+from fairlead.agent.spawner.spawner import LOCK_TIME
+from fairlead.agent.spawner.task_start import Starter
 from fairlead.agent.spawner.tasks import Tasks
+from fairlead.agent.spawner_link import end_all, prepare
 
 SECONDS = 30.0
 
@@ -40,7 +40,7 @@ SECONDS = 30.0
 class Spawner:
     def __init__(self, directory: Path) -> None:
         self.directory = prepare(directory)
-        self.process = link.start_spawner(directory, directory / "logs")
+        self.process = spawner_link.start_spawner(directory, directory / "logs")
         self.known: list[Any] = []
         self.note = ""
         self.started: set[Any] = set()
@@ -49,7 +49,7 @@ class Spawner:
 
     def join(self) -> None:
         until = monotonic() + SECONDS
-        while (found := link._open(self.directory)) is None:
+        while (found := spawner_link._open(self.directory)) is None:
             assert monotonic() < until and self.process.poll() is None
             sleep(0.01)
         self.socket: socket.socket = found
@@ -61,7 +61,7 @@ class Spawner:
         self.socket.sendall(pack(frame))
 
     def launch(
-        self, script: str, count: int = 1, number: int = 1, chain: int = 0, rooms: int = 0, **more: Any
+        self, script: str, count: int = 1, number: int = 1, chain: int = 0, slots: int = 0, **more: Any
     ) -> list[Any]:
         spec = (
             ("sh", "-c", script),
@@ -74,7 +74,7 @@ class Spawner:
             more.get("results"),
         )
         meta = (f"job{number}", number, "main", 1)
-        self.send("launch", [(meta, spec, list(range(count)), chain, rooms > 0, None)], {chain: rooms} if rooms else {})
+        self.send("launch", [(meta, spec, list(range(count)), chain, slots > 0, None)], {chain: slots} if slots else {})
         return [(number, "main", 1, index) for index in range(count)]
 
     def until(self, true: Callable[[], Any]) -> None:
@@ -113,13 +113,13 @@ def spawner(tmp_path: Path) -> Iterator[Spawner]:
     again.process.wait()
 
 
-def test_a_chain_runs_one_task_per_room_at_a_time(spawner: Spawner, tmp_path: Path) -> None:
+def test_a_chain_runs_one_task_per_slot_at_a_time(spawner: Spawner, tmp_path: Path) -> None:
     own = f"{tmp_path}/$FAIRLEAD_INDEX"
     script = f"mkdir {own}; ls -d {tmp_path}/[0-9]* | wc -l; sleep 0.02; rmdir {own}"
-    keys = spawner.launch(script, count=20, chain=7, rooms=3)
+    keys = spawner.launch(script, count=20, chain=7, slots=3)
     spawner.until(lambda: len(spawner.ended) == 20)
     seen = [int(spawner.log(key).read_text()) for key in keys]
-    assert max(seen) == 3, "one task per room, and never more"
+    assert max(seen) == 3, "one task per slot, and never more"
     assert all(result[:2] == ("exit", 0) for result in spawner.ended.values())
 
 
@@ -169,7 +169,7 @@ def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Pat
     os.kill(spawner.process.pid, signal.SIGKILL)
     spawner.process.wait()
     assert all(map(psutil.pid_exists, pids))
-    spawner.process = link.start_spawner(spawner.directory, spawner.directory / "logs")
+    spawner.process = spawner_link.start_spawner(spawner.directory, spawner.directory / "logs")
     spawner.join()
     assert not any(alive(pid) for pid in pids)
     assert {key: spawner.ended[key][0] for key in keys} == dict.fromkeys(keys, "lost")
@@ -211,7 +211,7 @@ def test_tasks_of_a_killed_spawner_end_without_a_successor(spawner: Spawner) -> 
     spawner.process.wait()
     psutil.wait_procs(processes, SECONDS)
     assert not any(map(psutil.Process.is_running, processes)), "and its guard has ended too"
-    spawner.process = link.start_spawner(spawner.directory, spawner.directory / "logs")
+    spawner.process = spawner_link.start_spawner(spawner.directory, spawner.directory / "logs")
     spawner.join()
     assert {key: spawner.ended[key][0] for key in keys} == dict.fromkeys(keys, "lost")
 
@@ -301,7 +301,7 @@ def test_an_end_is_reported_when_its_files_are_collected(spawner: Spawner, tmp_p
 def test_a_stop_ends_collecting_and_the_result_of_the_task_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "_collect", lambda task, prefix, home: sleep(SECONDS))
+    monkeypatch.setattr(result_copies, "_collect", lambda task, prefix, home: sleep(SECONDS))
     limits = Limits(f"test-{os.getpid()}")
     starter = Starter(limits, "mark:", str(tmp_path), "/", {})
     tasks = Tasks(Ledger(open_files(str(tmp_path / "ledger"))), limits, starter, str(tmp_path))
@@ -333,7 +333,7 @@ def test_a_stop_ends_collecting_and_the_result_of_the_task_stays(
 
 def test_a_second_spawner_ends_while_the_first_lives(spawner: Spawner) -> None:
     """It does not wait to take over when the first one ends."""
-    second = link.start_spawner(spawner.directory, spawner.directory / "logs")
+    second = spawner_link.start_spawner(spawner.directory, spawner.directory / "logs")
     began = monotonic()
     assert second.wait(SECONDS) == 3
     assert monotonic() - began < LOCK_TIME
@@ -385,7 +385,7 @@ def test_tasks_end_with_their_lease(spawner: Spawner) -> None:
         spawner.launch("sleep 1000", number=1),
         spawner.launch("trap '' TERM; sleep 1000; sleep 1000", number=2),
     )
-    (waits,) = spawner.launch("true", number=3, chain=9, rooms=1)[:1]
+    (waits,) = spawner.launch("true", number=3, chain=9, slots=1)[:1]
     spawner.until(lambda: len(spawner.started) >= 2)
     now = monotonic()
     spawner.send("lease", now + 0.1, now + 0.5, 0.5, "")
@@ -406,7 +406,7 @@ def test_a_renewed_lease_spares_them(spawner: Spawner) -> None:
 
 def test_what_has_not_started_is_returned_and_the_rest_goes_on(spawner: Spawner, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    keys = spawner.launch(f"while ! [ -e {go} ]; do sleep 0.01; done", count=5, chain=3, rooms=2)
+    keys = spawner.launch(f"while ! [ -e {go} ]; do sleep 0.01; done", count=5, chain=3, slots=2)
     spawner.until(lambda: len(spawner.started) == 2)
     spawner.send("return", keys)
     spawner.until(lambda: len(spawner.ended) == 3)
@@ -464,7 +464,7 @@ def test_a_spawner_without_descriptors_goes_on_when_it_has_some(spawner: Spawner
     limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limit[1]))
     spawner.send("stop", [(first, 0.0)])
-    waiting = link._open(spawner.directory)  # it cannot be accepted
+    waiting = spawner_link._open(spawner.directory)  # it cannot be accepted
     assert waiting is not None
     sleep(1.0)
     assert first not in spawner.ended, "what is left of it cannot be seen"
@@ -484,7 +484,8 @@ def test_a_spawner_without_descriptors_goes_on_when_it_has_some(spawner: Spawner
 def test_a_limit_on_descriptors_is_known_at_the_start(tmp_path: Path, limit: str, starts: bool) -> None:
     directory = prepare(tmp_path / "spawner-0")
     run = (
-        f"sys.path.append({link.SOURCE!r}); from fairlead.agent.spawner.main import main; sys.exit(main(*sys.argv[1:]))"
+        f"sys.path.append({spawner_link.SOURCE!r}); from fairlead.agent.spawner.spawner import main; "
+        "sys.exit(main(*sys.argv[1:]))"
     )
     script = f'ulimit -n {limit}; exec "$0" -I -S -c "$1" "$2" some: "$2"'
     with subprocess.Popen(

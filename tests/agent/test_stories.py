@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from fairlead.agent.main import Agent, Settings, Taken
+from fairlead.agent.process import Agent, Settings, Taken
 from fairlead.core.commands import MoveNode, RemoveNode
 from fairlead.core.model import Stage
 from fairlead.gang import wait
-from fairlead.wire.agent import LogRequest
-from fairlead.wire.identity import Key, join_token
+from fairlead.wire.agent_messages import LogRequest
+from fairlead.wire.handshake import Key, join_token
 from tests.agent.plant import PARTITION, SECONDS, Machine, Plant, machine
 
 SHORT = {"heartbeat": "1s", "preempt_grace": "300ms"}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fairlead.agent.launching import Surroundings, own_variables, spawner_spec, surroundings
+from fairlead.agent.launch_data import Surroundings, own_variables, spawner_spec, surroundings
 from fairlead.agent.spawner.pace import Pace
 from fairlead.agent.task_table import TaskTable
-from fairlead.wire.agent import Gang, Launch, Place, Report, Spec, Stop, Tasks, Work
+from fairlead.wire.agent_messages import Gang, Launch, Place, Report, Spec, Stop, Tasks, Work
 
 AROUND = Surroundings("n1", "/home/ann", {"PATH": "/bin"}, ("0", "1", "2"))
 SPEC = Spec(("true",))
@@ -20,8 +20,8 @@ def tasks(*indices: int, attempt: int = 1, number: int = 1) -> Tasks:
     return Tasks("job", number, "main", attempt, indices)
 
 
-def launch(*indices: int, attempt: int = 1, chain: int = 0, rooms: int = 0) -> Work:
-    return Work(1, (SPEC,), (Launch(tasks(*indices, attempt=attempt), 0, (), chain, rooms),))
+def launch(*indices: int, attempt: int = 1, chain: int = 0, slots: int = 0) -> Work:
+    return Work(1, (SPEC,), (Launch(tasks(*indices, attempt=attempt), 0, (), chain, slots),))
 
 
 def key(index: int, attempt: int = 1) -> tuple[int, str, int, int]:
@@ -120,7 +120,7 @@ def test_a_stop_of_what_is_not_known_is_confirmed() -> None:
 def test_what_does_not_stand_any_more_is_returned_unless_it_runs() -> None:
     table = TaskTable(AROUND, 1)
     table.handle(launch(0, 1, chain=5))
-    table.handle(launch(1, 5, chain=5, rooms=1))
+    table.handle(launch(1, 5, chain=5, slots=1))
     table.record([key(0)], [])
     sent(table)
     standing = Work(1, (SPEC,), (Launch(tasks(2, 3), 0, (), 5, 1),), standing=True)
@@ -179,19 +179,19 @@ def test_an_agent_that_was_restarted_finds_its_tasks() -> None:
 
 
 @pytest.mark.parametrize("spawners", [1, 2, 3])
-@pytest.mark.parametrize("rooms", [1, 2, 5, 8])
-def test_rooms_of_a_chain_are_spread_over_the_spawners(spawners: int, rooms: int) -> None:
+@pytest.mark.parametrize("slots", [1, 2, 5, 8])
+def test_slots_of_a_chain_are_spread_over_the_spawners(spawners: int, slots: int) -> None:
     table = TaskTable(AROUND, spawners)
-    front = Launch(tasks(0, rooms), 0, (), 5, 0)
-    behind = Launch(tasks(rooms, 100), 0, (), 5, rooms)
+    front = Launch(tasks(0, slots), 0, (), 5, 0)
+    behind = Launch(tasks(slots, 100), 0, (), 5, slots)
     table.handle(Work(1, (SPEC,), (front, behind)))
     by_spawner = {spawner: (groups, given[5]) for spawner, _, groups, given in sent(table)}
-    assert sum(given for _, given in by_spawner.values()) == rooms
+    assert sum(given for _, given in by_spawner.values()) == slots
     for groups, given in by_spawner.values():
         at_once = sum(len(group[2]) for group in groups if not group[4])
         waiting = sum(len(group[2]) for group in groups if group[4])
-        assert at_once == given, "a task that starts at once has a room at its spawner"
-        assert (waiting > 0) == (given > 0), "no task waits at a spawner without rooms"
+        assert at_once == given, "a task that starts at once has a slot at its spawner"
+        assert (waiting > 0) == (given > 0), "no task waits at a spawner without slots"
 
 
 def test_many_small_chains_are_spread_too() -> None:
@@ -208,7 +208,7 @@ def test_many_small_chains_are_spread_too() -> None:
 
 def test_tasks_of_a_chain_that_end_soon_are_reported_by_their_end_alone() -> None:
     table = TaskTable(AROUND, 1)
-    table.handle(launch(0, 3, chain=5, rooms=3))
+    table.handle(launch(0, 3, chain=5, slots=3))
     assert table.queued == 3
     table.record([key(0), key(1)], [])
     assert table.queued == 1

@@ -24,7 +24,7 @@ from fairlead.agent.spawner import root
 from fairlead.agent.spawner.confine import KEY_CALL
 from fairlead.agent.spawner.users import NotAllowed, find_person
 from fairlead.core.commands import Kill
-from fairlead.wire.agent import LogRequest, OutputRequest, Tasks
+from fairlead.wire.agent_messages import LogRequest, OutputRequest, Tasks
 from tests.agent.plant import JOIN_TOKEN, PARTITION, SECONDS, Machine, Plant
 from tests.live import PROGRAM
 from tests.people import People, needs_root, people

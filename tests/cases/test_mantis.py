@@ -15,7 +15,7 @@ import pytest
 from fairlead.core.commands import Accepted
 from fairlead.core.effects import ForNode, Launch
 from fairlead.core.policy.scaling import nodes_to_add, nodes_to_give_back
-from fairlead.core.reasons import NoRoom
+from fairlead.core.why.reasons import NoCapacity
 from fairlead.testing import World
 
 PUBLISHED = """
@@ -131,7 +131,7 @@ class Story:
         for lane in self.w.lanes().values():
             for ask in lane:
                 reasons = {(why.stage, why.kind): why.reason for why in self.w.explain(ask.job)}
-                if isinstance(reasons[ask.stage, ask.kind], NoRoom):
+                if isinstance(reasons[ask.stage, ask.kind], NoCapacity):
                     found.append(f"{ask.job}/{ask.stage}")
         return sorted(found)
 

@@ -25,7 +25,7 @@ residue-02 residue-04 select-01 select-03 select-05 duration-01 stop-02
 
 NOT_OURS = {
     "select-03": "of jobs with equally many running, the one that asked first goes first (`as select-03`)",
-    "duration-01": "an estimate is what the job says; past durations are not averaged",
+    "duration-01": "learned run times are the mean of the last two runs, not of all (docs/starvation.md)",
 }
 
 
@@ -345,6 +345,7 @@ def test_rebalance_02_is_below_the_threshold() -> None:
 # -- which tasks -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("how", ["fair", "jobs"])
 @pytest.mark.parametrize(
     ("jobs", "slots", "expected"),
     [
@@ -353,10 +354,10 @@ def test_rebalance_02_is_below_the_threshold() -> None:
         pytest.param("A 0 1 | B 1 1", 5, "A B", id="select-05"),
     ],
 )
-def test_select(jobs: str, slots: int, expected: str) -> None:
-    """Jobs with running and waiting tasks in one fair queue; nodes for one task each come one by one."""
+def test_select(jobs: str, slots: int, expected: str, how: str) -> None:
+    """Jobs of one user with running and waiting tasks in one queue; nodes for one task each come one by one."""
     w = World()
-    w.queue("root.q", order="fair")
+    w.queue("root.q", order=how)
     for name, running, waiting in (each.split() for each in jobs.split("|")):
         stages: list[dict[str, Any]] = [
             {"name": "r", "count": int(running), "min": 1, "resources": {"cpu": 1}, "selectors": {"for": name}},
@@ -373,6 +374,17 @@ def test_select(jobs: str, slots: int, expected: str) -> None:
         w.cycle()
         order += [name for name in names if len(w.placements(name)) > before[name]]
     assert order == expected.split()
+
+
+@pytest.mark.parametrize(("how", "expected"), [("jobs", [2, 2, 2, 2]), ("fair", [2, 1, 1, 4]), ("fifo", [8, 0, 0, 0])])
+def test_jobs_or_users_take_turns(how: str, expected: list[int]) -> None:
+    """Three jobs of one user and one of another share eight slots."""
+    w = World({"queues": {"root": {"q": {"order": how}}}})
+    w.node("n", cpu=8)
+    for name, user in zip("abcd", ["ann", "ann", "ann", "bob"], strict=True):
+        w.submit(name=name, user=user, queue="root.q", stages=[{"array": 8, "resources": {"cpu": 1}}])
+    w.cycle()
+    assert [len(w.placements(name)) for name in "abcd"] == expected
 
 
 # -- when loans are taken back -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.core.policy.victims import surplus
+from fairlead.core.policy.victim_sets import surplus
 from fairlead.testing import World
 
 GB = 10**9
@@ -240,7 +240,7 @@ def test_preempt(cpu: int, queues: dict[str, Any], running: list[Job], claimant:
     w.cycle()
     for name, queue, priority, rest in running:
         w.submit(name=name, queue=f"root.{queue}", priority=priority, **rest)
-        w.advance(0)
+        w.advance(1)
     name, queue, priority, rest = claimant
     stopped = rest.pop("stopped", False)
     w.submit(name=name, queue=f"root.{queue}", priority=priority, **rest)
@@ -262,7 +262,7 @@ def test_a_task_that_asks_only_for_a_place() -> None:
     w.cycle()
     place = [{"name": "w", "resources": {"pods": 1}}]
     w.submit(name="one", stages=place)
-    w.advance(0)
+    w.advance(1)
     w.submit(name="claimant", stages=place, priority=HIGH)
     w.cycle()
     assert stopping(w) == {"one": 1}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fairlead.sim.figures import figures, started_jobs
-from fairlead.sim.policies import NAMED
+from fairlead.sim.policy_files import NAMED
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import read_traces
 from tests.sim import oracle

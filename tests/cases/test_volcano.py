@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.core.reasons import NeverFits, NoRoom, OverLimit
+from fairlead.core.why.reasons import NeverFits, NoCapacity, OverLimit
 from fairlead.testing import World
 from tests.cases import test_starvation as starvation
 
@@ -73,7 +73,7 @@ def test_what_starts_together(count: int, least: int | None, free: int, stopping
     assert len(w.placements(job)) == starts
     if not starts:
         reason = w.explain(job)[0].reason
-        assert isinstance(reason, NoRoom) and (reason.wanted, reason.room) == (least or count, free)
+        assert isinstance(reason, NoCapacity) and (reason.wanted, reason.fitting) == (least or count, free)
     assert (w.job(job).state == "running") == (starts > 0)
     # As soon as the others have stopped there is room for one task a CPU, if that is enough.
     w.advance(0)
@@ -112,7 +112,7 @@ def test_what_waits_beside_one_that_stops_says_why() -> None:
     w.cycle()
     assert states(w, job, 3) == ["running", "stopping", "pending"]
     (waiting,) = w.explain(job)
-    assert isinstance(waiting.reason, NoRoom) and waiting.count == 1
+    assert isinstance(waiting.reason, NoCapacity) and waiting.count == 1
 
 
 @pytest.mark.parametrize(("on_loss", "first"), [("replace", "succeeded"), ("restart", "running")])

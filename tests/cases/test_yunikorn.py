@@ -14,9 +14,9 @@ from fairlead.core.commands import Accepted, Rejected
 from fairlead.core.errors import Refused
 from fairlead.core.lifecycle import QUEUE
 from fairlead.core.policy.limits import allowed
-from fairlead.core.reasons import OverLimit, TooManyJobs
 from fairlead.core.resources import MEMORY, MILLI, Vector
 from fairlead.core.state import headroom
+from fairlead.core.why.reasons import OverLimit, TooManyJobs
 from fairlead.testing import World
 from tests.cases import test_starvation as starvation
 

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from fairlead.agent.joining import Joining
+from fairlead.agent.coordinator import Joining
 from fairlead.agent.session import Refused
 from fairlead.cli.agent import FINAL
-from fairlead.wire.identity import Key, encoded
+from fairlead.wire.handshake import Key, encoded
 from tests.live import PROGRAM, SECONDS, Up
 
 AS_ME = ("--for", "ann", *(("--user", "root") if os.geteuid() == 0 else ()))

@@ -22,6 +22,7 @@ CASES = [
     ("queue stop root.", "root.default"),
     ("submit --queue root.d", "root.default"),
     ("ps --label te", "team=red"),
+    ("history --name sl", "sleep"),
     ("no", "node"),
     ("ps --wa", "--watch"),
 ]
@@ -90,6 +91,12 @@ def test_each_shell_is_answered(up: Up, line: str, found: str) -> None:
 def test_a_label_behind_the_equals_sign_in_bash(up: Up) -> None:
     words = {"COMP_WORDS": "fairlead ps --label team = r", "COMP_CWORD": "5"}
     assert said(up, PROGRAM, _FAIRLEAD_COMPLETE="complete_bash", **words) == ["red"]
+
+
+def test_the_beginning_of_a_name_becomes_the_id_in_bash(up: Up) -> None:
+    for name, found in (("sl", ["1"]), ("xy", [])):
+        words = {"COMP_WORDS": f"fairlead kill {name}", "COMP_CWORD": "2"}
+        assert [*filter(None, said(up, PROGRAM, _FAIRLEAD_COMPLETE="complete_bash", **words))] == found
 
 
 def test_no_name_that_a_shell_could_run_is_offered(up: Up) -> None:

@@ -6,14 +6,14 @@ import json
 import os
 import shlex
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import fairlead
 from tests.live import PROGRAM, SECONDS, Up
+from tests.until import until
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +76,6 @@ def test_priority(up: Up) -> None:
     up.run("kill", job)
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_hold_release_and_requeue(up: Up) -> None:
     job, other = (up.run("submit", "--cpu", "0.1", "--label", "team=x", "sleep", "600").strip() for _ in range(2))
     up.until("ps", said=f"{job} ")
@@ -91,18 +84,60 @@ def test_hold_release_and_requeue(up: Up) -> None:
     assert "already held by" in up.run("hold", job)
     assert f"job {job} is held by" in up.run("explain", job)
     with fairlead.Client(up.url, up.token) as client:
-        eventually(lambda: client.job(job).stages[0].running == 1)
+        until(lambda: client.job(job).stages[0].running == 1)
         client.requeue(job)
-        eventually(lambda: client.job(job).state == "pending")
+        until(lambda: client.job(job).state == "pending")
     assert "held by" in up.run("ps")
     said = up.run("release", "--label", "team=x")
     assert sorted(said.splitlines()) == sorted([f"{job}: released", f"{other}: it is not held"])
     with fairlead.Client(up.url, up.token) as client:
-        eventually(lambda: next(client.tasks(job)).attempt == 2)
+        until(lambda: next(client.tasks(job)).attempt == 2)
     lines = up.run("story", job)
     assert "held by" in lines and "released by" in lines and "requeued by" in lines
     assert "name jobs, or select them" in up.ask("kill").stderr
     up.run("kill", "--label", "team=x")
+
+
+def test_tasks_of_a_job_are_killed_requeued_and_replaced(up: Up) -> None:
+    job = up.run("submit", "--cpu", "0.1", "--array", "4", "sleep", "600").strip()
+    with fairlead.Client(up.url, up.token) as client:
+        until(lambda: client.job(job).stages[0].running == 4)
+        assert up.run("replace", f"{job}[1]", f"{job}[2-3]") == f"{job}[1]: replaced\n{job}[2-3]: replaced\n"
+        until(lambda: [task.attempt for task in client.tasks(job)] == [1, 2, 2, 2])
+        until(lambda: client.job(job).stages[0].running == 4)
+        assert up.run("requeue", f"{job}[0,3]", "--stage", "main") == f"{job}[0,3]: requeued\n"
+        until(lambda: [task.attempt > 1 for task in client.tasks(job)] == [True] * 4)
+        assert up.run("kill", f"{job}[2]") == f"{job}[2]: killed\n"
+        until(lambda: [task.state for task in client.tasks(job)][2] == "killed")
+        with pytest.raises(fairlead.Problem, match=rf"job {job} has no task main\[9\]; the last is 3"):
+            client.stop_tasks(job, "kill", [9])
+    lines = up.run("story", job)
+    assert "told to stop on" in lines and "and run again, replaced by" in lines and ", killed by" in lines
+    assert f"'{job}[3]'" in up.ask("replace", job).stderr
+    assert "5-2 ends before it begins" in up.ask("kill", f"{job}[5-2]").stderr
+    assert "x is no index of a task" in up.ask("kill", f"{job}[x]").stderr
+    assert "it is about tasks" in up.ask("kill", job, "--stage", "main").stderr
+    up.run("kill", job)
+
+
+def test_nodes_are_disabled_for_a_time(up: Up) -> None:
+    with fairlead.Client(up.url, up.token) as client:
+        (name,) = [node.name for node in client.nodes()]
+        assert up.run("node", "disable", name, "--for", "2h", "--reason", "fan") == f"{name} is disabled for 2h\n"
+        (node,) = client.nodes()
+        assert (node.state, node.reason) == ("disabled", "fan") and node.until is not None
+        up.run("node", "enable", name)
+        (node,) = client.nodes()
+        assert (node.state, node.until) == ("up", None)
+    said = up.run("node", "disable", "--label", "rack=none", "--for", "90min", "--reason", "new switch")
+    assert said == "0 nodes are disabled\n"
+    listed = up.run("node", "closed")
+    assert "rack=none" in listed and "new switch" in listed
+    assert up.run("node", "enable", "--label", "rack=none") == "0 nodes are up\n"
+    assert "rack=none" not in up.run("node", "closed")
+    assert "name a node, or its labels" in up.ask("node", "disable").stderr
+    assert "needs a time" in up.ask("node", "disable", "--label", "rack=none").stderr
+    assert "has no unit" in up.ask("node", "disable", name, "--for", "2").stderr
 
 
 def test_tolerations_and_estimates(up: Up) -> None:

@@ -17,9 +17,11 @@ import msgspec
 import pytest
 
 import fairlead
+from fairlead.cli.job_actions import _stops
 from fairlead.cli.statusline import Pace, line_of
 from fairlead.wire import api as wire
 from tests.live import PROGRAM, SECONDS, Up
+from tests.until import until
 
 CONFIG = {
     "partitions": {
@@ -140,6 +142,8 @@ def test_the_time_left_follows_from_the_pace() -> None:
     now = 20.0
     said = "job 7: 20 of 100 tasks done, 5 running, 2 failed, about 160s left"
     assert line_of(view(succeeded=18, failed=2), pace).replace("3min", "160s") == said
+    now = 21.3
+    assert line_of(view(succeeded=93), pace).endswith(", about 2s left")
 
 
 def test_waiting_shows_progress_on_a_terminal_only(up: Up, tmp_path: Path) -> None:
@@ -163,6 +167,8 @@ def test_waiting_shows_progress_on_a_terminal_only(up: Up, tmp_path: Path) -> No
     [
         (("--memory", "8"), "memory 8 is 8 bytes; write 8Gi for gibibytes, or 8Mi"),
         (("--resource", "memory=64"), "memory 64 is 64 bytes; write 64Gi"),
+        (("--memory", "0"), "memory 0 is no memory; write a size such as 512Mi"),
+        (("--memory", "0Gi"), "memory 0Gi is no memory; write a size such as 512Mi"),
         (("--time-limit", "2"), "2 has no unit; write 2h for hours, 2min for minutes, or 2s for seconds"),
         (("--estimate", "90"), "90 has no unit"),
         (("--memory", "8Ki"), "stages[0].resources.memory: 8192 bytes are too little for a process"),
@@ -208,14 +214,6 @@ def test_a_priority_says_what_it_stops(up: Up) -> None:
         with pytest.raises(fairlead.Problem, match='no job "none"'):
             client.try_priority("none", 1)
     up.run("kill", low, high)
-
-
-def until(condition: object) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 # -- an agent that died while the server was away --------------------------------------------------------------------
@@ -274,3 +272,12 @@ def test_a_barrier_has_a_help_text() -> None:
     assert shown.returncode == 0 and "SECONDS" in shown.stdout
     wrong = barrier("soon")
     assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
+
+
+def test_equal_parts_of_what_a_priority_stops_are_summed() -> None:
+    part = {"job": "2", "name": "sweep", "user": "ann", "stage": "main", "node": "box", "tasks": 2}
+    stops = msgspec.convert({"tasks": 5, "stops": [part, part]}, wire.PriorityStops)
+    assert _stops("3", 9, stops) == (
+        "fairlead: with priority 9, running tasks stop for job 3 at once: "
+        "4 tasks of job 2 (sweep of ann) on box, 1 task of jobs of other users"
+    )

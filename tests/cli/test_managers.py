@@ -9,8 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from fairlead.client import Client
-from fairlead.client.calls import API, Call
-from fairlead.wire import api as wire
 from tests.live import PROGRAM, SECONDS, Up
 
 
@@ -26,9 +24,9 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 def test_managers_are_listed_and_removed(up: Up) -> None:
     with Client(up.url, up.token) as client:
-        client.send(Call(wire.Done, "POST", f"{API}/managers/k8s"))
+        client.register_manager("k8s")
         update = {"nodes": [{"name": "k1", "resources": {"cpu": 4}}], "jobs": [{"job": "app"}]}
-        client.send(Call(wire.Updated, "POST", f"{API}/managers/k8s/updates", update))
+        client.update_manager("k8s", update)
         [line] = up.run("manager", "list").splitlines()[1:]
         name, _, *rest = line.split()
         assert (name, rest) == ("k8s", ["yes", "1", "1"])

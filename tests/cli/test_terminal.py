@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairlead.cli.output import plain
-from tests.api.serving import JOB, Serving, serving, submit
+from tests.http.serving import JOB, Serving, serving, submit
 from tests.live import PROGRAM, SECONDS
 
 EVIL = "a\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202eb\rc\nd"

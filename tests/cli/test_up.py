@@ -6,6 +6,7 @@ import fcntl
 import getpass
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -19,11 +20,11 @@ import msgspec
 import psutil
 import pytest
 
-from fairlead.agent.link import end_all
-from fairlead.api.examples import POOL_ANSWER
+from fairlead.agent.spawner_link import end_all
 from fairlead.cli.agent import FINAL
-from fairlead.cli.pools import _lines
-from fairlead.cli.serving import _program, _url
+from fairlead.cli.pool import _lines
+from fairlead.cli.server_process import _program, _url
+from fairlead.http.examples import POOL_ANSWER
 from fairlead.wire import api as wire
 from tests.live import PROGRAM, SECONDS, Up
 
@@ -306,6 +307,23 @@ def test_all_that_a_pool_shows() -> None:
     assert shown[-1] == "orphan: gpu-1-4 i-0abc"
 
 
+def test_a_machine_that_cannot_be_destroyed_is_named(up: Up, tmp_path: Path) -> None:
+    made, none, one = tmp_path / "made", '{"machines": []}', '{"machines": [{"name": "w-1-0"}]}'
+    steps = f"create) touch {made};; list) test -e {made} && echo '{one}' || echo '{none}';; *) echo locked >&2; exit 3"
+    provider = {"command": ["sh", "-c", f"case $1 in {steps};; esac", "cloud"]}
+    pool = {"node": {"cpu": 1, "memory": "1Gi"}, "min": 1, "provider": provider}
+    (tmp_path / "part.json").write_text(json.dumps({"ready_after": 0, "pools": {"w": pool}}))
+    up.run("partition", "set", "cloudy", str(tmp_path / "part.json"))
+    deadline = time.monotonic() + SECONDS
+    while not made.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    done = up.ask("partition", "remove", "cloudy", "--yes")
+    assert (done.returncode, done.stdout) == (0, "cloudy: partition removed\n")
+    said = "cloudy: machine w-1-0 of pool w is left, end it by hand: sh: destroy ended with code 3: locked\n"
+    assert done.stderr.endswith(said), done.stderr
+
+
 CLOUD = 'case $1 in list) echo "{\\"machines\\": []}";; *) echo no quota >&2; exit 3;; esac'
 HEAD = ("POOL", "STATE", "NODES", "AVAILABLE", "PENDING", "IDLE", "ORDERED", "DISABLED", "MAX", "ORPHANS")
 
@@ -324,6 +342,44 @@ def test_configuration(up: Up, tmp_path: Path) -> None:
     assert up.run("partition", "set", "night").startswith("night: partition added")
     assert "night" in up.run("partition", "list")
     up.run("partition", "remove", "night", "--yes")
+
+
+def test_a_configuration_without_a_partition_that_has_jobs_asks_first(up: Up, tmp_path: Path) -> None:
+    up.run("partition", "set", "night")
+    job = up.run("submit", "--partition", "night", "--", "true").strip()
+    file = tmp_path / "fairlead.yaml"
+    file.write_text("partitions: {default: {}}")
+    lost = "night: 1 job will be killed, and 0 nodes removed"
+    assert lost in up.run("config", "diff", str(file))
+    refused = up.ask("config", "apply", str(file))
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"{lost}. Apply it? There is no terminal to ask on; add --yes" in refused.stderr
+    for answer, code in (("n\n", 1), ("y\n", 0)):
+        with on_terminal(up, "config", "apply", str(file)) as (process, terminal):
+            os.write(terminal, answer.encode())
+            assert process.wait(SECONDS) == code
+        assert ("night" in up.run("partition", "list")) == (code == 1)
+    assert up.ask("show", "--partition", "night", job).returncode == 1
+    up.run("partition", "set", "night")
+    up.run("submit", "--partition", "night", "--", "true")
+    assert "night: partition removed" in up.run("config", "apply", str(file), "--yes")
+    up.run("partition", "set", "night")
+    assert "night: partition removed" in up.run("config", "apply", str(file))  # nothing is lost
+    assert "add --yes" in up.ask("partition", "remove", "default").stderr
+
+
+@contextmanager
+def on_terminal(up: Up, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run a command whose input is a terminal."""
+    ours, its = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [PROGRAM, *arguments], env=up.environment, stdin=its, stdout=subprocess.DEVNULL, stderr=its, text=True
+        ) as process:
+            yield process, ours
+    finally:
+        os.close(its)
+        os.close(ours)
 
 
 def test_shares(up: Up) -> None:

@@ -17,9 +17,8 @@ import pytest
 
 import fairlead
 from fairlead.client import AsyncClient, Client, NeverRuns, Problem
-from fairlead.client.calls import API, Call, Patience
+from fairlead.client.calls import Patience
 from fairlead.client.executor import Lost
-from fairlead.wire.api import Applied
 from tests.live import SECONDS, Up
 
 
@@ -51,6 +50,7 @@ def test_a_job_from_submit_to_log(client: Client) -> None:
     assert b"".join(client.log(job)) == b"hello\n"
     assert [task.exit_code for task in client.tasks(job)] == [0]
     (attempt,) = client.attempts(job).attempts
+    assert f"tasks={attempt.tasks!r}" in repr(attempt) and "indices" not in repr(attempt)
     assert (attempt.outcome, attempt.node) == ("succeeded", "box")
     assert job in [each.id for each in client.jobs(name="greet")]
     assert job in [each.id for each in client.history()]
@@ -133,7 +133,7 @@ def test_many(client: Client) -> None:
 def test_pools(up: Up, client: Client) -> None:
     assert client.pools() == []
     pool = {"node": {"cpu": 1}, "max": 3, "provider": {"command": ["false"]}}
-    client.send(Call(Applied, "PUT", f"{API}/partitions/default", {"pools": {"w": pool}, "pool_pause": "1h"}))
+    client.set_partition("default", {"pools": {"w": pool}, "pool_pause": "1h"})
     assert client.pause_pool("w") == ""
     assert client.pool("w").paused
     assert client.resume_pool("w") == ""
@@ -154,7 +154,7 @@ def test_pools(up: Up, client: Client) -> None:
         await other.close()
 
     asyncio.run(the_same())
-    client.send(Call(Applied, "PUT", f"{API}/partitions/default", {}))
+    client.set_partition("default", {})
 
 
 def test_holds(up: Up, client: Client) -> None:
@@ -426,7 +426,8 @@ def test_shutdown(client: Client) -> None:
 
 
 def methods_of(kind: type) -> dict[str, inspect.Signature]:
-    return {name: inspect.signature(value) for name, value in vars(kind).items() if not name.startswith("_")}
+    methods = inspect.getmembers(kind, inspect.isfunction)
+    return {name: inspect.signature(method) for name, method in methods if not name.startswith("_")}
 
 
 def shown(signature: inspect.Signature) -> list[tuple[str, str, str]]:

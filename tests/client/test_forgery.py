@@ -16,7 +16,7 @@ import pytest
 import fairlead
 from fairlead.client import Client
 from fairlead.client.executor import Lost
-from fairlead.client.sealing import Forged
+from fairlead.client.sealed_calls import Forged
 from tests.live import SECONDS, Up
 
 SMALL = {"cpu": 0.1}

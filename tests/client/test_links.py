@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from msgspec import field
 
 from fairlead.client import AsyncClient, Client, Problem
-from fairlead.client.calls import Call
+from fairlead.wire.operation import Operation
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
@@ -63,21 +64,28 @@ def hasty(each: int, answer: bytes = ANSWER) -> Iterator[Hasty]:
         thread.join(10)
 
 
-def anything(**parameters: object) -> Call[dict[str, int]]:
-    return Call(dict[str, int], "GET", "/api/v1/things", **parameters)
+class Anything(Operation[dict[str, int]], GET="things"):
+    """Return things."""
+
+    follow: bool = False
+    quiet: bool = True
+    state: list[str] = field(default_factory=list)
+    name: str = ""
+    limit: int = 100
+    none: str | None = None
 
 
 def test_a_connection_is_used_again() -> None:
     with hasty(each=3) as server, Client(server.url) as client:
         for _ in range(3):
-            client.send(anything())
+            client.send(Anything())
         assert (server.connections, len(server.heads)) == (1, 3)
 
 
 def test_a_server_that_has_hung_up_is_called_again() -> None:
     with hasty(each=1) as server, Client(server.url) as client:
         for _ in range(3):
-            client.send(anything())
+            client.send(Anything())
         assert (server.connections, len(server.heads)) == (3, 3)
 
 
@@ -85,20 +93,20 @@ def test_no_answer_at_all_is_asked_for_again() -> None:
     """The connection ends after the request was sent. Its outcome is unknown, and its key makes a retry safe."""
     with hasty(each=1, answer=b"") as server, Client(server.url) as client:
         threading.Timer(0.02, lambda: setattr(server, "answer", ANSWER)).start()
-        assert client.send(anything()) == {}
+        assert client.send(Anything()) == {}
         assert len(server.heads) > 1
 
 
 def test_half_an_answer_is_none() -> None:
     with hasty(each=1, answer=ANSWER[:-1]) as server, Client(server.url) as client:
         threading.Timer(0.02, lambda: setattr(server, "answer", ANSWER)).start()
-        assert client.send(anything()) == {}
+        assert client.send(Anything()) == {}
         assert len(server.heads) > 1
 
 
 def test_what_is_sent() -> None:
     with hasty(each=9) as server, Client(f"{server.url}/below/", "secret") as client:
-        client.send(anything(follow=True, quiet=False, state=["a", "b"], name="ü &", limit=3, none=None))
+        client.send(Anything(follow=True, quiet=False, state=["a", "b"], name="ü &", limit=3))
         line, *headers = server.heads[0].splitlines()
         target = "/below/api/v1/things?follow=true&quiet=false&state=a&state=b&name=%C3%BC+%26&limit=3"
         assert line == f"GET {target} HTTP/1.1"
@@ -108,10 +116,10 @@ def test_what_is_sent() -> None:
 def test_a_closed_client_says_so() -> None:
     with hasty(each=9) as server:
         client = Client(server.url)
-        client.send(anything())
+        client.send(Anything())
         client.close()
         with pytest.raises(RuntimeError, match="closed"):
-            client.send(anything())
+            client.send(Anything())
 
 
 @pytest.mark.parametrize(

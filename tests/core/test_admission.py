@@ -12,12 +12,12 @@ from fairlead.core.admission import CHECKS, Admission, Check
 from fairlead.core.asks import Needs
 from fairlead.core.changes import SinglesPlaced
 from fairlead.core.effects import ForPool
-from fairlead.core.match import singles
+from fairlead.core.match import single_tasks
 from fairlead.core.model import Ask
-from fairlead.core.reasons import NotActive, Reason
 from fairlead.core.state import Partition
-from fairlead.sim.chaos.doorchecker import DoorChecker
+from fairlead.core.why.reasons import NotActive, Reason
 from fairlead.testing import World
+from tests.chaos.start_checker import DoorChecker
 
 SUSPENDED: set[str] = set()
 OBEYS = {"checks": ["user_suspended"]}
@@ -32,7 +32,7 @@ def user_suspended(admission: Admission, ask: Ask, needs: Needs) -> Reason | Non
 def _with_check(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Add a check to admission, as a new check of the core is added: one function, one line."""
     monkeypatch.setitem(CHECKS, "user_suspended", Check(user_suspended))
-    monkeypatch.setattr(singles, "FEW", 2)
+    monkeypatch.setattr(single_tasks, "FEW", 2)
     SUSPENDED.clear()
     SUSPENDED.add("eve")
     yield

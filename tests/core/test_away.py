@@ -21,7 +21,7 @@ def come_back(w: World, away: float, unready: float = 20) -> None:
     w.restart(ready=False, away=away)
     w.cycle()
     w.advance(unready)
-    assert not w.partition().reign.ready and (w.holds(), w.promises()) == kept
+    assert not w.partition().readiness.ready and (w.holds(), w.promises()) == kept
     w.mark_ready()
     w.cycle()
 
@@ -71,7 +71,7 @@ def hung(promise_for: str = "1min") -> World:
     w.nodes(2, cpu=1)
     w.node("silent", cpu=1, taints=["no"])
     w.submit(name="low", stages=[stage(2)])
-    w.advance(0)
+    w.advance(1)
     w.silence("n0")
     w.silence("n1")
     w.silence("silent")
@@ -101,7 +101,7 @@ def test_a_promise_whose_tasks_have_stopped_serves_its_claimant_at_ready() -> No
     w.return_node("n1")
     w.submit(name="other", stages=[stage(cpu=0.5)])
     w.advance(5)
-    assert not w.partition().reign.ready and not w.partition().allocations
+    assert not w.partition().readiness.ready and not w.partition().allocations
     assert w.promises() == before
     w.mark_ready()
     w.advance(0)

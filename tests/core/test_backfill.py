@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 
 from fairlead.core import cycle
 from fairlead.core.changes import Placed, SinglesPlaced
-from fairlead.core.reasons import NoRoom, WouldDelay
 from fairlead.core.resources import SECOND
+from fairlead.core.why.reasons import NoCapacity, WouldDelay
 from fairlead.testing import World
 from tests.sim import oracle
 
@@ -177,7 +177,7 @@ def test_across_lanes_and_queues() -> None:
     reason = w.explain("late")[0].reason
     assert reason == WouldDelay("head", 100 * SECOND)
     assert str(reason) == "it would delay job head, which is planned to start at 100 s"
-    assert isinstance(w.explain("head")[0].reason, NoRoom)
+    assert isinstance(w.explain("head")[0].reason, NoCapacity)
 
 
 def test_other_shapes_may_use_what_the_head_does_not_need() -> None:
@@ -472,7 +472,18 @@ JOINS_BEFORE_THE_HEAD_OF_ITS_LANE = [
 """The last job joins behind the head of the queue, but as the head of its own lane: tasks are stopped for it."""
 
 
+BEHIND_ONE_THAT_NEVER_FITS = [
+    Step(0, 5, 2, 10, None, 0, 1, False),
+    Step(0, 5, 1, 10, None, 0, None, True),
+    Step(0, 1, 1, 10, None, 0, 1, False),
+    Step(0, 1, 1, 10, 45, 1, None, True),
+    Step(0, 1, 1, 10, None, 0, None, False),
+]
+"""The second job wants five nodes of three. The fourth is behind it in its lane: tasks are stopped for it."""
+
+
 @pytest.mark.parametrize("mode", MODES)
+@example(drawn=BEHIND_ONE_THAT_NEVER_FITS, order="fifo", limit=None)
 @example(drawn=JOINS_BEFORE_THE_HEAD_OF_ITS_LANE, order="priority", limit=None)
 @settings(max_examples=60, deadline=None)
 @given(drawn=steps, order=st.sampled_from(["priority", "fifo"]), limit=st.sampled_from([None, None, 6]))
@@ -494,7 +505,7 @@ def test_an_ask_that_joins_behind_the_head_has_a_reason() -> None:
         w.cycle()
     assert w.explain("late")[0].reason == WouldDelay("head", 100 * SECOND)
     large = w.explain("large")[0].reason
-    assert isinstance(large, NoRoom) and (large.wanted, large.room) == (2, 1)
+    assert isinstance(large, NoCapacity) and (large.wanted, large.fitting) == (2, 1)
     w.submit(name="short", stages=[stage(estimate=50)])
     w.cycle()
     assert w.job("short").state == "running"
@@ -525,3 +536,103 @@ def test_a_claimant_behind_the_head_uses_what_was_stopped_for_it() -> None:
     w.advance(900)
     assert w.placements("high") and not w.placements("low")
     assert w.task("low", "w", 0).attempt == 1
+
+
+# -- what is kept back for a head --------------------------------------------------------------------------------
+
+
+def submit(w: World, name: str, cpu: float, estimate: int, **rest: Any) -> None:
+    w.submit(name=name, stages=[{"resources": {"cpu": cpu}, "estimate": estimate, "duration": estimate, **rest}])
+    w.cycle()
+
+
+@pytest.mark.parametrize("mode", ["easy", "shortest", "conservative"])
+@pytest.mark.parametrize("end", ["kill", "cancel", "reset"])
+def test_what_was_kept_back_starts_when_the_head_is_gone(mode: str, end: str) -> None:
+    w = World(config={"backfill": mode})
+    w.node("n", cpu=4)
+    submit(w, "soon", 1, 32)
+    submit(w, "late", 1, 102)
+    submit(w, "head", 3, 3)
+    submit(w, "next", 1, 100)
+    assert w.explain("next")[0].reason == WouldDelay("head", 32 * SECOND)
+    if end == "kill":
+        w.kill("head")
+    elif end == "cancel":
+        w.cancel("head", "main")
+    else:
+        w.reset_lane("root.default", "head", cancel=True)
+    w.cycle()
+    assert w.placements("next")
+
+
+@pytest.mark.parametrize("mode", ["easy", "shortest", "conservative"])
+@pytest.mark.parametrize("end", [{"asks": [{"withdraw": True}]}, {"recover": [{"node": "x"}]}])
+def test_what_was_kept_back_starts_when_a_manager_needs_the_head_no_more(mode: str, end: dict[str, Any]) -> None:
+    """It withdraws the ask, or reports that the task runs elsewhere."""
+    w = World(config={"backfill": mode})
+    rm = w.rm("k8s")
+    rm.register()
+    other = {"name": "x", "resources": {"cpu": 1}, "taints": ["taken"]}
+    names = ("soon", "late", "head", "next")
+    rm.update(nodes=[{"name": "m", "resources": {"cpu": 4}}, other], jobs=[{"job": name} for name in names])
+    w.cycle()
+    for job, cpu, estimate in zip(names, (1, 1, 3, 1), (32, 102, 3, 100), strict=True):
+        rm.update(asks=[{"job": job, "ask": "a", "resources": {"cpu": cpu}, "estimate": estimate}])
+        w.cycle()
+    assert w.explain("next")[0].reason == WouldDelay("head", 32 * SECOND)
+    rm.update(**{key: [{"job": "head", "ask": "a", **entry} for entry in entries] for key, entries in end.items()})
+    w.cycle()
+    assert w.placements("next")
+
+
+@pytest.mark.parametrize("mode", ["easy", "shortest", "conservative"])
+def test_halves_on_two_devices_leave_no_whole_device(mode: str) -> None:
+    """Both devices are half used until 100, when a whole one is planned."""
+    starts = Starts()
+    w = World(config={"backfill": mode}, observers=[starts])
+    w.node("n", cpu=9, gpu=2)
+    for name, gpu, estimate in (("first", 0.5, 100), ("short", 0.5, 5), ("second", 0.5, 100)):
+        submit(w, name, 1, estimate, resources={"gpu": gpu})
+    assert [w.task(name, "main", 0).devices for name in ("first", "short", "second")] == [(0,), (0,), (1,)]
+    w.advance(6)
+    submit(w, "whole", 1, 10, resources={"gpu": 1})
+    submit(w, "halves", 1, 200, resources={"gpu": 0.5}, count=2)
+    assert w.explain("halves")[0].reason == WouldDelay("whole", 100 * SECOND)
+    w.advance(500)
+    assert starts.at["whole"] == 100
+
+
+@pytest.mark.parametrize("long", [90, 150, 250])
+def test_conservative_names_the_job_that_would_be_delayed(long: int) -> None:
+    """8 of 10 CPUs are planned from 100 to 200, and 10 from then on. 2 CPUs are free until 200."""
+    w = World(config={"backfill": "conservative"})
+    w.node("n", cpu=10)
+    submit(w, "now", 6, 100)
+    submit(w, "first", 8, 100)
+    submit(w, "second", 10, 50)
+    submit(w, "large", 3, 120)
+    assert w.explain("large")[0].reason == WouldDelay("first", 100 * SECOND)
+    w.kill("large")
+    submit(w, "small", 2, long)
+    reasons = [entry.reason for entry in w.explain("small")]
+    assert reasons == ([WouldDelay("second", 200 * SECOND)] if long > 200 else [])
+
+
+@pytest.mark.parametrize("mode", ["easy", "shortest", "conservative"])
+def test_a_hold_for_an_ask_behind_the_head_leaves_the_nodes_of_its_plan(mode: str) -> None:
+    """`head` is held for on n0, and planned for 100 on n1. All of n1 would be held for `large`, which is behind it."""
+    starts = Starts()
+    w = World(config={"backfill": mode, "starving_after": "20s", "held_nodes_percent": 100}, observers=[starts])
+    for node, cpu in (("n0", 3), ("n1", 4), ("n2", 4)):
+        w.node(node, cpu=cpu, labels={"node": node})
+    submit(w, "long", 2, 200, selectors={"node": "n0"})
+    submit(w, "short", 4, 100, selectors={"node": "n1"})
+    submit(w, "other", 4, 300, selectors={"node": "n2"})
+    submit(w, "head", 2, 50)
+    w.advance(1)
+    submit(w, "large", 4, 50)
+    w.advance(40)
+    assert w.holds() == {"n0": [("head", "main", 1)], "n2": [("large", "main", 1)]}
+    w.advance(500)
+    assert (starts.at["head"], starts.at["large"]) == (100, 150)

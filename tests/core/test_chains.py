@@ -1,4 +1,4 @@
-"""Chains: quick tasks wait behind others for the same rooms. Which tasks go in chains, and how chains end."""
+"""Chains: quick tasks wait behind others for the same slots. Which tasks go in chains, and how chains end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairlead.core.outcomes import stop
 from fairlead.core.plan import Plan
 from fairlead.core.policy.chain import MAX_CHAIN, ahead, measured
 from fairlead.core.ranges import count, indices
-from fairlead.core.reasons import InChain
+from fairlead.core.why.reasons import InChain
 from fairlead.testing import World
 from tests.core.test_properties import (
     advance,
@@ -54,7 +54,7 @@ def states(w: World, job: str, tasks: int) -> list[str]:
 def ahead_of(w: World, job: str) -> list[int]:
     """Return the tasks that wait in a chain."""
     live = w.partition().jobs[job].stages[0].live or {}
-    return sorted(index for index, allocation in live.items() if allocation.rooms)
+    return sorted(index for index, allocation in live.items() if allocation.slots)
 
 
 def at_work(w: World) -> list[int]:
@@ -72,7 +72,7 @@ def durable(w: World) -> int:
 
 
 def in_chain(w: World, tasks: int = 10, **rest: Any) -> str:
-    """An array on one room, each task 20 ms by the first. Task 1 has the room, 2 to 5 wait behind it."""
+    """An array on one slot, each task 20 ms by the first. Task 1 has the slot, 2 to 5 wait behind it."""
     job = w.submit(stages=array(tasks, **rest))
     w.advance(0.02)
     w.effects()
@@ -94,8 +94,8 @@ def test_quick_tasks_are_sent_ahead() -> None:
     assert w.task(job, "w", 1).note == ""
     (front, rest), stops = messages(w)
     assert not stops
-    assert (front.indices, front.rooms) == ((1, 2), 0)
-    assert (rest.indices, rest.rooms, rest.chain) == ((2, 6), 1, front.chain)
+    assert (front.indices, front.slots) == ((1, 2), 0)
+    assert (rest.indices, rest.slots, rest.chain) == ((2, 6), 1, front.chain)
     pending, sent = w.explain(job)
     assert (pending.count, sent.count, sent.reason) == (4, 4, InChain(1))
     assert str(sent) == "w: 4 tasks wait; sent ahead to 1 node, to start when quick tasks before them end"
@@ -126,12 +126,12 @@ def test_many_tasks_need_few_cycles() -> None:
         job = w.submit(stages=array(1_000, duration=0.001))
         w.advance(1)
         assert w.job(job).state == "succeeded"
-        assert w.job(job).ended_at == pytest.approx(0.5, abs=0.02)  # and no room was idle for long
+        assert w.job(job).ended_at == pytest.approx(0.5, abs=0.02)  # and no slot was idle for long
         cycles[chain] = durable(w) - before
     assert cycles["100ms"] * 10 <= cycles[0]
 
 
-def test_no_room_has_two_tasks() -> None:
+def test_no_slot_has_two_tasks() -> None:
     w = world(nodes=2, cpu=3)
     job = w.submit(stages=array(600, duration=0.004))
     w.cycle()
@@ -145,7 +145,7 @@ def test_no_room_has_two_tasks() -> None:
         assert w.usage("root.default").get("cpu", 0) <= 6
         most = max(most, len(ahead_of(w, job)))
     assert most > 50
-    assert w.now < 450_000  # 600 × 4 ms on 6 rooms
+    assert w.now < 450_000  # 600 × 4 ms on 6 slots
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_chains_are_off_unless_configured() -> None:
         assert not ahead_of(w, job)
 
 
-def test_rooms_come_before_chains() -> None:
+def test_slots_come_before_chains() -> None:
     w = world(nodes=3, cpu=1)
     w.drain("n1")
     w.drain("n2")
@@ -235,7 +235,7 @@ def test_rooms_come_before_chains() -> None:
     w.enable("n2")
     w.finish(job, "w", 0)
     w.advance(0)
-    assert at_work(w) == [1, 2, 3]  # all three rooms
+    assert at_work(w) == [1, 2, 3]  # all three slots
     assert len({w.placements(job)["w", index] for index in (1, 2, 3)}) == 3
     assert ahead_of(w, job) == [4, 5]
     assert len({w.placements(job)["w", index] for index in (4, 5)}) == 2  # shared evenly
@@ -353,7 +353,7 @@ def test_a_kill_stops_all_of_it() -> None:
     assert (w.job(job).state, at_work(w), w.usage("root.default")) == ("killed", [], {})
 
 
-def test_a_stop_of_those_that_wait_frees_no_room() -> None:
+def test_a_stop_of_those_that_wait_frees_no_slot() -> None:
     w = world()
     job = in_chain(w)
     w.scale(job, "w", 4)
@@ -732,7 +732,7 @@ def test_after_a_restart_the_agent_gets_all_standing_launches() -> None:
     w.hold_acks("n0")
     w.restart()
     held = w.fleets["default"]._held["n0"]
-    assert [(each.indices, each.rooms) for each in held] == [((2, 6), 1)]
+    assert [(each.indices, each.slots) for each in held] == [((2, 6), 1)]
 
 
 @pytest.mark.parametrize(
@@ -750,7 +750,7 @@ def test_after_a_restart_the_agent_gets_all_standing_launches() -> None:
     ],
 )
 def test_reports_in_any_order(reports: list[tuple[int, Any]], expected: list[str], waiting: list[int]) -> None:
-    """In the state one task has the room, whatever is reported of the tasks behind it."""
+    """In the state one task has the slot, whatever is reported of the tasks behind it."""
     for at_once in (True, False):
         w = world()
         job = in_chain(w, tasks=6)
@@ -765,7 +765,7 @@ def test_reports_in_any_order(reports: list[tuple[int, Any]], expected: list[str
 
 
 def test_the_running_task_has_the_room() -> None:
-    """Task 2 is assigned the room when 1 ends, but the agent has started 3."""
+    """Task 2 is assigned the slot when 1 ends, but the agent has started 3."""
     w = world()
     job = in_chain(w)
     w.hold_acks("n0")
@@ -781,7 +781,7 @@ def test_the_running_task_has_the_room() -> None:
     assert ahead_of(w, job) == [4, 5]
 
 
-def test_rooms_of_a_chain_are_several() -> None:
+def test_slots_of_a_chain_are_several() -> None:
     w = world(cpu=4)
     job = w.submit(stages=array(40))
     w.advance(0.02)
@@ -796,11 +796,11 @@ def test_rooms_of_a_chain_are_several() -> None:
     w.advance(0.01)
     assert at_work(w) == [4, 6, 8, 9]
     assert states(w, job, 11)[4:] == ["running", "succeeded", "running", "succeeded", "running", "running", "assigned"]
-    assert {each.rooms for each in w.partition().waiting_in(number)} == {4}
+    assert {each.slots for each in w.partition().waiting_in(number)} == {4}
     assert w.usage("root.default") == {"cpu": 4}
 
 
-def test_the_end_of_a_chain_frees_its_rooms_one_by_one() -> None:
+def test_the_end_of_a_chain_frees_its_slots_one_by_one() -> None:
     w = world(cpu=2)
     job = w.submit(stages=array(6))
     w.advance(0.02)
@@ -839,8 +839,8 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.sampled_from([0.001, 0.01, 0.03]))
-def test_agents_never_run_more_than_there_is_room_for(steps: list[tuple[str, Any]], duration: float) -> None:
-    """Agents do what the state says: no node runs more tasks than it has rooms, and no task runs twice at once."""
+def test_agents_never_run_more_than_there_are_slots_for(steps: list[tuple[str, Any]], duration: float) -> None:
+    """Agents do what the state says: no node runs more tasks than it has slots, and no task runs twice at once."""
     w = world(nodes=2, cpu=3)
     jobs = [w.submit(name="a", stages=array(100, duration=duration, tries=2))]
     w.advance(0.05)
@@ -892,13 +892,13 @@ def test_no_overcommit_under_any_trouble(drawn: list[Step], chain: str) -> None:
     Play(chain=chain).run(drawn)
 
 
-def test_a_chain_that_lost_a_room_is_noticed() -> None:
+def test_a_chain_that_lost_a_slot_is_noticed() -> None:
     w = world()
     in_chain(w)
     partition = w.partition()
     (chain,) = partition.derived.chains.values()
-    next(each for each in chain.values() if each.rooms).rooms = 2
-    with pytest.raises(InvariantBroken, match="has 1 rooms, and 2 for"):
+    next(each for each in chain.values() if each.slots).slots = 2
+    with pytest.raises(InvariantBroken, match="has 1 slots, and 2 for"):
         check_all(partition)
 
 

@@ -124,10 +124,10 @@ def test_a_restart_journals_only_the_nodes_that_stay_away() -> None:
         w.node(name, cpu=4)
         w.cycle()
     assert len(list(w.journal.read("partition/default"))) == records
-    assert not w.partition().reign.ready
+    assert not w.partition().readiness.ready
     w.submit(name="job", stages=[{"count": 12, "min": 1, "resources": {"cpu": 1}}])
     w.advance(40)
-    assert w.partition().reign.ready and set(on(w, "job")) == {"n0", "n1"}
+    assert w.partition().readiness.ready and set(on(w, "job")) == {"n0", "n1"}
     w.node("n2", cpu=4)
     w.cycle()
     assert set(on(w, "job")) == {"n0", "n1", "n2"}

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fairlead.core.reasons import AfterUnmet, NeverFits, NoRoom, OverLimit, StillStopping
+from fairlead.core.why.obstacles import TooFew
+from fairlead.core.why.reasons import AfterUnmet, NeverFits, NoCapacity, OverLimit, StillStopping
 from fairlead.testing import World
 from tests.core.gang_watch import Restarted, WatchedWorld
 
@@ -103,11 +104,11 @@ def test_a_reason_says_what_each_stage_found(make: MakeWorld) -> None:
     job = whole(w, stage("small", 4), stage("large", 2, cpu=2))
     w.cycle()
     reason = w.explain(job)[0].reason
-    assert isinstance(reason, NoRoom)
+    assert isinstance(reason, NoCapacity)
     assert str(reason).startswith(
         "2 of 2 large tasks, 2 of 4 small tasks fit now: 2 nodes have capacity, but not for all 6"
     )
-    assert (reason.wanted, reason.room) == (6, 4)
+    assert (reason.wanted, reason.fitting) == (6, 4)
 
 
 def test_the_minimum_of_each_stage_starts_together_and_the_rest_as_room_comes(make: MakeWorld) -> None:
@@ -175,7 +176,7 @@ def test_one_stage_alone_is_an_ordinary_gang(make: MakeWorld) -> None:
     one = whole(w, stage("a", 5), name="one")
     w.cycle()
     assert lanes(w) == {"cpu=1": ["one/a"]}
-    assert w.explain(one)[0].reason == NeverFits(5, 4)
+    assert w.explain(one)[0].reason == NeverFits(5, 4, obstacles=(TooFew(1, (("cpu", 1000),)),))
 
 
 def test_it_asks_when_what_it_comes_after_is_over(make: MakeWorld) -> None:
@@ -235,12 +236,13 @@ NEVER: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "stages of one shape": (
         [stage("a", 1), stage("b", 3, cpu=3), stage("c", 2, cpu=3)],
-        "can never run: all nodes and pools together take 2 of 5 b and c tasks",
+        "can never run: all nodes and pools together take 2 of 5 b and c tasks (missing: "
+        "capacity for 3 more with 3 CPUs each)",
     ),
     "two stages": (
         [stage("a", 9), stage("b", 1, cpu=5), stage("c", 1)],
         "can never run: all nodes and pools together take 0 of 1 b tasks, 8 of 10 a and c tasks (the "
-        "largest node, n0, has 4 CPUs (asked: 5))",
+        "largest node, n0, has 4 CPUs (asked: 5); missing: capacity for 2 more with 1 CPU each)",
     ),
     "all stages together": (
         [stage("a", 5), stage("b", 2, cpu=2)],
@@ -263,7 +265,7 @@ def test_a_job_that_can_never_start_whole_is_passed_over(make: MakeWorld, case: 
     w.pool("large", node={"cpu": 8})
     w.cycle()
     assert {type(explanation.reason) for explanation in w.explain(job)} == {
-        NoRoom
+        NoCapacity
     }  # a pool without a bound could take it
     w.nodes(4, prefix="m", cpu=8)
     w.cycle()
@@ -285,7 +287,7 @@ def test_stages_that_stay_apart_do_so_each_for_itself(make: MakeWorld) -> None:
     w.cycle()
     job = whole(w, *(stage(name, 3, apart=True) for name in ("a", "b")))
     w.cycle()
-    assert isinstance(w.explain(job)[0].reason, NoRoom)
+    assert isinstance(w.explain(job)[0].reason, NoCapacity)
     w.finish(other)
     w.cycle()
     assert sorted(w.placements(job).values()) == ["n0", "n0", "n1", "n1", "n2", "n2"]
@@ -302,7 +304,7 @@ def test_a_whole_head_that_is_now_over_its_limit_does_not_block_its_lane(make: M
     w.scale(behind, "b", 0)
     w.cycle()
     assert (w.placements(head), w.placements(behind)) == ({}, {})
-    assert isinstance(w.explain(head)[0].reason, NoRoom)
+    assert isinstance(w.explain(head)[0].reason, NoCapacity)
     w.submit(name="more", user="ann", queue="root.a", stages=[stage("w", 1, cpu=2)])
     w.cycle()
     assert isinstance(w.explain(head)[0].reason, OverLimit)
@@ -411,9 +413,8 @@ def test_a_whole_job_that_found_no_room_wakes_no_lane() -> None:
     whole(w, stage("a", 4), stage("b", 1, cpu=4))
     w.cycle()
     partition = w.partition()
-    assert {lane.memory.asleep_at for lane in partition.lanes.values()} == {
-        (partition.derived.openings, partition.nodes.version)
-    }
+    verdicts = [lane.memory.verdict for lane in partition.lanes.values()]
+    assert {verdict and verdict.versions for verdict in verdicts} == {partition.capacity_versions()}
     assert w.cluster.writers["default"].cycle([], w.now).plan.looked == set()
 
 
@@ -779,3 +780,18 @@ def test_large_tasks_leave_nodes_for_small_ones_that_are_apart(make: MakeWorld) 
     job = whole(w, stage("big", 2, cpu=2), stage("small", 3, apart=True))
     w.cycle()
     assert states(w, job) == {"big": "aa", "small": "aaa"}
+
+
+def test_a_reason_counts_all_stages_now(make: MakeWorld) -> None:
+    """The stages are tried in the order b, a."""
+    w = make(cpu=8)
+    w.drain("n1")
+    whole(w, stage("a", 4), stage("b", 4, cpu=2))
+    w.advance(1)
+    for name, stages in (("", (("b", 4, 4), ("a", 4, 0))), ("one", (("b", 4, 3),)), ("three", (("b", 4, 2),))):
+        if name:
+            w.submit(name=name, stages=[{"count": 2 if name == "three" else 1, "resources": {"cpu": 1}}])
+            w.advance(1)
+        reason = w.explain("job")[0].reason
+        assert isinstance(reason, NoCapacity) and reason.stages == stages
+        assert reason.fitting == sum(fitting for _, _, fitting in stages)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairlead.core.model import OPERATOR
-from fairlead.core.reasons import HeldBack
+from fairlead.core.why.reasons import HeldBack
 from fairlead.testing import World
 from tests.core.gang_watch import Restarted, WatchedWorld
 
@@ -162,7 +162,7 @@ def test_no_tasks_stop_for_a_held_job(make: MakeWorld) -> None:
 def test_a_claim_ends_when_its_job_is_held(make: MakeWorld) -> None:
     w = make(cpu=2)
     submit(w, "low", 2, user="bob")
-    w.advance(0)
+    w.advance(1)
     w.ignore_stops("low")
     submit(w, "high", cpu=2, priority=5)
     w.cycle()

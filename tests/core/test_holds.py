@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairlead.core.reasons import NoRoom
+from fairlead.core.why.reasons import NoCapacity
 from fairlead.testing import World
 
 HOLDS: dict[str, Any] = {"starving_after": "10s", "hold_for": "100s"}
@@ -60,9 +60,9 @@ def test_seven_pods_on_one_node(holds: bool) -> None:
         return
     assert running() == [5]
     reason = w.explain(pods[6])[0].reason
-    assert isinstance(reason, NoRoom) and reason.failed == (("held", 1),)
+    assert isinstance(reason, NoCapacity) and reason.failed == (("held", 1),)
     reason = w.explain(pods[4])[0].reason
-    assert isinstance(reason, NoRoom) and reason.held == 1 and reason.failed == (("missing cpu", 1),)
+    assert isinstance(reason, NoCapacity) and reason.held == 1 and reason.failed == (("missing cpu", 1),)
     w.finish(pods[5])
     w.advance(0)
     assert running() == [4]

@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from fairlead.core import cycle, learning, state
+from fairlead.core import cycle, last_runs, state
 from fairlead.core.changes import Placed, StartPlanned
-from fairlead.core.learning import expected_run
+from fairlead.core.last_runs import expected_run
 from fairlead.core.model import NEW
 from fairlead.core.policy.estimates import learned_end, learned_run
 from fairlead.core.resources import DAY, SECOND
@@ -148,7 +148,7 @@ def test_a_head_that_cannot_start_in_time_keeps_no_ask_back() -> None:
 def test_runs_are_dropped() -> None:
     w = world()
     run(w, 10, name="a", user="ann")
-    w.advance(learning.KEEP / SECOND + 60)
+    w.advance(last_runs.KEEP / SECOND + 60)
     run(w, 10, name="b", user="bob")
     assert {user for user, _, _ in w.partition().runs} == {"bob"}
     w.configure({"backfill": "easy"})
@@ -157,7 +157,7 @@ def test_runs_are_dropped() -> None:
 
 
 def test_few_runs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "MAX_RUNS", 4)
+    monkeypatch.setattr(last_runs, "MAX_RUNS", 4)
     w = world()
     for name in "abcdef":
         run(w, 10, name=name, user="ann")

@@ -22,21 +22,21 @@ from fairlead.core.dump import dump, load
 from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
 from fairlead.core.lanes import lane_key, text_of
-from fairlead.core.match import singles
+from fairlead.core.match import single_tasks
 from fairlead.core.policy.fit import choose_devices
 from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 from fairlead.journal.codec import restore
-from fairlead.sim.chaos.checkers import GenerationChecker
-from fairlead.sim.chaos.doorchecker import DoorChecker
-from fairlead.sim.chaos.loanchecker import LoanChecker
-from fairlead.views.metrics.observer import Metrics
+from fairlead.views.metrics.metrics import Metrics
+from tests.chaos.checkers import GenerationChecker
+from tests.chaos.rebalance_checker import LoanChecker
+from tests.chaos.start_checker import DoorChecker
 from tests.core.gang_watch import WatchedWorld
 
 NODES = [f"n{number}" for number in range(5)]
-FEW = singles.FEW
+FEW = single_tasks.FEW
 PLACES = ["pack"] * len(PLACEMENTS) + sorted(PLACEMENTS)
 JOBS = [f"j{number}" for number in range(8)]
 QUEUES = ["root.a", "root.b.x", "root.b.y"]
@@ -105,6 +105,7 @@ pool_settings = st.fixed_dictionaries(
         "min_idle": st.integers(0, 1),
         "max_idle": st.integers(0, 2),
         "cost": st.integers(0, 2),
+        "min_free": st.sampled_from([{}, {"cpu": 3}, {"cpu": 1, "memory": "5Gi"}]),
     },
 )
 
@@ -131,7 +132,7 @@ class Machine(RuleBasedStateMachine):
         memory: Any,
         estimates: str = "given",
     ) -> None:
-        singles.FEW = 1  # so that lanes as short as these get batches too
+        single_tasks.FEW = 1  # so that lanes as short as these get batches too
         self.rhythm = rhythm
         self.rules = 0
         self.metrics = Metrics()
@@ -165,7 +166,7 @@ class Machine(RuleBasedStateMachine):
             self.w.advance(1)
 
     def teardown(self) -> None:
-        singles.FEW = FEW
+        single_tasks.FEW = FEW
 
     # -- nodes
 
@@ -217,6 +218,36 @@ class Machine(RuleBasedStateMachine):
             self._submit(**job, stages=[{"name": "s", "resources": {"cpu": cpu}}])
 
     @rule(
+        queue=queues,
+        other=queues,
+        ends=st.sampled_from(["5s", "30s"]),
+        end=st.sampled_from(["", "kill", "cancel", "hold", "set_priority", "reset_lane"]),
+    )
+    def keep_back(self, queue: str, other: str, ends: str, end: str) -> None:
+        """A long small task would delay a large one, and is kept back for it. Then the large one may go."""
+        self.w.node("n9", cpu=4, labels={"zone": "c"})
+
+        def task(name: str, queue: str, cpu: int, estimate: str) -> None:
+            stage = {"name": "s", "resources": {"cpu": cpu}, "estimate": estimate, "selectors": {"zone": "c"}}
+            self._submit(name=name, queue=queue, user="ann", stages=[stage])
+            self._step(self.w.cycle)
+
+        for name, where, cpu, estimate in (
+            ("soon", queue, 1, ends),
+            ("late", queue, 1, "1min"),
+            ("head", queue, 3, "1s"),
+            ("next", other, 1, "1h"),
+        ):
+            task(name, where, cpu, estimate)
+        if end and "head" in self.w.partition().jobs:
+            arguments: dict[str, Any] = {"cancel": ("s",), "set_priority": (-3,)}
+            if end == "reset_lane":
+                self.w.reset_lane(queue, "head", True)
+            else:
+                getattr(self.w, end)("head", *arguments.get(end, ()))
+            self._step(lambda: self.w.advance(0))
+
+    @rule(
         name=jobs,
         queue=queues,
         user=st.sampled_from(["ann", "bob"]),
@@ -228,7 +259,16 @@ class Machine(RuleBasedStateMachine):
         gang=st.sampled_from(["stage", "job"]),
     )
     def submit(
-        self, name: str, queue: str, user: str, one: Any, other: Any, priority: int, after: Any, key: Any, gang: str
+        self,
+        name: str,
+        queue: str,
+        user: str,
+        one: Any,
+        other: Any,
+        priority: int,
+        after: Any,
+        key: Any,
+        gang: str,
     ) -> None:
         self._submit(
             name=name,
@@ -240,6 +280,7 @@ class Machine(RuleBasedStateMachine):
             after=[after] if after else [],
             key=key,
             gang=gang,
+            done_when={"stage": "s"} if priority > 0 else None,
         )
 
     @rule(
@@ -273,6 +314,15 @@ class Machine(RuleBasedStateMachine):
     )
     def hold_back(self, data: Any, user: Any, action: str) -> None:
         self._on_job(data, lambda job: getattr(self.w, action)(job, user))
+
+    @rule(
+        data=st.data(),
+        stage=stages,
+        action=st.sampled_from(["kill", "requeue", "replace"]),
+        tasks=st.sets(st.integers(0, 5), min_size=1, max_size=3),
+    )
+    def stop_tasks(self, data: Any, stage: str, action: Any, tasks: set[int]) -> None:
+        self._on_job(data, lambda job: self.w.stop_tasks(job, action, stage, *sorted(tasks)))
 
     @rule(data=st.data(), stage=stages, action=st.sampled_from(["prioritise", "cancel"]))
     def move_ask(self, data: Any, stage: str, action: str) -> None:
@@ -440,7 +490,7 @@ class Machine(RuleBasedStateMachine):
         assert (
             not quiet
             or kept == (partition.holds.keys() | partition.promises.keys(), set(partition.orders))
-            or partition.reign.ready
+            or partition.readiness.ready
         )
         self.w.mark_ready()
 
@@ -463,10 +513,10 @@ class Machine(RuleBasedStateMachine):
 
     def _take_back_a_cycle(self, partition: Partition) -> None:
         commands = [entry[1] for entry in self.w._queue if isinstance(entry, tuple)]
-        before, ready = dump(partition), partition.reign.ready
+        before, ready = dump(partition), partition.readiness.ready
         decided = cycle.run(partition, commands, self.w.now)
         decided.plan.abandon()
-        partition.reign.ready = ready  # readiness is no part of a plan; here the cycle follows once more
+        partition.readiness.ready = ready  # readiness is no part of a plan; here the cycle follows once more
         assert dump(partition) == before
         check_all(partition)
         # Removing the partition releases everything under it, whatever that is, and can be taken back as well.
@@ -474,7 +524,7 @@ class Machine(RuleBasedStateMachine):
         assert partition.removed and not partition.allocations and not partition.nodes.rows
         check_all(partition)
         removed.plan.abandon()
-        partition.reign.ready = ready
+        partition.readiness.ready = ready
         assert dump(partition) == before
 
     def _step(self, act: Any) -> None:
@@ -525,7 +575,7 @@ class Machine(RuleBasedStateMachine):
         If no cycle is to follow and nothing is due, there is nothing to do.
         """
         writer = self.w.cluster.writers["default"]
-        if writer.more or not partition.reign.ready or self.w._queue:
+        if writer.more or not partition.readiness.ready or self.w._queue:
             return
         due = cycle.due(partition)  # before the next plan: phases remember its findings, even if it is taken back
         found = cycle.run(afresh(partition), [], self.w.now).changes
@@ -566,7 +616,7 @@ class Machine(RuleBasedStateMachine):
 def afresh(partition: Partition) -> Partition:
     """Return a copy of the partition that knows the state and nothing that phases remember."""
     loaded = load(dump(partition))
-    loaded.reign = copy(partition.reign)
+    loaded.readiness = copy(partition.readiness)
     loaded.retime()
     return loaded
 

@@ -167,7 +167,7 @@ def test_preempted_tasks_wait_again_or_are_withdrawn() -> None:
         w = managed(1)
         rm = w.rm("k8s")
         rm.update(jobs=[{"job": "low", "stages": [{"name": "x", "resources": CPU}]}])
-        w.cycle()
+        w.advance(1)
         rm.update(jobs=[{"job": "high", "priority": 5, "stages": [{"name": "x", "resources": CPU}]}])
         w.cycle()
         assert state(w).jobs[0].asks[0].live[0].state == "stopping"
@@ -183,10 +183,10 @@ def test_the_partition_waits_for_the_last_part_of_a_replay() -> None:
     rm.register()
     rm.update(nodes=[{"name": "k0", "resources": CPU}], more=True)
     w.cycle()
-    assert not w.partition().reign.ready
+    assert not w.partition().readiness.ready
     rm.update()
     w.cycle()
-    assert w.partition().reign.ready
+    assert w.partition().readiness.ready
 
 
 def test_reasons_tell_if_capacity_is_missing() -> None:
@@ -204,7 +204,7 @@ def test_reasons_tell_if_capacity_is_missing() -> None:
             w.partition(), "k8s", ["s0", "s1", "wide", "two", "none"], w.cluster.writers["default"].reasons, w.now
         )
     }
-    assert answers == {"s1": ("over limit", False), "wide": ("never fits", True), "two": ("no room", True)}
+    assert answers == {"s1": ("over limit", False), "wide": ("never fits", True), "two": ("no capacity", True)}
 
 
 @pytest.mark.parametrize(
@@ -246,3 +246,33 @@ def test_a_refused_item_is_named_as_an_accepted_one() -> None:
     w.cycle()
     named = [(event.what, event.job) for event in rm.events() if event.what in ("accepted", "rejected")]
     assert named == [("rejected", "id"), ("accepted", "id")]
+
+
+@pytest.mark.parametrize(
+    ("on_loss", "state", "sentence"),
+    [
+        ("", "lost", "job j has no tasks: k8s asks for none now"),
+        ("replace", "pending", "job j waits: no node has joined yet; the last attempt of 1 task: node k0 was removed"),
+        ("restart", "pending", "job j waits: no node has joined yet; the last attempt of 1 task: node k0 was removed"),
+    ],
+)
+def test_tasks_of_a_removed_node_follow_an_on_loss_that_was_asked_for(on_loss: str, state: str, sentence: str) -> None:
+    w = managed(1)
+    rm = w.rm("k8s")
+    rm.update(jobs=[{"job": "j"}], asks=[{"job": "j", "ask": "a", "resources": CPU, "on_loss": on_loss or None}])
+    w.advance(1)
+    rm.update(nodes=[{"name": "k0", "action": "remove"}])
+    w.advance(1)
+    assert w.task("j", "a", 0).state == state
+    assert w.why("j").sentence == sentence
+
+
+def test_a_gang_of_stages_that_lost_a_node_may_run_again() -> None:
+    w = managed(1, 1, 1)
+    rm = w.rm("k8s")
+    rm.update(jobs=[gang("j", ("a", 1), ("b", 2), on_loss="replace")])
+    w.advance(1)
+    rm.update(nodes=[{"name": "k0", "action": "lose"}])
+    w.advance(1)
+    assert "never" not in w.why("j").sentence
+    assert not w.explain("j")[0].never

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fairlead.core.settings import DEFAULT_CONFIG
 from fairlead.testing import World
-from fairlead.views.config import config_view
+from fairlead.views.config_document import config_view
 
 
 def test_a_single_task_does_not_wait_for_300_tasks_of_another_user() -> None:

@@ -7,7 +7,7 @@ import pytest
 from fairlead.core.documents import parse_node
 from fairlead.core.errors import Refused
 from fairlead.testing import World
-from fairlead.views.metrics.observer import Metrics
+from fairlead.views.metrics.metrics import Metrics
 
 
 def _submit(w: World, user: str, cpu: int = 1, count: int = 1) -> str:

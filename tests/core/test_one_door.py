@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fairlead.sim.chaos.doorchecker import DoorChecker
-from fairlead.sim.chaos.loanchecker import LoanChecker
 from fairlead.testing import World
 from tests import planted
+from tests.chaos.rebalance_checker import LoanChecker
+from tests.chaos.start_checker import DoorChecker
 
 HALVES = {"queues": {"root": {"a": {"share": 50}, "b": {"share": 50}}}}
 

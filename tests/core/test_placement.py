@@ -47,7 +47,6 @@ class Row(NamedTuple):
 USES_ONE = ((Task((1000, 0), 1, WHOLE), 1),)
 HUNGRY = ((Task((8000, 0), 1, WHOLE), 1),)
 CORES = {"few": node(10), "many": node(60), "some": node(30)}
-ANY_KIND = {"gpus": node(10, 0, 0), "plain": node(60)}
 
 ROWS = [
     Row("spread", "the emptiest", CPU_ONLY, CORES, "many"),
@@ -76,10 +75,8 @@ ROWS = [
         {"memory": node(64, memory=10), "cpu": node(32)},
         "cpu",
     ),
-    Row("spread", "work without GPUs away from GPUs", CPU_ONLY, {"gpus": node(64, 0), "plain": node(30)}, "plain"),
     Row("bestfit", "the tightest", CPU_ONLY, CORES, "few"),
     Row("bestfit", "of equals the first", CPU_ONLY, {"one": node(30), "two": node(30)}, "one"),
-    Row("bestfit", "work without GPUs away from GPUs", CPU_ONLY, ANY_KIND, "plain"),
     Row(
         "bestfit",
         "a GPU weighs as much as its part of the largest node",
@@ -97,7 +94,6 @@ ROWS = [
     Row(
         "dotprod", "less than a percent is nothing", Task((640, 0), 0, 0), {"first": node(64), "less": node(8)}, "first"
     ),
-    Row("dotprod", "work without GPUs away from GPUs", CPU_ONLY, ANY_KIND, "plain"),
     Row(
         "gpu_packing",
         "the fullest split device",
@@ -125,7 +121,6 @@ ROWS = [
     Row(
         "gpu_packing", "of empty nodes the smallest", WHOLE_ONE, {"two": node(9, 0, 0), "one": node(9, 0)}, "one", (0,)
     ),
-    Row("gpu_packing", "work without GPUs away from GPUs", CPU_ONLY, ANY_KIND, "plain"),
     Row(
         "gpu_clustering",
         "parts beside parts alone",
@@ -152,7 +147,6 @@ ROWS = [
         (1,),
     ),
     Row("gpu_clustering", "the fullest of its like", HALF, {"a": node(9, 300, 0), "b": node(9, 400, 0)}, "b", (0,)),
-    Row("gpu_clustering", "work without GPUs away from GPUs", CPU_ONLY, ANY_KIND, "plain"),
     Row(
         "fgd",
         "where no whole device is split",
@@ -201,7 +195,6 @@ ROWS = [
     Row("fgd", "of devices with equal losses the tightest", HALF, {"only": node(9, 0, 500, 500, 700)}, "only", (1,)),
     Row("fgd", "equal losses as by bestfit", CPU_ONLY, CORES, "few", (), USES_ONE),
     Row("fgd", "without usual work as by bestfit", HALF, {"a": node(9, 0, 0), "b": node(9, 0)}, "b", (0,)),
-    Row("fgd", "work without GPUs away from GPUs", CPU_ONLY, ANY_KIND, "plain", (), USES_ONE),
     Row("random", "all are equal", HALF, {"a": node(9, 0), "b": node(64, 500)}, "a", (0,)),
 ]
 

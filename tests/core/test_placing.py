@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from fairlead.core.index.scored import ScoreIndex
-from fairlead.core.nodes import NodeTable
+from fairlead.core.node_table import NodeTable
 from fairlead.core.policy.placement import PLACEMENTS
-from fairlead.core.reasons import NeverFits, NoRoom
 from fairlead.core.shape import Shape, ShapeKey
+from fairlead.core.why.reasons import NeverFits, NoCapacity
 from fairlead.testing import World
 
 
@@ -35,7 +35,7 @@ def test_every_placement_fills_the_machine(place: str) -> None:
     for number in range(7):
         single(w, f"j{number}", cpu=1, memory="1Gi", gpu="0.5")
     assert sum(bool(w.placements(f"j{number}")) for number in range(7)) == 6
-    assert isinstance(w.explain("j6")[0].reason, NoRoom)
+    assert isinstance(w.explain("j6")[0].reason, NoCapacity)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,8 @@ def test_one_a_node() -> None:
 def test_one_a_node_or_not_at_all() -> None:
     w = racks(a=4)
     assert gang(w, 3, apart=True) == []
-    assert w.explain("g")[0].reason == NeverFits(3, 2)
+    reason = w.explain("g")[0].reason
+    assert isinstance(reason, NeverFits) and (reason.wanted, reason.most) == (3, 2)
     w.node("c", cpu=1)
     w.cycle()
     assert sorted(nodes_of(w, "g")) == ["a0", "a1", "c"]

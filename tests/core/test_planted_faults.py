@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from fairlead.sim.chaos.checkers import CheckFailed
-from fairlead.sim.chaos.doorchecker import DoorChecker
 from fairlead.testing import World
 from tests import planted
+from tests.chaos.checkers import CheckFailed
+from tests.chaos.rebalance_checker import LoanChecker
+from tests.chaos.start_checker import DoorChecker
 from tests.core.test_machine import Machine
 
 SMALL = {"resources": {"cpu": 1}, "count": 1, "duration": 1}
@@ -119,6 +120,19 @@ def test_stops_what_was_placed(m: Machine, monkeypatch: pytest.MonkeyPatch) -> N
         m.cycle()
 
 
+def test_stops_in_the_moment_of_a_start(m: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is full; one task more may run for each that ends. A later cycle of the moment claims that place."""
+    planted.stop_in_the_moment(monkeypatch)
+    start(m)
+    m.crowd("root.a", "root.a", 20, [(1, 0)])
+    m.advance(1)
+    m.w.finish("array", "s", 0)
+    m.cycle()
+    m.w.submit(name="high", queue="root.a", priority=9, stages=[{"name": "s", "resources": {"cpu": 1}}])
+    with pytest.raises(CheckFailed, match=planted.MOMENT):
+        m.cycle()
+
+
 @pytest.mark.parametrize(("cpus", "free"), [((1, 1), 1), ((1, 2), 2), ((2, 1), 2)])
 def test_the_newest_ask_first(m: Machine, monkeypatch: pytest.MonkeyPatch, cpus: tuple[int, int], free: int) -> None:
     """In one lane, and in two; the newest is the larger one or the smaller one."""
@@ -151,6 +165,85 @@ def test_loans_that_are_kept(m: Machine, monkeypatch: pytest.MonkeyPatch) -> Non
         m.advance(25)
 
 
+def test_a_loan_that_is_spared_as_the_oldest_of_its_array_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.spare_the_oldest(monkeypatch)
+    w = World({"queues": {"root": {"a": {"share": 50}, "b": {"share": 50}}}}, observers=[LoanChecker()])
+    for number in range(4):
+        w.node(f"n{number}", cpu=1, labels={"n": str(number)})
+    w.submit(name="array", queue="root.b", stages=[{"array": 4, "resources": {"cpu": 1}}])
+    w.advance(10)
+    w.submit(name="want", queue="root.a", stages=[{"resources": {"cpu": 1}, "selectors": {"n": "0"}}])
+    with pytest.raises(CheckFailed, match=f"({planted.LOAN}|{planted.OWNER}).*array main.0."):
+        w.advance(600)
+
+
+@pytest.mark.parametrize("end", ["kill", "cancel", "reset_lane"])
+def test_what_is_kept_back_for_an_ask_that_is_gone(m: Machine, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    planted.forget_what_was_kept_back(monkeypatch)
+    m.start(rhythm=1, place="pack", first=[SMALL], chain=0, backfill="easy", threshold=5, memory=0)
+    with pytest.raises(AssertionError):
+        m.keep_back("root.a", "root.a", "30s", end)
+
+
+def owner_beside_loans(seconds: float, **settings: str) -> World:
+    """A world in which loans of some length fill a node, and an owner of half of it waits."""
+    queues = {"root": {"a": {"share": 60}, "b": {"share": 40}}}
+    config = {"queues": queues, "starving_after": "2d", **settings}  # no node is held for a borrower
+    w = World(config, observers=[LoanChecker()])
+    w.nodes(1, cpu=4)
+    for at in range(80):
+        runs = round(seconds + at * at % 17 * 0.37 + at / 1000, 3)  # no two of them end together
+        stage = {"resources": {"cpu": 1}, "duration": runs, "estimate": runs}
+        w.submit(queue="root.b", stages=[stage])
+    w.cycle()
+    w.advance(2.5 * seconds)
+    w.submit(name="owner", queue="root.a", stages=[{"resources": {"cpu": 2}}])
+    w.cycle()
+    return w
+
+
+def look(w: World, seconds: int) -> None:
+    """Let time pass, with a cycle every five seconds, which the checker sees."""
+    for _ in range(seconds // 5):
+        w.advance(5)
+        w.cycle()
+
+
+def test_loans_that_are_returned_in_time_are_no_fault() -> None:
+    w = owner_beside_loans(20)
+    look(w, 200)
+    assert w.placements("owner")
+
+
+def test_loans_that_are_never_recalled_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is younger than `min_runtime`, so none is ever stopped."""
+    planted.never_recall(monkeypatch)
+    w = owner_beside_loans(20)
+    with pytest.raises(CheckFailed, match=planted.OWNER):
+        look(w, 300)
+
+
+def test_loans_that_are_renewed_on_nodes_set_aside_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.renew_loans(monkeypatch)
+    w = owner_beside_loans(20)
+    with pytest.raises(CheckFailed, match=planted.OWNER):
+        look(w, 300)
+
+
+def test_owners_of_loans_that_are_kept_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.keep_loans(monkeypatch)
+    w = owner_beside_loans(3600)
+    with pytest.raises(CheckFailed, match=f"{planted.OWNER}|{planted.LOAN}"):
+        look(w, 300)
+
+
+def test_loans_that_are_stopped_too_soon_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.ignore_min_runtime(monkeypatch)
+    w = owner_beside_loans(3600, rebalance_after="5s", min_runtime="4h", recall_after="0s")
+    with pytest.raises(CheckFailed, match=planted.YOUNG):
+        look(w, 60)
+
+
 def test_users_that_take_no_turns_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     planted.ignore_users(monkeypatch)
     w = World({"queues": {"root": {"q": {"order": "fair"}}}}, observers=[DoorChecker()])
@@ -159,6 +252,18 @@ def test_users_that_take_no_turns_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     w.cycle()
     w.submit(name="more", user="ann", queue="root.q", stages=[{"count": 2, "resources": {"cpu": 1}}])
     w.submit(name="other", user="bob", queue="root.q", stages=[{"count": 2, "resources": {"cpu": 1}}])
+    with pytest.raises(CheckFailed, match=planted.LEAF):
+        w.cycle()
+
+
+def test_jobs_that_take_no_turns_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.oldest_jobs_first(monkeypatch)
+    w = World({"queues": {"root": {"q": {"order": "jobs"}}}}, observers=[DoorChecker()])
+    w.node("small", cpu=1)
+    w.submit(name="first", queue="root.q", stages=[{"array": 2, "resources": {"cpu": 1}}])
+    w.cycle()
+    w.submit(name="other", queue="root.q", stages=[{"array": 2, "resources": {"cpu": 1}}])
+    w.node("n", cpu=1)
     with pytest.raises(CheckFailed, match=planted.LEAF):
         w.cycle()
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import permutations
 from typing import Any
 
 import pytest
 
 from fairlead.core.commands import Accepted, Rejected, RemovePartition, ScalePool
-from fairlead.core.cycle import due, run
-from fairlead.core.effects import ForPool, standing_pools
+from fairlead.core.cycle import Cycle, due, run
+from fairlead.core.effects import ForPool, outstanding_orders
 from fairlead.core.model import NEW
-from fairlead.core.reasons import NoRoom
+from fairlead.core.state import Partition
+from fairlead.core.why.reasons import NoCapacity
 from fairlead.testing import World
+from fairlead.views.poolanswers import usage_answer
+from tests.chaos.checkers import CheckFailed
+from tests.chaos.pool_checker import PoolChecker
 
 
 def ordered(w: World) -> dict[str, int]:
@@ -409,7 +414,7 @@ def test_after_max_orders_it_says_why() -> None:
     w.advance(60)
     assert ordered(w) == {}
     reason = w.explain(job)[0].reason
-    assert isinstance(reason, NoRoom) and reason.failed_orders == 2 and reason.given_up
+    assert isinstance(reason, NoCapacity) and reason.failed_orders == 2 and reason.given_up
     assert "quota of the cloud is used up" in str(reason)
     later = singles(w, 1)
     w.cycle()
@@ -536,7 +541,7 @@ def test_it_says_which_pools_could_bring_more_and_do_not() -> None:
     job = w.submit(name="more", stages=[{"name": "w", "resources": {"cpu": 4}}])
     w.cycle()
     reason = w.explain(job)[0].reason
-    assert isinstance(reason, NoRoom) and (reason.full, reason.paused) == (("full",), ("off",))
+    assert isinstance(reason, NoCapacity) and (reason.full, reason.paused) == (("full",), ("off",))
     assert "pool full is at its maximum size; pool off is paused" in str(reason)
 
 
@@ -613,6 +618,86 @@ def test_warm_spare_nodes() -> None:
     w.arrive("p")
     w.advance(600)
     assert w.pools()["p"]["total"] == 3
+
+
+def test_amounts_kept_free() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4, "memory": "8Gi"}, max=9, min_free={"cpu": 6, "memory": "4Gi"}, idle_for="1min")
+    w.cycle()
+    assert ordered(w) == {"p": 2}
+    w.arrive("p", 2)
+    jobs = array(w, 2)
+    w.advance(0)
+    assert ordered(w) == {}, "6 CPUs are free, on a node in use and an idle one"
+    job = array(w, 1)
+    w.advance(0)
+    assert ordered(w) == {"p": 1}, "5 CPUs are free"
+    w.arrive("p")
+    w.advance(600)
+    assert w.pools()["p"]["total"] == 3
+    w.finish(job)
+    w.cycle()
+    w.advance(600)
+    assert w.pools()["p"]["total"] == 2, "an idle node is given back if enough is free without it"
+    w.finish(jobs)
+    w.cycle()
+    w.advance(600)
+    assert w.pools()["p"]["total"] == 2
+
+
+def test_waiting_work_does_not_use_what_is_kept_free() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4}, max=5, min_free={"cpu": 4})
+    w.cycle()
+    assert ordered(w) == {"p": 1}
+    array(w, 7)
+    w.cycle()
+    assert ordered(w) == {"p": 2}, "the tasks get two of three, and one is to be free"
+    w.arrive("p", 3)
+    w.advance(0)
+    assert ordered(w) == {}
+    array(w, 9)
+    w.advance(0)
+    assert ordered(w) == {"p": 2}, "no more than max"
+
+
+def test_free_gpus_and_held_or_disabled_nodes() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4, "gpu": 2}, max=9, min_free={"gpu": 2})
+    w.cycle()
+    assert ordered(w) == {"p": 1}
+    (name,) = w.arrive("p")
+    w.submit(stages=[{"resources": {"cpu": 1, "gpu": 0.5}}])
+    w.advance(0)
+    assert ordered(w) == {"p": 1}
+    w.arrive("p")
+    w.advance(0)
+    assert ordered(w) == {}
+    w.disable(next(node for node in w.partition().nodes.joins if node != name))
+    w.advance(0)
+    assert ordered(w) == {"p": 1}
+
+
+def test_the_checker_finds_a_pool_that_gives_back_what_it_should_keep_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead.core.pools.demand.leaves_free", lambda **_: True)
+    checker = PoolChecker()
+
+    class Judge:
+        def began(self, partition: Partition) -> None:
+            checker.began(partition)
+
+        def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
+            checker.decided(decided.plan.partition, decided.changes)
+
+        def stopped(self, partition: Partition, why: str) -> None:
+            pass
+
+    w = World(observers=[Judge()])
+    w.pool("p", node={"cpu": 4}, max=9, min_free={"cpu": 6}, idle_for="1min")
+    w.cycle()
+    w.arrive("p", 2)
+    with pytest.raises(CheckFailed, match="p gives nodes back, has 0 cpu free, and should have 6000"):
+        w.advance(600)
 
 
 # -- nodes that refuse ----------------------------------------------------------------------------------------------
@@ -782,7 +867,7 @@ def test_a_node_that_is_given_back_takes_no_work_and_stays_given_back() -> None:
     refused = [answer for answer in w.answers() if isinstance(answer, Rejected)]
     assert "given back" in str(refused[0])
     w.restart()
-    assert standing_pools(w.partition())[0].unwanted == ("p-1-0",)
+    assert outstanding_orders(w.partition())[0].unwanted == ("p-1-0",)
     w.remove_node("p-1-0")
     w.arrive("p")
     w.advance(0)
@@ -886,7 +971,7 @@ def test_a_restart_orders_nothing_twice_and_forgets_nothing() -> None:
     w.effects()
     w.restart(ready=False)
     assert w.partition().orders[1].coming == before
-    assert standing_pools(w.partition())[0].orders[0].names == ("p-1-1", "p-1-2")
+    assert outstanding_orders(w.partition())[0].orders[0].names == ("p-1-1", "p-1-2")
     w.advance(1)
     w.arrive("p", 2)
     w.cycle()
@@ -1008,3 +1093,20 @@ def test_the_first_node_is_ordered_for_work_that_cannot_be_taken_back(queue: str
     w.arrive("p")
     w.advance(1)
     assert len(w.placements("firm")) == 1
+
+
+def test_the_use_of_nodes_without_a_pool() -> None:
+    w = World()
+    w.pool("p", node={"cpu": 4})
+    w.node("p1", pool="p", cpu=4)
+    w.nodes(3, cpu=4)
+    w.disable("n2")
+    w.disable("p1")
+    w.submit(name="runs", stages=[{"resources": {"cpu": 1}, "selectors": {}}])
+    w.cycle()
+    w.submit(name="waits", stages=[{"count": 2, "resources": {"cpu": 4}}])
+    w.cycle()
+    use = usage_answer(w.partition()).without_pool
+    assert use is not None
+    assert (use.total, use.available, use.idle, use.disabled, use.ordered) == (3, 1, use.available - use.pending, 1, 0)
+    assert list(w.pools()) == ["p"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
-from fairlead.core.holds.room import is_stuck
-from fairlead.core.reasons import NoRoom, OverLimit, ShareSpent
+from fairlead.core.expiry import due
+from fairlead.core.holds.earmarks import is_stuck
+from fairlead.core.why.reasons import NoCapacity, OverLimit, ShareSpent
 from fairlead.testing import World
 
 TREE: dict[str, Any] = {"root": {"a": {}, "b": {}}}
@@ -29,14 +34,14 @@ def test_a_higher_priority_takes_the_place_of_a_lower_one() -> None:
     w = World()
     w.nodes(2, cpu=1)
     low = [w.submit(name=f"low{at}", stages=[stage(tries=3)]) for at in range(2)]
-    w.advance(0)
+    w.advance(1)
     w.submit(name="high", stages=[stage()], priority=1)
     w.cycle()
     assert stopping(w, low[1]) == [0] and not stopping(w, low[0])  # the newest
     assert w.promises() == {("high", "w", "new"): [("n1", 1)]}
     assert w.task("low1", "w", 0).note == "stops for job high"
     reason = w.explain("high")[0].reason
-    assert isinstance(reason, NoRoom) and reason.coming == 1
+    assert isinstance(reason, NoCapacity) and reason.coming == 1
     assert list(map(str, w.explain("high")[0].comes)) == ["1 task stops for it on n1"]
     # No other ask gets the room, not even the head of the lane.
     w.submit(name="other", stages=[stage()], priority=1)
@@ -84,7 +89,7 @@ def test_tasks_beyond_the_minimum_go_first() -> None:
     w.nodes(5, cpu=1)
     w.submit(name="array", stages=[stage(3, min=1)])
     w.submit(name="gang", stages=[stage(2)])
-    w.advance(0)
+    w.advance(1)
     w.submit(name="two", stages=[stage(2)], priority=2)
     w.cycle()
     assert stopping(w, "array") == [1, 2] and not stopping(w, "gang")
@@ -98,7 +103,7 @@ def test_a_gang_goes_whole() -> None:
     w = World()
     w.nodes(3, cpu=1)
     w.submit(name="gang", stages=[stage(3)])
-    w.advance(0)
+    w.advance(1)
     w.submit(name="one", stages=[stage()], priority=2)
     w.cycle()
     assert stopping(w, "gang") == [0, 1, 2]
@@ -118,7 +123,7 @@ def test_the_fewest_that_let_it_start() -> None:
     w.submit(name="large", stages=[stage(cpu=4)])
     w.advance(0)
     small = [w.submit(name=f"small{at}", stages=[stage()]) for at in range(2)]
-    w.advance(0)
+    w.advance(1)
     w.submit(name="high", stages=[stage(cpu=3)], priority=1)
     w.cycle()
     assert stopping(w, "large") == [0] and not any(stopping(w, job) for job in small)
@@ -129,7 +134,7 @@ def test_a_whole_job_is_taken_back_whole() -> None:
     w.nodes(3, cpu=1)
     w.submit(name="pair", gang="job", stages=[stage(name="a"), stage(name="b")])
     w.submit(name="low", stages=[stage()], priority=1)
-    w.advance(0)
+    w.advance(1)
     w.submit(name="high", stages=[stage(2)], priority=2)
     w.cycle()
     w.advance(0)
@@ -187,7 +192,7 @@ def test_a_queue_at_its_limit_stops_only_its_own() -> None:
     w.nodes(8, cpu=1)
     w.submit(name="b", queue="root.b", stages=[stage(2, min=1)])
     w.submit(name="x", queue="root.a.x", stages=[stage(2, min=1)])
-    w.advance(0)
+    w.advance(1)
     w.submit(name="high", queue="root.a.x", stages=[stage()], priority=1)
     w.cycle()
     assert stopping(w, "x") == [1] and not stopping(w, "b")
@@ -279,7 +284,7 @@ def claimed(**settings: Any) -> World:
     w = World(config=settings)
     w.nodes(2, cpu=1)
     w.submit(name="low", stages=[stage(2)])
-    w.advance(0)
+    w.advance(1)
     for node in ("n0", "n1"):
         w.hold_acks(node)
     w.silence("n0")
@@ -301,7 +306,7 @@ def test_a_promise_waits_for_the_turn_of_its_claimant() -> None:
     w = World({"max_placed": 2, "queues": {"root": {"a": {}, "b": {}}}})
     w.node("n0", cpu=1)
     w.submit(name="low", queue="root.b", stages=[stage()])
-    w.advance(0)
+    w.advance(1)
     w.submit(name="high", queue="root.b", priority=1, stages=[stage()])
     w.cycle()
     before = w.promises()
@@ -335,7 +340,7 @@ def test_when_a_node_of_a_claim_goes_the_others_stay_promised() -> None:
     w = World(config={"preempt_grace": "10s", "lease": "1h"})
     w.nodes(3, cpu=1)
     w.submit(name="low", stages=[stage(3, min=1)])
-    w.advance(0)
+    w.advance(1)
     for node in ("n0", "n1", "n2"):
         w.silence(node)
     w.submit(name="high", stages=[stage(2)], priority=1)
@@ -382,7 +387,7 @@ def test_another_victim_is_chosen_when_one_does_not_stop() -> None:
     w.submit(name="next", stages=[stage()], priority=2)
     w.cycle()
     reason = w.explain("next")[0].reason
-    assert isinstance(reason, NoRoom) and [each.job for each in reason.stuck] == ["hangs"]
+    assert isinstance(reason, NoCapacity) and [each.job for each in reason.stuck] == ["hangs"]
     assert str(reason).endswith("; 1 task of job hangs, stage w on n1, told to stop at 2 s, did not stop")
     w.advance(1)
     assert w.placements("next") == {("w", 0): "n0"}
@@ -491,7 +496,7 @@ def test_no_other_job_takes_the_place_of_a_claimant_under_max_jobs() -> None:
     w = World(config={"queues": {"root": {"a": {"max_jobs": 2}}}, "lease": "1h"})
     w.node("n", cpu=1, labels={"kind": "n"})
     w.submit(name="low", queue="root.a", stages=[stage(selectors={"kind": "n"})])
-    w.advance(0)
+    w.advance(1)
     w.silence("n")
     w.submit(name="high", queue="root.a", stages=[stage(selectors={"kind": "n"})], priority=1)
     w.cycle()
@@ -629,6 +634,111 @@ def test_jobs_of_one_task_are_no_gangs_that_break(least: int, tasks: int, stoppe
     assert all_stopping(w) == stopped
 
 
+def on_one_each(nodes: int, **settings: Any) -> World:
+    w = World({"preempt_grace": "5s", **settings})
+    for at in range(nodes):
+        w.node(f"n{at}", cpu=1, labels={"n": str(at)})
+    return w
+
+
+@pytest.mark.parametrize("node", range(4))
+@pytest.mark.parametrize("least", [1, 2, 3])
+def test_any_task_of_a_stage_above_its_minimum_stops_alone(node: int, least: int) -> None:
+    w = on_one_each(4)
+    w.submit(name="elastic", stages=[stage(4, min=least)])
+    w.advance(1)
+    w.submit(name="high", priority=1, stages=[stage(selectors={"n": str(node)})])
+    w.cycle()
+    assert stopping(w, "elastic") == [node]
+
+
+@pytest.mark.parametrize("many", [4, 100])
+def test_both_tasks_of_the_newer_array_stop(many: int) -> None:
+    """Also the last task of an array can stop alone: it is no gang that breaks."""
+    w = on_one_each(many)
+    w.submit(name="old", stages=[{"name": "w", "array": many - 2, "resources": {"cpu": 1}}])
+    w.advance(1)
+    w.submit(name="new", stages=[{"name": "w", "array": 2, "resources": {"cpu": 1}}])
+    w.advance(1)
+    w.submit(name="high", priority=1, stages=[stage(2)])
+    w.cycle()
+    assert all_stopping(w) == ["new", "new"]
+    w.advance(0)
+    assert len(w.placements("high")) == 2 and w.job("new").state == "pending"
+
+
+@pytest.mark.parametrize("others", [0, 20])
+def test_a_stage_loses_no_more_tasks_than_it_can_spare(others: int) -> None:
+    """For a third task it would stop whole, which is more than two tasks of it and an older job. Also among many."""
+    w = on_one_each(others + 6)
+    for at in range(others):
+        w.submit(name=f"other{at}", stages=[stage(selectors={"n": str(at)})], priority=1)
+    w.submit(name="older", stages=[stage()])
+    w.advance(1)
+    w.submit(name="elastic", stages=[stage(5, min=3)])
+    w.advance(1)
+    w.submit(name="high", priority=2, stages=[stage(3)])
+    w.cycle()
+    assert all_stopping(w) == ["elastic", "elastic", "older"] and stopping(w, "elastic") == [3, 4]
+
+
+def test_an_elastic_gang_stops_whole_if_more_is_needed_than_it_can_spare() -> None:
+    w = on_one_each(4)
+    w.submit(name="elastic", stages=[stage(4, min=2)])
+    w.advance(1)
+    w.submit(name="high", priority=1, stages=[stage(3)])
+    w.cycle()
+    assert stopping(w, "elastic") == [0, 1, 2, 3]
+    w.advance(0)
+    assert len(w.placements("high")) == 3 and not w.placements("elastic")
+
+
+@given(
+    jobs=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 1)), min_size=1, max_size=3),
+    wanted=st.integers(1, 3),
+    node=st.none() | st.integers(0, 4),
+)
+def test_the_best_set_of_all(jobs: list[tuple[int, int, int]], wanted: int, node: int | None) -> None:
+    """Small worlds, in which all sets of tasks can be compared."""
+    w = on_one_each(5)
+    free = 5
+    for number, (many, least, priority) in enumerate(jobs):
+        if many <= free:
+            w.submit(name=f"j{number}", priority=priority, stages=[stage(many, min=min(least, many))])
+            free -= many
+            w.advance(1)
+    jobs = jobs[: len(w.partition().jobs)]
+    live = [
+        (name, index, w.task(name, "w", index).node)
+        for name in w.partition().jobs
+        for index in range(len(w.placements(name)))
+    ]
+    open_nodes = {f"n{at}" for at in range(5)} - {where for _, _, where in live}
+    usable = {f"n{at}" for at in range(5) if node is None or at == node}
+    wanted = 1 if node is not None else wanted
+
+    def cost(stopped: Sequence[tuple[str, int, str | None]]) -> tuple[Any, ...] | None:
+        if len((open_nodes | {where for _, _, where in stopped}) & usable) < wanted:
+            return None
+        broken, ages = 0, []
+        for name in {name for name, _, _ in stopped}:
+            spec, rest = w._job(name).stages[0], [task for task in live if task[0] == name and task not in stopped]
+            if 0 < len(rest) < spec.min:
+                return None
+            broken += not rest and spec.min > 1
+            ages += [-int(name[1:])] * (1 if not rest and spec.min > 1 else spec.count - len(rest))
+        highest = max((w._job(name).priority for name, _, _ in stopped), default=-1)
+        return highest, len(stopped), broken, sorted(ages, reverse=True)
+
+    choices = [choice for size in range(len(live) + 1) for choice in combinations(live, size)]
+    costs = [worth for choice in choices if (worth := cost(choice)) is not None]
+    selectors = {"selectors": {"n": str(node)}} if node is not None else {}
+    w.submit(name="high", priority=2, stages=[stage(wanted, **selectors)])
+    w.cycle()
+    chosen = [task for task in live if task[1] in stopping(w, task[0])]
+    assert cost(chosen) == min(costs)
+
+
 @pytest.mark.parametrize("many", [2, 12])
 def test_few_of_many_on_a_node(many: int) -> None:
     """Also where not all sets are compared, the large task makes way and the small ones stay."""
@@ -689,16 +799,18 @@ def test_an_ask_claims_in_its_turn() -> None:
     assert w.placements("high") and w.task("new", "w", 0).attempt == 0
 
 
-def test_what_a_cycle_places_is_not_stopped_by_it() -> None:
-    """Under `fifo` the turn of `new` comes first. The claim of `high` follows in the next cycle."""
+def test_what_starts_is_not_stopped_in_the_moment_of_its_start() -> None:
+    """Under `fifo` the turn of `new` comes first. The claim of `high` follows at a later time."""
     w = World({"queues": {"root": {"default": {"order": "fifo"}}}})
     w.node("n0", cpu=2)
     w.submit(name="old", stages=[stage()])
     w.advance(1)
     w.submit(name="new", stages=[stage()])
     w.submit(name="high", priority=1, stages=[stage(cpu=2)])
-    w.cycle()
+    w.advance(0)
     assert w.placements("new") and not all_stopping(w)
+    assert due(w.partition()) == w.now + 1
+    w.now += 1
     w.cycle()
     assert all_stopping(w) == ["new", "old"]
 
@@ -752,7 +864,7 @@ def test_a_held_node_is_closed_to_a_higher_priority() -> None:
     w.cycle()
     assert not w.placements("high") and not all_stopping(w)
     reason = w.explain("high")[0].reason
-    assert isinstance(reason, NoRoom)
+    assert isinstance(reason, NoCapacity)
     assert [(each.job, each.stage, each.nodes, each.until) for each in reason.closed] == [
         ("gang", "w", 2, 3610 * 1_000_000 + 1)
     ]
@@ -816,7 +928,7 @@ def test_a_promise_stands_until_its_turn() -> None:
     w = World({"max_placed": 1})
     w.nodes(2, cpu=1)
     w.submit(name="low", stages=[stage(2, min=1)])
-    w.advance(0)
+    w.advance(1)
     w.submit(name="first", stages=[stage()], priority=1)
     w.submit(name="second", stages=[stage(cpu=0.9)], priority=1)
     w.cycle()

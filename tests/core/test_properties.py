@@ -460,7 +460,7 @@ def nothing_until_ready(before: Steps, drawn: Steps) -> None:
     for step in drawn:
         live = play.live()
         play.do(*step)
-        assert not play.w.partition().reign.ready
+        assert not play.w.partition().readiness.ready
         messages = [effect for effect in play.w.effects() if isinstance(effect, ForNode)]
         assert not [message for message in messages if message.launches], "something was placed"
         if step[0] == "advance":
@@ -468,7 +468,7 @@ def nothing_until_ready(before: Steps, drawn: Steps) -> None:
             assert not gone, "something expired"
     play.w.mark_ready()
     play.w.advance(0)
-    assert play.w.partition().reign.ready and not overlooked(play.w.partition())
+    assert play.w.partition().readiness.ready and not overlooked(play.w.partition())
 
 
 # A task that does not stop for another one: its use and the claim both count against the limit.

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fairlead.core.explain import may_never_run, never_runs
-from fairlead.core.obstacles import Closed, NoLabel, TooSmall
-from fairlead.core.reasons import NeverFits, NoNodeYet, NoRoom, NoShare, OverLimit, ShareSpent
+from fairlead.core.why.never import may_never_run, never_runs
+from fairlead.core.why.obstacles import Closed, NoLabel, TooFew, TooSmall
+from fairlead.core.why.reasons import NeverFits, NoCapacity, NoNodeYet, NoShare, OverLimit, ShareSpent
 from fairlead.testing import World
-from fairlead.views.documents import short_reason
+from fairlead.views.summaries import short_reason
 
 
 def submit(w: World, name: str = "job", user: str = "ann", **stage: Any) -> str:
@@ -120,7 +120,7 @@ def test_no_node_has_joined_yet() -> None:
     w.pool("small", node={"cpu": 1})
     big = submit(w, resources={"cpu": 2})
     w.cycle()
-    assert isinstance(w.explain(job)[0].reason, NoRoom)  # the pool can bring its node
+    assert isinstance(w.explain(job)[0].reason, NoCapacity)  # the pool can bring its node
     assert reason(w, big) == (
         "can never run: no node has joined yet; the largest node, one of pool small, has 1 CPU (asked: 2); "
         "no pool brings such nodes"
@@ -142,7 +142,7 @@ def test_pools_that_bring_no_suitable_node_are_named() -> None:
     )
     w.pool("none", node={"cpu": 16}, max=1)
     w.cycle()
-    assert isinstance(w.explain(closed)[0].reason, NoRoom)
+    assert isinstance(w.explain(closed)[0].reason, NoCapacity)
 
 
 def test_a_gang_that_is_too_large_is_told_of_nodes_that_are_closed_to_it() -> None:
@@ -163,7 +163,7 @@ def test_a_gang_that_is_too_large_is_told_of_nodes_that_are_closed_to_it() -> No
     w.cycle()
     told = w.explain(gang)[0].reason
     assert isinstance(told, NeverFits) and len(told.obstacles) == 5  # the largest groups
-    assert w.explain(apart)[0].reason == NeverFits(4, 2)
+    assert w.explain(apart)[0].reason == NeverFits(4, 2, obstacles=(TooFew(2, (("cpu", 1000),), apart=True),))
 
 
 def test_a_whole_job_is_told_what_its_stages_lack() -> None:
@@ -198,7 +198,7 @@ def test_each_partition_answers_for_itself() -> None:
     east, west = (submit(w, resources={"gpu": 1}, partition=where) for where in ("east", "west"))
     w.cycle()
     assert reason(w, east) == "can never run: no node has a GPU (asked: 1)"
-    assert isinstance(w.explain(west)[0].reason, NoRoom)
+    assert isinstance(w.explain(west)[0].reason, NoCapacity)
 
 
 def test_jobs_of_a_manager_need_nodes_of_it() -> None:
@@ -241,8 +241,8 @@ def test_behind_the_head_is_said_what_comes_after_that() -> None:
     w.cycle()
     assert isinstance(w.explain(large)[0].then, NeverFits)
     assert str(w.explain(large)[0]) == (
-        "3 tasks wait behind 1 job (2 tasks) in queue root.lab; after that: can never run: all nodes and "
-        "pools together take 2 of 3 tasks"
+        "3 tasks wait behind 1 job (2 tasks) in queue root.lab; even then it can never run: all nodes and "
+        "pools together take 2 of 3 tasks (missing: capacity for 1 more with 1 CPU)"
     )
     assert w.explain(limited)[0].then == OverLimit("user bob in queue root.lab", "cpu", 1000, 0, 2000)
     assert str(w.explain(limited)[0]).endswith(
@@ -259,7 +259,7 @@ def test_a_job_after_others_is_told_what_comes_after_them() -> None:
     w.cycle()
     assert str(w.explain(fits)[0]) == "1 task waits for job first"
     assert str(w.explain(never)[0]) == (
-        "1 task waits for job first; after that: can never run: no node has a GPU (asked: 1)"
+        "1 task waits for job first; even then it can never run: no node has a GPU (asked: 1)"
     )
 
 
@@ -269,7 +269,7 @@ def test_behind_what_never_fits_the_same_is_missing() -> None:
     head, last = submit(w, resources={"gpu": 1}), submit(w, resources={"gpu": 1})
     w.cycle()
     assert w.explain(last)[0].then == w.explain(head)[0].reason
-    assert "after that: can never run: no node has a GPU (asked: 1)" in str(w.explain(last)[0])
+    assert "even then it can never run: no node has a GPU (asked: 1)" in str(w.explain(last)[0])
 
 
 # -- a share of 0 ------------------------------------------------------------------------------------------------

@@ -148,15 +148,15 @@ def test_no_task_is_stopped_for_asks_of_other_shapes_over_a_limit() -> None:
 
 
 def test_no_task_is_stopped_for_tasks_behind_a_gang() -> None:
-    """The gang is entitled to more than is on loan, so the tasks behind it cannot start."""
+    """The gang is entitled to more than may be stopped, so the tasks behind it cannot start."""
     w = world(8)
     array(w, "b", 1, "own")
     array(w, "a", 7)
     w.advance(1)
     array(w, "b", 1, "first")
-    array(w, "b", 3, "gang", min=3)
+    array(w, "b", 2, "gang", min=2)
     array(w, "b", 1, "behind")
-    w.queue("root.a", share=50, guarantee={"cpu": 5})
+    w.queue("root.a", share=50, guarantee={"cpu": 6})
     w.advance(600)
     assert len(w.placements("first")) == 1 and not w.placements("gang") and not w.placements("behind")
     assert running(w, "a", "b") == [6, 2]
@@ -173,18 +173,43 @@ def test_no_queue_goes_below_its_share() -> None:
     assert running(w, "a", "b", "c") == [5, 3, 2]
 
 
-@pytest.mark.parametrize(("old", "ran"), [(6, [6, 4]), (4, [10, 0])])
-def test_a_gang_goes_whole_or_not_at_all(old: int, ran: list[int]) -> None:
-    """A gang of four leaves `a` above its share; without one of six it would be below."""
+@pytest.mark.parametrize(("old", "waiting", "ran"), [(6, 20, [6, 4]), (4, 1, [4, 1]), (4, 20, [4, 6])])
+def test_a_gang_goes_whole(old: int, waiting: int, ran: list[int]) -> None:
+    """A gang of four leaves `a` above its share; one of six is on loan in part and goes whole, too, and stays away."""
     w = world()
     stages = [{"name": "s", "count": old, "resources": {"cpu": 1}}]
     w.submit(name="old", queue="root.a", preemptible=False, stages=stages)
     w.advance(1)
     w.submit(name="gang", queue="root.a", stages=[{"name": "s", "count": 10 - old, "resources": {"cpu": 1}}])
     w.advance(1)
-    array(w, "b", 20)
+    array(w, "b", waiting)
     w.advance(300)
     assert running(w, "a", "b") == ran
+    w.advance(3_000)
+    assert running(w, "a", "b") == ran
+
+
+def test_a_gang_that_exceeds_the_share_goes_only_if_nothing_else_lets_the_owner_start() -> None:
+    """Either of the two single tasks on loan is enough, though the gang is newer."""
+    w = world()
+    array(w, "a", 2, "singles")
+    w.advance(1)
+    w.submit(name="gang", queue="root.a", stages=[{"name": "s", "count": 8, "resources": {"cpu": 1}}])
+    w.advance(1)
+    array(w, "b", 1)
+    w.advance(300)
+    assert len(w.placements("gang")) == 8 and len(w.placements("singles")) == 1 and w.placements("b-array")
+
+
+def test_a_guarantee_outlasts_the_right_of_an_owner() -> None:
+    """Without the gang `a` would have less than its guarantee, and would claim it at once."""
+    w = world()
+    w.queue("root.a", share=50, guarantee={"cpu": 6})
+    w.submit(name="gang", queue="root.a", stages=[{"name": "s", "count": 10, "resources": {"cpu": 1}}])
+    w.advance(1)
+    array(w, "b", 1)
+    w.advance(1_000)
+    assert running(w, "a", "b") == [10, 0]
 
 
 def test_single_tasks_are_stopped_before_a_gang_is_broken() -> None:
@@ -241,7 +266,7 @@ def test_a_gang_that_nodes_are_held_for_takes_loans_back() -> None:
     assert not w.holds() and len(places) == 5
 
 
-def test_what_the_same_cycle_placed_is_taken_back_in_the_next_one() -> None:
+def test_what_has_just_been_placed_is_taken_back_a_second_later() -> None:
     """Rebalance is due in a cycle that lends once more, and only the new loan and an older one together help."""
     w = World({"rebalance_threshold": 20, "rebalance_after": "1min", "min_runtime": "0s", "place": "spread"})
     w.queue("root.a", share=50)
@@ -259,6 +284,9 @@ def test_what_the_same_cycle_placed_is_taken_back_in_the_next_one() -> None:
     w.now += 1_000_000
     w.cycle()
     assert w.placements("new") and running(w, "a") == [4]
+    w.advance(0)
+    assert running(w, "a") == [4]
+    w.now += 1_000_000
     w.cycle()
     assert running(w, "a") == [2]
     w.advance(1)
@@ -472,3 +500,34 @@ def test_a_loan_runs_for_a_minimum_time() -> None:
     assert not w.placements(owner)
     w.advance(3)
     assert w.placements(owner)
+
+
+@pytest.mark.parametrize("node", range(4))
+def test_an_owner_gets_the_node_that_it_needs_from_an_array(node: int) -> None:
+    """With default settings, and whichever task of the array is there."""
+    w = World({"queues": {"root": {"a": {"share": 50}, "b": {"share": 50}}}})
+    for at in range(4):
+        w.node(f"n{at}", cpu=1, labels={"n": str(at)})
+    w.submit(name="array", queue="root.b", stages=[{"name": "w", "array": 4, "resources": {"cpu": 1}}])
+    w.advance(10)
+    w.submit(
+        name="want",
+        queue="root.a",
+        stages=[{"name": "w", "resources": {"cpu": 1}, "selectors": {"n": str(node)}}],
+    )
+    w.advance(91)
+    assert w.placements("want") == {("w", 0): f"n{node}"} and len(w.placements("array")) == 3
+
+
+def test_the_oldest_task_of_an_array_returns_a_loan_if_the_newest_is_on_a_held_node() -> None:
+    w = World({"unit": "slots", "starving_after": "30s"})
+    w.queue("root.a", share=34, order="fair")
+    w.queue("root.b", share=66)
+    w.nodes(3, cpu=1)
+    w.submit(name="array", user="ann", queue="root.a", stages=[{"array": 9, "resources": {"cpu": 1}}])
+    w.advance(100)
+    w.submit(name="b", user="ann", queue="root.b", stages=[{"array": 3, "resources": {"cpu": 1}}])
+    w.advance(1)
+    w.submit(name="other", user="bob", queue="root.a", stages=[{"array": 9, "resources": {"cpu": 1}}])
+    w.advance(600)
+    assert running(w, "a", "b") == [1, 2]

@@ -16,8 +16,8 @@ from fairlead.core.commands import Accepted, Configure, Rejected, Report, Submit
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job
 from fairlead.core.effects import ForNode, Launch
-from fairlead.core.reasons import NotReady
-from fairlead.journal.memory import MemoryJournal
+from fairlead.core.why.reasons import NotReady
+from fairlead.journal.in_memory import MemoryJournal
 from fairlead.testing import World
 from fairlead.writer.writer import Writer
 
@@ -220,7 +220,7 @@ def test_start_up_is_ready_at_once_where_no_node_is_known() -> None:
     """A first start, and a partition that is added: nothing can run that the journal does not know of."""
     writer = Writer(MemoryJournal(), "default")
     writer.cycle([Configure(config=parse_config({"partitions": {"default": {}}})["default"], operator=True)], 1)
-    assert writer.partition.reign.ready
+    assert writer.partition.readiness.ready
     w = world(nodes=1)
     w.configure({"partitions": {"default": {}, "east": {}}})
     w.node("e0", cpu=1, partition="east")
@@ -294,7 +294,7 @@ def test_restart_with_replay_twice_over_doubles_nothing(ready: bool) -> None:
             replay()
             w.report("runs", "w", 0, 1, "running")
             w.advance(0)  # not later: a manager's last registration has its time
-        assert w.partition().reign.ready
+        assert w.partition().readiness.ready
         assert (w.dump(), w.lanes()) == (before, lanes)
     assert all(isinstance(answer, Accepted) for answer in w.answers())
     assert launches(w) == []

@@ -9,16 +9,16 @@ import pytest
 from fairlead.core.changes import Placed, SinglesPlaced
 from fairlead.core.commands import Submit
 from fairlead.core.documents import parse_job
-from fairlead.core.match import singles
+from fairlead.core.match import single_tasks
 from fairlead.testing import World
 
 
 @pytest.fixture(autouse=True)
 def _short_lanes() -> Iterator[None]:
     """Let lanes of two asks be long enough for a batch."""
-    before, singles.FEW = singles.FEW, 2
+    before, single_tasks.FEW = single_tasks.FEW, 2
     yield
-    singles.FEW = before
+    single_tasks.FEW = before
 
 
 def placed(w: World) -> list[str]:

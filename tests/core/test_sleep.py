@@ -12,7 +12,7 @@ import pytest
 from fairlead.core import cycle
 from fairlead.core.commands import AnyCommand
 from fairlead.core.dump import dump, load
-from fairlead.core.reasons import NoRoom
+from fairlead.core.why.reasons import NoCapacity
 from fairlead.testing import World
 from fairlead.writer.writer import Writer
 
@@ -26,7 +26,7 @@ def test_a_raised_priority_claims_at_once() -> None:
     w = World({"queues": {"root": {"a": {"limit": {"cpu": 2}, "guarantee": {"cpu": 2}}}}})
     w.node("n", cpu=4)
     first = _submit(w, "first", "root.a", 2)
-    w.cycle()
+    w.advance(1)
     later = _submit(w, "later", "root.a")
     w.cycle()
     w.cycle()
@@ -40,7 +40,7 @@ def test_a_lowered_priority_can_be_claimed_at_once() -> None:
     w = World({"queues": {"root": {"a": {"guarantee": {"cpu": 1}}}}})
     w.node("n", cpu=1)
     first = _submit(w, "first", "root.a")
-    w.cycle()
+    w.advance(1)
     later = _submit(w, "later", "root.a")
     w.cycle()
     w.cycle()
@@ -115,7 +115,7 @@ def test_an_ask_entitled_to_all_slots_lacks_room_and_not_share() -> None:
     w = World({"starving_after": "10s"})
     w.node("n", cpu=2)
     low = _submit(w, "low", "root.default", 2)
-    w.cycle()
+    w.advance(1)
     high = _submit(w, "high", "root.default", priority=1, preemptible=False)
     w.cycle()
     assert list(w.promises()) == [(high, "s", "new")]
@@ -129,7 +129,7 @@ def test_a_promise_outlives_a_share_that_is_spent_for_now() -> None:
     stage = {"name": "s", "resources": {"cpu": "1500m"}, "selectors": {"kind": "n"}}
     low = w.submit(name="low", queue="root.a", stages=[stage])
     _submit(w, "b", "root.b", resources={"cpu": "1500m"})
-    w.cycle()
+    w.advance(1)
     high = w.submit(name="high", queue="root.a", priority=1, preemptible=False, stages=[stage])
     w.silence("n")
     w.cycle()
@@ -147,7 +147,7 @@ def test_a_promise_waits_for_every_task_that_it_counts_on() -> None:
     w.node("m", cpu=1)
     slow = _submit(w, "slow", "root.a")
     low = _submit(w, "low", "root.a")
-    w.cycle()
+    w.advance(1)
     w.silence("n")
     w.kill(slow)
     gang = _submit(w, "gang", "root.a", 2, min=2, priority=1)
@@ -169,7 +169,7 @@ def test_what_stops_already_does_not_count_towards_a_guarantee() -> None:
     w.node("m", cpu=3, memory="1Gi")
     _submit(w, "a", "root.a", 6)
     _submit(w, "b", "root.b", 1)
-    w.cycle()
+    w.advance(1)
     for name, asked in (("one", {"cpu": 1}), ("other", {"cpu": 1, "memory": 1})):
         _submit(w, name, "root.b", resources=asked)
     w.cycle()
@@ -183,7 +183,7 @@ def test_the_room_of_a_promise_that_did_not_help_is_there_for_others_at_once() -
     w = World({"queues": {"root": {"a": {"limit": {"cpu": 1}}, "b": {}}}})
     w.node("n", cpu=1)
     _submit(w, "low", "root.a")
-    w.cycle()
+    w.advance(1)
     _submit(w, "high", "root.a", priority=1)
     w.cycle()
     assert w.promises()
@@ -199,7 +199,7 @@ def test_an_ask_that_a_claim_did_not_help_claims_again_after_a_pause() -> None:
     w.node("n", cpu=1)
     _submit(w, "first", "root.a")
     second = _submit(w, "second", "root.a")
-    w.cycle()
+    w.advance(1)
     w.silence("n")
     high = _submit(w, "high", "root.a", priority=1)
     w.cycle()
@@ -249,7 +249,7 @@ def test_the_reason_of_a_scaled_stage_has_its_new_count(started: bool, gang: str
         w.scale(job, "s", base + count)
         w.cycle()
         (waits,) = w.explain(job)
-        assert isinstance(waits.reason, NoRoom) and (waits.count, waits.reason.wanted) == (count, count)
+        assert isinstance(waits.reason, NoCapacity) and (waits.count, waits.reason.wanted) == (count, count)
 
 
 def test_a_part_of_a_held_node_serves_its_owner_at_once() -> None:
@@ -291,7 +291,7 @@ def test_an_ask_claims_when_another_took_what_was_coming() -> None:
     w.nodes(5, cpu=1)
     low = _submit(w, "low", "root.f")
     shrinks = _submit(w, "shrinks", "root.q", 3, priority=9)
-    w.advance(0)
+    w.advance(1)
     w.scale(shrinks, "s", 2)
     _submit(w, "pair", "root.f", 2, min=2, priority=3)
     _submit(w, "later", "root.q")
@@ -310,7 +310,7 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def both(writer: Writer, commands: Sequence[AnyCommand], now: int) -> cycle.Cycle:
         loaded = load(dump(writer.partition))
-        loaded.reign = copy(writer.partition.reign)
+        loaded.readiness = copy(writer.partition.readiness)
         loaded.retime()
         done = decide(writer, commands, now)
         assert cycle.run(loaded, commands, now).changes == done.changes

@@ -20,8 +20,8 @@ from fairlead.core import cycle
 from fairlead.core.changes import Placed, Promised, Regrouped, Released, Stopped
 from fairlead.core.model import Allocation, Promise
 from fairlead.core.ranges import count
-from fairlead.core.reasons import NeverFits
 from fairlead.core.state import Partition
+from fairlead.core.why.reasons import NeverFits
 from fairlead.testing import World
 
 # -- a stream of small tasks -------------------------------------------------------------------------------------
@@ -252,7 +252,44 @@ SHARE_SPENT: list[tuple[dict[str, Any], int]] = [
 """A holder of the same queue starts just before the last job, which is not preemptible and stops other tasks."""
 
 
+BESIDE_A_HOLDER: list[tuple[dict[str, Any], int]] = [
+    ({"count": 3, "cpu": 2, "gang": "job", "queue": "root.c", "min": 1, "duration": 29, "preemptible": False}, 1),
+    ({"count": 4, "cpu": 2, "queue": "root.a", "min": 1, "duration": 19}, 3),
+    ({"count": 1, "cpu": 3, "gang": "job", "queue": "root.b", "duration": 4}, 2),
+    (
+        {
+            "count": 2,
+            "cpu": 4,
+            "gang": "job",
+            "queue": "root.b",
+            "min": 1,
+            "duration": 26,
+            "preemptible": False,
+            "priority": 2,
+        },
+        2,
+    ),
+    (
+        {
+            "count": 2,
+            "cpu": 4,
+            "gang": "job",
+            "queue": "root.a",
+            "min": 1,
+            "duration": 22,
+            "preemptible": False,
+            "priority": 2,
+        },
+        0,
+    ),
+    ({"count": 2, "cpu": 4, "gang": "job", "queue": "root.c", "min": 1, "duration": 12}, 6),
+    ({"count": 3, "cpu": 1, "gang": "job", "queue": "root.b", "min": 1, "duration": 28}, 4),
+]
+"""A gang starts from its hold after the turn of an ask with a guarantee, and leaves capacity for it."""
+
+
 @given(steps, trees, st.sampled_from([0, 3]))
+@example(BESIDE_A_HOLDER, {"a": {}, "b": {"guarantee": {"cpu": 2}}, "c": {"guarantee": {"cpu": 4}}}, 3)
 @example(NEEDLESS, {"a": {}}, 0)
 @example(IN_VAIN, {"a": {}}, 0)
 @example(SHARE_SPENT, {"a": {"guarantee": {"cpu": 1}}, "b": {}, "c": {}}, 3)

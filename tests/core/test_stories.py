@@ -10,10 +10,10 @@ from fairlead.core.commands import Accepted, Kill, MarkReady, Rejected, Report, 
 from fairlead.core.documents import parse_job
 from fairlead.core.effects import ForNode
 from fairlead.core.errors import Refused
-from fairlead.core.obstacles import TooSmall
-from fairlead.core.reasons import NeverFits, NoRoom, OverLimit
 from fairlead.core.resources import SECOND
-from fairlead.journal.memory import MemoryJournal
+from fairlead.core.why.obstacles import TooSmall
+from fairlead.core.why.reasons import NeverFits, NoCapacity, OverLimit
+from fairlead.journal.in_memory import MemoryJournal
 from fairlead.testing import World
 
 
@@ -539,10 +539,11 @@ def test_a_job_that_never_fits_has_another_reason_than_one_without_room() -> Non
     now = w.submit(name="now", stages=stage(2, cpu=4))
     w.cycle()
     assert w.explain(huge)[0].reason == NeverFits(1, 0, obstacles=(TooSmall("cpu", 5000, 4000, "n0"),))
-    assert w.explain(many)[0].reason == NeverFits(9, 8)
+    reason = w.explain(many)[0].reason
+    assert isinstance(reason, NeverFits) and (reason.wanted, reason.most) == (9, 8)
     failed = (("missing cpu", 1), ("not for all", 1))
     free = {"lacks": "cpu", "asked": 4000, "free": (("n1", 1),), "free_nodes": 1, "unused": 4000, "largest": 4000}
-    assert w.explain(now)[0].reason == NoRoom(2, 1, failed, "n0", taking=2, nodes=2, **free)  # type: ignore[arg-type]
+    assert w.explain(now)[0].reason == NoCapacity(2, 1, failed, "n0", taking=2, nodes=2, **free)  # type: ignore[arg-type]
     w.node("n2", cpu=8)
     w.cycle()
     assert len(w.placements(huge)) == 1
@@ -555,11 +556,11 @@ def test_a_gang_is_not_called_too_large_because_a_single_was_looked_at_first() -
     w.cycle()
     single = w.submit(name="single", stages=stage(1))
     w.cycle()
-    assert isinstance(w.explain(single)[0].reason, NoRoom)
+    assert isinstance(w.explain(single)[0].reason, NoCapacity)
     w.kill(single)
     gang = w.submit(name="gang", stages=stage(4))
     w.advance(1)
-    assert isinstance(w.explain(gang)[0].reason, NoRoom)
+    assert isinstance(w.explain(gang)[0].reason, NoCapacity)
     w.finish(first)
     w.advance(1)
     assert len(w.placements(gang)) == 4
@@ -670,7 +671,7 @@ def test_ready_takes_effect_again_after_a_restart_whatever_its_key() -> None:
     for _ in range(2):
         w._send("default", MarkReady(operator=True, key="k"))
         w.cycle()
-        assert w.partition().reign.ready
+        assert w.partition().readiness.ready
         w.restart(ready=False)
 
 

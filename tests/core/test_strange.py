@@ -2,7 +2,7 @@
 
 from fairlead.core.commands import Answer, Rejected, Report
 from fairlead.core.effects import ForNode, Stop
-from fairlead.journal.memory import MemoryJournal
+from fairlead.journal.in_memory import MemoryJournal
 from fairlead.testing import World
 
 

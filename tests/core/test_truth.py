@@ -15,8 +15,8 @@ import pytest
 
 from fairlead.core.model import KINDS, NEW
 from fairlead.core.ranges import indices
-from fairlead.core.remedy.search import find_remedies
-from fairlead.core.remedy.steps import (
+from fairlead.core.why.remedies import find_remedies
+from fairlead.core.why.remedy_steps import (
     AddNodes,
     BringNodeBack,
     EnableNode,
@@ -34,7 +34,7 @@ from fairlead.core.remedy.steps import (
     StartQueue,
     Step,
 )
-from fairlead.core.remedy.trial import copy_of
+from fairlead.core.why.remedy_trial import copy_of
 from fairlead.testing import World
 
 FEW, MANY, AT_ONCE = 200, 10_000, 500
@@ -73,7 +73,7 @@ class Scene:
 
     def _config(self) -> dict[str, Any]:
         def queue() -> dict[str, Any]:
-            settings: dict[str, Any] = {"order": self._some("priority", "fifo", "fair")}
+            settings: dict[str, Any] = {"order": self._some("priority", "fifo", "fair", "jobs")}
             if self._some(0, 0, 0, 1):
                 settings["limit"] = {self._some("cpu", "cpu", "gpu", "memory"): self._some(2, 4, 8)}
                 if "memory" in settings["limit"]:
@@ -277,7 +277,7 @@ class Scene:
         """True if tasks of a stage were placed in the last cycle."""
         record = self.world.partition().jobs[job].stage(stage) if self.known(job) else None
         return record is not None and any(
-            allocation.id >= self.first and allocation.kind == kind and not allocation.rooms
+            allocation.id >= self.first and allocation.kind == kind and not allocation.slots
             for allocation in (record.live or {}).values()
         )
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 
 from fairlead.core.commands import Report
-from fairlead.core.match import singles as batches
+from fairlead.core.match import single_tasks as batches
 from fairlead.core.policy.shares import Claim, start_counts
-from fairlead.core.reasons import ShareSpent
+from fairlead.core.why.reasons import ShareSpent
 from fairlead.testing import World
 
 
@@ -237,14 +237,34 @@ def test_the_order_of_queues_in_the_file_does_not_matter(rows: list[tuple[int, i
     assert running(fill(nodes, rows, order)) == running(fill(nodes, rows, order[::-1]))
 
 
-def test_in_a_fair_queue_the_stage_that_takes_longest_comes_first() -> None:
+@pytest.mark.parametrize("how", ["fair", "jobs"])
+def test_in_a_fair_queue_the_stage_that_takes_longest_comes_first(how: str) -> None:
     w = World()
-    w.queue("root.q", order="fair")
+    w.queue("root.q", order=how)
     w.node("n", cpu=2)
     stages = [{"name": name, "resources": {"cpu": 1}, "estimate": f"{hours}h"} for name, hours in (("a", 1), ("b", 3))]
     w.submit(name="j", queue="root.q", stages=[{"name": "0", "resources": {"cpu": 1}}, *stages])
     w.cycle()
     assert sorted(stage for stage, _ in w.placements("j")) == ["a", "b"]
+
+
+def test_the_stage_that_took_longest_before_comes_first() -> None:
+    w = World({"estimates": "learned", "queues": {"root": {"q": {"order": "fair"}}}})
+    w.node("n", cpu=3)
+    stages = [
+        {"name": name, "resources": {"cpu": 1}, "estimate": "1h", "duration": seconds}
+        for name, seconds in (("a", 10), ("b", 30), ("c", 20))
+    ]
+    w.submit(name="train", queue="root.q", stages=stages)
+    w.advance(60)
+    w.drain("n")
+    w.node("small", cpu=1)
+    second = w.submit(name="train", queue="root.q", stages=stages)
+    order: list[str] = []
+    for _ in range(60):
+        w.advance(1)
+        order += [stage for stage, _ in w.placements(second) if stage not in order]
+    assert order == ["b", "c", "a"]
 
 
 def test_a_job_that_is_not_preemptible_gets_no_loan() -> None:

@@ -17,12 +17,12 @@ from fairlead.core.changes import QueuesSet, SettingsSet
 from fairlead.core.dump import dump, load
 from fairlead.core.match.user_turns import Ladder, count_out
 from fairlead.core.model import Account, Limits, QueueSettings
-from fairlead.core.past import past_part
+from fairlead.core.past_use import past_part
 from fairlead.core.plan import Plan
-from fairlead.core.policy.past import after_shift, booked_use, past_use, rescaled, total_weight
-from fairlead.sim.chaos.doorchecker import DoorChecker
-from fairlead.sim.chaos.users import UserUses
+from fairlead.core.policy.decay import after_shift, booked_use, past_use, rescaled, total_weight
 from fairlead.testing import World
+from tests.chaos.start_checker import DoorChecker
+from tests.chaos.users import UserUses
 
 HOUR = 3600
 

@@ -103,7 +103,7 @@ class Watch(Fleet):
     def on(self, node: str) -> list[tuple[str, int, int]]:
         """What a node runs, or holds back: job, attempt, index."""
         blocks = [(each.job, each.attempt, each.indices) for each in self.at_work() if each.node == node]
-        blocks += [(each.job, each.attempt, each.indices) for each in self._held.get(node, ()) if not each.rooms]
+        blocks += [(each.job, each.attempt, each.indices) for each in self._held.get(node, ()) if not each.slots]
         return sorted({(job, attempt, index) for job, attempt, block in blocks for index in indices(block)})
 
     def held(self) -> set[str]:
@@ -309,8 +309,8 @@ class Play:
 
     def _patience_ends(self, since: int) -> int:
         """Return when a gang without a replacement is taken back. The clock starts again at ready."""
-        reign = self.w.partition().reign
-        return max(since, reign.ready_at if reign.ready else self.w.now) + REPLACE_WITHIN
+        readiness = self.w.partition().readiness
+        return max(since, readiness.ready_at if readiness.ready else self.w.now) + REPLACE_WITHIN
 
     def _running(self, job: str) -> list[tuple[str, int, int, str]]:
         return [(*each, node) for node in self.nodes for each in self.agents.on(node) if each[0] == job]
@@ -330,7 +330,7 @@ STAGE_KEYS = ("count", "min", "cpu", "gpu", "on_loss", "duration", "tries", "sel
 
 def overlooked(partition: Partition) -> list[str]:
     """Return heads of lanes that are allowed and would fit, found by trying every node. There must be none."""
-    if not partition.reign.ready:
+    if not partition.readiness.ready:
         return []
     return [found for lane in partition.lanes.values() for found in _overlooked_in(partition, lane)]
 
@@ -370,7 +370,7 @@ def _allowed(partition: Partition, ask: Ask, together: int) -> bool:
         own = [
             allocation
             for allocation in partition.allocations.values()
-            if not allocation.rooms and account in allocation.stage.job.accounts
+            if not allocation.slots and account in allocation.stage.job.accounts
         ]
         jobs = {each.stage.job.id for each in own}
         if account.max_jobs is not None and job.id not in jobs and len(jobs) >= account.max_jobs:
@@ -409,7 +409,7 @@ def slots(partition: Partition, ask: Ask, empty: bool) -> int:
             else [
                 allocation
                 for allocation in partition.allocations.values()
-                if allocation.node == node_id and not allocation.rooms
+                if allocation.node == node_id and not allocation.slots
             ]
         )
         if not empty and (nodes.state[row] != "up" or node_id in nodes.avoided):

@@ -6,6 +6,7 @@ record got a new field, or when the format's number rose; test_golden.py says so
 
     cluster.records     the cluster's log
     partition.records   a partition's log in which every change occurs; the last record removes the partition
+    removed.records     what is kept of the partition after its removal, since golden journal 9
     N.dump              the state after record N
 
 A file of records is, for each, four bytes of length (big-endian) and the payload.
@@ -18,13 +19,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fairlead.core.changes import ALL_CHANGES
-from fairlead.core.cluster import ClusterConfigured
+from fairlead.core.cluster_config import ClusterConfigured, LeftMachine, Remains
 from fairlead.core.commands import (
     Accepted,
     AddNode,
     AnyCommand,
     BringToFront,
+    CloseNodes,
     Configure,
     DisconnectNodes,
     HoldJob,
@@ -43,6 +47,7 @@ from fairlead.core.commands import (
     Scale,
     ScalePool,
     SetPriority,
+    StopTasks,
     Submit,
     UpdateManager,
     UpdateNode,
@@ -52,8 +57,9 @@ from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.dump import dump
 from fairlead.core.invariants import check_all
 from fairlead.core.resources import HOUR, SECOND
+from fairlead.core.state import Counters
 from fairlead.journal import MemoryJournal
-from fairlead.journal.codec import CLUSTER_STREAM, decode, encode_cluster, stream_of
+from fairlead.journal.codec import CLUSTER_STREAM, decode, encode_cluster, encode_remains, stream_of
 from fairlead.writer.writer import Writer
 
 HERE = Path(__file__).parent
@@ -98,6 +104,7 @@ FIRST = {
             "max": 4,
             "max_idle": 1,
             "cost": 3,
+            "min_free": {"gpu": 1},
             "provider": {"command": ["./cloud"]},
         }
     },
@@ -161,6 +168,18 @@ PAIR = {
 }
 
 
+REMAINS = Remains(
+    Counters(job=9, node_id=8, allocation=7, ask=6, front=5, order=4),
+    (LeftMachine("gpu", "gpu-3-0", "no credentials"),),
+)
+SERVED = {
+    **ARRAY,
+    "name": "served",
+    "done_when": {"stage": "worker"},
+    "stages": [{"name": "ps", "resources": {"cpu": 1}}, {"name": "worker", "resources": {"cpu": 1}}],
+}
+
+
 class Script:
     """A writer, the time, and agents that the script controls."""
 
@@ -213,7 +232,9 @@ def submit(name: str, document: dict[str, Any], **rest: Any) -> Submit:
 
 
 def play(s: Script) -> None:
-    s.cycle(configure(FIRST, 1), MarkReady(operator=True))
+    # A removed partition of this name has had job 1 to 3 and node 1.
+    numbers = Counters(job=4, node_id=2, allocation=5, ask=4, front=2, order=3)
+    s.cycle(msgspec.structs.replace(configure(FIRST, 1), numbers=numbers), MarkReady(operator=True))
     s.cycle(
         node("g0", resources={"cpu": 8, "gpu": 2, "memory": "8Gi"}, labels={"rack": "r1"}, taints=["gpu"], pool="gpu"),
         node("g1", resources={"cpu": 8, "gpu": 2, "memory": "8Gi"}, labels={"rack": "r2"}, taints=["gpu"], pool="gpu"),
@@ -238,6 +259,28 @@ def play(s: Script) -> None:
     s.keep()
     s.cycle(Kill(job="crew", operator=True))
     s.cycle(*s.report("crew", "main", "stopped"))
+    # A job is done with one of its stages, and the rest stops.
+    s.cycle(submit("served", SERVED))
+    s.cycle(*s.report("served", "worker", "succeeded"))
+    s.keep()
+    s.cycle(*s.report("served", "ps", "stopped"))
+    # A task is replaced, another one killed; nodes are disabled for a time, by name and by label.
+    s.cycle(submit("lint", ARRAY))
+    s.cycle(*s.report("lint", "a", "running"))
+    some = {"job": "lint", "stage": "a", "user": "ann", "operator": True}
+    s.cycle(
+        StopTasks(indices=(0, 1), action="replace", **some),
+        StopTasks(indices=(1, 2), action="kill", **some),
+        CloseNodes(labels=(("rack", "r1"),), lasts=HOUR, reason="switch", operator=True),
+        MoveNode(name="c0", action="disable", lasts=2 * HOUR, operator=True),
+    )
+    s.keep()
+    s.cycle(after=HOUR)
+    s.keep()
+    s.cycle(after=HOUR)
+    s.cycle(Kill(job="lint", operator=True))
+    s.cycle(*s.report("lint", "a", "stopped"))
+    s.cycle(after=3 * HOUR)
     pair_up(s)
     s.cycle(submit("train", GANG, key="k1"), submit("part", PART))
     s.cycle(Scale(job="part", stage="main", count=2, operator=True))  # one task of an allocation stops
@@ -451,6 +494,7 @@ def main() -> None:
     folder.mkdir()
     write_records(folder / f"{CLUSTER_STREAM}.records", [encode_cluster(configured)])
     write_records(folder / "partition.records", records)
+    write_records(folder / "removed.records", [encode_remains(REMAINS)])
     for seq, payload in script.dumps.items():
         (folder / f"{seq}.dump").write_bytes(payload)
     print(f"{folder.relative_to(HERE.parent.parent)}: {len(records)} records, {len(seen)} kinds of changes")

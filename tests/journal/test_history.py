@@ -6,8 +6,7 @@ import fnmatch
 import os
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ import pytest
 from fairlead.history.filter import JobFilter
 from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
 from fairlead.history.store import History, Used
-from fairlead.wire.agent import Tasks
+from fairlead.wire.agent_messages import Tasks
+from tests.until import until
 
 SECONDS = 30.0  # the longest wait of a test; no result depends on it
 
@@ -103,13 +103,6 @@ def test_logs_that_were_not_copied_are_found_after_a_restart(place: str) -> None
     with history._tables.session() as db:
         assert list(db.run("SELECT count(*) FROM copied")) == [(0,)]  # marks of nodes that are gone are removed
     history.close()
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_row_that_cannot_be_written_costs_no_other(place: str) -> None:
@@ -263,7 +256,7 @@ def test_old_jobs_go_by_their_age(place: str) -> None:
 
 
 def test_the_oldest_jobs_go_on_postgresql(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlead.history.postgresql.CHECKED_EVERY", 0.0)
+    monkeypatch.setattr("fairlead.history.pgsession.CHECKED_EVERY", 0.0)
     history = History(database, size=500_000)
     for start in range(0, 3_000, 500):
         numbers = range(start, start + 500)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead.journal.base import Fenced, Held, Journal, JournalError, NotWritten, UnknownOutcome
+from fairlead.journal.journal import Fenced, Held, Journal, JournalError, NotWritten, UnknownOutcome
 from fairlead.journal.pgroster import PostgresRoster
 from fairlead.journal.postgresql import PostgresJournal
 from fairlead.journal.roster import Lease, Member, Roster
-from fairlead.journal.shared import Link, SharedJournal, SharedRoster, SharedStore
+from tests.chaos.shared_journal import Link, SharedJournal, SharedRoster, SharedStore
 from tests.postgres import Postgres, Proxy
+from tests.until import until
 
 STREAM = "partition/p"
 LONG = 600.0
@@ -124,18 +125,11 @@ class Database:
     def renewed(self, journal: Journal) -> None:
         assert isinstance(journal, PostgresJournal)
         before = journal.leads_until()
-        wait_until(lambda: journal.leads_until() > before)
+        until(lambda: journal.leads_until() > before)
 
     def close(self) -> None:
         for proxy in self.proxies.values():
             proxy.close()
-
-
-def wait_until(true: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture(params=["memory", "postgresql"])
@@ -243,7 +237,7 @@ def test_the_lease_of_a_successor_is_not_renewed(place: Place) -> None:
         one.reign(STREAM)
         place.expire()
         two.reign(STREAM)
-        wait_until(lambda: one.leads_until() < time.monotonic())
+        until(lambda: one.leads_until() < time.monotonic())
 
 
 def test_dropping_ends_the_lease(place: Place) -> None:
@@ -300,19 +294,19 @@ def test_the_journal_cannot_be_opened_without_the_database(place: Place) -> None
 def test_servers(place: Place) -> None:
     one, two = place.roster("one"), place.roster("two")
     try:
-        assert list(one.look(1, True).members) == [Member("one", "http://one", 1)]
-        two.look(2, True)
-        assert list(one.look(1, True).members) == [Member("one", "http://one", 1), Member("two", "http://two", 2)]
-        two.look(3, False)
-        assert one.look(1, True).members[1] == Member("two", "http://two", 3, takes=False)
-        two.look(3, True)
+        assert list(one.heartbeat(1, True).members) == [Member("one", "http://one", 1)]
+        two.heartbeat(2, True)
+        assert list(one.heartbeat(1, True).members) == [Member("one", "http://one", 1), Member("two", "http://two", 2)]
+        two.heartbeat(3, False)
+        assert one.heartbeat(1, True).members[1] == Member("two", "http://two", 3, takes=False)
+        two.heartbeat(3, True)
         assert one.drain("two", True) and not two.drain("one", True)  # one server has to lead
-        assert one.look(1, True).members[1] == Member("two", "http://two", 3, takes=False, draining=True)
-        two.look(3, True)  # it says that it takes, and drains all the same
-        assert one.look(1, True).members[1].draining
+        assert one.heartbeat(1, True).members[1] == Member("two", "http://two", 3, takes=False, draining=True)
+        two.heartbeat(3, True)  # it says that it takes, and drains all the same
+        assert one.heartbeat(1, True).members[1].draining
         assert one.drain("two", False) and not one.drain("nobody", True)
         two.close()
-        assert [member.id for member in one.look(1, True).members] == ["one"]
+        assert [member.id for member in one.heartbeat(1, True).members] == ["one"]
     finally:
         one.close()
 
@@ -320,16 +314,16 @@ def test_servers(place: Place) -> None:
 def test_leases_in_the_roster(place: Place) -> None:
     one, two = place.roster("one"), place.roster("two")
     with place.journal("one") as journal:
-        one.look(1, True)
+        one.heartbeat(1, True)
         epoch = journal.reign(STREAM)
-        assert two.look(1, True).leases == {STREAM: Lease("one", "http://one", 0)}
+        assert two.heartbeat(1, True).leases == {STREAM: Lease("one", "http://one", 0)}
         journal.append(STREAM, epoch, 1, b"1")
-        assert two.look(1, True).leases == {STREAM: Lease("one", "http://one", 1)}
+        assert two.heartbeat(1, True).leases == {STREAM: Lease("one", "http://one", 1)}
         place.expire()  # a server that let a lease end is not up, except to itself
-        standing = two.look(1, True)
-        assert standing.leases == {STREAM: Lease(seq=1)} and [member.id for member in standing.members] == ["two"]
-        assert [member.id for member in one.look(1, True).members] == ["one", "two"]
-    assert two.look(1, True).leases == {STREAM: Lease(seq=1)}
+        membership = two.heartbeat(1, True)
+        assert membership.leases == {STREAM: Lease(seq=1)} and [member.id for member in membership.members] == ["two"]
+        assert [member.id for member in one.heartbeat(1, True).members] == ["one", "two"]
+    assert two.heartbeat(1, True).leases == {STREAM: Lease(seq=1)}
     one.close()
     two.close()
 
@@ -338,25 +332,25 @@ def test_a_server_is_woken(place: Place) -> None:
     one, two = place.roster("one"), place.roster("two")
     woken: list[int] = []
     two.listen(lambda: woken.append(1))
-    one.look(1, True)
+    one.heartbeat(1, True)
 
     def called() -> bool:
-        one.call()
+        one.notify()
         return bool(woken)
 
-    wait_until(called)
+    until(called)
     one.close()
     two.close()
 
 
 def test_a_roster_that_is_cut_off(place: Place) -> None:
     one = place.roster("one")
-    one.look(1, True)
+    one.heartbeat(1, True)
     place.cut("one")
     with pytest.raises(JournalError):
-        one.look(1, True)
+        one.heartbeat(1, True)
     place.cut("one", away=False)
-    assert [member.id for member in one.look(1, True).members] == ["one"]
+    assert [member.id for member in one.heartbeat(1, True).members] == ["one"]
     one.close()
 
 
@@ -377,11 +371,11 @@ def done(place: Place, journals: dict[str, Journal], epochs: dict[str, int], ope
         if what == "expire":
             place.expire()
         elif what == "look":
-            standing = roster_of(place, server).look(1, True)
-            return list(standing.members), standing.leases
+            membership = roster_of(place, server).heartbeat(1, True)
+            return list(membership.members), membership.leases
         elif what in ("drain", "undrain"):
             roster = roster_of(place, "one")
-            roster.look(1, True)
+            roster.heartbeat(1, True)
             return roster.drain(server, what == "drain")
         elif what == "reopen":
             assert journal is not None

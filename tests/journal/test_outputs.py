@@ -13,15 +13,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.app import Failed, Serve, _source_of, _store_of
 from fairlead.core.state import Partition
-from fairlead.history.outputs import OutputStore
+from fairlead.history.outputs import Incoming, OutputStore
 from fairlead.history.recorder import HistoryRecorder, ResultRow
 from fairlead.history.s3 import ObjectStore, Unusable
 from fairlead.history.store import History
 from fairlead.history.stores import INCOMING, FolderStore, Store
+from fairlead.server.failure import Failed
+from fairlead.server.output_collection import source_of
+from fairlead.server.server_options import ServerOptions
+from fairlead.server.storage import output_place
 from fairlead.testing import World
-from fairlead.wire.agent import MAX_OUTPUT, Collected, LogRequest, Output, OutputPart, Tasks
+from fairlead.wire.agent_messages import MAX_OUTPUT, Collected, LogRequest, Output, OutputPart, Tasks
 from tests.s3 import S3, s3_server
 
 PARTITION = "default"
@@ -52,7 +55,7 @@ def write(store: Store, *pieces: Output, user: str = "ann", attempt: int = 1) ->
     """Receive logs."""
     outputs = OutputStore(store)
     tasks = msgspec.structs.replace(TASKS, attempt=attempt)
-    incoming = outputs.receive(PARTITION, user, tasks, LIMITS, lambda *row: None, only_results=False)
+    incoming = Incoming(outputs, PARTITION, user, tasks, LIMITS, lambda *row: None, only_results=False)
     incoming.write(OutputPart(0, pieces))
     incoming.finish()
     incoming.close()
@@ -147,7 +150,7 @@ def receive(store: Store, *parts: OutputPart) -> tuple[OutputStore, Rows, list[t
         rows.extend((row, replace) for row in found)
 
     tasks = msgspec.structs.replace(TASKS, indices=(0, 1))
-    incoming = outputs.receive(PARTITION, "ann", tasks, LIMITS, record, only_results=True)
+    incoming = Incoming(outputs, PARTITION, "ann", tasks, LIMITS, record, only_results=True)
     stored = [incoming.write(part) for part in parts]
     incoming.finish()
     incoming.close()
@@ -211,7 +214,7 @@ def test_announced_files_that_do_not_come_are_noted(tmp_path: Path) -> None:
 
 def test_incomplete_files_of_a_crash_are_removed(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
-    incoming = OutputStore(store).receive(PARTITION, "ann", TASKS, LIMITS, lambda *row: None, only_results=False)
+    incoming = Incoming(OutputStore(store), PARTITION, "ann", TASKS, LIMITS, lambda *row: None, only_results=False)
     incoming.write(OutputPart(0, (log(0, b"half"), piece("a", b"half"))))
     assert files(tmp_path / INCOMING) and list(store.all()) == []
     FolderStore(tmp_path)
@@ -234,11 +237,10 @@ def test_a_node_can_add_result_files_only_to_tasks_that_ran_on_it(tmp_path: Path
             return look(w.partition())
 
     control: Any = Control()
-    find = _source_of(lambda: control, history)
 
     def allowed(node: str, attempt: int = 1, number: int | None = None, check: bool = True) -> tuple[str, Any]:
         tasks = Tasks(job, w.partition().jobs[job].number if number is None else number, "main", attempt, (0, 2))
-        source = asyncio.run(find((PARTITION, node), tasks, check))
+        source = asyncio.run(source_of(control, history, (PARTITION, node), tasks, check))
         return source.user, source.indices
 
     for index, node in places.items():
@@ -258,8 +260,8 @@ def test_a_node_can_add_result_files_only_to_tasks_that_ran_on_it(tmp_path: Path
 # -- object stores that cannot be used -----------------------------------------------------------------------------
 
 
-def settings(tmp_path: Path, outputs: str, endpoint: str = "") -> Serve:
-    return Serve(
+def settings(tmp_path: Path, outputs: str, endpoint: str = "") -> ServerOptions:
+    return ServerOptions(
         directory=tmp_path, url="", log_size="1Mi", history_size="1Mi", outputs=outputs, outputs_endpoint=endpoint,
         outputs_size="1Gi", outputs_age="1d",
     )  # fmt: skip
@@ -277,7 +279,7 @@ def settings(tmp_path: Path, outputs: str, endpoint: str = "") -> Serve:
 )
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path, outputs: str, endpoint: str, said: str) -> None:
     with pytest.raises(Failed) as failed:
-        _store_of(settings(tmp_path, outputs, endpoint))
+        output_place(settings(tmp_path, outputs, endpoint))
     assert said in str(failed.value)
 
 
@@ -287,12 +289,12 @@ def test_wrong_buckets_keys_and_addresses_are_found_at_the_start(
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(Failed, match=r"NoSuchBucket.*create the bucket, or name another one with --outputs"):
-        _store_of(settings(tmp_path, "s3://nowhere/x", s3.url))
+        output_place(settings(tmp_path, "s3://nowhere/x", s3.url))
     with s3_server(checks_keys=True) as strict, pytest.raises(Failed, match=r"InvalidAccessKeyId.*AWS_ACCESS_KEY_ID"):
-        _store_of(settings(tmp_path, "s3://bucket/x", strict.url))
+        output_place(settings(tmp_path, "s3://bucket/x", strict.url))
     monkeypatch.setattr("fairlead.history.s3.RETRIES", 0)
     with pytest.raises(Failed, match=r"cannot be used: .*check --outputs, --outputs-endpoint and the network"):
-        _store_of(settings(tmp_path, "s3://bucket/x", "http://127.0.0.1:1"))
+        output_place(settings(tmp_path, "s3://bucket/x", "http://127.0.0.1:1"))
 
 
 def test_without_the_extra_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

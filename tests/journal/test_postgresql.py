@@ -4,7 +4,7 @@ import builtins
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from fairlead.cli.main import app
 from fairlead.core.dump import dump
 from fairlead.journal import Damaged, Fenced, Held, JournalError, NotWritten, TooNew, UnknownOutcome
-from fairlead.journal.base import LINE
 from fairlead.journal.codec import restore
-from fairlead.journal.opening import open_journal
+from fairlead.journal.journal import LINE
+from fairlead.journal.locate import open_journal
 from fairlead.journal.pgconnection import connect, shown_url
 from fairlead.journal.pgsafety import warnings_of
 from fairlead.journal.pgschema import MIGRATIONS
@@ -26,6 +26,7 @@ from fairlead.journal.snapshot import Snapshots, make_snapshot, renew
 from fairlead.journal.verify import verify
 from fairlead.testing import World
 from tests.postgres import Postgres, Proxy, running
+from tests.until import until
 
 
 def sql(url: str, text: str, *values: object) -> list[Any]:
@@ -33,13 +34,6 @@ def sql(url: str, text: str, *values: object) -> list[Any]:
         db.execute("SET search_path = fairlead")
         done = db.execute(text.encode(), values)
         return done.fetchall() if done.description else []
-
-
-def wait_until(true: Callable[[], object], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -84,10 +78,10 @@ def test_the_same_server_may_begin_again(database: str) -> None:
 def test_a_lease_is_renewed_while_its_holder_is_idle(database: str) -> None:
     with PostgresJournal(database, lease=4) as journal:
         journal.reign("a")
-        until, [(expires,)] = journal.leads_until(), sql(database, "SELECT expires FROM reigns")
+        [(expires,)] = sql(database, "SELECT expires FROM reigns")
         for _ in range(3):
-            wait_until(lambda until=until: journal.leads_until() > until)  # type: ignore[misc]
-            until = journal.leads_until()
+            before = journal.leads_until()
+            until(lambda before=before: journal.leads_until() > before)  # type: ignore[misc]
         assert sql(database, "SELECT expires FROM reigns")[0][0] > expires
 
 
@@ -110,7 +104,7 @@ def test_a_deposed_leader_waits_behind_its_successor_and_fails(database: str) ->
         waiting = (
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         )
-        wait_until(lambda: sql(database, waiting) == [(1,)])
+        until(lambda: sql(database, waiting) == [(1,)])
         other.commit()
         thread.join()
         assert [type(problem) for problem in failed] == [Fenced]
@@ -122,10 +116,10 @@ def test_a_leader_without_its_database_stops_early(database: str, proxy: Proxy) 
         one.reign("a")
         proxy.open = False
         proxy.cut_all()
-        wait_until(lambda: one.leads_until() < time.monotonic())
+        until(lambda: one.leads_until() < time.monotonic())
         # By the clock of the database the lease still lasted then, or the other server could lead by now.
         with PostgresJournal(database) as two:
-            wait_until(lambda: _took(two))
+            until(lambda: _took(two))
             assert one.leads_until() < time.monotonic()
 
 
@@ -177,7 +171,7 @@ def test_a_connection_lost_for_long(database: str, proxy: Proxy, before: bool) -
     with PostgresJournal(proxy.url(database), "me", lease=60, patience=0.3) as journal:
         epoch = journal.reign("a")
         proxy.cut_next("the first", before)
-        threading.Timer(0.0, lambda: wait_until(lambda: proxy.cuts)).start()
+        threading.Timer(0.0, lambda: until(lambda: proxy.cuts)).start()
         proxy.open = False
         with pytest.raises(UnknownOutcome, match="the connection was lost"):
             journal.append("a", epoch, 1, b"the first")
@@ -205,9 +199,9 @@ def test_a_connection_lost_while_another_server_takes_over(database: str, proxy:
 
         thread = threading.Thread(target=append)
         thread.start()
-        wait_until(lambda: proxy.cuts)
+        until(lambda: proxy.cuts)
         if not before:
-            wait_until(lambda: sql(database, "SELECT count(*) FROM records") == [(1,)])
+            until(lambda: sql(database, "SELECT count(*) FROM records") == [(1,)])
         sql(database, "UPDATE reigns SET expires = now()")
         two.reign("a")
         proxy.open = True
@@ -388,7 +382,7 @@ def test_snapshots_and_verification(database: str) -> None:
         snapshots.poll(seq)
         assert snapshots.pid is not None
         assert database.encode() not in Path(f"/proc/{snapshots.pid}/cmdline").read_bytes()
-        wait_until(lambda: (snapshots.poll(0), snapshots.pid is None)[1])
+        until(lambda: (snapshots.poll(0), snapshots.pid is None)[1])
         assert (snapshots.failure, snapshots.last) == ("", seq)
         reports = list(verify(journal, lambda *_: None))
     assert [(report.stream, report.problem) for report in reports] == [("cluster", ""), ("partition/default", "")]

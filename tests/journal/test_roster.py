@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.journal.base import Held
+from fairlead.journal.journal import Held
 from fairlead.journal.pgroster import PostgresRoster
 from fairlead.journal.postgresql import PostgresJournal
-from fairlead.journal.roster import Lease, Member, Standing, places, spread
+from fairlead.journal.roster import Lease, Member, Membership, places, spread
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_streams_spread_evenly_and_then_rest(held: dict[str, str], draining: set
         before = dict(held)
         for me in "xyz":
             leases = {stream: Lease(holder, holder) for stream, holder in held.items() if holder}
-            take, give = spread(Standing(me, members, leases), sorted(held))
+            take, give = spread(Membership(me, members, leases), sorted(held))
             assert not (take and give) and len(give) <= 1
             held.update(dict.fromkeys(take, me))
             held.update(dict.fromkeys(give, ""))
@@ -57,30 +57,30 @@ def test_streams_spread_evenly_and_then_rest(held: dict[str, str], draining: set
 def test_servers_of_a_database(database: str) -> None:
     one, two = PostgresRoster(database, "one", "http://one", 60.0), PostgresRoster(database, "two", "http://two", 60.0)
     try:
-        assert [member.id for member in one.look(1, True).members] == ["one"]
-        two.look(2, True)
-        assert one.look(1, True).members == [Member("one", "http://one", 1), Member("two", "http://two", 2)]
+        assert [member.id for member in one.heartbeat(1, True).members] == ["one"]
+        two.heartbeat(2, True)
+        assert one.heartbeat(1, True).members == [Member("one", "http://one", 1), Member("two", "http://two", 2)]
         woken = threading.Event()
         two.listen(woken.set)
         deadline = time.monotonic() + 60
         while not woken.is_set() and time.monotonic() < deadline:
-            one.call()
+            one.notify()
             woken.wait(0.1)
         assert woken.is_set()
         assert one.drain("two", True)
         assert not two.drain("one", True)  # no server could lead then
-        assert one.look(1, True).members[1] == Member("two", "http://two", 2, takes=False, draining=True)
+        assert one.heartbeat(1, True).members[1] == Member("two", "http://two", 2, takes=False, draining=True)
         assert one.drain("two", False)
         with PostgresJournal(database, "one", "http://one", 60.0) as journal:
             journal.reign("partition/p")
             journal.append("partition/p", 1, 1, b"x")
-            assert two.look(2, True).leases["partition/p"] == Lease("one", "http://one", 1)
+            assert two.heartbeat(2, True).leases["partition/p"] == Lease("one", "http://one", 1)
             with PostgresJournal(database, "two", "http://two", 60.0) as other, pytest.raises(Held):
                 other.reign("partition/p")
-        assert two.look(2, True).leases["partition/p"] == Lease(seq=1)
+        assert two.heartbeat(2, True).leases["partition/p"] == Lease(seq=1)
     finally:
         one.close()
-        assert [member.id for member in two.look(2, True).members] == ["two"]
+        assert [member.id for member in two.heartbeat(2, True).members] == ["two"]
         two.close()
 
 
@@ -88,14 +88,14 @@ def test_a_server_that_lets_a_lease_end_is_not_up(database: str) -> None:
     """Its partitions are taken at once, even if its own row lasts longer."""
     one, two = PostgresRoster(database, "one", "http://one", 60.0), PostgresRoster(database, "two", "http://two", 60.0)
     try:
-        one.look(1, True)
+        one.heartbeat(1, True)
         with PostgresJournal(database, "one", "http://one", 60.0) as journal:
             journal.reign("partition/p")
-            assert len(two.look(1, True).members) == 2
+            assert len(two.heartbeat(1, True).members) == 2
             journal._db.execute("UPDATE reigns SET expires = 'epoch'")
-            standing = two.look(1, True)
-            assert [member.id for member in standing.members] == ["two"]
-            assert spread(standing, ["partition/p"]) == (["partition/p"], [])
+            membership = two.heartbeat(1, True)
+            assert [member.id for member in membership.members] == ["two"]
+            assert spread(membership, ["partition/p"]) == (["partition/p"], [])
     finally:
         one.close()
         two.close()

@@ -292,7 +292,7 @@ def test_records_are_kept_for_a_time(tmp_path: Path) -> None:
                 renew(path, "default", age=300)
         truth, last = world.dump(), journal.last("partition/default")
     with SqliteJournal(path) as journal:
-        oldest = journal.standing("partition/default")[0].base
+        oldest = journal.state_of("partition/default")[0].base
         kept = [time_of(record.payload, "") for record in journal.read("partition/default", oldest)]
         # Five minutes at the last snapshot, and nothing that is much older.
         assert journal.load_snapshot("partition/default", oldest) is not None

@@ -19,7 +19,7 @@ from fairlead.core.resources import HOUR, SECOND
 from fairlead.core.state import Partition
 from fairlead.history.recorder import AttemptRow, HistoryRecorder
 from fairlead.history.store import History, Used
-from fairlead.history.usage import UsageReport, running
+from fairlead.history.usage_report import UsageReport, running
 from fairlead.testing import World
 
 CONFIG = {
@@ -195,7 +195,7 @@ def test_sums_beyond_64_bits(place: str) -> None:
 
 
 def test_a_report_has_a_largest_number_of_rows(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlead.history.usage.MOST_ROWS", 3)
+    monkeypatch.setattr("fairlead.history.usage_report.MOST_ROWS", 3)
     history = History(place)
     history.put([], [row(number, 0, 5) for number in range(3)])
     assert len(told(history, "job").rows) == 3

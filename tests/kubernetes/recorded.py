@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from fairlead.kubernetes.http import Address, Http
+from fairlead.kubernetes.api_client import Address, Http
 
 Json = dict[str, Any]
 

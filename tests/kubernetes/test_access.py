@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fairlead.kubernetes import config
-from fairlead.kubernetes.config import find_address, in_cluster, read_kubeconfig
-from fairlead.kubernetes.http import Address, Http
+from fairlead.kubernetes import kubeconfig
+from fairlead.kubernetes.api_client import Address, Http
+from fairlead.kubernetes.kubeconfig import find_address, in_cluster, read_kubeconfig
 from tests.kubernetes.cluster.control_plane import ControlPlane, control_plane
 
 pytestmark = pytest.mark.kubernetes
@@ -79,13 +79,13 @@ def test_the_service_account_of_a_pod(guarded: ControlPlane, tmp_path: Path, mon
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(guarded.port))
-    monkeypatch.setattr(config, "in_cluster", lambda: in_cluster(tmp_path))
+    monkeypatch.setattr(kubeconfig, "in_cluster", lambda: in_cluster(tmp_path))
     address, namespace = find_address()
     assert namespace == "default"
     assert who(address)["username"] == "system:serviceaccount:default:one"
     (tmp_path / "token").write_text(token("two"))
     assert who(address)["username"] == "system:serviceaccount:default:one"
-    monkeypatch.setattr(config, "TOKEN_AGE", 0.0)
+    monkeypatch.setattr(kubeconfig, "TOKEN_AGE", 0.0)
     assert who(address)["username"] == "system:serviceaccount:default:two"
 
 

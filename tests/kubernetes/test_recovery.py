@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from fairlead.kubernetes.config import read_kubeconfig
-from fairlead.kubernetes.http import Address, Http, Reply
-from fairlead.kubernetes.link import ApiLink
-from fairlead.kubernetes.main import Runner, Settings
+from fairlead.kubernetes.api_client import Address, Http, Reply
+from fairlead.kubernetes.kubeconfig import read_kubeconfig
+from fairlead.kubernetes.partition_link import ApiLink
+from fairlead.kubernetes.runner import Runner, Settings
 from tests.kubernetes.cluster.control_plane import ControlPlane
 from tests.kubernetes.scene import NAMESPACE, SECONDS, Scene, scenes
 from tests.servers import Server

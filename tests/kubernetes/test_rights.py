@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fairlead.kubernetes.calls import CLUSTER_RULES, LEASE_RULES
+from fairlead.kubernetes.api_calls import CLUSTER_RULES, LEASE_RULES
 from fairlead.kubernetes.names import GATE
 from tests.kubernetes.cluster.control_plane import ADAPTER, ControlPlane, control_plane
 from tests.kubernetes.reading import MANIFESTS

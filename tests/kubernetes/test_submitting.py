@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from fairlead.cli.main import app
 from fairlead.kubernetes.groups import GroupObjects, group_of, membership, read_job
+from fairlead.kubernetes.job_manifest import PodJob, manifest
 from fairlead.kubernetes.names import GANG, QUEUE
 from fairlead.kubernetes.objects import Job, Meta, OwnerReference, Pod
 from fairlead.kubernetes.rules import Rules
-from fairlead.kubernetes.submitting import PodJob, manifest
 
 
 def test_the_options_become_a_job() -> None:

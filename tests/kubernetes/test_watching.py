@@ -14,11 +14,11 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 import pytest
 
-from fairlead.kubernetes import watching
+from fairlead.kubernetes import reflector
 from fairlead.kubernetes.actions import Performer, Target
-from fairlead.kubernetes.http import Address, Http, Reply
+from fairlead.kubernetes.api_client import Address, Http, Reply
 from fairlead.kubernetes.objects import Pod
-from fairlead.kubernetes.watching import Follower
+from fairlead.kubernetes.reflector import Follower
 from tests.kubernetes.recorded import Answer, Recorded, listed, pod, refused, watched, with_answers
 from tests.live import PROGRAM, SECONDS
 
@@ -74,7 +74,7 @@ def asked(recorded: Recorded) -> list[dict[str, list[str]]]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(reflector, "LONGEST_PAUSE", 0.02)
 
 
 def test_a_list_in_pages_and_then_the_watch() -> None:

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from fairlead.core.config import parse_config
-from fairlead.pools.base import Join, Machine, PoolKind, ProviderError
 from fairlead.pools.command import CommandProvider
+from fairlead.pools.provider import Join, Machine, PoolKind, ProviderError
 
 POOL = {"node": {"cpu": 0.5, "memory": "1Gi"}, "labels": {"zone": "a"}, "taints": ["spot"]}
 

@@ -8,8 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from fairlead import Client
 from fairlead.client import Problem
 from tests.live import PROGRAM, SECONDS, Up
 from tests.s3 import s3_server
+from tests.until import until
 
 ROOT = Path(__file__).parents[2]
 CLOUD = ROOT / "examples" / "pools" / "mycloud.py"
@@ -50,14 +50,6 @@ def fleet(
             subprocess.run([sys.executable, str(CLOUD), "destroy"], input=json.dumps(request), text=True, check=True)
         os.environ.clear()
         os.environ.update(before)
-
-
-def until(true: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + LONG
-    while not (found := true()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
 
 
 def log(up: Up, event: str) -> list[dict[str, Any]]:
@@ -135,7 +127,7 @@ def test_output_outlives_the_node(tmp_path: Path) -> None:
     with fleet(tmp_path, 1, {"local": {}}) as up:
         job = submit_with_results(up, tmp_path)
         assert up.run("wait", job) == f"{job}: succeeded\n"
-        until(lambda: pool(up)["use"]["total"] == 0)
+        until(lambda: pool(up)["use"]["total"] == 0, LONG)
         check_output(up, tmp_path / "fetched", job)
 
 
@@ -145,7 +137,7 @@ def test_output_in_an_object_store_outlives_the_node(tmp_path: Path) -> None:
         with fleet(tmp_path, 1, {"local": {}}, options=options, **s3.environment) as up:
             job = submit_with_results(up, tmp_path)
             assert up.run("wait", job) == f"{job}: succeeded\n"
-            until(lambda: pool(up)["use"]["total"] == 0)
+            until(lambda: pool(up)["use"]["total"] == 0, LONG)
             assert not (up.folder / "outputs").exists()
             check_output(up, tmp_path / "fetched", job)
             keys = {key.rpartition("/")[2] for key in s3.names()}
@@ -157,13 +149,13 @@ def test_output_survives_a_crash_between_the_end_and_the_copy(tmp_path: Path) ->
     with fleet(tmp_path, 1, {"local": {}}) as up:
         flag = tmp_path / "flag"
         job = submit_with_results(up, tmp_path, flag)
-        until(lambda: '"running":1' in up.run("show", job, "--json"))
+        until(lambda: '"running":1' in up.run("show", job, "--json"), LONG)
         incoming = up.folder / "outputs" / ".incoming"
         incoming.rmdir()
         incoming.write_text("not a folder, so nothing can be stored")
         flag.touch()
         assert up.run("wait", job) == f"{job}: succeeded\n"
-        until(lambda: log(up, "output not stored"))
+        until(lambda: log(up, "output not stored"), LONG)
         assert pool(up)["use"]["total"] == 1
         with Client(up.url, up.token) as client, pytest.raises(TimeoutError, match="still on their way"):
             client.results(job, timeout=0)
@@ -171,19 +163,19 @@ def test_output_survives_a_crash_between_the_end_and_the_copy(tmp_path: Path) ->
         up.process.wait(SECONDS)
         incoming.unlink()
         up.start()
-        until(lambda: pool(up)["use"] is not None and pool(up)["use"]["total"] == 0)
+        until(lambda: pool(up)["use"] is not None and pool(up)["use"]["total"] == 0, LONG)
         check_output(up, tmp_path / "fetched", job)
 
 
 def test_from_none_to_eight_and_back(tmp_path: Path) -> None:
     with fleet(tmp_path, 8, {"local": {}}) as up:
         job = submit(up, 24)
-        (asked,) = until(lambda: log(up, "machines asked for"))
+        (asked,) = until(lambda: log(up, "machines asked for"), LONG)
         names = {f"work-1-{at}" for at in range(8)}
         assert set(asked["names"]) == names
-        until(lambda: pool(up)["use"] is not None and not pool(up)["orders"])
+        until(lambda: pool(up)["use"] is not None and not pool(up)["orders"], LONG)
         assert up.run("wait", job) == f"{job}: succeeded\n"
-        until(lambda: pool(up)["use"]["total"] == 0)
+        until(lambda: pool(up)["use"]["total"] == 0, LONG)
         assert log(up, "machines asked for") == [asked] and log(up, "machines failed") == []
         assert {each["node"] for each in log(up, "machine gone")} == names
         assert log(up, "orphan machine") == []
@@ -197,7 +189,7 @@ def test_a_server_that_is_killed_while_it_orders(tmp_path: Path, provider: str) 
     settings = {"local": {}} if provider == "local" else {"command": [sys.executable, str(CLOUD)]}
     with fleet(tmp_path, most, settings, MYCLOUD=str(tmp_path / "cloud"), MYCLOUD_FAIRLEAD=PROGRAM) as up:
         job = submit(up, 2 * most)
-        until(lambda: log(up, "machines asked for"))
+        until(lambda: log(up, "machines asked for"), LONG)
         up.process.kill()
         up.process.wait(SECONDS)
         up.start()
@@ -208,11 +200,11 @@ def test_a_server_that_is_killed_while_it_orders(tmp_path: Path, provider: str) 
         assert {each["node"] for each in log(up, "agent joined")} - {"box"} <= names
         assert log(up, "machines failed") == [] and log(up, "orphan machine") == []
         # And back to none, twice: the next burst is a new order.
-        until(lambda: pool(up)["use"]["total"] == 0)
+        until(lambda: pool(up)["use"]["total"] == 0, LONG)
         again = submit(up, 2)
         assert up.run("wait", again) == f"{again}: succeeded\n"
         assert all(name.startswith("work-2-") for name in ran_on(up, again))
-        until(lambda: pool(up)["use"]["total"] == 0)
+        until(lambda: pool(up)["use"]["total"] == 0, LONG)
         assert processes(up.folder / "pools") == [] and processes(tmp_path / "cloud") == []
 
 
@@ -222,16 +214,16 @@ def test_tasks_and_machines_outlive_the_server(tmp_path: Path) -> None:
         flag = tmp_path / "flag"
         command = ("--cpu", "1", "--pool", "work", "--array", "2", "--shell", "--")
         job = up.run("submit", *command, f"while [ ! -e {flag} ]; do sleep 0.05; done").strip()
-        until(lambda: '"running":2' in up.run("show", job, "--json"))
+        until(lambda: '"running":2' in up.run("show", job, "--json"), LONG)
         up.process.kill()
         up.process.wait(SECONDS)
         up._options = ("--name", "box")
         up.start()
-        until(lambda: pool(up)["use"] is not None and len(log(up, "agent joined")) >= 6)
+        until(lambda: pool(up)["use"] is not None and len(log(up, "agent joined")) >= 6, LONG)
         flag.touch()
         assert up.run("wait", job) == f"{job}: succeeded\n"
         assert ran_on(up, job) == {"work-1-0", "work-1-1"}
-        until(lambda: pool(up)["use"]["total"] == 0)
+        until(lambda: pool(up)["use"]["total"] == 0, LONG)
         assert log(up, "orphan machine") == [] and len(log(up, "machines asked for")) == 1
 
 
@@ -240,7 +232,7 @@ def test_down_and_kill_leave_no_machine(tmp_path: Path, crash: bool) -> None:
     """The same holds when the server is gone already. The next server notices that, and orders again."""
     with fleet(tmp_path, 2, {"local": {}}, lease="5s") as up:
         job = submit(up, 2, 1000)
-        until(lambda: '"running":2' in up.run("show", job, "--json"))
+        until(lambda: '"running":2' in up.run("show", job, "--json"), LONG)
         if crash:
             up.process.kill()
             up.process.wait(SECONDS)
@@ -281,17 +273,17 @@ def test_a_server_that_is_killed_when_half_is_there(tmp_path: Path) -> None:
     command = [sys.executable, str(tmp_path / "half.py"), str(CLOUD), str(half), str(go)]
     with fleet(tmp_path, 4, {"command": command}, MYCLOUD=str(tmp_path / "cloud"), MYCLOUD_FAIRLEAD=PROGRAM) as up:
         job = submit(up, 8)
-        until(half.exists)
+        until(half.exists, LONG)
         (asked,) = log(up, "machines asked for")
         up.process.kill()
         up.process.wait(SECONDS)
         up.start()
-        _, again = until(lambda: len(found := log(up, "machines asked for")) == 2 and found)
+        _, again = until(lambda: len(found := log(up, "machines asked for")) == 2 and found, LONG)
         assert (again["order"], again["names"]) == (asked["order"], asked["names"][2:])
         go.touch()
         assert up.run("wait", job) == f"{job}: succeeded\n"
         assert ran_on(up, job) <= set(asked["names"])
         agents = [process for process in processes(tmp_path / "cloud") if "--pool=work" in process.info["cmdline"]]
         assert len(agents) <= 4
-        until(lambda: pool(up)["use"]["total"] == 0)
+        until(lambda: pool(up)["use"]["total"] == 0, LONG)
         assert log(up, "machines failed") == [] and log(up, "orphan machine") == []

@@ -6,8 +6,7 @@ import asyncio
 import os
 import signal
 import stat
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ import psutil
 import pytest
 
 from fairlead.core.config import parse_config
-from fairlead.pools.base import Join, PoolKind
 from fairlead.pools.local import LocalProvider
-from fairlead.wire.identity import Key, join_token
+from fairlead.pools.provider import Join, PoolKind
+from fairlead.wire.handshake import Key, join_token
 from tests import live
+from tests.until import until
 
 SECONDS = 60.0
 POOL = {"node": {"cpu": 0.5}, "labels": {"rack": "r 1"}, "taints": ["slow"], "max": 9, "provider": {"local": {}}}
@@ -97,13 +97,6 @@ def local(tmp_path: Path) -> Iterator[Local]:
         ]:
             with suppress(psutil.Error):
                 process.kill()
-
-
-def until(true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def spawners(local: Local, name: str) -> list[psutil.Process]:

@@ -16,12 +16,13 @@ from prometheus_client import CollectorRegistry
 from fairlead.core.commands import MoveNode
 from fairlead.journal import Journal, SqliteJournal, UnknownOutcome
 from fairlead.journal.codec import stream_of
-from fairlead.pools import reconciler, service
-from fairlead.pools.base import Join, PoolKind, Provider, ProviderError
-from fairlead.pools.figures import Figures
-from fairlead.pools.memory import MemoryProvider
-from fairlead.pools.service import PoolService
-from tests.api.serving import SECONDS, Serving, serving, submit
+from fairlead.pools import pool_service, reconciler
+from fairlead.pools.call_metrics import Figures
+from fairlead.pools.pool_service import PoolService
+from fairlead.pools.provider import Join, PoolKind, Provider, ProviderError
+from tests.http.serving import Serving, serving, submit
+from tests.pools.memory_provider import MemoryProvider
+from tests.until import until
 
 POOL = {"node": {"cpu": 4, "memory": "8Gi"}, "max": 8, "idle_for": "1h", "provider": {"memory": {}}}
 
@@ -31,7 +32,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let passes follow each other at once, so that tests are short. No result depends on their length."""
     for name, seconds in {"BUSY": 0.02, "QUIET": 0.05, "GONE": 0.1, "FIRST_PAUSE": 0.02, "LONGEST_PAUSE": 0.05}.items():
         monkeypatch.setattr(reconciler, name, seconds)
-    monkeypatch.setattr(service, "GRACE", 0.05)
+    monkeypatch.setattr(pool_service, "GRACE", 0.05)
 
 
 class Story:
@@ -82,14 +83,6 @@ class Story:
 @pytest.fixture
 def story(tmp_path: Path) -> Story:
     return Story(tmp_path)
-
-
-def until(true: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + SECONDS
-    while not (found := true()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
 
 
 def get(site: Serving) -> dict[str, Any]:
@@ -386,7 +379,7 @@ def test_one_call_at_a_time_also_over_reigns(story: Story) -> None:
         burst(site, 2)
         until(lambda: story.asked("create"))
         before = len(story.provider.asked)
-        site.control._leading.break_seat(site.control._plane.seats[stream_of("default")], "for a test")
+        site.control._streams.fail(site.control._streams.threads[stream_of("default")], "for a test")
         until(lambda: site.notes)
         until(lambda: site.as_owner.get("/api/v1/pools/w").status_code == 200)
         time.sleep(0.1)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.pools import reconciler, service
-from fairlead.pools.base import ProviderError
-from tests.api.serving import Serving
+from fairlead.pools import pool_service, reconciler
+from fairlead.pools.provider import ProviderError
+from tests.http.serving import Serving
 from tests.pools.test_reconciler import Story, arrive, burst, get, passes, until
 
 STEPS = 25
@@ -20,7 +20,7 @@ STEPS = 25
 def test_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     for name, seconds in {"BUSY": 0.01, "QUIET": 0.02, "GONE": 0.05}.items():
         monkeypatch.setattr(reconciler, name, seconds)
-    monkeypatch.setattr(service, "GRACE", 0.01)
+    monkeypatch.setattr(pool_service, "GRACE", 0.01)
     dice = random.Random(seed)
     story, tasks = Story(tmp_path), 0
     steps = dice.choices(["burst", "trouble", "peace", "come", "vanish", "restart"], [4, 5, 4, 6, 1, 1], k=STEPS)

@@ -11,24 +11,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.agent.joining import Epoch
-from fairlead.agent.launching import each_of
-from fairlead.agent.reporting import Reporting
+from fairlead.agent.coordinator import Epoch
+from fairlead.agent.launch_data import each_of
+from fairlead.agent.reports import Reporting
 from fairlead.agent.task_table import TaskTable
-from fairlead.api.plane import Plane
+from fairlead.control.heartbeat import Heartbeat
 from fairlead.core.commands import Accepted
 from fairlead.engines.agents import Agents
 from fairlead.engines.launches import Orders
-from fairlead.journal.base import Record
+from fairlead.journal.journal import Record
 from fairlead.journal.leases import Leases
-from fairlead.journal.shared import SharedJournal
 from fairlead.pools import reconciler
 from fairlead.pools.reconciler import PoolReconciler
-from fairlead.wire import agent as wire
+from fairlead.wire import agent_messages as wire
 from fairlead.writer import loop
 from fairlead.writer.inbox import Inbox
 from fairlead.writer.loop import LiveWriter
 from fairlead.writer.writer import Stopped, Writer
+from tests.chaos.shared_journal import SharedJournal
 
 # -- the live loop -----------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ def fail_what_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def destroy_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """If one node of a pool is unwanted, all its nodes are destroyed."""
-    standing_of = reconciler._standing
+    standing_of = reconciler._pool_state
 
     def planted(partition: Any, pool: str, listed: Any) -> Any:
         standing = standing_of(partition, pool, listed)
@@ -111,7 +111,7 @@ def destroy_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
             msgspec.structs.replace(standing, unwanted=tuple(sorted(standing.known))) if standing.unwanted else standing
         )
 
-    monkeypatch.setattr(reconciler, "_standing", planted)
+    monkeypatch.setattr(reconciler, "_pool_state", planted)
 
 
 # -- tables of tasks ---------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def take_leases_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve_beyond_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server does not look at its clock, and serves until a write fails."""
     monkeypatch.setattr(Leases, "leads_until", lambda self: float("inf"))
-    monkeypatch.setattr(Plane, "unserved", lambda self: self.problem)
+    monkeypatch.setattr(Heartbeat, "silent", False)
 
 
 def obey_any_leader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fairlead.sim.chaos.loop import Process, VirtualLoop
+from tests.chaos.loop import Process, VirtualLoop
 
 
 def new_loop() -> VirtualLoop:

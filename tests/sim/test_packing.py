@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from fairlead.cli.main import app
 from fairlead.core.errors import Refused
 from fairlead.core.policy.placement import placement_names
-from fairlead.sim.packing import pack, summary
-from fairlead.sim.runs import Packing, run_placements
+from fairlead.sim.batch import Packing, run_placements
+from fairlead.sim.fill import pack, summary
 from fairlead.sim.traces import LeftOut, Trace
 from fairlead.sim.traces.openb import read_nodes, read_pods
 

@@ -12,8 +12,6 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
-from fairlead.api.future import _answer as told_by_api
-from fairlead.api.future import rounded, sentence
 from fairlead.core.commands import (
     AddNode,
     AnyCommand,
@@ -22,6 +20,7 @@ from fairlead.core.commands import (
     HoldJob,
     Kill,
     MarkReady,
+    MoveNode,
     Rejected,
     Report,
     Requeue,
@@ -36,19 +35,21 @@ from fairlead.core.dump import dump
 from fairlead.core.errors import Refused
 from fairlead.core.model import Micros, Runs, pack_spec
 from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
+from fairlead.forecast import comparison, eta, replies
+from fairlead.forecast.future import DrawingFleet, Future
+from fairlead.forecast.previewer import Previewer
+from fairlead.forecast.recorded import Past, PastJob
+from fairlead.forecast.replica import Follower, _by
+from fairlead.forecast.replies import answer
+from fairlead.forecast.runtimes import ENOUGH, Runtimes, Table
 from fairlead.history.recorder import HistoryRecorder
 from fairlead.history.store import History
 from fairlead.history.tables import tables_at
+from fairlead.http.routes.forecast import _answer as told_by_api
+from fairlead.http.routes.forecast import rounded, sentence
 from fairlead.journal.codec import actors_of, encode
 from fairlead.journal.sql import SqliteJournal
 from fairlead.sim.fleet import Running
-from fairlead.sim.preview import answers, eta, whatif
-from fairlead.sim.preview.answers import answer
-from fairlead.sim.preview.asking import Previewer
-from fairlead.sim.preview.follower import Follower, _by
-from fairlead.sim.preview.future import DrawingFleet, Future
-from fairlead.sim.preview.past import Past, PastJob
-from fairlead.sim.preview.runtimes import ENOUGH, Runtimes, Table
 from fairlead.wire.preview import (
     Eta,
     EtaQuestion,
@@ -132,13 +133,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """All futures are drawn, also on a busy machine."""
-    monkeypatch.setattr(answers, "SECONDS", 300.0)
+    monkeypatch.setattr(replies, "SECONDS", 300.0)
 
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without earlier runs, tasks run as long as their estimates say."""
-    monkeypatch.setattr("fairlead.sim.preview.runtimes.EXACT", 1.0)
+    monkeypatch.setattr("fairlead.forecast.runtimes.EXACT", 1.0)
 
 
 def etas_of(cluster: Cluster, *jobs: str) -> Etas:
@@ -280,10 +281,10 @@ def test_runs_of_a_user_are_alike(cluster: Cluster, monkeypatch: pytest.MonkeyPa
     for ran in range(1, 41):
         runtimes.note("ann", "other", "main", ran * MINUTE, None)
     stages = [cluster.writer.partition.jobs[name].stages[0] for name in ("first", "second")]
-    monkeypatch.setattr("fairlead.sim.preview.runtimes.NEAR", 0.0)
+    monkeypatch.setattr("fairlead.forecast.runtimes.NEAR", 0.0)
 
     def alike(shared: float) -> int:
-        monkeypatch.setattr("fairlead.sim.preview.future.SHARED", shared)
+        monkeypatch.setattr("fairlead.forecast.future.SHARED", shared)
         fleets = [DrawingFleet(cluster.writer.partition, runtimes, Random(seed)) for seed in range(100)]
         return sum(len({fleet._draw(stage, 0) for stage in stages}) == 1 for fleet in fleets)
 
@@ -405,9 +406,7 @@ def test_tasks_ahead_without_an_estimate_are_counted(cluster: Cluster) -> None:
     third = found.jobs["third"]
     assert (third.median, third.not_before, third.unknown_ahead) == (None, None, 4)
     told = told_by_api("third", "pending", None, third, found, cluster.now).text
-    assert told.startswith(
-        "job third starts at a time that cannot be predicted; 4 tasks that start before it have no known end"
-    )
+    assert told.startswith("the start of job third cannot be predicted: 4 tasks that start before it have no known end")
 
 
 def test_a_job_that_can_never_run_has_no_start(cluster: Cluster) -> None:
@@ -478,8 +477,7 @@ def test_expected_jobs_without_a_known_end_leave_no_bound(cluster: Cluster) -> N
     assert (found.jobs["next"].likely, found.jobs["next"].not_before) == (None, None)
     told = told_by_api("next", "pending", None, found.jobs["next"], found, cluster.now).text
     assert told == (
-        "job next starts at a time that cannot be predicted; "
-        "tasks of jobs that are expected to be submitted have no known end"
+        "the start of job next cannot be predicted: tasks of jobs that are expected to be submitted have no known end"
     )
 
 
@@ -496,7 +494,7 @@ def test_futures_end(cluster: Cluster, exact: None, monkeypatch: pytest.MonkeyPa
 
 def test_a_future_without_time_does_not_say_that_a_job_starts_later_than_now(cluster: Cluster) -> None:
     cut = Eta(likely=None, median=None, earliest=None, latest=None, not_before=cluster.now)
-    assert sentence(cut, cluster.now, cluster.now) == "starts at a time that cannot be predicted"
+    assert sentence(cut, cluster.now, cluster.now) == ""
 
 
 def test_timers_alone_do_not_keep_a_future_going(cluster: Cluster) -> None:
@@ -534,7 +532,7 @@ def test_the_likely_start_is_told(cluster: Cluster) -> None:
     assert told.text == "job a starts in about 1h (90 % sure: within 3h)"
     unknown = Eta(likely=None, median=None, earliest=None, latest=None, unknown_ahead=1)
     assert told_by_api("a", "pending", None, unknown, etas, now).text == (
-        "job a starts at a time that cannot be predicted; "
+        "the start of job a cannot be predicted: "
         "1 task that starts before it has no known end (`--estimate` and `--time-limit` give one)"
     )
 
@@ -690,7 +688,7 @@ def test_a_process_that_fails_is_reported() -> None:
 
 
 def compared(cluster: Cluster, replay: int = 0, **changes: Any) -> dict[str, Any]:
-    return whatif.compare(cluster.follow(), WhatIfQuestion(**cluster.asked(), changes=changes, replay=replay))
+    return comparison.compare(cluster.follow(), WhatIfQuestion(**cluster.asked(), changes=changes, replay=replay))
 
 
 def queued(cluster: Cluster) -> None:
@@ -724,7 +722,8 @@ def test_what_if_a_job_had_another_priority(cluster: Cluster, exact: None) -> No
     queued(cluster)
     found = compared(cluster, priorities={"third": 9})
     # For a higher priority, the first job is stopped and starts again later.
-    assert waits(found) == {"second": (600.0, 1200.0), "third": (1200.0, 0.0)}
+    # It stops the running task the moment after that has started.
+    assert waits(found) == {"second": (600.0, 1200.000001), "third": (1200.0, 0.000001)}
 
 
 def test_what_if_a_share_changed_while_a_task_is_being_launched(cluster: Cluster) -> None:
@@ -800,7 +799,7 @@ def test_moves_of_a_start(before: float | str, after: float | str, move: str) ->
     for side, start in (("before", before), ("after", after)):
         row[f"wait_{side}"] = None if isinstance(start, str) else start
         row[f"never_{side}"] = start == "never"
-    assert whatif._move(row) == move
+    assert comparison._move(row) == move
 
 
 @pytest.mark.parametrize(
@@ -821,6 +820,13 @@ def test_what_is_supposed_is_checked(cluster: Cluster, changes: dict[str, Any], 
     queued(cluster)
     with pytest.raises(Refused, match=rf"(?s){field}.*{problem}"):
         compared(cluster, **changes)
+
+
+def test_a_node_without_an_agent_is_not_suggested_to_have_more_of(cluster: Cluster) -> None:
+    queued(cluster)
+    cluster.do(MoveNode(name="n", action="lose", operator=True))
+    with pytest.raises(Refused, match=r'node "n" has no agent now'):
+        compared(cluster, add_nodes={"n": 1})
 
 
 def test_what_if_over_the_past_and_its_trace(cluster: Cluster) -> None:
@@ -1024,5 +1030,5 @@ def test_the_use_of_a_future_that_begins_in_the_past_is_no_less_than_0() -> None
     """The state that a future begins with may be seconds old, while nothing happens until the next microsecond."""
     used = [(0, 4_000), (60_000_000, 4_000)]
     sample = eta.Sample(began=0, starts={}, until=60_000_001, whole=True, used=used)
-    assert whatif._utilisation([sample], 60_000_000, 60_000_001, 4_000, 4_000) == 1.0
-    assert whatif._utilisation([sample], 30_000_000, 60_000_000, 4_000, 8_000) == 0.5
+    assert comparison._utilisation([sample], 60_000_000, 60_000_001, 4_000, 4_000) == 1.0
+    assert comparison._utilisation([sample], 30_000_000, 60_000_000, 4_000, 8_000) == 0.5

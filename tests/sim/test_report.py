@@ -11,10 +11,10 @@ import yaml
 from typer.testing import CliRunner
 
 from fairlead.cli.main import app
+from fairlead.sim.batch import Run, run_policies
 from fairlead.sim.charts import Axis, Bars, Line, bar_chart, line_chart, linear, stepped
-from fairlead.sim.policies import NAMED, policy_of
+from fairlead.sim.policy_files import NAMED, policy_of
 from fairlead.sim.report import page, time_axis
-from fairlead.sim.runs import Run, run_policies
 from fairlead.sim.series import means
 from fairlead.sim.traces.own import read_document
 

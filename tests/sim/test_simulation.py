@@ -13,11 +13,11 @@ from fairlead.core.invariants import check_all
 from fairlead.core.model import JobSpec, StageSpec
 from fairlead.core.resources import MINUTE, SECOND
 from fairlead.sim.figures import figures, percentile, started_jobs
-from fairlead.sim.policies import NAMED, policy_of
+from fairlead.sim.policy_files import NAMED, policy_of
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import LeftOut, Trace
-from fairlead.sim.traces.base import Arrival, cpu_node
 from fairlead.sim.traces.own import read_document
+from fairlead.sim.traces.trace import Arrival, cpu_node
 from tests.sim import oracle
 
 MACHINE = 8

@@ -19,8 +19,9 @@ from fairlead.core.intake import reports
 from fairlead.core.pools import capacity, demand
 from fairlead.core.ranges import Ranges
 from fairlead.core.resources import SECOND
-from fairlead.sim.chaos.checkers import AnswerChecker, AttemptChecker, CheckFailed, RoomChecker
-from fairlead.sim.chaos.faults import (
+from tests import planted
+from tests.chaos.checkers import AnswerChecker, AttemptChecker, CheckFailed, RoomChecker
+from tests.chaos.faults import (
     PROFILES,
     AgentFault,
     CloudFault,
@@ -31,15 +32,14 @@ from fairlead.sim.chaos.faults import (
     Submission,
     draw_scenario,
 )
-from fairlead.sim.chaos.leaderchecker import LeaderChecker
-from fairlead.sim.chaos.run import Failure, Trial, try_out
-from fairlead.sim.chaos.soak import describe, main, shrink
-from fairlead.sim.chaos.tasks import Live, Task, flat, indices
-from tests import planted
+from tests.chaos.leader_checker import LeaderChecker
+from tests.chaos.run import Failure, Trial, try_out
+from tests.chaos.soak import describe, main, shrink
+from tests.chaos.tasks import Live, Task, flat, indices
 from tests.sim import planted_parts
 
 # Seeds that failed once, and some others. The scenarios of the seeds have changed since: the faults that they found
-# have their own tests in tests/core, tests/agent and tests/api.
+# have their own tests in tests/core, tests/agent and tests/http.
 FIXED = [
     ("calm", (*range(4), 200891, 201081, 310762, 400239)),
     ("agents", (*range(10), 300170, 410613, 800169, 801468, 820186)),
@@ -85,8 +85,8 @@ def test_a_scenario_is_the_same_again() -> None:
 
 DIGEST = """
 import hashlib
-from fairlead.sim.chaos.faults import PROFILES, draw_scenario
-from fairlead.sim.chaos.run import Trial
+from tests.chaos.faults import PROFILES, draw_scenario
+from tests.chaos.run import Trial
 for profile, seed in (("storm", 4), ("all", 11), ("servers", 7)):
     trial = Trial(draw_scenario(seed, PROFILES[profile]))
     trial.run()

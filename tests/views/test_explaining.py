@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fairlead.core.errors import Refused
-from fairlead.core.remedy.steps import (
+from fairlead.core.why.remedy_steps import (
     AddNodes,
     Block,
     EndTasks,
@@ -205,7 +207,7 @@ def test_a_dry_run_starts_waits_or_never_starts() -> None:
 
 
 def test_a_long_lane_is_not_walked_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlead.views.documents.WALKED", 2)
+    monkeypatch.setattr("fairlead.views.summaries.WALKED", 2)
     w = World()
     w.nodes(1, cpu=1)
     jobs = [w.submit(stages=[stage(2, minimum=1)]) for _ in range(5)]
@@ -236,8 +238,7 @@ def test_a_job_that_can_never_run_is_told_so_first() -> None:
     cases: dict[str, tuple[dict[str, object], str]] = {
         "jobs": (
             {"queue": "root.one", "stages": [stage(cpu=64)]},
-            f"{never}: {TOO_LARGE}; besides, it waits: 1 job runs already in queue root.one, and max_jobs "
-            "allows no more",
+            f"{never}: {TOO_LARGE}; it also waits: 1 job runs already in queue root.one, and max_jobs allows no more",
         ),
         "limit": (
             {"queue": "root.tight", "stages": [stage(cpu=3)]},
@@ -246,18 +247,18 @@ def test_a_job_that_can_never_run_is_told_so_first() -> None:
         "share": ({"queue": "root.free", "preemptible": False, "stages": [stage()]}, f"{never}: {firm}"),
         "behind": (
             {"queue": "root.deep", "stages": [stage(5)]},
-            f"{never}: all nodes and pools together take 4 of 5 tasks; besides, it waits behind 1 job "
-            "(1 task) in queue root.deep",
+            f"{never}: all nodes and pools together take 4 of 5 tasks (missing: capacity for 1 more with 1 CPU); "
+            "it also waits behind 1 job (1 task) in queue root.deep",
         ),
         "after": (
             {"queue": "root.one", "after": ["runs"], "stages": [stage(cpu=64)]},
-            f"{never}: {TOO_LARGE}; besides, it waits for job runs",
+            f"{never}: {TOO_LARGE}; it also waits for job runs",
         ),
     }
     for name, (document, said) in cases.items():
         tried = w.dry_run(**document)  # type: ignore[arg-type]
         assert tried.never is not None
-        assert tried.explained().sentence == f"submitted now, it {said}"
+        assert tried.explained().sentence == f"it {said}"
         job = w.submit(name=name, **document)  # type: ignore[arg-type]
         w.cycle()
         assert w.why(job).sentence == f"job {name} {said}"
@@ -274,7 +275,7 @@ def test_the_stage_that_can_never_run_comes_first() -> None:
     job = w.submit(name="two", queue="root.one", stages=stages)
     w.cycle()
     assert w.why(job).sentence == (
-        f"job two can never run as the cluster is now: {TOO_LARGE}; besides, it waits: 1 job runs already in "
+        f"job two can never run as the cluster is now: {TOO_LARGE}; it also waits: 1 job runs already in "
         "queue root.one, and max_jobs allows no more (stage b; 1 more stage waits)"
     )
 
@@ -467,7 +468,7 @@ def test_nodes_without_gpus_do_not_count_for_a_task_with_one() -> None:
     assert w.why(job).sentence == "job job runs on g, the only one of 3 nodes that can run it"
     other = w.submit(name="other", stages=[stage(1, cpu=1, gpu=1)])
     w.advance(1)
-    assert w.why(other).sentence == "job other waits for 1 GPU: no GPU is free on the 1 of 3 nodes that take it"
+    assert w.why(other).sentence == "job other waits for 1 GPU: no GPU is free on the only node that can run it"
     assert str(w.explain(other)[0].reason) == "0 of 1 fit now: 2 nodes have no GPU; 1 has too few GPUs free"
 
 
@@ -517,7 +518,10 @@ def test_own_tasks_holds_stops_and_orders() -> None:
     assert comes(w, array) == ["1 can start when one of its 2 running tasks ends"]
     gang = w.submit(name="gang", stages=[stage(1, cpu=2)])
     w.advance(1)
-    assert comes(w, gang) == ["if it still waits in 59s, nodes are held for it"]
+    assert comes(w, gang) == [
+        "if it still waits in 59s (starving_after), nodes are held for it; "
+        "until then smaller tasks that fit may start before it"
+    ]
     w.advance(60)
     assert comes(w, gang) == ["n0 is held for it and takes no other tasks"]
     w = World({"hold_for": 0})
@@ -526,6 +530,65 @@ def test_own_tasks_holds_stops_and_orders() -> None:
     large = w.submit(name="large", stages=[stage(1, cpu=8)])
     w.cycle()
     assert comes(w, large) == ["1 node is ordered for it"]
+
+
+def no_hold(w: World, job: str) -> str:
+    view = w.explain(job)[0].no_hold
+    return "" if view is None else str(view)
+
+
+def holders(w: World) -> set[str]:
+    return {job for held in w.holds().values() for job, _, _ in held}
+
+
+def busy(nodes: int, **settings: Any) -> World:
+    w = World({"starving_after": "10min", **settings})
+    w.nodes(nodes, cpu=4)
+    for _ in range(nodes):
+        w.submit(stages=[{**stage(cpu=4), "duration": 50_000}])
+    w.cycle()
+    return w
+
+
+@pytest.mark.parametrize("percent", [0, 50, 60])
+def test_a_gang_that_held_nodes_percent_keeps_from_a_hold(percent: int) -> None:
+    w = busy(5, held_nodes_percent=percent, hold_large=False)
+    gang = w.submit(name="gang", stages=[stage(4, cpu=4)])
+    for seconds in (10, 700):
+        w.advance(seconds)
+        assert comes(w, gang) == []
+        assert no_hold(w, gang) == (
+            f"no nodes will be held for it: it needs more nodes than held_nodes_percent: {percent} allows; "
+            "an operator can raise it to 61, or set hold_large"
+        )
+        assert w.holds() == {}
+    w.configure({"starving_after": "10min", "held_nodes_percent": 61, "hold_large": False})
+    w.advance(1)
+    assert (no_hold(w, gang), holders(w)) == ("", {gang})
+
+
+def test_a_gang_that_waits_for_the_end_of_another_hold() -> None:
+    w = busy(4, held_nodes_percent=25)
+    one = w.submit(name="one", stages=[stage(1, cpu=4)])
+    w.advance(601)
+    assert holders(w) == {one}
+    gang = w.submit(name="gang", stages=[stage(4, cpu=3)])
+    w.advance(1)
+    assert comes(w, gang) == ["nodes can be held for it once none are held for job one"]
+    assert comes(w, gang, reader=False) == ["nodes can be held for it once none are held for another user's job"]
+    w.advance(700)
+    assert comes(w, gang) == ["nodes can be held for it once none are held for job one"]
+    w.kill(one)
+    w.cycle()
+    assert holders(w) == {gang}
+
+
+def test_no_hold_is_promised_to_a_gang_larger_than_the_nodes_that_are_up() -> None:
+    w = busy(4)
+    w.drain("n3")
+    gang = w.submit(name="gang", stages=[stage(4, cpu=4)])
+    w.advance(10)
+    assert (comes(w, gang), no_hold(w, gang)) == ([], "")
 
 
 def test_remedies_are_sums_and_the_cheapest_three() -> None:
@@ -557,7 +620,74 @@ def test_an_owner_reads_when_loans_return() -> None:
     owner = w.submit(queue="root.research", stages=[{"resources": {"cpu": 2}}])
     w.cycle()
     w.advance(0.5)
-    stops = "queue root.research uses 0 % of its 60 %: tasks on loan are stopped for it in 60s"
+    stops = "queue root.research uses 0 % of its 60 %: loans return within 90s (2 tasks are stopped)"
     assert comes(w, owner)[0] == stops
     w.advance(4)
     assert comes(w, owner)[0] == "n0 is set aside for it until the tasks on loan there end"
+
+
+def test_a_held_job_that_can_never_run_is_told_both() -> None:
+    w = World()
+    w.node("n0", cpu=4)
+    job = w.submit(name="job", user="ann", stages=[stage(cpu=64)])
+    w.hold(job, user="ann")
+    w.cycle()
+    never = f"can never run as the cluster is now: {TOO_LARGE}"
+    assert w.why(job).sentence == f"job job {never}; it is also held by ann"
+    assert str(w.explain(job)[0]) == f"1 task waits, held by ann; even when released it can never run: {TOO_LARGE}"
+
+
+def test_nodes_that_are_lost_are_counted_beside_the_one_that_is_left() -> None:
+    w = World()
+    w.nodes(2, cpu=4)
+    w.submit(name="runs", stages=[stage(4)])
+    w.advance(1)
+    (left,) = set(w.placements("runs").values())
+    w.fail_node("n0" if left == "n1" else "n1")
+    job = w.submit(name="job", stages=[stage()])
+    w.advance(1)
+    assert w.why(job).sentence == (
+        "job job waits for 1 CPU: no CPU is free on the only node that can run it (1 other node is lost)"
+    )
+
+
+def test_other_sizes_that_go_first_are_named() -> None:
+    w = World()
+    w.nodes(1, cpu=4)
+    w.submit(name="runs", stages=[stage(4)])
+    w.cycle()
+    earlier = w.submit(name="earlier", stages=[stage(cpu=2)])
+    later = w.submit(name="later", stages=[stage(cpu=1)])
+    w.cycle()
+    assert str(w.explain(earlier)[0]).startswith("1 task waits, first in queue root.default; ")
+    assert str(w.explain(later)[0]).startswith("1 task waits; other jobs of queue root.default may go first; ")
+
+
+def test_an_owner_reads_how_many_loans_end_and_how_many_are_stopped() -> None:
+    w = World({"queues": {"root": {"research": {"share": 60}, "batch": {"share": 40}}}})
+    w.nodes(1, cpu=4)
+    for seconds in (80, 3_600, 3_600, 3_600):
+        w.submit(queue="root.batch", stages=[{"resources": {"cpu": 1}, "duration": seconds, "estimate": seconds}])
+    w.cycle()
+    owner = w.submit(queue="root.research", stages=[{"resources": {"cpu": 2}}])
+    w.cycle()
+    w.advance(2)
+    assert (
+        comes(w, owner)[1]
+        == "queue root.research uses 0 % of its 60 %: loans return within 89s (1 task ends, 1 task is stopped)"
+    )
+    w.advance(80)
+    assert len(w.placements(owner)) == 1
+
+
+def test_an_owner_reads_that_no_loan_can_be_stopped() -> None:
+    w = World({"queues": {"root": {"research": {"share": 60}, "batch": {"share": 40}}}})
+    w.nodes(1, cpu=4)
+    w.submit(queue="root.batch", preemptible=False, stages=[{"count": 4, "resources": {"cpu": 1}}])
+    w.cycle()
+    owner = w.submit(queue="root.research", stages=[{"resources": {"cpu": 1}}])
+    w.cycle()
+    told = (
+        "queue root.research uses 0 % of its 60 %: no tasks on loan can be stopped for it so far; the next look is in"
+    )
+    assert comes(w, owner)[0].startswith(told)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import structlog
 
-from fairlead.app import logger_to
+from fairlead.server.logfile import logger_to
 from fairlead.testing import World
-from fairlead.views.logs import Logs
+from fairlead.views.decision_log import Logs
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 
@@ -463,7 +463,7 @@ def test_a_chain_that_is_asked_back() -> None:
     w.enable("n0")
     w.finish(job, "w", 1)
     w.advance(0)
-    sent = {"kind": "new", "attempt": 2, "tasks": 1, "rooms": 1}
+    sent = {"kind": "new", "attempt": 2, "tasks": 1, "slots": 1}
     assert w.lines("tasks sent ahead") == [info("tasks sent ahead", 0.02, **sent, **where)]
 
 
@@ -502,7 +502,7 @@ def test_an_order_that_failed_is_a_warning_that_also_quiet_logs_have() -> None:
 def test_the_page_has_every_line_and_no_other() -> None:
     """An event is a text of several words in the module, or in a function of a change that returns lines."""
     sources = PAGE.parent.parent / "src" / "fairlead"
-    said = (sources / "views" / "logs.py").read_text(encoding="utf-8")
+    said = (sources / "views" / "decision_log.py").read_text(encoding="utf-8")
     for module in (sources / "core" / "changes").glob("*.py"):
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.returns is not None and "Line" in ast.unparse(node.returns):

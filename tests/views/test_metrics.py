@@ -13,9 +13,9 @@ from fairlead.core.commands import AddNode, AnyCommand, Configure, Kill, MarkRea
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.journal import MemoryJournal
-from fairlead.pools.figures import Figures
+from fairlead.pools.call_metrics import Figures
 from fairlead.testing import World
-from fairlead.views.metrics.observer import LANES, Metrics
+from fairlead.views.metrics.metrics import LANES, Metrics
 from fairlead.views.metrics.scraped import InboxFigures
 from fairlead.writer.writer import Stopped, Writer
 
@@ -594,7 +594,7 @@ def test_claims_and_victims_by_cause() -> None:
     w = Watched({"queues": {"root": {"a": {}, "b": {"guarantee": {"cpu": 1}}}}})
     w.nodes(3, cpu=1)
     w.tasks(3, queue="root.a", min=1)
-    w.advance(0)
+    w.advance(1)
     w.submit(name="high", queue="root.a", priority=1, stages=[{"count": 1, "resources": {"cpu": 1}}])
     w.cycle()
     assert now(w, "promised_nodes") == {"": 1}
@@ -698,7 +698,7 @@ def rows_of_the_page() -> list[list[str]]:
 
 
 def test_the_page_has_every_metric_of_an_adapter() -> None:
-    source = (ROOT / "src/fairlead/kubernetes/health.py").read_text(encoding="utf-8")
+    source = (ROOT / "src/fairlead/kubernetes/adapter_health.py").read_text(encoding="utf-8")
     defined = {
         name + "_total" * (kind == "Counter")
         for kind, name in re.findall(r'(Gauge|Counter)MetricFamily\(\s*"(\w+)"', source)

@@ -6,12 +6,12 @@ import re
 import time
 from pathlib import Path
 
-from fairlead.core.reasons import NoRoom
 from fairlead.core.resources import HOUR, SECOND, format_moment
+from fairlead.core.why.reasons import NoCapacity
 from fairlead.testing import World
 from fairlead.views.answers import hold_answers
 from fairlead.views.poolanswers import pool_answers
-from tests.api.serving import JOB, SECONDS, serving, submit
+from tests.http.serving import JOB, SECONDS, serving, submit
 
 
 def test_a_pause_that_is_over_is_not_shown() -> None:
@@ -25,7 +25,7 @@ def test_a_pause_that_is_over_is_not_shown() -> None:
 
     def paused() -> tuple[tuple[str, ...], float | None]:
         reason = w.explain(job)[0].reason
-        assert isinstance(reason, NoRoom) and reason.given_up
+        assert isinstance(reason, NoCapacity) and reason.given_up
         partition = w.partition()
         (answer,) = pool_answers(partition, partition.pools.values(), lambda job: True, w.now)
         return reason.paused, answer.paused_until

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.serving import Serving
+from tests.http.serving import Serving
 from tests.web import browser as browsers
 from tests.web import fleet
 

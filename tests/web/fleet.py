@@ -18,8 +18,8 @@ import httpx
 from fairlead.core.commands import AddNode, Report
 from fairlead.core.documents import parse_node
 from fairlead.core.effects import ForNode
-from fairlead.engines.base import Busy
-from tests.api.serving import Orders, Serving
+from fairlead.engines.engine import Busy
+from tests.http.serving import Orders, Serving
 
 NODES = 2_000
 
@@ -102,7 +102,7 @@ def add_nodes(site: Serving, count: int) -> None:
         for start in range(0, count, 500):
             part = node_documents(count)[start : start + 500]
             commands = [AddNode(name=doc["name"], spec=parse_node(doc)[1], operator=True) for doc in part]
-            await asyncio.gather(*[site.control.execute(served, command) for command in commands])
+            await asyncio.gather(*[served.execute(command) for command in commands])
 
     site.do(add())
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.api.serving import Serving
+from tests.http.serving import Serving
 from tests.web import fleet
 from tests.web.browser import DESKTOP, PHONE, missing, opened, running, show
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.serving import Serving, serving, submit
+from tests.http.serving import Serving, serving, submit
 from tests.live import Up
 from tests.web.browser import AXE, DESKTOP, PHONE, opened, show
 from tests.web.fleet import job
@@ -426,3 +426,16 @@ def test_the_page_is_small_and_its_first_view_is_quick(browser: Any, cluster: Se
         for name in re.findall(r'"(/[^"]+\.(?:js|css|svg))"', text):
             sent += int(client.get(name).headers["content-length"])
     assert 10_000 < sent < 500_000
+
+
+def test_a_gang_that_later_jobs_pass_is_not_called_fair(browser: Any, tmp_path: Path) -> None:
+    with serving(tmp_path) as site:
+        site.node("n1", cpu=2)
+        one = {"name": "main", "command": ["true"], "resources": {"cpu": 1}}
+        submit(site.as_owner, {"name": "runs", "stages": [one]})
+        submit(site.as_owner, {"name": "gang", "stages": [{**one, "count": 2, "min": 2}]})
+        with opened(browser, site.url, site.owner) as page:
+            page.get_by_test_id("fair").get_by_text("Fair", exact=True).wait_for()
+            submit(site.as_owner, {"name": "later", "stages": [{**one, "resources": {"cpu": 0.5}}]})
+            page.get_by_test_id("fair").get_by_text("Passed over").wait_for()
+            page.get_by_test_id("fair").get_by_role("link", name="gang").wait_for()

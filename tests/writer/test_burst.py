@@ -14,7 +14,7 @@ import pytest
 from fairlead.core import cycle
 from fairlead.core.effects import ForNode
 from fairlead.core.match.place import Starter
-from fairlead.journal.memory import MemoryJournal
+from fairlead.journal.in_memory import MemoryJournal
 from fairlead.testing import World
 
 

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from fairlead.core.commands import Accepted, AnyCommand, Kill, Report
-from fairlead.writer.inbox import Full, Inbox, Unavailable
+from fairlead.engines.engine import Busy
+from fairlead.writer.inbox import Inbox, Unavailable
 
 
 def kill(at: int, user: str = "ann") -> Kill:
@@ -50,11 +51,11 @@ def test_a_full_inbox_refuses_at_once() -> None:
         inbox = Inbox(max_commands=3, max_reports=2, report_credit=2)
         for at in range(3):
             inbox.offer(kill(at))
-        with pytest.raises(Full, match=r"^the inbox is full: 3 commands wait; try again in a moment$"):
+        with pytest.raises(Busy, match=r"^the inbox is full: 3 commands wait; try again in a moment$"):
             inbox.offer(kill(3))
         inbox.offer(report("a"))  # a flood of commands leaves room for reports
         inbox.offer(report("b"))
-        with pytest.raises(Full, match=r"^the inbox is full: 2 reports wait; send it again in a moment$"):
+        with pytest.raises(Busy, match=r"^the inbox is full: 2 reports wait; send it again in a moment$"):
             inbox.offer(report("c"))
         assert (inbox.refused_commands, inbox.refused_reports) == (1, 1)
         assert len(inbox.drain(1)) == 3
@@ -69,7 +70,7 @@ def test_one_node_cannot_take_the_room_of_others() -> None:
         inbox = Inbox(max_reports=10, report_credit=2)
         inbox.offer(report("a", 0))
         inbox.offer(report("a", 1))
-        with pytest.raises(Full, match=r"^node a: 2 of its reports wait, the most for one node; send it again"):
+        with pytest.raises(Busy, match=r"^node a: 2 of its reports wait, the most for one node; send it again"):
             inbox.offer(report("a", 2))
         inbox.offer(report("b", 3))
         assert inbox.refused_reports == 1
@@ -85,7 +86,7 @@ def test_users_take_turns() -> None:
         inbox = Inbox(max_commands=20, command_credit=8)
         for at in range(8):
             inbox.offer(kill(at, "ann"))
-        with pytest.raises(Full, match=r"^user ann: 8 of its commands wait; try again in a moment$"):
+        with pytest.raises(Busy, match=r"^user ann: 8 of its commands wait; try again in a moment$"):
             inbox.offer(kill(8, "ann"))
         for at in range(2):
             inbox.offer(kill(at, "bob"))
@@ -106,7 +107,7 @@ def test_the_listener_is_called_for_accepted_messages_only() -> None:
         inbox.listen(lambda: lengths.append(inbox.waiting))
         inbox.offer(kill(0))
         inbox.offer(kill(1))
-        with pytest.raises(Full):
+        with pytest.raises(Busy):
             inbox.offer(kill(2))
         assert lengths == [1, 2]
 

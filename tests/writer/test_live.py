@@ -19,10 +19,11 @@ from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.dump import dump
 from fairlead.core.effects import Effect, ForNode, Launch
 from fairlead.core.invariants import InvariantBroken, check_all
+from fairlead.engines.engine import Busy
 from fairlead.journal import NotWritten, SqliteJournal, UnknownOutcome
 from fairlead.journal.codec import restore
-from fairlead.views.metrics.observer import Metrics
-from fairlead.writer.inbox import Full, Inbox, Reply, Slot, Unavailable
+from fairlead.views.metrics.metrics import Metrics
+from fairlead.writer.inbox import Inbox, Reply, Slot, Unavailable
 from fairlead.writer.loop import BURST, TIMER_PAUSE, LiveWriter, WriterThread
 from fairlead.writer.writer import Writer
 
@@ -110,7 +111,7 @@ class Live:
         self._news.set()
 
     def offer(self, *commands: AnyCommand) -> list[Slot]:
-        return [self.loop.offer(command) for command in commands]
+        return [self.loop.inbox.offer(command) for command in commands]
 
     async def ask(self, *commands: AnyCommand) -> list[Reply]:
         return list(await asyncio.gather(*self.offer(*commands)))
@@ -323,8 +324,8 @@ def test_a_full_inbox_refuses_and_loses_nothing(journal: Gated) -> None:
             refused: list[str] = []
             for at in range(50):
                 try:
-                    taken[f"j{at}"] = live.loop.offer(submit(f"j{at}"))
-                except Full:
+                    taken[f"j{at}"] = live.loop.inbox.offer(submit(f"j{at}"))
+                except Busy:
                     refused.append(f"j{at}")
             assert len(taken) == 21 and len(refused) == 30 == live.loop.inbox.refused_commands
             journal.gate.set()
@@ -437,12 +438,12 @@ def test_work_outside_of_the_loop(tmp_path: Path) -> None:
             other = LiveWriter(Writer(journal, "other"), Inbox(), lambda _: None, lambda _: None, thread=thread)
             task = asyncio.create_task(other.run())
             await live.ask(configure(launch_timeout="20ms"), MarkReady(operator=True), add_node("n0"))
-            await other.offer(configure())
-            await other.offer(add_node("n0"))
+            await other.inbox.offer(configure())
+            await other.inbox.offer(add_node("n0"))
             writer = live.loop.writer
-            slots = [other.offer(submit(f"o{at}")) for at in range(5)]
+            slots = [other.inbox.offer(submit(f"o{at}")) for at in range(5)]
             await thread.alone(lambda: writer.cycle([submit("a")], writer.partition.now + 1))
-            live.loop.look()
+            live.loop.wake()
             await live.until(live.launches)  # the timer fired, so the loop took the launch back and launched again
             assert live.launches()[0][1].attempt == 2
             assert [await slot for slot in slots] == [Accepted(job=f"o{at}") for at in range(5)]
@@ -613,7 +614,7 @@ def test_closing_does_what_was_taken(journal: Gated) -> None:
             slots = live.offer(*[submit(f"j{at}") for at in range(95)])
             closing = asyncio.create_task(live.loop.close())
             await asyncio.sleep(0)
-            late = live.loop.offer(submit("late"))
+            late = live.loop.inbox.offer(submit("late"))
             assert isinstance(await late, Unavailable)
             await closing
             assert [await slot for slot in slots] == [Accepted(job=f"j{at}") for at in range(95)]

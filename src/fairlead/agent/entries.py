@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from fairlead.agent.launching import SpawnerSpec
+from fairlead.agent.launch_data import SpawnerSpec
 
 Key = tuple[int, str, int, int]
 """Job number, stage, attempt, index."""

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
-from fairlead.agent.logs import read_log, read_outputs
-from fairlead.agent.results import remove_results, staged_results
+from fairlead.agent.result_files import remove_results, staged_results
 from fairlead.agent.spawner.pace import Pace
+from fairlead.agent.task_logs import read_log, read_outputs
 from fairlead.agent.task_table import TaskTable
-from fairlead.wire.agent import (
+from fairlead.wire.agent_messages import (
     LOG_PARTS,
     Beat,
     Beaten,

@@ -1,4 +1,4 @@
-"""Spreads tasks over spawners. The slots (`rooms`) of a chain are divided among the spawners of its user.
+"""Spreads tasks over spawners. The slots of a chain are divided among the spawners of its user.
 
 A slot lets one task of the chain run at a time.
 """
@@ -12,14 +12,14 @@ from collections.abc import Collection, Sequence
 class Chain:
     """The slots of one chain, and its tasks that have not ended (`left`), by spawner."""
 
-    __slots__ = ("left", "rooms")
+    __slots__ = ("left", "slots")
 
     def __init__(self) -> None:
-        self.rooms: defaultdict[int, int] = defaultdict(int)
+        self.slots: defaultdict[int, int] = defaultdict(int)
         self.left: defaultdict[int, int] = defaultdict(int)
 
 
-class Rooms:
+class SpawnerBalance:
     """Chooses a spawner for each task, and counts the tasks and slots of each spawner."""
 
     def __init__(self, missing: Collection[int] = ()) -> None:
@@ -45,40 +45,40 @@ class Rooms:
         return spawner
 
     def queue(self, number: int) -> int:
-        """Choose and return a spawner for a task that waits in a chain. `set_rooms` must have been called before."""
+        """Choose and return a spawner for a task that waits in a chain. `set_slots` must have been called before."""
         chain = self._chains[number]
         spawner = min(
-            (spawner_id for spawner_id, rooms in chain.rooms.items() if rooms),
-            key=lambda spawner_id: (chain.left[spawner_id] / chain.rooms[spawner_id], spawner_id),
+            (spawner_id for spawner_id, slots in chain.slots.items() if slots),
+            key=lambda spawner_id: (chain.left[spawner_id] / chain.slots[spawner_id], spawner_id),
         )
         self.restore(spawner, number)
         return spawner
 
-    def set_rooms(self, number: int, rooms: int, among: range) -> None:
-        """Let at most `rooms` tasks of a chain run at a time, spread evenly over `among`.
+    def set_slots(self, number: int, slots: int, among: range) -> None:
+        """Let at most `slots` tasks of a chain run at a time, spread evenly over `among`.
 
         Spawners that already have tasks of the chain come first.
         """
         chain = self._chain(number)
-        while sum(chain.rooms.values()) < rooms:
+        while sum(chain.slots.values()) < slots:
             present = self._present(among)
-            chain.rooms[
+            chain.slots[
                 min(
                     present,
-                    key=lambda spawner_id: (chain.rooms[spawner_id], -chain.left[spawner_id], self._load[spawner_id]),
+                    key=lambda spawner_id: (chain.slots[spawner_id], -chain.left[spawner_id], self._load[spawner_id]),
                 )
             ] += 1
-        while sum(chain.rooms.values()) > rooms:
-            chain.rooms[max(among, key=lambda spawner_id: (chain.rooms[spawner_id], -chain.left[spawner_id]))] -= 1
+        while sum(chain.slots.values()) > slots:
+            chain.slots[max(among, key=lambda spawner_id: (chain.slots[spawner_id], -chain.left[spawner_id]))] -= 1
 
-    def rooms_at(self, number: int, spawner: int) -> int:
+    def slots_at(self, number: int, spawner: int) -> int:
         """Return the number of slots that a chain has at a spawner."""
-        return self._chain(number).rooms[spawner]
+        return self._chain(number).slots[spawner]
 
     def stranded(self, number: int, spawner: int) -> bool:
         """True if a spawner has tasks of a chain but no slots left for it."""
         chain = self._chain(number)
-        return not chain.rooms[spawner] and chain.left[spawner] > 0
+        return not chain.slots[spawner] and chain.left[spawner] > 0
 
     def over(self, spawner: int, number: int) -> None:
         """Stop counting a task that has ended or will never start."""

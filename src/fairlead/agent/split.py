@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead.agent.link import RUN, SOURCE, Forbidden
 from fairlead.agent.spawner.confine import SHARED
 from fairlead.agent.spawner.users import NotAllowed, allowed_uids, read_map
+from fairlead.agent.spawner_link import RUN, SOURCE, Forbidden
 
 NO_NEW_PRIVILEGES = 38
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
 from fairlead.agent.entries import NOT_STARTED, Entry, Frame, Key, Meta, Result, Task
-from fairlead.agent.launching import (
+from fairlead.agent.launch_data import (
     SpawnerSpec,
     Surroundings,
     each_of,
@@ -19,9 +19,9 @@ from fairlead.agent.launching import (
     own_variables,
     spawner_spec,
 )
-from fairlead.agent.reporting import Reporting
-from fairlead.agent.spawner_balance import Rooms
-from fairlead.wire.agent import Launch, Report, Stop, Tasks, Work
+from fairlead.agent.reports import Reporting
+from fairlead.agent.spawner_balance import SpawnerBalance
+from fairlead.wire.agent_messages import Launch, Report, Stop, Tasks, Work
 
 MAX_GONE = 200
 """Confirmed ends to collect before they are sent to a spawner."""
@@ -61,7 +61,7 @@ class TaskTable:
         """User → the numbers of the user's spawners."""
         self._around = around
         self._entries: dict[Key, Entry] = {}
-        self._rooms = Rooms(self.missing)
+        self._balance = SpawnerBalance(self.missing)
         self._live: dict[Task, Key] = {}
         """The attempt of each task that has not ended."""
         self._held: dict[Task, Entry] = {}
@@ -96,25 +96,25 @@ class TaskTable:
         for spec in work.specs:
             self.spawners_of(spec.user)
         groups: list[list[Frame]] = [[] for _ in self.outbox]
-        rooms: list[dict[int, int]] = [{} for _ in self.outbox]
+        slots: list[dict[int, int]] = [{} for _ in self.outbox]
         for launch in work.launches:
-            if not launch.rooms:
+            if not launch.slots:
                 self._launch(launch, work, groups)
         for chain, (number, user) in {
-            launch.chain: (launch.rooms, work.specs[launch.spec].user) for launch in work.launches if launch.rooms
+            launch.chain: (launch.slots, work.specs[launch.spec].user) for launch in work.launches if launch.slots
         }.items():
             among = self.spawners_of(user)
-            self._rooms.set_rooms(chain, number, among)
+            self._balance.set_slots(chain, number, among)
             for spawner in among:
-                rooms[spawner][chain] = self._rooms.rooms_at(chain, spawner)
-                if self._rooms.stranded(chain, spawner):
+                slots[spawner][chain] = self._balance.slots_at(chain, spawner)
+                if self._balance.stranded(chain, spawner):
                     self._return_waiting(chain, spawner)
         for launch in work.launches:
-            if launch.rooms:
+            if launch.slots:
                 self._launch(launch, work, groups)
         for spawner, outbox in enumerate(self.outbox):
-            if groups[spawner] or rooms[spawner]:
-                outbox.append(("launch", groups[spawner], rooms[spawner]))
+            if groups[spawner] or slots[spawner]:
+                outbox.append(("launch", groups[spawner], slots[spawner]))
 
     def _launch(self, launch: Launch, work: Work, groups: list[list[Frame]]) -> None:
         tasks = launch.tasks
@@ -128,10 +128,10 @@ class TaskTable:
             key = (tasks.number, tasks.stage, tasks.attempt, index)
             if key in self._entries:
                 continue  # a repeated order: start the task only once
-            spawner = self._rooms.queue(launch.chain) if launch.rooms else self._rooms.place(launch.chain, among)
+            spawner = self._balance.queue(launch.chain) if launch.slots else self._balance.place(launch.chain, among)
             entry = self._entries[key] = Entry(key, meta, spawner, launch.chain)
             entry.spec = spec
-            entry.waits = launch.rooms > 0
+            entry.waits = launch.slots > 0
             self.queued += entry.waits
             if own is not None:
                 entry.own = own[at]
@@ -150,7 +150,7 @@ class TaskTable:
                 variables[spawner].append(own[at])
         for spawner, indices in placed.items():
             if indices:
-                group = (meta, spec, indices, launch.chain, launch.rooms > 0, variables[spawner] if own else None)
+                group = (meta, spec, indices, launch.chain, launch.slots > 0, variables[spawner] if own else None)
                 groups[spawner].append(group)
 
     def _spec_of(self, launch: Launch, work: Work) -> SpawnerSpec:
@@ -246,7 +246,7 @@ class TaskTable:
             entry = self._entries.get(key)
             if entry is None:
                 entry = self._entries[key] = Entry(key, meta, spawner, chain)
-                self._rooms.restore(spawner, chain)
+                self._balance.restore(spawner, chain)
                 if state != "ended":
                     self._live[meta[1], meta[2], index] = key
             if entry.state == "ended":
@@ -323,7 +323,7 @@ class TaskTable:
         if entry.state == "sent":
             self.queued -= entry.waits
         if entry.state != "ended":
-            self._rooms.over(entry.at, entry.chain)
+            self._balance.over(entry.at, entry.chain)
             self._make_way(entry)
         entry.state = "ended"
         entry.result = result

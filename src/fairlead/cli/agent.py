@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from fairlead.cli.options import LogLevel, LogLevelOption, check_memory, pairs
+from fairlead.cli.option_values import check_memory, pairs, wrong
+from fairlead.cli.options import LogLevel, LogLevelOption, Partition
 
 AGENT_USER = "fairlead"
 LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warning", "error")
@@ -33,7 +34,7 @@ def agent(
         ),
     ],
     name: Annotated[str, typer.Option(help="Name of this node. By default the machine's name.")] = "",
-    partition: Annotated[str, typer.Option(help="Partition to join. By default the only one, or `default`.")] = "",
+    partition: Partition = "",
     pool: Annotated[str, typer.Option(help="The pool that this node belongs to.")] = "",
     label: Annotated[
         list[str] | None,
@@ -115,36 +116,21 @@ def agent(
     """
     import uvloop
 
-    from fairlead.agent.identity import FILE, USER_TOKEN
-    from fairlead.agent.main import Agent, Settings, Taken
+    from fairlead.agent.process import Agent, Settings, Taken
     from fairlead.agent.session import Refused
     from fairlead.agent.split import CannotSplit, Users, split
-    from fairlead.wire.addresses import is_exposed, servers
 
     log = _logger(log_level)
-    for url in servers(join) or [join]:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise typer.BadParameter(
-                f"{url!r} is not the address of a server, such as https://host:7070", param_hint="--join"
-            )
-        if is_exposed(url) and not insecure:
-            raise typer.BadParameter(
-                f"{url} is another machine, and without TLS the join token and the secrets of jobs can be read on "
-                "the way; use https://, or add --insecure if the network is trusted",
-                param_hint="--join",
-            )
-    token = os.environ.get("FAIRLEAD_TOKEN", "")
-    if token_file is not None:
-        # The file may be gone: a machine that has joined no longer needs the token.
-        token = token_file.read_text().strip() if token_file.exists() else ""
+    _check_servers(join, insecure)
     if ca is None and os.environ.get("FAIRLEAD_CA"):
         ca = Path(os.environ["FAIRLEAD_CA"])
     labels, resources = pairs(label, "--label"), pairs(resource, "--resource")
-    check_memory(resources.get("memory", ""), "--resource")
+    check_memory(resources.get("memory", ""), "--resource", of_node=True)
     whole = (directory or _data() / "agent").absolute()
     _check_users(for_user or [], user, {"--user-map": user_map, "--uids": uids})
     as_users = os.geteuid() == 0 and not for_user
+    own = whole / "agent" if as_users else whole
+    token = _token(token_file, own)  # before the split: the file may be readable for root only
     helper = None
     if as_users:
         if ca is not None:
@@ -156,9 +142,6 @@ def agent(
             raise typer.Exit(1) from None
     else:
         log("single-user node", {"tasks run as": own_name(), "for users": " ".join(for_user or [own_name()])})
-    own = whole / "agent" if as_users else whole
-    if token_file is None and token.startswith(USER_TOKEN) and (own / FILE).exists():
-        token = ""  # the variable also has the token for commands, and a machine that has joined needs none
     settings = Settings(
         join=join,
         directory=own,
@@ -187,24 +170,46 @@ def agent(
         raise typer.Exit(FINAL if isinstance(problem, Refused) else 1) from None
 
 
+def _check_servers(join: str, insecure: bool) -> None:
+    """Refuse what is not the address of a server, and servers to which tokens would go in the clear."""
+    from fairlead.wire.addresses import is_exposed, servers
+
+    for url in servers(join) or [join]:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise wrong("--join", f"{url!r} is not the address of a server, such as https://host:7070")
+        if is_exposed(url) and not insecure:
+            raise wrong(
+                "--join",
+                f"{url} is another machine, and without TLS the join token and the secrets of jobs can be read on "
+                "the way; use https://, or add --insecure if the network is trusted",
+            )
+
+
+def _token(file: Path | None, directory: Path) -> str:
+    """Return the token to join with; empty if there is none, or if the machine has joined and needs none."""
+    from fairlead.agent.node_key import FILE, USER_TOKEN
+
+    if file is not None:
+        return file.read_text().strip() if file.exists() else ""  # it may be gone after the machine has joined
+    token = os.environ.get("FAIRLEAD_TOKEN", "")
+    # The variable may also have the token for commands.
+    return "" if token.startswith(USER_TOKEN) and (directory / FILE).exists() else token
+
+
 def _check_users(for_users: list[str], user: str, others: dict[str, object]) -> None:
     """Refuse options without effect, and refuse to run tasks of other users as root without `--user root`."""
     if os.geteuid() != 0:
         for option in [name for name, value in {"--user": user, **others}.items() if value]:
-            raise typer.BadParameter(
-                "only for an agent that was started as root; leave it out, or start the agent as root",
-                param_hint=option,
-            )
+            raise wrong(option, "only for an agent that was started as root; leave it out, or start the agent as root")
     elif for_users:
         for option in [name for name, value in others.items() if value]:
-            raise typer.BadParameter(
-                "with --for all tasks run as the user of the agent; leave out one of the two", param_hint=option
-            )
+            raise wrong(option, "with --for all tasks run as the user of the agent; leave out one of the two")
         if user not in ("", own_name()) or (not user and set(for_users) != {own_name()}):
-            raise typer.BadParameter(
+            raise wrong(
+                "--for",
                 f"tasks of {', '.join(for_users)} would run as root; leave --for out, so that each task runs as its "
                 "user, or add --user root if that is meant",
-                param_hint="--for",
             )
 
 
@@ -221,7 +226,7 @@ def _uids(text: str) -> tuple[int, int] | None:
         return None
     first, sign, last = text.partition("-")
     if not (sign and first.isdigit() and last.isdigit() and 0 < int(first) <= int(last)):
-        raise typer.BadParameter(f"{text!r} is not a range of uids above 0, such as 1000-60000", param_hint="--uids")
+        raise wrong("--uids", f"{text!r} is not a range of uids above 0, such as 1000-60000")
     return int(first), int(last)
 
 

@@ -7,26 +7,24 @@ from typing import Annotated
 
 import typer
 
-from fairlead.cli.options import AsJson, Partition, open_client
-from fairlead.cli.output import calls_server, print_json
+from fairlead.cli.options import Common
 
 
-@calls_server
 def bench(
+    *,
     tasks: Annotated[int, typer.Option(help="Number of tasks of the array; each runs /bin/true.", min=1)] = 1_000,
     singles: Annotated[
         int, typer.Option(help="Number of jobs to submit one after the other, to measure the answers.", min=1)
     ] = 50,
     cpu: Annotated[str, typer.Option(help="CPUs of each task.")] = "1",
-    partition: Partition = "",
-    as_json: AsJson = False,
+    common: Common,
 ) -> None:
     """Measure the speed of a running server.
 
     It submits jobs that do nothing, and prints how many tasks of an array run per second, and how long the server
     takes to answer a submission.
     """
-    with open_client(partition) as client:
+    with common.client() as client:
         stage = {"command": ["/bin/true"], "resources": {"cpu": cpu}}
         waits: list[float] = []
         for _ in range(singles):
@@ -37,7 +35,7 @@ def bench(
             waits.append(answered)
         began = time.perf_counter()
         job = client.submit(document={"name": "bench", "stages": [{**stage, "count": tasks, "min": 1}]})
-        with typer.progressbar(length=tasks, label="tasks", hidden=as_json) as bar:
+        with typer.progressbar(length=tasks, label="tasks", hidden=common.as_json) as bar:
             done = 0
             while True:
                 view = client.job(job)
@@ -54,10 +52,10 @@ def bench(
         "durable_answer_ms_p50": round(1_000 * waits[len(waits) // 2], 2),
         "durable_answer_ms_p99": round(1_000 * waits[min(len(waits) - 1, len(waits) * 99 // 100)], 2),
     }
-    if as_json:
-        print_json(result)
-        return
-    typer.echo(f"{tasks} tasks in {seconds:.2f} s: {result['tasks_per_second']} a second")
-    typer.echo(
-        f"answer to a submit: p50 {result['durable_answer_ms_p50']} ms, p99 {result['durable_answer_ms_p99']} ms"
+    common.show(
+        result,
+        [
+            f"{tasks} tasks in {seconds:.2f} s: {result['tasks_per_second']} a second",
+            f"answer to a submit: p50 {result['durable_answer_ms_p50']} ms, p99 {result['durable_answer_ms_p99']} ms",
+        ],
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from fairlead.client.calls import Call
+    from fairlead.wire.operation import Operation
 
 VARIABLE = "_FAIRLEAD_COMPLETE"
 SECONDS = 1.0
@@ -71,15 +71,15 @@ def _split(line: str) -> list[str]:
     return line.split()
 
 
-def _ask(call: Callable[[str], Call[Answer]], ctx: typer.Context) -> Answer | None:
-    """Return the server's answer to a call for the named partition; None if there is none in time."""
-    from fairlead.client.calls import Problem
+def _ask(operation: Operation[Answer], ctx: typer.Context) -> Answer | None:
+    """Return the server's answer about the named partition; None if there is none in time."""
+    from fairlead.client.calls import Call, Problem
     from fairlead.client.endpoint import NotFound, find_endpoint
-    from fairlead.client.http import LOST, Connections
+    from fairlead.client.http_pool import LOST, Connections
 
     with suppress(NotFound, Problem, *LOST):
         connections = Connections(find_endpoint())
-        sent = call(ctx.params.get("partition") or "")
+        sent = Call(operation, ctx.params.get("partition") or "")
         reply = connections.request(sent, SECONDS)
         connections.close()
         return sent.read(reply.status, reply.content)
@@ -87,33 +87,51 @@ def _ask(call: Callable[[str], Call[Answer]], ctx: typer.Context) -> Answer | No
 
 
 def _jobs(ctx: typer.Context, states: list[str]) -> list[Any]:
-    from fairlead.client import calls
+    from fairlead.wire import operations as op
 
-    page = _ask(lambda partition: calls.jobs(partition, state=states, limit=SHOWN), ctx)
+    page = _ask(op.Jobs(state=states, limit=SHOWN), ctx)
     return [] if page is None else page.jobs
 
 
 def _nodes(ctx: typer.Context) -> list[Any]:
-    from fairlead.client import calls
+    from fairlead.wire import operations as op
 
-    page = _ask(lambda partition: calls.nodes(partition, limit=1000), ctx)
+    page = _ask(op.Nodes(), ctx)
     return [] if page is None else page.nodes
 
 
-def jobs(ctx: typer.Context) -> Items:
-    """Yield the newest jobs."""
-    yield from _described(_jobs(ctx, []))
+class Named(str):
+    """The id of a job whose name begins with the word before the cursor.
+
+    Typer drops what does not begin with that word. Bash takes it in place of the word; zsh and fish drop it.
+    """
+
+    __slots__ = ()
+
+    def startswith(self, *_: object) -> bool:
+        return True
 
 
-def live_jobs(ctx: typer.Context) -> Items:
-    """Yield the newest jobs that are not over."""
-    yield from _described(_jobs(ctx, LIVE))
+def jobs(ctx: typer.Context, incomplete: str) -> Items:
+    """Yield the newest jobs, by id or by the beginning of their name."""
+    yield from _described(_jobs(ctx, []), incomplete)
 
 
-def _described(jobs: list[Any]) -> Items:
+def live_jobs(ctx: typer.Context, incomplete: str) -> Items:
+    """Yield the newest jobs that are not over, by id or by the beginning of their name."""
+    yield from _described(_jobs(ctx, LIVE), incomplete)
+
+
+def _described(jobs: list[Any], incomplete: str) -> Items:
     for job in jobs:
         known = SAFE.fullmatch(job.name) and SAFE.fullmatch(job.user)
-        yield job.id, f"{job.name} of {job.user}, {job.state}" if known else job.state
+        by_name = incomplete and job.name.startswith(incomplete)
+        yield Named(job.id) if by_name else job.id, f"{job.name} of {job.user}, {job.state}" if known else job.state
+
+
+def job_names(ctx: typer.Context) -> Items:
+    """Yield the names of the newest jobs."""
+    yield from ((name, "") for name in sorted({job.name for job in _jobs(ctx, [])}) if SAFE.fullmatch(name))
 
 
 def job_labels(ctx: typer.Context) -> Items:
@@ -137,24 +155,24 @@ def node_labels(ctx: typer.Context) -> Items:
 
 
 def queues(ctx: typer.Context) -> Items:
-    from fairlead.client import calls
+    from fairlead.wire import operations as op
 
-    page = _ask(calls.queues, ctx)
+    page = _ask(op.Queues(), ctx)
     for queue in page.queues if page is not None else ():
         yield queue.path, queue.state
 
 
 def pools(ctx: typer.Context) -> Items:
-    from fairlead.client import calls
+    from fairlead.wire import operations as op
 
-    page = _ask(calls.pools, ctx)
+    page = _ask(op.Pools(), ctx)
     for pool in page.pools if page is not None else ():
         yield pool.name, ""
 
 
 def partitions(ctx: typer.Context) -> Items:
-    from fairlead.client import calls
+    from fairlead.wire import operations as op
 
-    page = _ask(lambda partition: calls.partitions(), ctx)
+    page = _ask(op.Partitions(), ctx)
     for partition in page.partitions if page is not None else ():
         yield partition.name, ""

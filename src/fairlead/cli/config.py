@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairlead.cli.options import AsJson, open_client
-from fairlead.cli.output import calls_server, fail, need_file, print_json, print_text
+from fairlead.cli.input_files import document_of, need_file
+from fairlead.cli.options import ClusterWide, Output, Yes
+from fairlead.cli.output import confirm, fail, print_json, print_text
+from fairlead.cli.typer_commands import Group
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
-app = typer.Typer(name="config", help="Check, compare and apply the configuration.", no_args_is_help=True)
+config = Group("config", "Check, compare and apply the configuration.")
 
 File = Annotated[Path, typer.Argument(help="Configuration file, such as fairlead.yaml.")]
 
 
-@app.command()
+@config.command()
 def check(
     file: File,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all defaults filled in.")] = False,
@@ -32,8 +34,9 @@ def check(
     need_file(file)
     import yaml
 
-    from fairlead.app import Failed, checked_config
-    from fairlead.cli.documents import Unreadable, read_document
+    from fairlead.cli.yaml_files import Unreadable, read_document
+    from fairlead.server.failure import Failed
+    from fairlead.server.input_checks import checked_config
 
     problem: dict[str, Any] = {"ok": False, "file": str(file)}
     try:
@@ -52,8 +55,8 @@ def check(
     typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
 
 
-imports = typer.Typer(name="import", help="Convert configurations of other schedulers.", no_args_is_help=True)
-app.add_typer(imports)
+imports = Group("import", "Convert configurations of other schedulers.")
+config.add_typer(imports)
 
 
 @imports.command()
@@ -66,8 +69,9 @@ def yunikorn(
     """
     import yaml
 
-    from fairlead.app import Failed, checked_config
     from fairlead.kubernetes.yunikorn import NotConverted, convert
+    from fairlead.server.failure import Failed
+    from fairlead.server.input_checks import checked_config
 
     try:
         document, warnings = convert(document_of(file))
@@ -79,79 +83,84 @@ def yunikorn(
     typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
 
 
-@app.command()
-@calls_server
+@config.command()
 def get(
+    *,
     defaults: Annotated[bool, typer.Option("--defaults", help="Also show settings that have their default.")] = False,
-    as_json: AsJson = False,
+    common: ClusterWide,
 ) -> None:
     """Print the configuration of the server, as a file for `config apply`."""
     import yaml
 
-    from fairlead.client.calls import API, Call
-    from fairlead.wire import api as wire
+    from fairlead.wire import operations as op
 
-    with open_client() as client:
-        config = client.send(Call(wire.Config, "GET", f"{API}/config", defaults=defaults))
-    if as_json:
-        print_json(config)
+    found = common.request(op.Config(defaults=defaults))
+    if common.as_json:
+        print_json(found)
     else:
-        shown = {"partitions": config.partitions}
+        shown = {"partitions": found.partitions}
         typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
 
 
-@app.command()
-@calls_server
-def diff(file: File, as_json: AsJson = False) -> None:
+@config.command()
+def diff(file: File, common: ClusterWide) -> None:
     """Show what `config apply` would change. Nothing is changed."""
-    _send("POST", "config/validate", file, as_json)
+    from fairlead.wire import operations as op
+
+    document: Any = document_of(file)
+    compared = common.request(op.ValidateConfig(document=document))
+    show_differences(common, compared)
+    if not common.as_json:
+        for loss in compared.losses:
+            print_text(_lost(loss))
 
 
-@app.command()
-@calls_server
-def apply(file: File, as_json: AsJson = False) -> None:
+@config.command()
+def apply(file: File, *, yes: Yes = False, common: ClusterWide) -> None:
     """Replace the configuration of the server by a file, and show what changed.
 
-    If a part of the file is refused, nothing is changed.
+    If a part of the file is refused, nothing is changed. A confirmation is asked for if the file lacks a partition that
+    has jobs or nodes, or a pool that has nodes.
     """
-    _send("PUT", "config", file, as_json)
+    from fairlead.wire import operations as op
+
+    document: Any = document_of(file)
+    confirm_losses(common, document, yes)
+    show_differences(common, common.request(op.ApplyConfig(document=document)))
 
 
-def _send(method: str, path: str, file: Path, as_json: bool) -> None:
-    from fairlead.client.calls import API, Call
-    from fairlead.wire import api as wire
-
-    document = document_of(file)
-    with open_client() as client:
-        show_differences(client.send(Call(wire.Applied, method, f"{API}/{path}", document)), as_json)
-
-
-def document_of(file: Path) -> dict[str, Any]:
-    """Return the document in a file. Exit with an error if it cannot be read or is not a mapping."""
-    from fairlead.cli.documents import Unreadable, read_document
-
-    need_file(file)
-    try:
-        document = read_document(file)
-    except Unreadable as problem:
-        fail(f"{file}{f':{problem.line}' if problem.line else ''}: {problem.problem}")
-    if not isinstance(document, dict | None):
-        fail(f"{file}: not a mapping; write it as key: value pairs")
-    return document or {}
-
-
-def show_differences(applied: wire.Applied, as_json: bool) -> None:
+def show_differences(output: Output, applied: wire.Applied) -> None:
     """Print the settings that changed, one per line, or as JSON."""
-    if as_json:
-        print_json(applied)
-        return
-    for difference in applied.differences:
-        print_text(_line(difference))
-    if not applied.differences:
-        typer.echo("no difference")
+    output.show(applied, map(_line, applied.differences) if applied.differences else ["no difference"])
+    for left in () if output.as_json else applied.machines:
+        print_text(
+            f"{left.partition}: machine {left.name} of pool {left.pool} is left, end it by hand: {left.reason}",
+            err=True,
+        )
+
+
+def confirm_losses(common: ClusterWide, document: Any, yes: bool) -> None:
+    """Ask before a configuration kills jobs, or removes nodes or their pool."""
+    from fairlead.wire import operations as op
+
+    losses = [] if yes else common.request(op.ValidateConfig(document=document)).losses
+    if losses:
+        confirm(f"{'; '.join(map(_lost, losses))}. Apply it?", yes)
+
+
+def _lost(loss: wire.Loss) -> str:
+    """Return in words what is lost with a partition or a pool."""
+    if loss.jobs is None or loss.nodes is None:
+        return f"{loss.key}: its jobs, if any, are killed, and its nodes removed"
+    nodes = f"{loss.nodes} node{'s' * (loss.nodes != 1)}"
+    if ".pools." in loss.key:
+        return f"{loss.key}: its {nodes} will stay, and not be given back any more"
+    return f"{loss.key}: {loss.jobs} job{'s' * (loss.jobs != 1)} will be killed, and {nodes} removed"
 
 
 def _line(difference: wire.Difference) -> str:
+    if difference.what == "queue" and difference.after is None:
+        return f"{difference.key}: queue removed; jobs that are in it still run, and it takes no new ones"
     if difference.what != "setting" and difference.after is None:
         return f"{difference.key}: {difference.what} removed"
     if difference.what != "setting" and difference.before is None:

@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairlead.cli.output import fail, need_file
+from fairlead.cli.input_files import need_file
+from fairlead.cli.options import Output
+from fairlead.cli.output import fail
+from fairlead.cli.typer_commands import Group
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-app = typer.Typer(name="journal", help="Check the journal of a server for damage.", no_args_is_help=True)
+journal = Group("journal", "Check the journal of a server for damage.")
 
 
-@app.callback()
+@journal.callback()
 def root() -> None:
     """Check the journal of a server for damage."""
 
 
-@app.command()
+@journal.command()
 def verify(
     place: Annotated[
         str,
@@ -33,7 +36,7 @@ def verify(
             metavar="PATH",
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: Output,
 ) -> None:
     """Check a whole journal: digests, snapshots, and that replaying it gives a sound state.
 
@@ -42,7 +45,8 @@ def verify(
     """
     if not place.startswith(("postgresql://", "postgres://")):
         _need_journal(Path(place))
-    from fairlead.app import Failed, shown_place, verify_journal
+    from fairlead.server.failure import Failed
+    from fairlead.server.verification import shown_place, verify_journal
 
     reports: list[dict[str, Any]] = []
     problem = ""
@@ -51,7 +55,7 @@ def verify(
             for report in verify_journal(place, bar.show):
                 reports.append({name: getattr(report, name) for name in report.__struct_fields__})
                 reports[-1]["time"] = _time(report.time)
-                if not as_json:
+                if not output.as_json:
                     _print(reports[-1])
         except Failed as failure:
             problem = failure.problem
@@ -59,8 +63,8 @@ def verify(
     damaged = [report["stream"] for report in reports if report["problem"]]
     if problem or damaged:
         text = problem or f"{path}: damaged: {', '.join(damaged)}"
-        fail(text, as_json and {"ok": False, "file": str(path), "problem": problem, "streams": reports})
-    if as_json:
+        fail(text, output.as_json and {"ok": False, "file": str(path), "problem": problem, "streams": reports})
+    if output.as_json:
         typer.echo(json.dumps({"ok": True, "file": str(path), "streams": reports}))
     elif not reports:
         typer.echo(f"{path}: sound, and empty")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fairlead.cli.options import LogLevelOption
+from fairlead.cli.options import LogLevelOption, Partition
 from fairlead.cli.output import fail
 
 
@@ -16,9 +16,9 @@ def kubernetes(
     server: Annotated[
         str, typer.Option(help="URL of the Fairlead server. By default FAIRLEAD_URL, or the server on this machine.")
     ] = "",
-    partition: Annotated[str, typer.Option(help="Partition to use. By default the only one, or `default`.")] = "",
+    partition: Partition = "",
     name: Annotated[
-        str, typer.Option(help="Name of this resource manager; another one for each Kubernetes cluster.")
+        str, typer.Option(help="Name of this resource manager, different for each Kubernetes cluster.")
     ] = "kubernetes",
     kubeconfig: Annotated[
         str,
@@ -37,10 +37,10 @@ def kubernetes(
         ),
     ] = "",
     listen: Annotated[
-        str, typer.Option(help="Serve /readyz, /healthz and /metrics at HOST:PORT; `none` for nowhere.")
+        str, typer.Option(help="Serve /readyz, /healthz and /metrics at HOST:PORT, or nowhere with `none`.")
     ] = "127.0.0.1:7071",
     at_once: Annotated[
-        int, typer.Option(min=1, max=1000, help="Most calls to the API server of Kubernetes at a time.")
+        int, typer.Option(min=1, max=1000, help="Largest number of simultaneous calls to the API server of Kubernetes.")
     ] = 16,
     log_level: LogLevelOption = "info",
 ) -> None:
@@ -50,10 +50,10 @@ def kubernetes(
     node selector and lose the gate, and their own scheduler binds them. The token in FAIRLEAD_TOKEN needs the role
     operator.
     """
-    from fairlead.app import logger_to
     from fairlead.client.calls import Problem, tls_context
     from fairlead.client.endpoint import NotFound, find_endpoint
-    from fairlead.kubernetes.process import Options, Unusable, run
+    from fairlead.kubernetes.setup import Options, Unusable, run
+    from fairlead.server.logfile import logger_to
 
     try:
         endpoint = find_endpoint(url=server)

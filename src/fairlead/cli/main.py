@@ -15,26 +15,36 @@ import typer
 from typer.core import TyperGroup
 
 from fairlead import __version__
-from fairlead.cli import (
-    agent,
-    bench,
-    cluster,
-    completion,
-    config,
-    database,
-    future,
-    jobs,
-    journal,
-    managers,
-    past,
-    pools,
-    results,
-    serving,
-    top,
-    watch,
-)
+from fairlead.cli import completion
+from fairlead.cli.agent import agent
+from fairlead.cli.bench import bench
+from fairlead.cli.config import config
+from fairlead.cli.database import backup, db, restore
+from fairlead.cli.forecast import eta, export_trace, story, whatif
+from fairlead.cli.history import history, usage
+from fairlead.cli.inspect import explain, ps, show
+from fairlead.cli.job_actions import hold, kill, priority, release, replace, requeue, scale
+from fairlead.cli.job_logs import logs
+from fairlead.cli.journal import journal
 from fairlead.cli.kubernetes import kubernetes
+from fairlead.cli.lane import lane
+from fairlead.cli.manager import manager
+from fairlead.cli.node import node
+from fairlead.cli.partition import partition, ready
+from fairlead.cli.pool import pool
+from fairlead.cli.queue import queue
+from fairlead.cli.results import results
+from fairlead.cli.secret import secret
+from fairlead.cli.server import server
+from fairlead.cli.share import share
 from fairlead.cli.simulate import simulate
+from fairlead.cli.submit import run, submit
+from fairlead.cli.token import token
+from fairlead.cli.top import top
+from fairlead.cli.typer_commands import Group
+from fairlead.cli.up import down, up
+from fairlead.cli.wait import wait
+from fairlead.cli.watch import watch
 
 
 def demo() -> None:
@@ -42,54 +52,21 @@ def demo() -> None:
 
     The real scheduler runs against virtual nodes. Nothing is started on this machine and nothing is written.
     """
-    from fairlead.demo import run
+    from fairlead import demo
 
-    run()
+    demo.run()
 
 
 PANELS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
-    "Run work": (jobs.submit, jobs.run, jobs.wait, jobs.logs, results.results),
-    "Look": (
-        jobs.ps,
-        jobs.show,
-        jobs.explain,
-        future.eta,
-        future.story,
-        top.top,
-        watch.watch,
-        past.history,
-        past.usage,
-    ),
-    "Change": (jobs.kill, jobs.hold, jobs.release, jobs.requeue, jobs.scale, jobs.priority),
-    "Cluster": (
-        cluster.node,
-        pools.pool,
-        cluster.queue,
-        cluster.share,
-        cluster.lane,
-        cluster.partition_app,
-        cluster.ready,
-        managers.manager,
-    ),
-    "Administer": (
-        serving.up,
-        serving.down,
-        serving.server_group,
-        agent.agent,
-        kubernetes,
-        config.app,
-        cluster.token,
-        cluster.secret,
-        database.backup,
-        database.restore,
-        database.app,
-        journal.app,
-        bench.bench,
-    ),
-    "Simulate": (demo, simulate, future.whatif, future.export_trace),
+    "Run work": (submit, run, wait, logs, results),
+    "Look": (ps, show, explain, eta, story, top, watch, history, usage),
+    "Change": (kill, hold, release, requeue, replace, scale, priority),
+    "Cluster": (node, pool, queue, share, lane, partition, ready, manager),
+    "Administer": (up, down, server, agent, kubernetes, config, token, secret, backup, restore, db, journal, bench),
+    "Simulate": (demo, simulate, whatif, export_trace),
 }
 """The commands by task, in the order of `fairlead --help`."""
-WORDS_AFTER = (jobs.submit, jobs.run)
+WORDS_AFTER = (submit, run)
 """Commands of which all words after the program belong to the program: `fairlead run ls -l` runs `ls -l`."""
 
 
@@ -110,11 +87,10 @@ class Commands(TyperGroup):
         return sorted(self.commands, key=lambda name: ORDER[name])
 
 
-app = typer.Typer(
-    name="fairlead",
+app = Group(
+    "fairlead",
+    "Share a fleet of machines fairly among people and jobs.",
     cls=Commands,
-    help="Share a fleet of machines fairly among people and jobs.",
-    no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
 for panel, entries in PANELS.items():

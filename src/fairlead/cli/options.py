@@ -1,16 +1,30 @@
-"""Options that many commands share, and the client of the server they call."""
+"""Options that commands share: single ones, and records of them with what they do."""
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Annotated, Literal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 import typer
 
 from fairlead.cli import completion
+from fairlead.cli.option_values import wrong
+from fairlead.cli.output import Column, cells, fail, first, print_json, print_table, print_text, say_cut, table_lines
+from fairlead.cli.typer_commands import Options
 
 if TYPE_CHECKING:
     from fairlead.client import Client
+    from fairlead.wire import api as wire
+    from fairlead.wire.operation import Operation
+
+Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+
+REFRESH = 1.0
+"""Seconds between two refreshes of a watched list."""
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogLevelOption = Annotated[
@@ -30,48 +44,15 @@ Partition = Annotated[
         autocompletion=completion.partitions,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 JobName = Annotated[str, typer.Argument(help="Id of a job.", metavar="JOB", autocompletion=completion.jobs)]
 LiveJobName = Annotated[str, typer.Argument(help="Id of a job.", metavar="JOB", autocompletion=completion.live_jobs)]
-QueueFilter = Annotated[
-    str,
-    typer.Option(
-        "--queue", "-q", help="Only jobs in this queue and the queues below it.", autocompletion=completion.queues
-    ),
+LiveJobNames = Annotated[
+    list[str], typer.Argument(help="Ids of jobs.", metavar="JOB…", autocompletion=completion.live_jobs)
 ]
-
-
-UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "min": 60, "m": 60, "s": 1}
-DURATION = re.compile(r"(?:[0-9]{1,6}(?:w|d|h|min|m|s))+")
-
-
-def seconds_of(text: str) -> float | None:
-    """Return the seconds of a duration such as 1h30m; None if the text is not a duration."""
-    if not DURATION.fullmatch(text):
-        return None
-    return float(sum(int(number) * UNITS[unit] for number, unit in re.findall(r"([0-9]+)([a-z]+)", text)))
-
-
-MIB = 2**20
-NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
-
-
-def check_memory(text: str, option: str) -> None:
-    """Refuse memory without a unit that is too little to be meant."""
-    if NUMBER.fullmatch(text) and 0 < float(text) < MIB:
-        raise typer.BadParameter(
-            f"memory {text} is {text} bytes; write {text}Gi for gibibytes, or {text}Mi for mebibytes", param_hint=option
-        )
-
-
-def check_duration(text: str | None, option: str) -> None:
-    """Refuse a duration without a unit: seconds, minutes and hours are all usual."""
-    if text is not None and NUMBER.fullmatch(text):
-        raise typer.BadParameter(
-            f"{text} has no unit; write {text}h for hours, {text}min for minutes, or {text}s for seconds",
-            param_hint=option,
-        )
+QueuePath = Annotated[
+    str, typer.Argument(help="Path of a queue, such as root.ml.", metavar="QUEUE", autocompletion=completion.queues)
+]
 
 
 def open_client(partition: str = "") -> Client:
@@ -82,14 +63,149 @@ def open_client(partition: str = "") -> Client:
     return Client(place.url, place.token, place.authority, partition, place.insecure)
 
 
-def pairs(values: list[str] | None, option: str, form: str = "key=value", separator: str = "=") -> dict[str, str]:
-    """Return the texts of a repeated option, by default `key=value`, as a dict."""
-    result: dict[str, str] = {}
-    for text in values or ():
-        key, found, value = text.partition(separator)
-        if not found or not key:
-            raise typer.BadParameter(f"{text!r} is not {form}", param_hint=option)
-        if key in result:
-            raise typer.BadParameter(f"{key} is given twice; drop one of them", param_hint=option)
-        result[key] = value
-    return result
+class Output(Options):
+    """The option of every command that answers: --json, and printing as it says."""
+
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+    def fail(self, text: str, code: int = 1, **fields: Any) -> NoReturn:
+        """Print the error as a line, or with the fields as JSON, and exit with the code."""
+        fail(text, self.as_json and {"ok": False, **fields, "problem": text}, code)
+
+    def show(self, answer: object, lines: Iterable[str]) -> None:
+        """Print an answer as lines of text, or as JSON."""
+        if self.as_json:
+            print_json(answer)
+            return
+        for line in lines:
+            print_text(line)
+
+    def note(self, note: str, default: str) -> None:
+        """Print the server's note on a change, or by default the text."""
+        self.show({"note": note}, [note or default])
+
+    def table(self, items: Sequence[Item], columns: Sequence[Column[Item]]) -> None:
+        """Print a table with one row per item, or the items as JSON."""
+        print_json(items) if self.as_json else print_table(*cells(columns, items))
+
+
+class ClusterWide(Output):
+    """The option of commands that call a server and concern no partition."""
+
+    partition = ""
+
+    def client(self) -> Client:
+        return open_client(self.partition)
+
+    def request(self, operation: Operation[Answer]) -> Answer:
+        """Return the server's answer to an operation."""
+        with self.client() as client:
+            return client.send(operation)
+
+    def change(self, operation: Operation[wire.Done], default: str) -> None:
+        """Send an operation that changes something, and print the note of the answer, or by default the text."""
+        self.note(self.request(operation).note, default)
+
+
+class Common(ClusterWide):
+    """The options of commands that call a server."""
+
+    partition: Partition = ""
+
+
+class Listed(Common):
+    """The options of lists with columns to choose from."""
+
+    columns: Annotated[
+        str,
+        typer.Option(
+            "--columns",
+            "-o",
+            help="Columns to show, by their headings, separated by commas. An unknown name prints all names.",
+            metavar="NAMES",
+        ),
+    ] = ""
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Show the list again every second, until Ctrl-C. With --json, print one line each time."
+        ),
+    ] = False
+
+    def show_list(self, read: Callable[[], Sequence[Item]], columns: Sequence[Column[Item]]) -> None:
+        """Print the items, with --watch again and again.
+
+        Columns are checked before anything is read.
+        """
+        shown = self._chosen(columns)
+        if not self.watch:
+            self.table(read(), shown)
+            return
+        with suppress(KeyboardInterrupt):
+            if self.as_json or not sys.stdout.isatty():
+                while True:
+                    self.table(read(), shown)
+                    sys.stdout.flush()
+                    time.sleep(REFRESH)
+            _redraw(lambda: table_lines(*cells(shown, read())))
+
+    def _chosen(self, columns: Sequence[Column[Item]]) -> Sequence[Column[Item]]:
+        """Return the columns that `-o` names, or the usual ones."""
+        if not self.columns:
+            return [column for column in columns if column.usual]
+        if self.as_json:
+            raise wrong("-o", "JSON has all columns; drop -o or --json")
+        by_name = {column.name: column for column in columns}
+        names = [name.strip().lower().replace(" ", "-") for name in self.columns.split(",")]
+        for name in names:
+            if name not in by_name:
+                from difflib import get_close_matches
+
+                near = get_close_matches(name, by_name, 1)
+                meant = f"; did you mean {near[0]}?" if near else "."
+                raise wrong("-o", f"there is no column {name!r}{meant} The columns are {', '.join(by_name)}")
+        return [by_name[name] for name in names]
+
+
+class JobFilters(Listed):
+    """The options of lists of jobs."""
+
+    user: Annotated[str, typer.Option(help="Only jobs of this user.")] = ""
+    queue: Annotated[
+        str,
+        typer.Option(
+            "--queue", "-q", help="Only jobs in this queue and the queues below it.", autocompletion=completion.queues
+        ),
+    ] = ""
+    label: Annotated[
+        str,
+        typer.Option(
+            "--label", "-l", help="Only jobs with this label, as key=value.", autocompletion=completion.job_labels
+        ),
+    ] = ""
+
+    def show_jobs(self, find: Callable[..., Iterator[Item]], limit: int, columns: Sequence[Column[Item]]) -> None:
+        """Print the first jobs that `find` yields for the filters, and say if there are more."""
+
+        def read() -> list[Item]:
+            found = find(user=self.user, queue=self.queue, label=self.label, limit=min(limit + 1, 1000))
+            jobs, cut = first(limit, found)
+            if cut and not self.watch:
+                say_cut(limit, "jobs, the newest,")
+            return jobs
+
+        self.show_list(read, columns)
+
+
+def _redraw(lines: Callable[[], list[str]]) -> NoReturn:
+    """Show lines on the whole terminal, with a bold header, and refresh them."""
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(screen=True, auto_refresh=False) as live:
+        while True:
+            text = lines()
+            screen = Text("\n".join(text), no_wrap=True, overflow="crop")
+            screen.stylize("bold", 0, len(text[0]))
+            live.update(screen, refresh=True)
+            time.sleep(REFRESH)

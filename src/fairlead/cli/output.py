@@ -7,16 +7,13 @@ by signal N, so 130 by Ctrl-C.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from time import localtime, strftime, time
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeVar
 
 import typer
 
@@ -24,9 +21,6 @@ if TYPE_CHECKING:
     from fairlead.client import Problem
     from fairlead.wire import api as wire
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-Step = TypeVar("Step")
 Item = TypeVar("Item")
 
 UNREACHABLE = 3
@@ -64,34 +58,13 @@ def fail(text: str, document: dict[str, Any] | Literal[False] = False, code: int
     raise typer.Exit(code)
 
 
-def need_file(path: Path) -> None:
-    """Exit with a usage error unless the path is a file."""
-    if path.is_dir():
-        problem = "is a directory; name a file in it"
-    elif not path.exists():
-        problem = "does not exist; check the name"
-    else:
+def confirm(question: str, yes: bool) -> None:
+    """Ask on the terminal, unless the answer is given. Exit if it is no, or if there is no terminal to ask on."""
+    if yes:
         return
-    typer.echo(f"fairlead: error: {path} {problem}", err=True)
-    raise typer.Exit(2)
-
-
-def calls_server(command: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorate a command that calls a server: print a refusal as a line, or as JSON, and set the exit code."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        from fairlead.client import NotFound, Problem
-
-        as_json = bool(kwargs.get("as_json"))
-        try:
-            return command(*args, **kwargs)
-        except NotFound as problem:
-            fail(str(problem), as_json and {"ok": False, "problem": str(problem)}, UNREACHABLE)
-        except Problem as problem:
-            fail(str(problem), as_json and problem_document(problem), UNREACHABLE if is_unreachable(problem) else 1)
-
-    return wrapped
+    if not sys.stdin.isatty():
+        fail(f"{question} There is no terminal to ask on; add --yes")
+    typer.confirm(plain(question), abort=True, err=True)
 
 
 def problem_document(problem: Problem) -> dict[str, Any]:
@@ -123,26 +96,18 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         typer.secho(line, bold=at == 0 and sys.stdout.isatty())
 
 
-def print_list(
-    items: Sequence[Item], as_json: bool, columns: Sequence[str], row: Callable[[Item], Sequence[object]]
-) -> None:
-    """Print a table with one row per item, or the items as JSON."""
-    if as_json:
-        print_json(items)
-    else:
-        print_table(columns, [row(item) for item in items])
+class Column(NamedTuple, Generic[Item]):
+    """A column of a list: its name, and its cell for an item."""
+
+    name: str
+    cell: Callable[[Item], object]
+    usual: bool = True
+    """True if it is shown without `-o`."""
 
 
-@contextmanager
-def progress(label: str, steps: Sequence[Step], hidden: bool = False) -> Iterator[Iterable[Step]]:
-    """Yield the steps, with a progress bar if stderr is a terminal."""
-    if hidden or len(steps) < 2 or not sys.stderr.isatty():
-        yield steps
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield track(steps, label, console=Console(stderr=True), transient=True)
+def cells(columns: Sequence[Column[Item]], items: Iterable[Item]) -> tuple[list[str], list[list[object]]]:
+    """Return the header and the rows of a list."""
+    return [column.name.upper() for column in columns], [[column.cell(item) for column in columns] for item in items]
 
 
 def state_of(job: wire.Job) -> str:
@@ -192,6 +157,11 @@ def lasted(seconds: float) -> str:
 def amounts(vector: dict[str, int | float]) -> str:
     """Return resources as text, such as `cpu=4 memory=8Gi`."""
     return " ".join(f"{name}={_amount(name, value)}" for name, value in sorted(vector.items()))
+
+
+def labels_of(labels: dict[str, str]) -> str:
+    """Return labels as text, such as `gpu=a100 zone=b`."""
+    return " ".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def _amount(name: str, value: int | float) -> str:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairlead.cli.options import AsJson, JobName, Partition, open_client
-from fairlead.cli.output import calls_server, fail, print_json, print_table, print_text
+from fairlead.cli.options import Common, JobName
+from fairlead.cli.output import print_json, print_table, print_text
 from fairlead.cli.statusline import StatusLine
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
 
-@calls_server
 def results(
     job: JobName,
+    *,
     index: Annotated[
         list[int] | None, typer.Option("--index", "-i", help="Only the task with this index; may be repeated.", min=0)
     ] = None,
@@ -34,8 +34,7 @@ def results(
             "--output", "-o", help="Fetch the files into this directory, as STAGE.INDEX/NAME.", metavar="DIRECTORY"
         ),
     ] = None,
-    partition: Partition = "",
-    as_json: AsJson = False,
+    common: Common,
 ) -> None:
     """List or fetch the result files of a job.
 
@@ -52,7 +51,7 @@ def results(
         else:
             status.draw(f"the files of {done:,} of {total:,} tasks have arrived from their nodes")
 
-    with open_client(partition) as client:
+    with common.client() as client:
         try:
             chosen: list[int | None] = [*index] if index else [None]
             for number in chosen:
@@ -60,32 +59,29 @@ def results(
                 if directory is not None:
                     paths += client.fetch(job, directory, stage, number, attempt, told=told)
         except TimeoutError as problem:
-            fail(f"{problem}; ask again later", as_json and {"ok": False, "problem": str(problem)})
+            common.fail(f"{problem}; ask again later")
         except OSError as problem:
-            fail(
-                f"{problem.filename or directory}: {problem.strerror}",
-                as_json and {"ok": False, "problem": str(problem)},
-            )
+            common.fail(f"{problem.filename or directory}: {problem.strerror}")
         finally:
             status.draw("")
-    if as_json:
+    if common.as_json:
         document: dict[str, Any] = {"tasks": tasks}
         print_json(document if directory is None else {**document, "written": [str(path) for path in paths]})
-    elif directory is not None:
-        for path in paths:
+    else:
+        _print(tasks, None if directory is None else paths)
+
+
+def _print(tasks: list[wire.TaskResults], fetched: list[Path] | None) -> None:
+    """Print the paths of fetched files, or else a table of the files, and what is missing."""
+    files = [(task, file) for task in tasks for file in task.files]
+    if fetched is not None:
+        for path in fetched:
             print_text(str(path))
-    elif any(task.files for task in tasks):
-        print_table(
-            ("TASK", "ATTEMPT", "SIZE", "FILE"),
-            [
-                (f"{task.stage}.{task.index}", str(task.attempt), str(file.size), file.name)
-                for task in tasks
-                for file in task.files
-            ],
-        )
-    if not as_json:
-        if not any(task.files for task in tasks):
-            print_text("no result files; `fairlead submit --result PATTERN` names files to collect", err=True)
-        for task in tasks:
-            if task.warning:
-                print_text(f"fairlead: warning: task {task.stage}.{task.index}: {task.warning}", err=True)
+    elif files:
+        rows = [(f"{task.stage}.{task.index}", task.attempt, file.size, file.name) for task, file in files]
+        print_table(("TASK", "ATTEMPT", "SIZE", "FILE"), rows)
+    if not files:
+        print_text("no result files; `fairlead submit --result PATTERN` names files to collect", err=True)
+    for task in tasks:
+        if task.warning:
+            print_text(f"fairlead: warning: task {task.stage}.{task.index}: {task.warning}", err=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fairlead.cli.output import fail, need_file
+from fairlead.cli.input_files import need_file
+from fairlead.cli.output import fail
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -93,19 +94,20 @@ def simulate(
     """
     for path in traces:
         need_file(path)
-    timed = {"--report": report, "--starts": starts, "--until": until, "--faults": faults}
-    for option, value in timed.items() if packing is not None else [("--shuffles", shuffles)]:
-        if value:
-            problem = "is not for --packing, which has no time" if packing is not None else "is only for --packing"
-            fail(f"{option} {problem}; drop one of them", code=2)
+    if packing is None:
+        _refuse({"--shuffles": shuffles}, "is only for --packing")
+    else:
+        timed = {"--report": report, "--starts": starts, "--until": until, "--faults": faults}
+        _refuse(timed, "is not for --packing, which has no time")
     if policy and compare:
         fail("--compare names all policies, so --policy would be ignored; drop one of them", code=2)
-    for name in (json_file, starts, report):
-        if name and not Path(name).parent.is_dir():
+    for name in filter(None, (json_file, starts, report)):
+        if not Path(name).parent.is_dir():
             fail(f"there is no folder {Path(name).parent} to write {name} in; make it first")
-    from fairlead.app import Failed, load_policies, refusals_as_failed
-    from fairlead.cli.documents import Unreadable
-    from fairlead.sim.packing import check_placement
+    from fairlead.cli.yaml_files import Unreadable
+    from fairlead.server.failure import Failed, refusals_as_failed
+    from fairlead.server.input_checks import load_policies
+    from fairlead.sim.fill import check_placement
     from fairlead.sim.traces import parse_nodes, read_traces
 
     try:
@@ -131,6 +133,13 @@ def simulate(
         raise typer.Exit(130)
 
 
+def _refuse(options: Mapping[str, object], problem: str) -> None:
+    """Exit if one of the options is given."""
+    for option, value in options.items():
+        if value:
+            fail(f"{option} {problem}; drop one of them", code=2)
+
+
 def _simulate(
     trace: Any,
     names: list[str],
@@ -142,7 +151,7 @@ def _simulate(
     interrupted: Callable[[], bool],
 ) -> bool:
     """Run the trace and show the results. Return False if it was interrupted."""
-    from fairlead.sim.runs import Faults, run_policies
+    from fairlead.sim.batch import Faults, run_policies
     from fairlead.sim.text import ROWS, parse_time, remarks, write_starts
 
     end = parse_time(until, "until") if until else None
@@ -180,7 +189,7 @@ def _pack(
     interrupted: Callable[[], bool],
 ) -> bool:
     """Run the trace and show the results. Return False if it was interrupted."""
-    from fairlead.sim.runs import Packing, run_placements
+    from fairlead.sim.batch import Packing, run_placements
     from fairlead.sim.text import PACKING_ROWS
 
     with _Bar("shuffles", shuffles) as bar:
@@ -197,21 +206,21 @@ def _pack(
 
 
 def _load(path: Path) -> object:
-    from fairlead.cli.documents import read_document
+    from fairlead.cli.yaml_files import read_document
 
     need_file(path)
     return read_document(path)
 
 
 def _policy(name: str, trace: Any) -> Any:
-    from fairlead.sim.policies import NAMED, policy_of
+    from fairlead.sim.policy_files import NAMED, policy_of
 
     return NAMED[name](trace) if name in NAMED else policy_of(name, _load(Path(name)))
 
 
 def _check_policy(name: str) -> None:
     """Refuse a text that names neither a policy nor a file."""
-    from fairlead.sim.policies import check_name
+    from fairlead.sim.policy_files import check_name
 
     if "." in name:
         need_file(Path(name))

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import ceil
 from typing import TYPE_CHECKING
 
 from fairlead.cli.output import lasted, plain
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 REFRESH = 1.0
 """Seconds between two refreshes."""
+MINUTE = 60.0
 ERASE = "\r\x1b[K"
 
 
@@ -51,7 +53,7 @@ def line_of(job: wire.Job, pace: Pace) -> str:
     parts = [f"{ended:,} of {tasks:,} tasks done", f"{running:,} running", f"{failed:,} failed"]
     left = pace.left(ended, tasks)
     if left is not None:
-        parts.append(f"about {lasted(left)} left")
+        parts.append(f"about {f'{ceil(left)}s' if left < MINUTE else lasted(left)} left")  # no better known
     if not running and not ended and job.waits_for:
         parts.append(f"waits: {job.waits_for}")
     return f"job {job.id}: {', '.join(parts)}"
@@ -96,8 +98,6 @@ def wait_for(client: Client, job: str, deadline: float | None = None, before: st
 
     `before` is shown before the progress.
     """
-    from fairlead.client import calls
-
     status = StatusLine()
     if not status.shown:
         return client.wait(job, None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -105,7 +105,7 @@ def wait_for(client: Client, job: str, deadline: float | None = None, before: st
     try:
         while True:
             seconds = REFRESH if deadline is None else max(0.0, min(REFRESH, deadline - time.monotonic()))
-            view = client.send(calls.job(job, client.partition, seconds))
+            view = client.job(job, seconds)
             if view.over:
                 return view
             if deadline is not None and time.monotonic() >= deadline:

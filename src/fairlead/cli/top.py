@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from fairlead.cli.options import AsJson, Partition, open_client
-from fairlead.cli.output import ago, amounts, calls_server, first, print_json, state_of
+from fairlead.cli.options import Common
+from fairlead.cli.output import ago, amounts, first, print_json, state_of
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -35,19 +35,18 @@ class Snapshot(NamedTuple):
     """True if older jobs exist that were not read."""
 
 
-@calls_server
 def top(
+    *,
     interval: Annotated[float, typer.Option(help="Seconds between two refreshes.", min=0.1)] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
-    partition: Partition = "",
-    as_json: AsJson = False,
+    common: Common,
 ) -> None:
     """Show nodes, queues and jobs live, until Ctrl-C.
 
     With --json, print one line per refresh.
     """
-    with open_client(partition) as client, suppress(KeyboardInterrupt):
-        if as_json:
+    with common.client() as client, suppress(KeyboardInterrupt):
+        if common.as_json:
             print_json(_read(client)._asdict())
             while not once:
                 time.sleep(interval)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairlead.cli import completion
-from fairlead.cli.options import AsJson, Partition, open_client
-from fairlead.cli.output import calls_server, clock, print_json, print_text
+from fairlead.cli.options import Common
+from fairlead.cli.output import clock, print_json, print_text
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -19,8 +19,8 @@ class _Over(Exception):
     """Raised if the watched job had ended when the stream began."""
 
 
-@calls_server
 def watch(
+    *,
     job: Annotated[
         str,
         typer.Argument(
@@ -35,21 +35,20 @@ def watch(
             min=0,
         ),
     ] = None,
-    partition: Partition = "",
-    as_json: AsJson = False,
+    common: Common,
 ) -> None:
     """Print events of jobs, tasks and nodes as they happen, until Ctrl-C.
 
     With the id of a job, only events of that job, until it is over. With --json, each event is one line of JSON.
     """
-    with open_client(partition) as client, suppress(KeyboardInterrupt, _Over):
+    with common.client() as client, suppress(KeyboardInterrupt, _Over):
 
         def check() -> None:
             if job and client.job(job).over:
                 raise _Over
 
         for event in client.watch(job, after, check):
-            if as_json:
+            if common.as_json:
                 print_json(event)
             else:
                 print_text(_line(event))

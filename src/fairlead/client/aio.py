@@ -8,17 +8,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import httpx
+from msgspec.structs import replace
 
-from fairlead.client import calls, fetching
+from fairlead.client import calls, result_writer
+from fairlead.client.async_methods import AsyncMethods
 from fairlead.client.calls import (
     REQUEST_TIMEOUT,
     RETRIED,
     REVISION,
     TRIES,
-    Answer,
     Call,
     Document,
     Moment,
@@ -31,10 +32,12 @@ from fairlead.client.calls import (
 )
 from fairlead.client.endpoint import Endpoint, find_endpoint
 from fairlead.wire import api as wire
+from fairlead.wire import operations as op
 from fairlead.wire.addresses import servers
+from fairlead.wire.operation import Answer, Operation
 
 
-class AsyncClient:
+class AsyncClient(AsyncMethods):
     """A client like `Client`, for asyncio."""
 
     def __init__(
@@ -79,7 +82,7 @@ class AsyncClient:
         Give a command and fields (`array=3, resources={"cpu": 1}, queue=…`), or a whole document with stages. Issues a
         `NeverRuns` warning if the job can never run as the cluster is now.
         """
-        answer = await self.send(calls.submit(calls.job_document(command, document, fields), self.partition))
+        answer = await self.send(op.Submit(document=calls.job_document(command, document, fields)))
         calls.warn(answer.job, answer.warning, 2)
         return answer.job
 
@@ -87,7 +90,7 @@ class AsyncClient:
         """Submit many jobs. Return for each, in order, its id and warning, or the problem."""
         items: list[wire.BatchItem] = []
         for chunk in calls.chunks_of(documents):
-            items += (await self.send(calls.submit_many(chunk, self.partition))).items
+            items += (await self.send(op.SubmitMany(document=calls.given(jobs=chunk)))).items
         return items
 
     async def dry_run(
@@ -98,23 +101,11 @@ class AsyncClient:
         With `eta`, the predicted start is added if the job would wait; that takes longer.
         """
         job = calls.job_document(command, document, fields)
-        return await self.send(calls.dry_run(job, self.partition, eta))
-
-    async def job(self, job: str) -> wire.Job:
-        """Return a job."""
-        return await self.send(calls.job(job, self.partition))
-
-    async def jobs(self, **filters: Any) -> AsyncIterator[wire.Job]:
-        """Yield jobs, newest first. Filters: `state`, `user`, `queue`, `name`, `label`."""
-        async for page in self._pages(lambda cursor: calls.jobs(self.partition, cursor=cursor, **filters)):
-            for job in page.jobs:
-                yield job
+        return await self.send(op.DryRun(document=job, eta=eta))
 
     async def tasks(self, job: str, stage: str = "") -> AsyncIterator[wire.Task]:
         """Yield the tasks of a job, or of one of its stages, ordered by index."""
-        async for page in self._pages(
-            lambda cursor: calls.tasks(job, self.partition, stage=stage, cursor=cursor, limit=1000)
-        ):
+        async for page in self.pages(op.Tasks(job=job, stage=stage, limit=1000)):
             for task in page.tasks:
                 yield task
 
@@ -122,72 +113,29 @@ class AsyncClient:
         """Wait until a job has ended and return it. Raise `TimeoutError` after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            view = await self.send(calls.job(job, self.partition, calls.poll_seconds(deadline)))
+            view = await self.send(op.Job(job=job, wait=calls.poll_seconds(deadline)))
             if view.over:
                 return view
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"job {job} is still {view.state}")
 
-    async def kill(self, job: str) -> str:
-        """Kill a job. Return the server's note, such as that the job had ended already."""
-        return (await self.send(calls.change(job, "kill", self.partition))).note
-
-    async def hold(self, job: str) -> str:
-        """Hold a job: none of its waiting tasks start until it is released. Return the server's note."""
-        return (await self.send(calls.change(job, "hold", self.partition))).note
-
-    async def release(self, job: str) -> str:
-        """Release a held job. Return the server's note."""
-        return (await self.send(calls.change(job, "release", self.partition))).note
-
-    async def requeue(self, job: str) -> str:
-        """Stop the running tasks of a job; they wait again at their earlier place. Return the server's note."""
-        return (await self.send(calls.change(job, "requeue", self.partition))).note
-
-    async def scale(self, job: str, count: int, stage: str = "") -> str:
-        """Change the number of tasks of a stage; `stage` may be empty if the job has only one."""
-        return (await self.send(calls.scale(job, count, stage, self.partition))).note
-
-    async def set_priority(self, job: str, priority: int) -> str:
-        """Change the priority of a job. Return the server's note.
-
-        Owners may lower it, or raise it up to their `max_priority` in its queue; operators may raise it further.
-        """
-        return (await self.send(calls.set_priority(job, priority, self.partition))).note
-
-    async def try_priority(self, job: str, priority: int) -> wire.PriorityStops:
-        """Return the running tasks that would stop at once for a job with another priority. Nothing is changed."""
-        return await self.send(calls.try_priority(job, priority, self.partition))
-
-    async def explain(self, job: str, remedies: bool = True) -> wire.Explanation:
-        """Return why a job is in its state, and what would be enough to start its waiting tasks.
-
-        `remedies=False` leaves out what would be enough, and is faster.
-        """
-        return await self.send(calls.explain(job, self.partition, remedies))
-
     async def eta(self, *jobs: str) -> list[wire.Eta]:
         """Return the predicted starts of up to 1,000 jobs: a likely time and a 90 % interval each."""
-        return calls.in_order(jobs, (await self.send(calls.etas(list(jobs), self.partition))).etas)
-
-    async def story(self, job: str) -> wire.Story:
-        """Return what happened to a job, earliest first."""
-        return await self.send(calls.story(job, self.partition))
-
-    async def trace(self, since: float | None = None) -> wire.RecordedTrace:
-        """Return past jobs, submitted since a time, as a trace for the simulator. Only for operators."""
-        return await self.send(calls.trace(self.partition, since))
+        return calls.in_order(jobs, (await self.send(calls.etas(jobs))).etas)
 
     async def what_if(self, **changes: Any) -> wire.WhatIf:
         """Return the effect of a supposed change on start times. Only for operators.
 
         The keys are those of `WhatIfDocument`: `add_nodes`, `remove_nodes`, `shares`, `priorities`, `policy`, `replay`.
         """
-        return await self.send(calls.what_if(changes, self.partition))
+        return await self.send(calls.what_if(changes))
 
     async def attempts(self, job: str) -> wire.Attempts:
-        """Return the ended attempts of a job's tasks: where and when they ran, and how they ended."""
-        return await self.send(calls.attempts(job, self.partition, limit=1000))
+        """Return the ended attempts of a job's tasks: where and when they ran, and how they ended.
+
+        `tasks` of an attempt are the indices of its tasks, such as `[3]`; `indices` are the same as ranges, `[3, 4]`.
+        """
+        return await self.send(op.Attempts(job=job, limit=1000))
 
     async def log(
         self,
@@ -207,9 +155,17 @@ class AsyncClient:
         no such attempt, raise a `Problem` with the code `gone`. `began` is called with the attempt's number before its
         output.
         """
-        options = {"stage": stage, "index": index, "stream": stream, "follow": follow, "offset": offset}
-        call = calls.log(job, self.partition, **options, attempt=attempt, after=after)
-        async for part in self.stream(call, lambda headers: began(int(headers.get("fairlead-attempt", 0)))):
+        wanted = op.Log(
+            job=job,
+            stage=stage,
+            index=index,
+            stream=cast(Any, stream),
+            follow=follow,
+            offset=offset,
+            attempt=attempt,
+            after=after,
+        )
+        async for part in self.stream(wanted, lambda headers: began(int(headers.get("fairlead-attempt", 0)))):
             yield part
 
     async def results(
@@ -226,8 +182,8 @@ class AsyncClient:
         Waits for files that have not arrived from the nodes yet. Raises `TimeoutError` if none arrives for `timeout`
         seconds. `told` is called with the progress of that.
         """
-        filters: dict[str, Any] = {"stage": stage, "index": index, "attempt": attempt}
-        count = calls.results(job, self.partition, **filters, limit=1)  # poll with a short list while files arrive
+        wanted = op.Results(job=job, stage=stage, index=index, attempt=attempt, limit=1000)
+        count = replace(wanted, limit=1)  # poll with a short list while files arrive
         patience = calls.Patience(job, timeout)
         most = 0
         while waiting := (await self.send(count)).waiting:
@@ -235,9 +191,7 @@ class AsyncClient:
             most = max(most, waiting)
             told("waiting", most - waiting, most)
             await asyncio.sleep(calls.RESULT_POLL)
-        filters["limit"] = 1000
-        pages = self._pages(lambda cursor: calls.results(job, self.partition, cursor=cursor, **filters))
-        return [task async for page in pages for task in page.tasks]
+        return [task async for page in self.pages(wanted) for task in page.tasks]
 
     async def fetch(
         self,
@@ -260,7 +214,7 @@ class AsyncClient:
         for task in tasks:
             for file in task.files:
                 await self._fetch(job, place, task, file)
-                paths.append(fetching.target(place, task, file))
+                paths.append(result_writer.target(place, task, file))
                 told("fetching", len(paths), total)
         return paths
 
@@ -269,12 +223,12 @@ class AsyncClient:
         failures = 0
         while True:
             try:
-                with fetching.new_file(place, task, file) as output:
-                    async for part in self.stream(calls.result_file(job, task, file.name, self.partition)):
+                with result_writer.new_file(place, task, file) as output:
+                    async for part in self.stream(calls.result_file(job, task, file.name)):
                         output.write(part)
                 return
-            except fetching.Broken:
-                problem = fetching.cut_off(file)
+            except result_writer.Broken:
+                problem = result_writer.cut_off(file)
             except Problem as refusal:
                 problem = refusal
             failures += 1
@@ -284,23 +238,13 @@ class AsyncClient:
 
     # -- the cluster ---------------------------------------------------------------------------------------------
 
-    async def nodes(self, **filters: Any) -> AsyncIterator[wire.Node]:
-        """Yield the nodes. Filters: `state`, `pool`."""
-        async for page in self._pages(lambda cursor: calls.nodes(self.partition, cursor=cursor, **filters)):
-            for node in page.nodes:
-                yield node
-
     async def partitions(self) -> list[str]:
         """Return the names of the partitions."""
-        return [partition.name for partition in (await self.send(calls.partitions())).partitions]
-
-    async def queues(self) -> list[wire.Queue]:
-        """Return all queues, parents before children."""
-        return (await self.send(calls.queues(self.partition))).queues
+        return [partition.name for partition in (await self.send(op.Partitions())).partitions]
 
     async def lanes(self, first: int = 10) -> wire.Lanes:
         """Return waiting work by lane (queue and shape), with the first `first` asks of each."""
-        return await self.send(calls.lanes(self.partition, first))
+        return await self.send(op.Lanes(first=first))
 
     async def watch(
         self, job: str = "", after: int | None = None, began: Callable[[], None] = lambda: None
@@ -316,7 +260,7 @@ class AsyncClient:
         while True:
             reader.restart()
             try:
-                async for part in self.stream(calls.watch(job, self.partition, reader.after), lambda headers: began()):
+                async for part in self.stream(calls.watch(job, reader.after), lambda headers: began()):
                     failures = 0
                     for event in reader.feed(part):
                         yield event
@@ -326,49 +270,25 @@ class AsyncClient:
             failures += 1
             await asyncio.sleep(pause(failures))
 
-    async def managers(self) -> list[wire.Manager]:
-        """Return the resource managers. Only for operators."""
-        return (await self.send(calls.managers(self.partition))).managers
-
-    async def remove_manager(self, name: str) -> str:
-        """Remove a resource manager: its jobs are killed and its nodes leave. Only for operators."""
-        return (await self.send(calls.remove_manager(name, self.partition))).note
-
     async def holds(self) -> list[wire.Hold]:
         """Return the holds: nodes kept free for jobs that have waited too long."""
-        return (await self.send(calls.holds(self.partition))).holds
+        return (await self.send(op.Holds())).holds
 
     async def promises(self) -> list[wire.Promise]:
         """Return the promises: nodes on which capacity becomes free for one job only."""
-        return (await self.send(calls.holds(self.partition))).promises
-
-    async def release_hold(self, job: str, stage: str = "") -> str:
-        """Release the nodes held for a job, or for one of its stages. Only for operators."""
-        return (await self.send(calls.release_hold(job, stage, self.partition))).note
+        return (await self.send(op.Holds())).promises
 
     async def pools(self) -> list[wire.Pool]:
         """Return the pools with their nodes and orders."""
-        return (await self.send(calls.pools(self.partition))).pools
-
-    async def pool(self, pool: str) -> wire.Pool:
-        """Return a pool."""
-        return await self.send(calls.pool(pool, self.partition))
+        return (await self.send(op.Pools())).pools
 
     async def pause_pool(self, pool: str) -> str:
         """Pause a pool: it neither grows nor shrinks by itself."""
-        return (await self.send(calls.move_pool(pool, "pause", self.partition))).note
+        return (await self.send(op.MovePool(pool=pool, action="pause"))).note
 
     async def resume_pool(self, pool: str) -> str:
         """Resume a paused pool at once."""
-        return (await self.send(calls.move_pool(pool, "resume", self.partition))).note
-
-    async def scale_pool(self, pool: str, nodes: int) -> str:
-        """Order nodes, or give back idle ones, until the pool has `nodes` nodes."""
-        return (await self.send(calls.scale_pool(pool, nodes, self.partition))).note
-
-    async def usage(self) -> wire.Usage:
-        """Return the numbers of nodes of each pool: available, needed by waiting work, idle and ordered."""
-        return await self.send(calls.usage(self.partition))
+        return (await self.send(op.MovePool(pool=pool, action="resume"))).note
 
     async def usage_report(
         self,
@@ -381,34 +301,13 @@ class AsyncClient:
 
         `by` is `user`, `queue`, `partition` or `job`, or several of them.
         """
-        return await self.send(calls.usage_report(by, since, until, user, self.partition))
-
-    async def history(self, **filters: Any) -> AsyncIterator[wire.PastJob]:
-        """Yield finished jobs, newest first.
-
-        Filters: `user`, `queue` (with the queues below it), `state`, `name` (a pattern such as `train-*`), `label`
-        (`key=value`), `node`, and `since` and `until`, which select by the end of a job.
-        """
-        async for page in self._pages(lambda cursor: calls.history(self.partition, cursor=cursor, **filters)):
-            for job in page.jobs:
-                yield job
-
-    async def secrets(self) -> list[str]:
-        """Return the names of the caller's secrets."""
-        return (await self.send(calls.secrets())).secrets
-
-    async def set_secret(self, name: str, value: str, expires_in: float | None = None) -> None:
-        """Store a secret for the caller's jobs, for `expires_in` seconds or until it is removed."""
-        await self.send(calls.set_secret(name, value, expires_in))
-
-    async def remove_secret(self, name: str) -> None:
-        """Remove a secret."""
-        await self.send(calls.remove_secret(name))
+        return await self.send(calls.usage_report(by, since, until, user))
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def send(self, call: Call[Answer]) -> Answer:
-        """Send a call and return its answer. Retry if the answer is lost or the server is overloaded."""
+    async def send(self, operation: Operation[Answer]) -> Answer:
+        """Send an operation and return its answer. Retry if the answer is lost or the server is overloaded."""
+        call = Call(operation, self.partition)
         tries = TRIES * len(self._servers)
         for attempt in range(tries):
             last = attempt == tries - 1
@@ -442,23 +341,23 @@ class AsyncClient:
         self._servers.append(self._servers.pop(0))
         self._http.base_url = self._servers[0]
 
-    async def _pages(self, call: Callable[[str], Call[Page]]) -> AsyncIterator[Page]:
+    async def pages(self, operation: Operation[Page]) -> AsyncIterator[Page]:
         """Yield the pages of a list. Each request carries the cursor of the previous page."""
-        cursor = ""
-        while True:
-            page = await self.send(call(cursor))
+        page = await self.send(operation)
+        yield page
+        while page.next:
+            operation = replace(operation, cursor=page.next)
+            page = await self.send(operation)
             yield page
-            cursor = page.next
-            if not cursor:
-                return
 
     async def stream(
-        self, call: Call[Any], began: Callable[[Mapping[str, str]], None] = lambda headers: None
+        self, operation: Operation[Any], began: Callable[[Mapping[str, str]], None] = lambda headers: None
     ) -> AsyncIterator[bytes]:
-        """Yield the parts of a streaming answer. The call is not retried if the stream breaks off.
+        """Yield the parts of a streaming answer. It is not asked for again if the stream breaks off.
 
         `began` is called with the headers of the answer.
         """
+        call = Call(operation, self.partition)
         try:
             async with self._http.stream(
                 **_arguments(call), timeout=httpx.Timeout(REQUEST_TIMEOUT, read=None)

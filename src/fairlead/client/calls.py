@@ -1,7 +1,7 @@
-"""Requests to a server as plain values: method, path, parameters, document, and the type of the answer.
+"""What both clients share: operations as requests, problems, retries, and reading of streams.
 
-`Client` and `AsyncClient` send them. A call that changes something carries an idempotency key, so that it can be sent
-again if its answer is lost: the server then gives the same answer and changes nothing more.
+A call that changes something carries an idempotency key, so that it can be sent again if its answer is lost: the server
+then gives the same answer and changes nothing more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import msgspec
 from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint
 from fairlead.wire import addresses
 from fairlead.wire import api as wire
+from fairlead.wire import operations as op
 from fairlead.wire.addresses import is_exposed
+from fairlead.wire.operation import Answer, Operation, row_of
 
 
 class Paged(Protocol):
@@ -32,7 +34,6 @@ class Paged(Protocol):
     def next(self) -> str: ...
 
 
-Answer = TypeVar("Answer")
 Page = TypeVar("Page", bound=Paged)
 Document = Mapping[str, Any] | msgspec.Struct
 Moment = float | datetime
@@ -48,8 +49,6 @@ POLL = 30.0
 RESULTS = 60.0
 """Seconds to wait for result files from nodes, counted from the last arrival."""
 RESULT_POLL = 0.2
-REPORT = 600.0
-"""Seconds that a usage report may take; it may read the whole history."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 REVISION = "fairlead-revision"
 """The header with the revision of an answer."""
@@ -81,38 +80,38 @@ def warn(job: str, warning: str, level: int) -> None:
 
 
 class Call(Generic[Answer]):
-    """A request and the type of its answer."""
+    """An operation as a request: method, path, parameters, content, and the type of its answer."""
 
-    def __init__(
-        self,
-        form: type[Answer],
-        method: str,
-        path: str,
-        document: Document | None = None,
-        seconds: float = 0.0,
-        **parameters: Any,
-    ) -> None:
-        """Describe a request. `seconds` is added to its timeout, for requests that the server may answer late."""
-        self.form = form
-        self.method = method
-        self.path = path
-        self.seconds = seconds
-        self.content = None if document is None else msgspec.json.encode(document)
-        self.parameters = {name: value for name, value in parameters.items() if value not in (None, "", [])}
-        self.headers = {} if document is None else {"content-type": "application/json"}
-        self.follows = False
-        """True if a server that follows the partition, and does not lead it, may answer."""
-        if method != "GET":
-            self.headers["idempotency-key"] = uuid4().hex
-
-    def following(self) -> Call[Answer]:
-        """Allow a server that does not lead the partition to answer, and return the call."""
-        self.follows = True
-        return self
+    def __init__(self, operation: Operation[Answer], partition: str = "") -> None:
+        """Describe a request. `partition` is used where the operation can name one and does not."""
+        row = row_of(type(operation))
+        self.form: Any = row.answer
+        self.method = row.route.method
+        self.path = row.route.path
+        self.parameters: dict[str, Any] = {}
+        self.headers: dict[str, str] = {}
+        for parameter in row.parameters:
+            value = getattr(operation, parameter.name)
+            if parameter.place == "path":
+                self.path = self.path.replace(f"{{{parameter.name}}}", part(value, parameter.name))
+            elif value is not None and value != parameter.default:
+                place = self.headers if parameter.place == "header" else self.parameters
+                place[parameter.sent.lower() if parameter.place == "header" else parameter.sent] = value
+            elif parameter.name == "partition" and partition:
+                self.parameters["partition"] = partition
+        self.content = None
+        if row.document is not None:
+            self.content = msgspec.json.encode(getattr(operation, row.document.name))
+            self.headers["content-type"] = "application/json"
+        if self.method != "GET":
+            self.headers.setdefault("idempotency-key", uuid4().hex)
+        self.seconds: float = row.route.seconds + getattr(operation, "wait", 0.0)
+        """Seconds that the answer may take longer than others."""
+        self._follows = row.follows
 
     def after(self, revision: int) -> None:
         """Require an answer as of this revision or later, if a follower may answer."""
-        if self.follows and revision:
+        if self._follows and revision:
             self.parameters["min_revision"] = revision
 
     def read(self, status: int, content: bytes) -> Answer:
@@ -120,11 +119,17 @@ class Call(Generic[Answer]):
         if status >= 400:
             raise problem_of(status, content)
         try:
-            return msgspec.json.decode(content, type=self.form)
+            answer: Answer = msgspec.json.decode(content, type=self.form)
+            return answer
         except msgspec.DecodeError as problem:
             raise Problem(
                 f"the answer is not what was asked for ({problem}); is this a Fairlead server?", status
             ) from None
+
+
+def given(**keys: Any) -> Any:
+    """Return a document with the keys that are given. The server checks it."""
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext | bool:
@@ -212,12 +217,11 @@ def pause(attempt: int, retry_after: str | None = None, servers: int = 1) -> flo
     return min(seconds, LONGEST_PAUSE)
 
 
-API = "/api/v1"
 MAX_JOBS = 1_000
 """Jobs in one request of `submit_many`."""
 
 
-def job_document(command: list[str] | None, document: Document | None, fields: dict[str, Any]) -> Document:
+def job_document(command: list[str] | None, document: Document | None, fields: dict[str, Any]) -> Any:
     """Return a job document: the given one, or one built from a command and fields of the job and its only stage."""
     if document is not None:
         if command or fields:
@@ -249,49 +253,8 @@ def _hint(wrong: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else f"; it has {', '.join(sorted(known))}"
 
 
-def submit(document: Document, partition: str) -> Call[wire.Submitted]:
-    return Call(wire.Submitted, "POST", f"{API}/jobs", document, partition=partition)
-
-
-def submit_many(documents: list[Document], partition: str) -> Call[wire.Batch]:
-    return Call(wire.Batch, "POST", f"{API}/jobs/batch", {"jobs": documents}, seconds=60.0, partition=partition)
-
-
-def job(name: str, partition: str, wait: float = 0.0) -> Call[wire.Job]:
-    path = f"{API}/jobs/{part(name)}"
-    return Call(wire.Job, "GET", path, seconds=wait, partition=partition, wait=wait or None).following()
-
-
-def jobs(partition: str, **filters: Any) -> Call[wire.JobPage]:
-    return Call(wire.JobPage, "GET", f"{API}/jobs", partition=partition, **filters).following()
-
-
-def tasks(name: str, partition: str, **filters: Any) -> Call[wire.TaskPage]:
-    return Call(wire.TaskPage, "GET", f"{API}/jobs/{part(name)}/tasks", partition=partition, **filters).following()
-
-
-def dry_run(document: Document, partition: str, eta: bool = False) -> Call[wire.DryRun]:
-    wanted = "true" if eta else None
-    return Call(wire.DryRun, "POST", f"{API}/jobs/dry-run", document, partition=partition, eta=wanted)
-
-
-def explain(name: str, partition: str, remedies: bool = True) -> Call[wire.Explanation]:
-    # Send the parameter only to leave remedies out, because older servers do not know it.
-    without = None if remedies else "false"
-    return Call(wire.Explanation, "GET", f"{API}/jobs/{part(name)}/explain", partition=partition, remedies=without)
-
-
-def etas(names: list[str], partition: str) -> Call[wire.Etas]:
-    document = {"jobs": [part(name, f"jobs[{at}]") for at, name in enumerate(names)]}
-    return Call(wire.Etas, "POST", f"{API}/eta", document, seconds=160.0, partition=partition)
-
-
-def story(name: str, partition: str) -> Call[wire.Story]:
-    return Call(wire.Story, "GET", f"{API}/jobs/{part(name)}/story", seconds=160.0, partition=partition)
-
-
-def trace(partition: str, since: float | None) -> Call[wire.RecordedTrace]:
-    return Call(wire.RecordedTrace, "GET", f"{API}/trace", seconds=160.0, partition=partition, since=since)
+def etas(names: Iterable[str]) -> op.Etas:
+    return op.Etas(document=given(jobs=[part(name, f"jobs[{at}]") for at, name in enumerate(names)]))
 
 
 def in_order(names: Iterable[str], etas: Iterable[wire.Eta]) -> list[wire.Eta]:
@@ -301,82 +264,27 @@ def in_order(names: Iterable[str], etas: Iterable[wire.Eta]) -> list[wire.Eta]:
     return [by_name[name] for name in names]
 
 
-def what_if(document: Mapping[str, Any], partition: str) -> Call[wire.WhatIf]:
-    replay = document.get("replay")
+def what_if(changes: dict[str, Any]) -> op.WhatIf:
+    replay = changes.get("replay")
     if isinstance(replay, float) and not isfinite(replay):  # JSON has no such number
         raise Problem(
             f"{replay} is no time to run again; write one such as 7d, or leave it out", 422, "invalid", "replay"
         )
-    return Call(wire.WhatIf, "POST", f"{API}/whatif", document, seconds=160.0, partition=partition)
+    return op.WhatIf(document=given(**changes))
 
 
-def attempts(name: str, partition: str, **filters: Any) -> Call[wire.Attempts]:
-    return Call(wire.Attempts, "GET", f"{API}/jobs/{part(name)}/attempts", partition=partition, **filters)
+def usage_report(by: Iterable[str], since: Moment | None, until: Moment | None, user: str) -> op.UsageReport:
+    if isinstance(by, str):
+        raise TypeError(f"by is text; write {by.split(',')}")
+    return op.UsageReport(by=",".join(by), since=seconds_of(since), until=seconds_of(until), user=user)
 
 
-def change(name: str, action: str, partition: str) -> Call[wire.Done]:
-    """Return the call of an action without a document: `kill`, `hold`, `release` or `requeue`."""
-    return Call(wire.Done, "POST", f"{API}/jobs/{part(name)}/{action}", partition=partition)
+def watch(job: str, after: int | None) -> op.Watch:
+    return op.Watch(job=part(job) if job else "", after=after)
 
 
-def scale(name: str, count: int, stage: str, partition: str) -> Call[wire.Done]:
-    document = {"count": count} | ({"stage": stage} if stage else {})
-    return Call(wire.Done, "POST", f"{API}/jobs/{part(name)}/scale", document, partition=partition)
-
-
-def set_priority(name: str, priority: int, partition: str) -> Call[wire.Done]:
-    document = {"priority": priority}
-    return Call(wire.Done, "POST", f"{API}/jobs/{part(name)}/priority", document, partition=partition)
-
-
-def try_priority(name: str, priority: int, partition: str) -> Call[wire.PriorityStops]:
-    path = f"{API}/jobs/{part(name)}/priority/dry-run"
-    return Call(wire.PriorityStops, "POST", path, {"priority": priority}, partition=partition)
-
-
-def nodes(partition: str, **filters: Any) -> Call[wire.Nodes]:
-    return Call(wire.Nodes, "GET", f"{API}/nodes", partition=partition, **filters).following()
-
-
-def partitions() -> Call[wire.Partitions]:
-    return Call(wire.Partitions, "GET", f"{API}/partitions")
-
-
-def servers() -> Call[wire.Servers]:
-    return Call(wire.Servers, "GET", f"{API}/servers")
-
-
-def drain_server(server: str, action: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/servers/{part(server, 'server')}/{action}")
-
-
-def queues(partition: str) -> Call[wire.Queues]:
-    return Call(wire.Queues, "GET", f"{API}/queues", partition=partition).following()
-
-
-def holds(partition: str) -> Call[wire.Holds]:
-    return Call(wire.Holds, "GET", f"{API}/holds", partition=partition).following()
-
-
-def release_hold(job: str, stage: str, partition: str) -> Call[wire.Done]:
-    document = {"job": job} | ({"stage": stage} if stage else {})
-    return Call(wire.Done, "POST", f"{API}/holds/release", document, partition=partition)
-
-
-def managers(partition: str) -> Call[wire.Managers]:
-    return Call(wire.Managers, "GET", f"{API}/managers", partition=partition)
-
-
-def remove_manager(name: str, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "DELETE", f"{API}/managers/{part(name, 'name')}", partition=partition)
-
-
-def lanes(partition: str, first: int) -> Call[wire.Lanes]:
-    return Call(wire.Lanes, "GET", f"{API}/lanes", partition=partition, first=first)
-
-
-def watch(name: str, partition: str, after: int | None) -> Call[bytes]:
-    return Call(bytes, "GET", f"{API}/watch", partition=partition, job=part(name) if name else "", after=after)
+def result_file(job: str, task: wire.TaskResults, name: str) -> op.ResultFile:
+    return op.ResultFile(job=job, stage=task.stage, index=task.index, attempt=task.attempt, name=name)
 
 
 class EventReader:
@@ -406,42 +314,9 @@ class EventReader:
                 self.after = int(fields[b"id"])
 
 
-def pools(partition: str) -> Call[wire.Pools]:
-    return Call(wire.Pools, "GET", f"{API}/pools", partition=partition)
-
-
-def pool(name: str, partition: str) -> Call[wire.Pool]:
-    return Call(wire.Pool, "GET", f"{API}/pools/{part(name, 'pool')}", partition=partition)
-
-
-def move_pool(name: str, action: str, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/pools/{part(name, 'pool')}/{action}", partition=partition)
-
-
-def scale_pool(name: str, nodes: int, partition: str) -> Call[wire.Done]:
-    return Call(wire.Done, "POST", f"{API}/pools/{part(name, 'pool')}/scale", {"nodes": nodes}, partition=partition)
-
-
-def usage(partition: str) -> Call[wire.Usage]:
-    return Call(wire.Usage, "GET", f"{API}/usage", partition=partition)
-
-
-def usage_report(
-    by: Iterable[str], since: Moment | None, until: Moment | None, user: str, partition: str
-) -> Call[wire.UsageReport]:
-    if isinstance(by, str):
-        raise TypeError(f"by is text; write {by.split(',')}")
-    filters: dict[str, Any] = {"since": seconds_of(since), "until": seconds_of(until), "user": user}
-    return Call(
-        wire.UsageReport, "GET", f"{API}/usage/report", None, REPORT, by=",".join(by), partition=partition, **filters
-    )
-
-
-def history(
-    partition: str, since: Moment | None = None, until: Moment | None = None, **filters: Any
-) -> Call[wire.HistoryPage]:
-    filters |= {"since": seconds_of(since), "until": seconds_of(until)}
-    return Call(wire.HistoryPage, "GET", f"{API}/history", partition=partition, **filters)
+def listed(values: str | Iterable[str]) -> list[str]:
+    """Return one text or several as a list."""
+    return [values] if isinstance(values, str) else list(values or ())
 
 
 def seconds_of(moment: Moment | None) -> str:
@@ -449,36 +324,6 @@ def seconds_of(moment: Moment | None) -> str:
     if moment is None:
         return ""
     return f"{moment.timestamp() if isinstance(moment, datetime) else moment:f}"
-
-
-def secrets() -> Call[wire.Secrets]:
-    return Call(wire.Secrets, "GET", f"{API}/secrets")
-
-
-def set_secret(name: str, value: str, expires_in: float | None) -> Call[wire.Done]:
-    document = {"value": value} | ({} if expires_in is None else {"expires_in": expires_in})
-    return Call(wire.Done, "PUT", f"{API}/secrets/{part(name, 'name')}", document)
-
-
-def remove_secret(name: str) -> Call[wire.Done]:
-    return Call(wire.Done, "DELETE", f"{API}/secrets/{part(name, 'name')}")
-
-
-def log(name: str, partition: str, **options: Any) -> Call[bytes]:
-    return Call(bytes, "GET", f"{API}/jobs/{part(name)}/log", partition=partition, **options)
-
-
-def results(name: str, partition: str, **filters: Any) -> Call[wire.Results]:
-    return Call(wire.Results, "GET", f"{API}/jobs/{part(name)}/results", partition=partition, **filters)
-
-
-def result_file(name: str, task: wire.TaskResults, file: str, partition: str) -> Call[bytes]:
-    options: dict[str, Any] = {"stage": task.stage, "index": task.index, "attempt": task.attempt, "name": file}
-    return Call(bytes, "GET", f"{API}/jobs/{part(name)}/results/file", partition=partition, **options)
-
-
-def result_archive(name: str, partition: str, **filters: Any) -> Call[bytes]:
-    return Call(bytes, "GET", f"{API}/jobs/{part(name)}/results/archive", partition=partition, **filters)
 
 
 Told = Callable[[str, int, int], None]

@@ -22,10 +22,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from fairlead.client.calls import API, Call, NeverRuns, Problem, warn
-from fairlead.client.sealing import KEY, RUNNER, call_arguments, result_of
+from fairlead.client.calls import NeverRuns, Problem, warn
+from fairlead.client.sealed_calls import KEY, RUNNER, call_arguments, result_of
 from fairlead.client.sync import Client
 from fairlead.wire import api as wire
+from fairlead.wire import operations as op
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -271,8 +272,7 @@ class _Shared:
         """Follow job events. After a broken stream or missed events, check each open job."""
         while not self._is_over():
             try:
-                call = Call(bytes, "GET", f"{API}/watch", partition=self._client.partition)
-                stream = self._client.stream(call)
+                stream = self._client.stream(op.Watch())
                 waiting = b""
                 for part in stream:
                     if not self._following.is_set():

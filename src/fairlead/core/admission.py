@@ -16,7 +16,9 @@ from fairlead.core.entitlement import Entitlements
 from fairlead.core.model import OPERATOR, REPLACE, SCALE, Account, Ask, Job, Stage
 from fairlead.core.policy.limits import allowed, may_run
 from fairlead.core.policy.registry import Registry
-from fairlead.core.reasons import (
+from fairlead.core.resources import Vector, add
+from fairlead.core.state import Partition
+from fairlead.core.why.reasons import (
     AfterUnmet,
     HeldBack,
     NeverFits,
@@ -26,8 +28,6 @@ from fairlead.core.reasons import (
     ShareSpent,
     StillStopping,
 )
-from fairlead.core.resources import Vector, add
-from fairlead.core.state import Partition
 
 
 class Admission:

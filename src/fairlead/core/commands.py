@@ -11,8 +11,9 @@ from typing import Any, Literal
 import msgspec
 
 from fairlead.core.changes import NodeSpec
-from fairlead.core.model import JobSpec, Micros
+from fairlead.core.model import JobSpec, Micros, Pairs
 from fairlead.core.settings import PartitionConfig
+from fairlead.core.state import Counters
 
 ReportState = Literal["running", "refused", "succeeded", "failed", "stopped", "lost"]
 
@@ -38,6 +39,8 @@ class Configure(Command, frozen=True, tag="configure"):
 
     config: PartitionConfig
     version: int = 0
+    numbers: Counters | None = None
+    """The numbers from which a new partition goes on; None if there was no partition of its name before."""
 
 
 class MoveQueue(Command, frozen=True, tag="move queue"):
@@ -77,6 +80,17 @@ class MoveNode(Command, frozen=True, tag="move node"):
     action: Literal["drain", "disable", "enable", "lose"]
     reason: str = ""
     """Why the node is drained or disabled, for people."""
+    lasts: Micros = 0
+    """How long it is disabled; 0 for until it is enabled."""
+
+
+class CloseNodes(Command, frozen=True, tag="close nodes"):
+    """Disable the nodes with these labels for a time, also those that join meanwhile. Without a time, enable those that
+    were disabled for a time."""
+
+    labels: Pairs
+    lasts: Micros = 0
+    reason: str = ""
 
 
 class DisconnectNodes(Command, frozen=True, tag="disconnect nodes"):
@@ -163,6 +177,20 @@ class Requeue(Command, frozen=True, tag="requeue"):
     """Stop the running tasks of a job, with grace. They wait again at their earlier position, and no try is used up."""
 
     job: str
+
+
+TaskAction = Literal["kill", "requeue", "replace"]
+
+
+class StopTasks(Command, frozen=True, tag="stop tasks"):
+    """Stop some tasks of a job. Killed tasks have ended. Requeued ones wait again at their earlier place. Replaced ones
+    are asked for at once, before new work. No try is used up."""
+
+    job: str
+    stage: str
+    indices: tuple[int, ...]
+    """As ranges: the first index, the one after the last, and so on."""
+    action: TaskAction
 
 
 class SetPriority(Command, frozen=True, tag="set priority"):
@@ -292,6 +320,7 @@ AnyCommand = (
     | AddNode
     | UpdateNode
     | MoveNode
+    | CloseNodes
     | DisconnectNodes
     | RemoveNode
     | FailOrder
@@ -303,6 +332,7 @@ AnyCommand = (
     | HoldJob
     | ReleaseJob
     | Requeue
+    | StopTasks
     | SetPriority
     | BringToFront
     | ReleaseHold

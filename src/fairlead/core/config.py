@@ -23,6 +23,8 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import Amounts, Limits, Micros, PoolSettings, QueueSettings, Unit
 from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS, placement_names
+from fairlead.core.policy.score import HOLD_SCORES
+from fairlead.core.policy.victim_sets import VICTIMS
 from fairlead.core.reader import Reader, check_entries, check_name, check_text, suggestion
 from fairlead.core.requestors import problem_of
 from fairlead.core.resources import (
@@ -48,6 +50,15 @@ from fairlead.core.settings import (
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
 PARTITION_KEYS = (*PartitionSettings.__struct_fields__, "queues", "pools")
+OF_YUNIKORN = {
+    "template": "queues are not made by submissions; write each queue, or let users share one, with order: fair and "
+    'users: {"*": …}',
+    "childtemplate": "queues are not made by submissions; write each queue, or let users share one, with order: fair "
+    'and users: {"*": …}',
+    "properties": "write order, preemptible or max_priority",
+    "resources": "write guarantee and limit",
+}
+"""Settings of YuniKorn with a mapping as their value, which would be read as a queue → what to write instead."""
 QUEUE_KEYS = QueueSettings.__struct_fields__
 LOOK_ALIKES = ("users", "groups", "limit", "guarantee")
 """Settings that are mappings, as queues are: a queue name close to one of these is refused as a likely typing error."""
@@ -125,6 +136,8 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         estimates=cast(Estimates, read.choice("estimates", get_args(Estimates), default.estimates)),
         recall_after=read.duration("recall_after", default.recall_after),
         min_runtime=read.optional_duration("min_runtime"),
+        hold_score=read.choice("hold_score", tuple(HOLD_SCORES), default.hold_score),
+        victims=read.choice("victims", tuple(VICTIMS), default.victims),
     )
     read.close()
     return PartitionConfig(settings, queues, pools)
@@ -148,7 +161,13 @@ def _share_memory(read: Reader) -> Micros:
 def missing_policies(settings: PartitionSettings, queues: Iterable[QueueSettings]) -> list[str]:
     """Return the policies, such as "order night_first", that journaled settings name and this process does not have."""
     orders = sorted({queue.order for queue in queues})
-    return PLACEMENTS.missing((settings.place,)) + ORDERS.missing(orders) + CHECKS.missing(settings.checks)
+    return [
+        *PLACEMENTS.missing((settings.place,)),
+        *ORDERS.missing(orders),
+        *CHECKS.missing(settings.checks),
+        *HOLD_SCORES.missing((settings.hold_score,)),
+        *VICTIMS.missing((settings.victims,)),
+    ]
 
 
 # -- queues ------------------------------------------------------------------------------------------------------
@@ -201,6 +220,12 @@ def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSett
                 read.at(name),
                 f"a queue has no such setting{suggestion(name, QUEUE_KEYS)}; "
                 f"it has {', '.join(QUEUE_KEYS)}, and other queues as mappings",
+            )
+        if name.lower() in OF_YUNIKORN:
+            raise Refused(
+                read.at(name),
+                f"{shown(name)} is a setting of YuniKorn and no name for a queue here: {OF_YUNIKORN[name.lower()]}; "
+                "`fairlead config import yunikorn` converts a whole file",
             )
         if not QUEUE_NAME.fullmatch(name):
             raise Refused(
@@ -321,7 +346,7 @@ def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSet
         problem = problem_of(match)
         if problem:
             why = printable(problem, 200)
-            raise Refused(read.at("match"), f"{shown(match)} cannot be matched by RE2 ({why}); correct it")
+            raise Refused(read.at("match"), f"{shown(match)} is not a pattern for names ({why}); correct it")
         queue = read.text("queue", most=MAX_PATH)
         if queue not in paths:
             raise Refused(
@@ -367,7 +392,14 @@ def _parse_pool(doc: object, field: str) -> PoolSettings:
         idle_for=read.duration("idle_for", default.idle_for),
         cost=read.count("cost", default.cost),
         provider=_provider(read.get("provider"), read.at("provider")),
+        min_free=_amounts(read.get("min_free", {}), read.at("min_free")),
     )
+    for name, _ in pool.min_free:
+        if name not in node:
+            raise Refused(
+                f"{read.at('min_free')}.{name}",
+                f"a node of the pool has no {name}, so no number of nodes is enough; name one of {', '.join(node)}",
+            )
     read.close()
     return pool
 

@@ -12,21 +12,21 @@ from fairlead.core.changes import Change
 from fairlead.core.commands import Actor, ActorKind, Answer, AnyCommand, Report
 from fairlead.core.effects import Effect, effects_of
 from fairlead.core.expiry import due, expiry
-from fairlead.core.holds.holds import hold_nodes
 from fairlead.core.holds.recall import recall_loans
 from fairlead.core.holds.release import release_obsolete
+from fairlead.core.holds.starvation import hold_nodes
 from fairlead.core.intake import intake
-from fairlead.core.learning import learn
-from fairlead.core.match.chains import chain, pass_rooms
+from fairlead.core.last_runs import learn
+from fairlead.core.match.chains import advance_chains, chain
 from fairlead.core.match.match import match
 from fairlead.core.model import Micros
-from fairlead.core.past import move_landmark
+from fairlead.core.past_use import move_landmark
 from fairlead.core.plan import Note, Plan
 from fairlead.core.pools.demand import demand
+from fairlead.core.preempt.loans import shares
 from fairlead.core.preempt.preempt import preempt
-from fairlead.core.preempt.shares import shares
-from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition
+from fairlead.core.why.reasons import Reason
 
 __all__ = ["Cycle", "Watch", "due", "run"]
 
@@ -82,9 +82,8 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
             learn(plan)
             expiry(plan)
             release_obsolete(plan)
-            pass_rooms(plan)
+            advance_chains(plan)
             watch("expiry")
-            plan.placed_from = partition.counters.allocation
             match(plan)
             chain(plan)
             watch("match")

@@ -1,4 +1,4 @@
-"""Indexes and totals that are derived from the state of a partition.
+"""Indexes and totals that are derived from the state of a partition: the node index, shapes, deadlines, versions, sums.
 
 Changes keep these values up to date. A dump does not contain them; loading a dump computes them again.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from fairlead.core.ahead.expected_ends import Forecast
 from fairlead.core.entitlement import Entitlements
-from fairlead.core.forecast import Forecast
 from fairlead.core.index.pack import FitIndex
 from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.model import Allocation, Micros, RunsKey
-from fairlead.core.nodes import NodeTable
+from fairlead.core.node_table import NodeTable
 from fairlead.core.requestors import Requestors
 from fairlead.core.shape import Shape, ShapeKey
 

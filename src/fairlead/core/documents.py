@@ -70,9 +70,23 @@ def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NO
         gang=cast(Gang, read.choice("gang", ("stage", "job"), "stage")),
         preemptible=read.flag("preemptible", True),
         preempts=read.flag("preempts", True),
+        done_when=_done_when(read, named),
     )
     read.close()
     return job
+
+
+def _done_when(read: Reader, stages: Mapping[str, int]) -> str:
+    """Read the stage with which a job is done; empty if the document names none."""
+    if read.get("done_when") is None:
+        return ""
+    condition = Reader(read.get("done_when"), read.at("done_when"), "the end of a job")
+    name = condition.name("stage")
+    if name not in stages:
+        known = ", ".join(list(stages)[:20])
+        raise Refused(condition.at("stage"), f"the job has no stage {shown(name)}; name one of {known}", "unknown")
+    condition.close()
+    return name
 
 
 PATTERN_CODES = ("j", "s", "a", "r")

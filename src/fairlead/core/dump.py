@@ -20,6 +20,7 @@ from fairlead.core.model import (
     Allocation,
     AllocationState,
     Ask,
+    Closure,
     HeldBy,
     History,
     Hold,
@@ -32,6 +33,7 @@ from fairlead.core.model import (
     Members,
     NodeOrder,
     OrderCause,
+    Pairs,
     Pending,
     Place,
     Pool,
@@ -121,7 +123,7 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     kind: int
     group: int
     chain: int = 0
-    rooms: int = 0
+    slots: int = 0
     safe_until: int = 0
     overdue: bool = False
     stopped_for: str = ""
@@ -224,6 +226,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     pasts: tuple[_Past, ...] = ()
     runs: tuple[tuple[RunsKey, Runs], ...] = ()
     strange: tuple[tuple[tuple[int, str], int, tuple[tuple[int, tuple[int, ...]], ...]], ...] = ()
+    closures: tuple[tuple[Pairs, Closure], ...] = ()
 
 
 class NotADump(Exception):
@@ -305,6 +308,7 @@ def dump(partition: Partition) -> bytes:
                 (key, found.floor, tuple(sorted(found.tasks.items())))
                 for key, found in sorted(partition.strange.items())
             ),
+            tuple(sorted(partition.closures.items(), key=lambda closure: closure[0])),
         )
     )
 
@@ -410,7 +414,7 @@ def _dump_allocation(allocation: Allocation) -> _Allocation:
         allocation.kind,
         allocation.group,
         allocation.chain,
-        allocation.rooms,
+        allocation.slots,
         allocation.safe_until,
         allocation.overdue,
         allocation.stopped_for,
@@ -430,10 +434,11 @@ def _load(document: _Document) -> Partition:
         partition.add_queue(queue.path, queue.settings)
         partition.move_queue(queue.path, queue.state)
         partition.mark_uneven(partition.queues[queue.path], queue.uneven_since)
-    partition.pools = {
-        pool.name: Pool(pool.name, pool.settings, pool.paused, pool.paused_until, pool.problem, pool.grew, pool.shrank)
+    pools = [
+        Pool(pool.name, pool.settings, pool.paused, pool.paused_until, pool.problem, pool.grew, pool.shrank)
         for pool in document.pools
-    }
+    ]
+    partition.set_pools({pool.name: pool for pool in pools})
     for node in document.nodes:
         _decode_node(node).apply(partition)
     for avoided in document.avoided:
@@ -446,31 +451,7 @@ def _load(document: _Document) -> Partition:
     for job in document.jobs:
         _load_job(partition, _decode_job(job), times, replacing)
     for packed in document.allocations:
-        record = _decode_allocation(packed)
-        stage = partition.jobs[record.job].stages[record.stage]
-        partition.book(
-            Allocation(
-                record.id,
-                stage,
-                record.node,
-                record.indices,
-                record.attempt,
-                record.devices,
-                record.state,
-                record.since,
-                record.started,
-                record.cause,
-                record.kind,
-                record.group,
-                record.chain,
-                record.rooms,
-                record.safe_until,
-                record.overdue,
-                record.stopped_for,
-                record.expected,
-                record.generation,
-            )
-        )
+        partition.book(_allocation(partition, _decode_allocation(packed)))
     if document.settings.share_memory:
         pasts = {
             (past.queue, past.user): {name: int.from_bytes(amount, "big") for name, amount in past.amounts}
@@ -483,23 +464,7 @@ def _load(document: _Document) -> Partition:
         partition.note_runs(runs_key, runs)
     for stage in replacing:
         partition.update_missing(stage)
-    for hold in document.holds:
-        partition.add_earmark(
-            Hold(
-                hold.seq,
-                hold.job,
-                hold.stage,
-                hold.kind,
-                hold.places,
-                hold.since,
-                large=hold.large,
-                recalled=hold.recalled,
-            )
-        )
-    for entry in document.promises:
-        promise = Promise(entry.seq, entry.job, entry.stage, entry.kind, entry.places, entry.since)
-        promise.victims, promise.ordered = entry.victims, entry.ordered
-        partition.add_earmark(promise)
+    _load_earmarks(partition, document)
     for order in document.orders:
         coming = dict(order.coming)
         partition.orders[order.number] = NodeOrder(
@@ -507,6 +472,7 @@ def _load(document: _Document) -> Partition:
         )
         partition.order_of.update({name: order.number for name, _ in order.coming})
     partition.idle, partition.unwanted = dict(document.idle), dict(document.unwanted)
+    partition.closures = dict(document.closures)
     for manager in document.managers:
         partition.managers[manager.name] = Manager(manager.name, manager.registered)
     for user, key, kept_key in document.keys:
@@ -514,6 +480,41 @@ def _load(document: _Document) -> Partition:
     heapify(partition.derived.forgetting)
     partition.counters = document.counters
     return partition
+
+
+def _allocation(partition: Partition, record: _Allocation) -> Allocation:
+    return Allocation(
+        record.id,
+        partition.jobs[record.job].stages[record.stage],
+        record.node,
+        record.indices,
+        record.attempt,
+        record.devices,
+        record.state,
+        record.since,
+        record.started,
+        record.cause,
+        record.kind,
+        record.group,
+        record.chain,
+        record.slots,
+        record.safe_until,
+        record.overdue,
+        record.stopped_for,
+        record.expected,
+        record.generation,
+    )
+
+
+def _load_earmarks(partition: Partition, document: _Document) -> None:
+    for entry in document.holds:
+        hold = Hold(entry.seq, entry.job, entry.stage, entry.kind, entry.places, entry.since)
+        hold.large, hold.recalled = entry.large, entry.recalled
+        partition.add_earmark(hold)
+    for promised in document.promises:
+        promise = Promise(promised.seq, promised.job, promised.stage, promised.kind, promised.places, promised.since)
+        promise.victims, promise.ordered = promised.victims, promised.ordered
+        partition.add_earmark(promise)
 
 
 def _load_job(partition: Partition, record: _Job, times: dict[int, int], replacing: list[Stage]) -> None:
@@ -527,7 +528,7 @@ def _load_job(partition: Partition, record: _Job, times: dict[int, int], replaci
     submitted = times.setdefault(record.submitted, record.submitted)
     job = Job(record.id, record.number, pack_spec(spec), submitted, queue, accounts)
     job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
-    job.preempts, job.held_by = spec.preempts, record.held_by
+    job.preempts, job.held_by, job.done_when = spec.preempts, record.held_by, spec.done_when
     job.state, job.priority, job.ended_at, job.reason = record.state, record.priority, record.ended_at, record.reason
     job.stages = tuple(
         _load_stage(partition, job, spec, position, stage) for position, stage in enumerate(record.stages)

@@ -39,9 +39,9 @@ class Launch(msgspec.Struct, frozen=True, gc=False, tag="launch"):
     time_limit: int | None
     chain: int = 0
     """The number of the tasks' chain on this node; 0 for none."""
-    rooms: int = 0
+    slots: int = 0
     """If above 0, the tasks wait: they start as other tasks of the chain end, the lowest index first, so that at most
-    `rooms` tasks run at a time."""
+    `slots` tasks run at a time."""
 
 
 class Stop(msgspec.Struct, frozen=True, gc=False, tag="stop"):
@@ -155,13 +155,13 @@ def _with_strays(effects: list[Effect], strays: Iterable[tuple[str, Stop]]) -> l
     return merged + [ForNode(node, stops=stops[node]) for node in sorted(stops)]
 
 
-def standing_effects(partition: Partition, node: int | None = None) -> list[ForNode]:
+def outstanding_effects(partition: Partition, node: int | None = None) -> list[ForNode]:
     """Return the launches and stops that the state requires now, for all nodes or for one."""
     allocations = partition.allocations if node is None else partition.nodes.allocations[partition.nodes.rows[node]]
     return _for_nodes(partition, (allocations[number] for number in sorted(allocations)))
 
 
-def standing_pools(partition: Partition) -> list[ForPool]:
+def outstanding_orders(partition: Partition) -> list[ForPool]:
     """Return the nodes that are ordered or given back in the present state, by pool."""
     orders: dict[str, list[NodesOrdered]] = {}
     unwanted: dict[str, list[str]] = {}
@@ -234,7 +234,7 @@ def _launch(allocation: Allocation) -> Launch:
         spec.environment,
         spec.time_limit,
         allocation.chain,
-        allocation.rooms,
+        allocation.slots,
     )
 
 

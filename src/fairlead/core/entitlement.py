@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from fairlead.core.model import Account, Queue, Unit
-from fairlead.core.policy.past import TASKS
+from fairlead.core.policy.decay import TASKS
 from fairlead.core.policy.shares import Measure, entitlements
 from fairlead.core.resources import Vector, add
 
@@ -95,6 +95,15 @@ class Entitlements:
         owned = entitlements(self.of(parent), shares)
         for name, child in parent.children.items():
             self._of[child.path] = (shares[name], owned[name])
+
+
+def has_shares(parent: Queue) -> bool:
+    """True if the children of a queue have a right to their parts: one of them, the queue or one above it has a share.
+
+    Where no queue has a share, turns are equal and nothing is taken back.
+    """
+    queues = (*parent.line(), *parent.children.values())
+    return any(queue.settings.share is not None for queue in queues)
 
 
 def shares_of(parent: Queue) -> dict[str, int]:

@@ -10,6 +10,7 @@ from heapq import heappop, heappush, heapreplace
 import msgspec
 
 from fairlead.core.changes import (
+    ClosureSet,
     JobForgotten,
     KeyKept,
     KeysForgotten,
@@ -19,17 +20,19 @@ from fairlead.core.changes import (
     QueuesRemoved,
     StopOverdue,
 )
+from fairlead.core.closures import open_again
 from fairlead.core.commands import Accepted, encode_answer
 from fairlead.core.effects import Stop
-from fairlead.core.holds.holds import starving_due
+from fairlead.core.holds.recall import recall_due
 from fairlead.core.holds.release import kept_due
+from fairlead.core.holds.starvation import starving_due
 from fairlead.core.match.match import plan_due
 from fairlead.core.model import FAR, Allocation, Job, Micros, Queue
 from fairlead.core.outcomes import recall, restart, return_unstarted, stop, withdraw_launch
 from fairlead.core.plan import Plan
 from fairlead.core.pools.demand import demand_due, give_up_late
+from fairlead.core.preempt.loans import shares_due
 from fairlead.core.preempt.preempt import claims_due
-from fairlead.core.preempt.shares import shares_due
 from fairlead.core.ranges import count
 from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
@@ -41,7 +44,7 @@ MAX_EXPIRED = 1_000
 def expiry(plan: Plan) -> None:
     partition = plan.partition
     _become_ready(plan)
-    if partition.reign.absent and partition.reign.ready:
+    if partition.readiness.absent and partition.readiness.ready:
         _disconnect_absent(plan)
     if partition.derived.forgetting:
         _forget_jobs(plan)
@@ -49,11 +52,13 @@ def expiry(plan: Plan) -> None:
         _forget_keys(plan)
     if partition.nodes.avoided:
         _end_pauses(plan)
+    if partition.closures or partition.nodes.closed_until:
+        _end_closures(plan)
     if partition.derived.timers:
         _meet_deadlines(plan)
     if partition.derived.short:
         _give_up_short_stages(plan)
-    if partition.orders and partition.reign.ready:
+    if partition.orders and partition.readiness.ready:
         give_up_late(plan)
     if partition.derived.draining_queues:
         _remove_drained(plan)
@@ -71,9 +76,12 @@ def due(partition: Partition, forgetting: bool = True) -> Micros | None:
         times.append(partition.derived.expiring[0][0])
     if partition.nodes.avoided:
         times += partition.nodes.avoided.values()
-    if not partition.reign.ready:
+    times += [closure.until for closure in partition.closures.values()]
+    times += [partition.nodes.closed_until[node_id] for node_id in _closed(partition)]
+    if not partition.readiness.ready:
         times.append(
-            (partition.now if partition.reign.began is None else partition.reign.began) + partition.settings.ready_after
+            (partition.now if partition.readiness.began is None else partition.readiness.began)
+            + partition.settings.ready_after
         )
     else:
         _drop_old_timers(partition)
@@ -83,7 +91,7 @@ def due(partition: Partition, forgetting: bool = True) -> Micros | None:
             times += [_short_until(partition, since) for since in partition.derived.short.values()]
         if partition.nodes.held:
             times += kept_due(partition)
-        times += (starving_due(partition), claims_due(partition), plan_due(partition))
+        times += (starving_due(partition), recall_due(partition), claims_due(partition), plan_due(partition))
         if partition.uneven:
             times += shares_due(partition)
         times += demand_due(partition)
@@ -108,20 +116,36 @@ def _drop_old_timers(partition: Partition) -> None:
 def _become_ready(plan: Plan) -> None:
     """Make the partition ready once all nodes and managers have reported, or after `ready_after`."""
     partition = plan.partition
-    if partition.reign.began is None:
-        partition.reign.began, partition.reign.left_at = plan.now, plan.before
-    if partition.reign.ready:
+    if partition.readiness.began is None:
+        partition.readiness.began, partition.readiness.left_at = plan.now, plan.before
+    if partition.readiness.ready:
         return
     if (
-        partition.reign.heard_all(partition.nodes, partition.managers)
-        or plan.now >= partition.reign.began + partition.settings.ready_after
+        partition.readiness.all_reported(partition.nodes, partition.managers)
+        or plan.now >= partition.readiness.began + partition.settings.ready_after
     ):
         partition.become_ready()
 
 
+def _closed(partition: Partition) -> list[int]:
+    """Return the nodes that are disabled for a time. One that is lost meanwhile is enabled when it is back."""
+    nodes = partition.nodes
+    return [node_id for node_id in sorted(nodes.closed_until) if nodes.state[nodes.rows[node_id]] == "disabled"]
+
+
+def _end_closures(plan: Plan) -> None:
+    """Enable nodes that were disabled for a time."""
+    partition = plan.partition
+    for labels in sorted(labels for labels, closure in partition.closures.items() if closure.until <= plan.now):
+        plan.do(ClosureSet(labels, 0))
+    for node_id in _closed(partition):
+        if partition.nodes.closed_until[node_id] <= plan.now:
+            open_again(plan, node_id)
+
+
 def _disconnect_absent(plan: Plan) -> None:
     nodes = plan.partition.nodes
-    absent = [node_id for node_id in plan.partition.reign.absent if node_id in nodes]
+    absent = [node_id for node_id in plan.partition.readiness.absent if node_id in nodes]
     parted = tuple(sorted(node_id for node_id in absent if node_id not in nodes.disconnected))
     if parted:
         plan.do(NodesConnected(parted, False))
@@ -141,7 +165,7 @@ def _meet_deadlines(plan: Plan) -> None:
     Tasks whose stop was not confirmed in time become overdue: their capacity is no longer expected to become free.
     """
     partition = plan.partition
-    while partition.reign.ready and partition.derived.timers and partition.derived.timers[0][0] <= plan.now:
+    while partition.readiness.ready and partition.derived.timers and partition.derived.timers[0][0] <= plan.now:
         _, number = heappop(partition.derived.timers)
         allocation = partition.allocations.get(number)
         when = partition.deadline(allocation) if allocation is not None else None
@@ -161,7 +185,7 @@ def _give_up_waiting(plan: Plan, allocation: Allocation) -> None:
     """Take back chained tasks that did not start in time: a task ahead of them is slow, or the agent is silent."""
     partition = plan.partition
     stage = allocation.stage
-    if allocation.rooms and not allocation.cause:
+    if allocation.slots and not allocation.cause:
         if stage.ran is not None:
             plan.do(Measured(stage.job.id, stage.position, None))
         recall(plan, [allocation])
@@ -185,7 +209,7 @@ def _give_up_chained(plan: Plan, waiting: Allocation, reason: str) -> None:
 
 
 def _short_until(partition: Partition, since: Micros) -> Micros:
-    return partition.reign.counts_from(since) + partition.settings.replace_within
+    return partition.readiness.counts_from(since) + partition.settings.replace_within
 
 
 def _give_up_short_stages(plan: Plan) -> None:
@@ -194,7 +218,7 @@ def _give_up_short_stages(plan: Plan) -> None:
     Their asks go behind older asks and keep their waiting time.
     """
     partition = plan.partition
-    if not partition.reign.ready:
+    if not partition.readiness.ready:
         return
     late = [key for key, since in partition.derived.short.items() if _short_until(partition, since) <= plan.now]
     for job_id, position in sorted(late, key=lambda key: (partition.jobs[key[0]].number, key[1])):
@@ -210,11 +234,12 @@ def _forget_jobs(plan: Plan) -> None:
             or partition.derived.forgetting[0][0] + partition.settings.keep_ended > plan.now
         ):
             return
-        _, number, job_id = heappop(partition.derived.forgetting)
+        ended_at, number, job_id = heappop(partition.derived.forgetting)
         job = partition.jobs.get(job_id)
-        # A job with stopping tasks or waiting followers is entered again when it has none.
-        if job is not None and job.ended_at is not None and job.number == number and _may_forget(partition, job):
-            _forget(plan, job, job.ended_at)
+        # A job with stopping tasks or waiting followers is entered again when it has none. An end that was taken back
+        # leaves its entry.
+        if job is not None and (job.ended_at, job.number) == (ended_at, number) and _may_forget(partition, job):
+            _forget(plan, job, ended_at)
 
 
 def _may_forget(partition: Partition, job: Job) -> bool:

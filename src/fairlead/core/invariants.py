@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fairlead.core.holds.earmarks import is_coming, usable_places
 from fairlead.core.holds.release import starving_holds
-from fairlead.core.holds.room import is_coming, standing
 from fairlead.core.lanes import lane_key
 from fairlead.core.lifecycle import JOB, NODE, QUEUE
 from fairlead.core.model import (
@@ -95,7 +95,7 @@ def _check_node(partition: Partition, node_id: int) -> None:
             shape = allocation.stage.shape
             tasks_by_shape.setdefault(shape, 0)
         block = allocation.indices
-        tasks = 0 if allocation.rooms else block[1] - block[0] if len(block) == 2 else count(block)
+        tasks = 0 if allocation.slots else block[1] - block[0] if len(block) == 2 else count(block)
         tasks_by_shape[shape] += tasks
         if allocation.node != node_id:
             raise InvariantBroken(f"allocation {allocation.id} is listed on node {name} but belongs to another node")
@@ -210,7 +210,7 @@ def _check_job(partition: Partition, job: Job) -> None:
         live.update((allocation.id, allocation) for allocation in (stage.live or {}).values())
     if job.whole:
         _check_whole(partition, job)
-    tasks = sum(count(allocation.indices) for allocation in live.values() if not allocation.rooms)
+    tasks = sum(count(allocation.indices) for allocation in live.values() if not allocation.slots)
     _need(tasks == job.live, f"job {job.id} counts {job.live} tasks that use capacity, has {tasks}")
     _need(len(live) == job.allocations, f"job {job.id} counts {job.allocations} allocations, has {len(live)}")
     if not job.over and not job.manager:
@@ -303,11 +303,11 @@ def _check_allocations(partition: Partition) -> None:
 def _check_chain(partition: Partition, number: int) -> None:
     """Check the number of slots that allocations wait for in a chain, and that they are of one stage and node."""
     chain = partition.derived.chains[number].values()
-    rooms = sum(count(allocation.indices) for allocation in chain if not allocation.rooms)
+    slots = sum(count(allocation.indices) for allocation in chain if not allocation.slots)
     first = next(iter(chain))
     for member in chain:
-        if member.rooms not in (0, rooms):
-            raise InvariantBroken(f"chain {number} has {rooms} rooms, and {member.rooms} for allocation {member.id}")
+        if member.slots not in (0, slots):
+            raise InvariantBroken(f"chain {number} has {slots} slots, and {member.slots} for allocation {member.id}")
         if member.stage is not first.stage or member.node != first.node or member.devices or member.group:
             raise InvariantBroken(f"allocation {member.id} cannot be in chain {number}")
 
@@ -317,8 +317,8 @@ def _check_chains(partition: Partition) -> None:
     for allocation in partition.allocations.values():
         if allocation.chain:
             chains.setdefault(allocation.chain, {})[allocation.id] = allocation
-        _need(not allocation.rooms or bool(allocation.chain), f"allocation {allocation.id} waits in no chain")
-        stops = allocation.cause in ("preempt", "requeue", "gang") and allocation.state == "stopping"
+        _need(not allocation.slots or bool(allocation.chain), f"allocation {allocation.id} waits in no chain")
+        stops = allocation.cause not in ("", "scale", "time limit", "return") and allocation.state == "stopping"
         _need(stops or not allocation.stopped_for, f"allocation {allocation.id} stops for no claim, user or member")
         returns = allocation.cause == "return"
         _need(not returns or allocation.state == "assigned", f"allocation {allocation.id} returns and was started")
@@ -345,7 +345,7 @@ def _check_accounts(partition: Partition) -> None:
             if job.allocations:
                 running[id(account)] = running.get(id(account), 0) + 1
     for allocation in partition.allocations.values():
-        for account in () if allocation.rooms else allocation.stage.job.accounts:
+        for account in () if allocation.slots else allocation.stage.job.accounts:
             add(used.setdefault(id(account), {}), allocation.stage.shape.resources, count(allocation.indices))
             tasks[id(account)] = tasks.get(id(account), 0) + count(allocation.indices)
     for account in _accounts(partition):
@@ -474,7 +474,7 @@ def _check_kept(partition: Partition, settled: bool) -> None:
         what = f"the {type(earmark).__name__.lower()} of ask {earmark.seq} of job {earmark.job}"
         served = partition.earmark_of(earmark.seq) is earmark and partition.ask_of_earmark(earmark) is not None
         _need(served, f"{what} outlives its demand")
-        _need(standing(partition, earmark) == earmark.places, f"{what} has a node that is not what it was")
+        _need(usable_places(partition, earmark) == earmark.places, f"{what} has a node that is not what it was")
         for place in earmark.places:
             kept.setdefault(place[0], {}).setdefault(earmark.seq, []).append(place)
     _need(kept == partition.nodes.held, f"nodes are kept as {partition.nodes.held}, should be {kept}")
@@ -493,7 +493,7 @@ def _check_kept(partition: Partition, settled: bool) -> None:
     for promise in partition.promises.values():
         stopping = [partition.allocations[number] for number in promise.victims if number in partition.allocations]
         # If the cycle reached its bounds, an ask that may start now may not have had its turn.
-        waited = promise.ordered or not partition.reign.ready or not settled or is_coming(partition, promise)
+        waited = promise.ordered or not partition.readiness.ready or not settled or is_coming(partition, promise)
         _need(waited, f"no task stops for the promise to job {promise.job} any more")
         stops = all(allocation.state == "stopping" for allocation in stopping)
         _need(stops, f"a victim for job {promise.job} is not stopping")
@@ -539,6 +539,10 @@ def _check_pools(partition: Partition) -> None:
         _need(node_id in partition.nodes.rows, f"node {node_id} was removed, and why it was drained is still stored")
         row = partition.nodes.rows[node_id]
         _need(partition.nodes.state[row] != "up", f"node {partition.nodes.name[row]} is up and has a reason not to be")
+    for node_id in partition.nodes.closed_until:
+        _need(node_id in partition.nodes.rows, f"node {node_id} was removed, and until when it is disabled is stored")
+        state = partition.nodes.state[partition.nodes.rows[node_id]]
+        _need(state in ("disabled", "lost"), f"node {node_id} is {state}, and until when it is disabled is stored")
     for node_id in partition.unwanted:
         _need(node_id in partition.nodes.rows, f"node {node_id} was removed and is still to be given back")
         row = partition.nodes.rows[node_id]

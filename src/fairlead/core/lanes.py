@@ -19,16 +19,13 @@ from collections.abc import Callable, Collection, Iterator
 from heapq import merge
 from itertools import islice
 
-from fairlead.core.memory import LaneMemory
+from fairlead.core.memory import UNSEEN, LaneMemory, Verdict
 from fairlead.core.model import NEW, REPLACE, SCALE, Account, Ask, Job, Micros, Queue
 from fairlead.core.policy.order import Key, Standing
 from fairlead.core.shape import Shape
 
 _SLACK = 32
 """A lane is cleared of dead entries when they outnumber the live ones by more than this."""
-
-_STIRRED = (-1, -1)
-"""Versions that never occur: a lane with these as `asleep_at` is tried again."""
 
 
 Place = tuple[int | str, ...]
@@ -90,30 +87,35 @@ class Lane:
         self._entries = 0
 
     def add(self, ask: Ask) -> None:
-        asleep_at = self.memory.asleep_at
+        verdict = self.memory.verdict
         self.touch(ask)
-        if asleep_at is not None and not self.queue.order.moves:
-            self.memory.asleep_at = asleep_at
-            self.memory.new_while_asleep.append(ask)
+        if verdict is not None and not self.queue.order.moves:
+            self.memory.verdict = verdict
+            verdict.joined.append(ask)
         self.size += 1
         self.queue.asks += 1
 
-    def all_behind(self) -> bool:
-        """True if all asks that joined while the lane slept are behind the lane's ask without capacity."""
-        if self.memory.no_room is None or not _stands(self.memory.no_room):
+    def no_capacity(self) -> Ask | None:
+        """Return the first ask that found no capacity, if the lane sleeps."""
+        return None if self.memory.verdict is None else self.memory.verdict.no_capacity
+
+    def all_behind(self, verdict: Verdict) -> bool:
+        """True if all asks that joined since a verdict are behind the lane's ask without capacity."""
+        first = verdict.no_capacity
+        if first is None or not _waits(first):
             return False
-        first = self.key(self.memory.no_room)
-        return all(self.key(ask) > first for ask in self.memory.new_while_asleep)
+        place = self.key(first)
+        return all(self.key(ask) > place for ask in verdict.joined)
 
     def drop(self, asks: int = 1) -> None:
         """Count asks that have left their stages. Their entries are removed later."""
         self.size -= asks
         self.queue.asks -= asks
-        self.memory.asleep_at = None
+        self.memory.verdict = None
 
     def touch(self, ask: Ask) -> None:
         """Enter an ask at its present place. Under some orders the place changes with the running tasks of its job."""
-        self.memory.asleep_at = None
+        self.memory.verdict = None
         if self._entries > 2 * self.size + _SLACK:
             self._clear_out()
         rank = self.rank(ask)
@@ -131,7 +133,7 @@ class Lane:
         # An ask that was dropped and restored, as after a rollback, still has its entry. If the creation of an ask was
         # rolled back, the next ask takes its number and its entry.
         while at < len(items) and self._within(items[at]) == within:
-            if items[at] is ask or not _stands(items[at]):
+            if items[at] is ask or not _waits(items[at]):
                 items[at] = ask
                 return
             at += 1
@@ -139,9 +141,9 @@ class Lane:
         self._entries += 1
 
     def stir(self) -> None:
-        """Make the next match try the lane again. Until then, the results of the last match stay."""
-        if self.memory.asleep_at is not None:
-            self.memory.asleep_at = _STIRRED
+        """Make the next match try the lane again. Until then, the verdict of the last match stays."""
+        if self.memory.verdict is not None:
+            self.memory.verdict.versions = UNSEEN
 
     def move(self, ask: Ask) -> None:
         """Enter a replacement at its present place, after its stage fell below `min` or reached it."""
@@ -158,18 +160,18 @@ class Lane:
         """Return the accounts of the users with asks; only None if users do not take turns."""
         return [user for user in list(self._lines) if self._head(user) is not None]
 
-    def has_new_order(self, now: Micros) -> bool:
-        """True if the order of users has changed since the lane fell asleep."""
+    def has_new_order(self, verdict: Verdict, now: Micros) -> bool:
+        """True if the order of users has changed since a verdict."""
         if len(self._lines) < 2:
             return False
-        before = self.memory.users
+        before = verdict.turns
         if before is not None and before[:2] == (self.queue.uses, now):
             return False
         places = {user: self.key(head) for user in self.users() if (head := self._head(user)) is not None}
         order = sorted(places, key=places.__getitem__)
         if before is None or before[2] != order:
             return True
-        self.memory.users = (self.queue.uses, now, order)
+        verdict.turns = (self.queue.uses, now, order)
         return False
 
     def line(self, user: Account | None) -> Iterator[Ask]:
@@ -203,11 +205,11 @@ class Lane:
     def resort(self) -> None:
         """Sort again, after a change of the queue's order, a job's priority or users' accounts."""
         runs = [run for line in self._lines.values() for run in line]
-        standing = {id(ask): ask for run in runs for ask in run.items if _stands(ask)}
+        waiting = {id(ask): ask for run in runs for ask in run.items if _waits(ask)}
         self._lines, self._entries = {}, 0
-        for ask in sorted(standing.values(), key=self.rank):
+        for ask in sorted(waiting.values(), key=self.rank):
             self.touch(ask)
-        self.memory.asleep_at = None
+        self.memory.verdict = None
 
     def key(self, ask: Ask, more: int = 0, use: int | None = None) -> Place:
         """Return the place of an ask, comparable within its queue; the lowest goes first.
@@ -283,12 +285,13 @@ class Lane:
 
     def _is_current(self, run: Run, ask: Ask) -> bool:
         """True if the ask of an entry still belongs to its stage and still has this place."""
-        if not _stands(ask):
+        if not _waits(ask):
             return False
         if ask.kind != REPLACE and (ask.stage.job.live == run.running or not self.queue.order.by_running):
             return True
         return self.rank(ask)[:-3] == run.prefix
 
 
-def _stands(ask: Ask) -> bool:
+def _waits(ask: Ask) -> bool:
+    """True if an ask still waits: its stage has neither dropped nor replaced it."""
     return ask.stage.asks[ask.kind] is ask

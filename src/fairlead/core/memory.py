@@ -1,4 +1,4 @@
-"""What phases remember between cycles, to save work.
+"""What phases remember between cycles, to save work: verdicts on lanes, failed claims and holds, the next outlook.
 
 It comes from earlier searches of the state and is never stored. Clearing it changes no decision. An abandoned plan
 clears it, because those searches saw changes that were taken back.
@@ -9,48 +9,46 @@ from __future__ import annotations
 from fairlead.core.model import FAR, Account, Ask, Micros
 from fairlead.core.resources import Vector
 
+UNSEEN = (-1, -1)
+"""Versions of capacity and nodes that never occur."""
+
+
+class Verdict:
+    """What match found about a lane in which nothing can start. The lane sleeps until something it rests on changes."""
+
+    __slots__ = ("bounded", "joined", "limited", "no_capacity", "turns", "versions")
+
+    def __init__(self) -> None:
+        self.versions: tuple[int, int] = UNSEEN
+        """The versions of capacity and nodes at which it holds."""
+        self.no_capacity: Ask | None = None
+        """The first ask that was allowed to start and found no capacity."""
+        self.bounded = False
+        """True if a limit may refuse that ask by now, so that the asks behind it can start."""
+        self.limited: Ask | None = None
+        """The first ask that was over a limit."""
+        self.turns: tuple[int, Micros, list[Account | None]] | None = None
+        """The users in the order of turns; with it the version of use in the leaf queue, and the time."""
+        self.joined: list[Ask] = []
+        """Asks that joined the lane since."""
+
 
 class LaneMemory:
     """What match, holds and preempt remember about a lane."""
 
-    __slots__ = (
-        "asleep_at",
-        "blocked",
-        "claims_at",
-        "limited",
-        "moved",
-        "new_while_asleep",
-        "no_room",
-        "unclaimed",
-        "unheld",
-        "users",
-        "woken_by_room",
-    )
+    __slots__ = ("claim_attempts", "hold_attempt", "look_at", "moved", "verdict")
 
     def __init__(self) -> None:
-        self.asleep_at: tuple[int, int] | None = None
-        """The versions at which nothing of the lane could be placed; the lane sleeps while they stay the same."""
-        self.new_while_asleep: list[Ask] = []
-        """Asks that arrived while the lane slept."""
-        self.woken_by_room = False
-        """True if only new capacity can have woken the lane. If its head finds none, its reason still holds."""
-        self.blocked: Ask | None = None
-        """The head without capacity; it blocks the lane while it is within its limits."""
-        self.no_room: Ask | None = None
-        """In the last match, the first ask that was allowed to start and found no capacity."""
-        self.limited: Ask | None = None
-        """In the last match, the first ask that was over a limit."""
-        self.unheld: tuple[object, bool] | None = None
-        """State versions at the last hold attempt, and True if no other ask may get a hold before this one."""
+        self.verdict: Verdict | None = None
+        """None while the lane is awake: match has to try it."""
+        self.look_at: Micros | None = None
+        """When match looks again, whatever the verdict: an ask of the lane may claim then."""
         self.moved = False
         """True if asks may have changed places since match began, so that iterators over the lane are void."""
-        self.unclaimed: dict[int, tuple[tuple[int, ...], int]] = {}
+        self.hold_attempt: tuple[object, bool] | None = None
+        """State versions at the last attempt to hold nodes, and True if no other ask may get a hold before this one."""
+        self.claim_attempts: dict[int, tuple[tuple[int, ...], Micros]] = {}
         """Number of an ask → the state versions at which no tasks could be stopped for it, and when to try again."""
-        self.users: tuple[int, Micros, list[Account | None]] | None = None
-        """When the lane fell asleep: the version of use in its leaf queue, the time, and its users in the order of
-        turns."""
-        self.claims_at: Micros | None = None
-        """When an ask of the lane that may not claim yet will be allowed to: after a pause, or when protection ends."""
 
 
 class DemandMemory:
@@ -78,6 +76,7 @@ class Memory:
         "backfill",
         "claims_at",
         "ever",
+        "next_recall_at",
         "next_starving_at",
         "replan_at",
         "scaling",
@@ -89,6 +88,8 @@ class Memory:
         """True if a starving ask may have no hold yet."""
         self.next_starving_at: Micros = 0
         """No other ask can start starving before this time."""
+        self.next_recall_at: Micros = 0
+        """No owner is due for a look before this time, if no other ask loses its capacity."""
         self.claims_at: Micros = 0
         """No ask for which stopping tasks did not help may claim again before this time."""
         self.replan_at: Micros = FAR
@@ -96,5 +97,5 @@ class Memory:
         self.backfill: object = None
         """With backfill, the results of the last match."""
         self.scaling = DemandMemory()
-        self.ever: tuple[tuple[int, int], Vector] | None = None
-        """The capacity that `never.capacity_ever` found, and the versions of nodes and pools it is for."""
+        self.ever: tuple[tuple[int, int, str], Vector] | None = None
+        """The capacity that `never.capacity_ever` found, and the versions of nodes and pools and the manager."""

@@ -1,4 +1,4 @@
-"""The records of a partition. docs/architecture.md defines the words.
+"""The records of a partition: jobs, stages, asks, allocations, queues, accounts, holds, promises, pools and orders.
 
 Specifications (`JobSpec`, `StageSpec`) are immutable and hold what was submitted. The other records hold the present
 state; only changes may alter them. A waiting job must use little memory: it keeps its specification packed, and
@@ -28,8 +28,9 @@ JobState = Literal["pending", "running", "succeeded", "failed", "killed"]
 AllocationState = Literal["assigned", "running", "stopping"]
 Outcome = Literal["succeeded", "failed", "lost", "preempted", "killed"]
 """How an attempt ends."""
-StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "return", "requeue"]
-"""Why tasks are told to stop. `return` is not a stop: assigned tasks are recalled if they have not started."""
+StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "return", "requeue", "done", "replace"]
+"""Why tasks are told to stop: `done` if their job has succeeded without them. `return` is not a stop: assigned tasks
+are recalled if they have not started."""
 ClaimCause = Literal["priority", "guarantee", "share", "order"]
 """The right by which nodes are promised to an ask; `order` if they were ordered for it and no task stops."""
 NodeState = Literal["up", "draining", "disabled", "lost"]
@@ -151,6 +152,8 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The user in the shapes of its tasks, set if the partition may have nodes for named users only."""
     preempts: bool = True
     """True if tasks may be stopped for this job, for its priority or for a guarantee of its queue."""
+    done_when: str = ""
+    """The stage with which the job succeeds; the tasks of other stages are then stopped. Empty for all stages."""
 
     @property
     def whole(self) -> bool:
@@ -487,6 +490,8 @@ class Job(msgspec.Struct, eq=False):
     """True if its queue counts it."""
     held_by: HeldBy | None = None
     """Set while the job is held back by a user: none of its tasks start. Not to be confused with held nodes."""
+    done_when: str = ""
+    """The name of the stage with which it succeeds; empty for all stages."""
 
     @property
     def spec(self) -> JobSpec:
@@ -545,7 +550,7 @@ class Allocation(msgspec.Struct, eq=False):
     """The number of the first allocation of its gang; 0 for tasks that were placed one by one."""
     chain: int = 0
     """The number of the first allocation of its chain; 0 for none."""
-    rooms: int = 0
+    slots: int = 0
     """If above 0, the tasks wait for one of this number of slots of their chain: they use no capacity, and start as
     other tasks of the chain end."""
     safe_until: Micros = 0
@@ -554,8 +559,9 @@ class Allocation(msgspec.Struct, eq=False):
     """True if its tasks were told to stop and did not stop in time. Their capacity is no longer expected to become
     free."""
     stopped_for: str = ""
-    """For preempted tasks, the job or queue that they stop for, such as `job 7` or `queue root.ml`. For requeued
-    tasks, the user. For members of a gang, the member that ended the generation."""
+    """For preempted tasks, the job or queue that they stop for, such as `job 7` or `queue root.ml`. For tasks that a
+    user requeued, replaced or killed alone, the user. For members of a gang, the member that ended the generation. If
+    the job is done, the stage that has succeeded."""
     expected: Micros | None = None
     """The learned run time that was expected when it was placed, if any."""
     generation: int = 0
@@ -564,7 +570,7 @@ class Allocation(msgspec.Struct, eq=False):
     @property
     def leaving(self) -> bool:
         """True if its capacity is expected to become free: its tasks were told to stop and are not overdue."""
-        return self.state == "stopping" and not self.rooms and not self.overdue
+        return self.state == "stopping" and not self.slots and not self.overdue
 
 
 Place = tuple[int, int, int]
@@ -720,6 +726,9 @@ class Queue(msgspec.Struct, eq=False):
         return line
 
 
+DEFAULT_COST = 1
+
+
 class PoolSettings(msgspec.Struct, frozen=True, array_like=True):
     """A pool as configured: nodes of one kind, in a number that grows and shrinks.
 
@@ -734,8 +743,11 @@ class PoolSettings(msgspec.Struct, frozen=True, array_like=True):
     min_idle: int = 0
     max_idle: int = 0
     idle_for: Micros = 600_000_000
-    cost: int = 1
+    cost: int = DEFAULT_COST
+    """Nodes of cheaper pools are ordered first, and used first. Nodes without a pool have the default cost."""
     provider: str = ""
+    min_free: Amounts = ()
+    """What the nodes of the pool have free together for future work; more nodes are ordered if it is less."""
 
 
 Meant = tuple[str, int, int, int]
@@ -785,6 +797,13 @@ class NodeOrder(msgspec.Struct, eq=False):
             for job, stage, kind, tasks in meant:
                 by_ask[job, stage, kind] = by_ask.get((job, stage, kind), 0) + tasks
         return by_ask
+
+
+class Closure(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Nodes with some labels are disabled until a time, also those that join meanwhile."""
+
+    until: Micros
+    reason: str = ""
 
 
 class Manager(msgspec.Struct, eq=False):

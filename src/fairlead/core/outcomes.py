@@ -1,4 +1,4 @@
-"""Consequences of task state changes: for the task, its stage, its job and the jobs after it.
+"""Consequences when tasks end, fail, stop or are lost: for their stage, gang and job, and for the jobs after it.
 
 Intake, expiry and later phases share these functions, so that a lost task has the same effect everywhere.
 """
@@ -18,6 +18,7 @@ from fairlead.core.changes import (
     Revived,
     Stopped,
 )
+from fairlead.core.last_runs import expected_run
 from fairlead.core.model import (
     NEW,
     NOTHING_PENDING,
@@ -38,6 +39,9 @@ from fairlead.core.state import Partition
 
 WAITS_AGAIN = ("preempt", "requeue")
 """The stop causes after which tasks wait again at their earlier place, with a waiting time that starts anew."""
+
+BY_USERS: dict[StopCause, str] = {"requeue": "requeued", "replace": "replaced", "kill": "killed"}
+"""The stop causes for which `stopped_for` names a user."""
 
 FIRST_PAUSE = SECOND
 LONGEST_PAUSE = 5 * MINUTE
@@ -62,7 +66,10 @@ def add_ask(
 
 
 def ask_for_rest(plan: Plan, whole: Ask) -> None:
-    """Add an ask per stage for the remaining tasks of a whole job that started, with the times of its shared ask."""
+    """Add an ask for the remaining tasks of each stage of a job whose stages started together.
+
+    It keeps the times of the ask that the stages shared.
+    """
     for stage in whole.stages:
         if stage.pending[NEW] is not None:
             _ask(plan, stage, NEW, False, whole.asked, whole.waiting_since, tie=whole.place)
@@ -112,11 +119,11 @@ def to_tail(plan: Plan, stage: Stage, kind: int, waiting_since: int | None = Non
 def ask_for_job(plan: Plan, job: Job) -> None:
     """Add the asks of a job that may start: one per stage, or one for a whole job.
 
-    Stages are asked for in order, or with the longest estimate first if the queue's order says so.
+    Stages are asked for in order, or with the longest expected run time first if the queue's order says so.
     """
     stages: Iterable[Stage] = job.stages
     if job.queue.order.longest_first:
-        stages = sorted(stages, key=lambda stage: -(stage.terms.estimate or 0))
+        stages = sorted(stages, key=lambda stage: -(expected_run(plan.partition, stage) or 0))
     for stage in stages:
         add_ask(plan, stage, NEW)
 
@@ -127,7 +134,7 @@ def ask_for_job(plan: Plan, job: Job) -> None:
 def stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], cause: StopCause, stopped_for: str = "") -> None:
     """Tell tasks to stop. They keep their capacity until the stop is confirmed.
 
-    `stopped_for` names the job or queue for which tasks are preempted, or the user who requeued them.
+    `stopped_for` names what the tasks stop for, see `Allocation.stopped_for`.
     """
     if allocation.state == "stopping":
         return
@@ -142,7 +149,7 @@ def stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], cause: Stop
 def recall(plan: Plan, allocations: Iterable[Allocation]) -> None:
     """Recall tasks that wait in chains. They become pending when their agent reports that it did not start them."""
     for allocation in allocations:
-        if allocation.rooms and allocation.state == "assigned" and not allocation.cause:
+        if allocation.slots and allocation.state == "assigned" and not allocation.cause:
             plan.do(Recalled(allocation.id))
 
 
@@ -171,9 +178,20 @@ def requeue(plan: Plan, job: Job, by: str) -> int:
     return tasks
 
 
+def stop_some(plan: Plan, stage: Stage, block: Ranges, cause: StopCause, by: str) -> int:
+    """Stop those of some tasks of a stage that run or are about to, and were not told to stop. Returns how many."""
+    stopped = 0
+    for allocation in live_of(stage):
+        chosen = Ranges.from_indices(index for index in indices(allocation.indices) if index in block).flat()
+        if chosen and (_runs(allocation) or (cause == "kill" and allocation.state != "stopping")):
+            stop(plan, allocation, chosen, cause, by)
+            stopped += count(chosen)
+    return stopped
+
+
 def _runs(allocation: Allocation) -> bool:
     """True if the tasks of an allocation run or are about to, and were not told to stop."""
-    return allocation.state != "stopping" and not allocation.rooms
+    return allocation.state != "stopping" and not allocation.slots
 
 
 # -- ending ------------------------------------------------------------------------------------------------------
@@ -227,21 +245,21 @@ def fail_for_good(
         finish(plan, stage.job, "failed", f"task {stage.name}[{_first(block)}] failed: {reason}")
 
 
-def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, told: bool = False) -> None:
+def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, reported: bool = False) -> None:
     """End tasks that are gone without a report, with their node or process. Stopping tasks count as stopped.
 
-    A resource manager asks again for the tasks of a node that it removes. So `on_loss` applies only to tasks that the
-    manager reported as lost, alone or with their node.
+    A resource manager asks again for the tasks of a node that it removes, unless it gave them an `on_loss`. Tasks that
+    it reported as lost, alone or with their node, follow `on_loss` in any case.
     """
     stage = allocation.stage
     job = stage.job
     if allocation.state == "stopping":
         confirm_stop(plan, allocation, block, reason)
         return
-    if allocation.rooms and allocation.state == "assigned":
+    if allocation.slots and allocation.state == "assigned":
         return_unstarted(plan, allocation, block, reason)
         return
-    if job.over or (job.manager and not told):
+    if job.over or (job.manager and not reported and not stage.terms.on_loss):
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
     elif stage.on_loss == "fail":
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
@@ -280,9 +298,9 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
     stage = allocation.stage
     cause = allocation.cause
     claimant = claimant_of(plan.partition, allocation)
-    by = allocation.stopped_for if cause == "requeue" else ""
-    ended = f"{cause}: {allocation.stopped_for}" if cause == "gang" and allocation.stopped_for else cause
-    why = reason or (f"requeued by {by}" if by else f"preempted for {claimant}" if claimant else ended)
+    by = allocation.stopped_for if cause in BY_USERS else ""
+    ended = f"{cause}: {allocation.stopped_for}" if cause in ("gang", "done") and allocation.stopped_for else cause
+    why = reason or (f"{BY_USERS[cause]} by {by}" if by else f"preempted for {claimant}" if claimant else ended)
     if stage.job.over or cause == "kill":
         plan.do(Ended(allocation.id, block, "killed", reason=why))
     elif cause == "scale":
@@ -292,9 +310,11 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         fail(plan, allocation, block, cause if limit is None else f"time limit of {format_duration(limit)}")
         return
     else:
+        # Tasks that a user replaces return as replacements, unless their gang has been taken back meanwhile.
         # Tasks of a growth step that was taken back return as kind scale. Preempted and requeued tasks return as kind
         # new, not as replacements, so that they do not overtake asks of higher priority.
-        kind = SCALE if stage.started and cause == "gang" else NEW
+        kinds: dict[StopCause, int] = {"gang": SCALE, "replace": REPLACE} if stage.started else {}
+        kind = kinds.get(cause, NEW)
         plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
         if cause in WAITS_AGAIN:
             add_ask(plan, stage, kind, back=True)
@@ -352,7 +372,7 @@ def restart(plan: Plan, stage: Stage, cause: StopCause = "gang", stopped_for: st
 
 
 def _begin_new_wait(plan: Plan, stage: Stage) -> None:
-    """Ask for the pending tasks of a gang at its earlier place, with a waiting time that starts now."""
+    """Put the pending tasks of a gang back at the gang's earlier place; their waiting time starts now."""
     before, whole = stage.asks[NEW], stage.whole(NEW)
     if _wants(stage, NEW, whole):
         round, front = (before.round, before.front) if before is not None else (None, 0)
@@ -437,39 +457,44 @@ def end_pending(plan: Plan, stage: Stage, outcome: Outcome, kinds: Iterable[int]
 
 
 def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
-    """End a job now: end its pending tasks, stop its running tasks, and fail the jobs that wait for it."""
+    """End a job now: end its pending tasks and stop its running tasks. The jobs that wait for it start or fail."""
     endings = [(job, state, reason)]
     while endings:
         ending, how, why = endings.pop()
         if ending.over:
             continue
         plan.do(JobMoved(ending.id, how, why))
+        done = how == "succeeded"
         for stage in ending.stages:
             end_pending(plan, stage, "killed")
-            stop_stage(plan, stage, "kill")
-        endings += [
-            (follower, "failed", f"job {ending.id}, which it comes after, {how}")
-            for follower in reversed(_followers(plan, ending))
-        ]
+            stop_stage(plan, stage, "done" if done else "kill", stopped_for=why if done else "")
+        followers = _followers(plan, ending)
+        if not done:
+            failure = f"job {ending.id}, which it comes after, {how}"
+            endings += [(follower, "failed", failure) for follower in reversed(followers)]
+        for follower in followers if done else ():
+            if not plan.partition.unmet(follower):
+                ask_for_job(plan, follower)
 
 
 def finish_if_done(plan: Plan, job: Job) -> None:
-    """End a job without pending or live tasks, by the outcomes of its tasks. A manager's job ends only on request."""
-    if job.allocations or job.over or job.manager:
+    """End a job without pending or live tasks, by the outcomes of its tasks. A manager's job ends only on request.
+
+    With `done_when`, only the tasks of that stage count.
+    """
+    if job.over or job.manager or (job.allocations and not job.done_when):
         return
-    for stage in job.stages:
-        if stage.pending != NOTHING_PENDING or stage.done() < stage.count:
+    stages = [stage for stage in job.stages if job.done_when in ("", stage.name)]
+    for stage in stages:
+        if stage.live or stage.pending != NOTHING_PENDING or stage.done() < stage.count:
             return
-    outcomes = {name for stage in job.stages for name in stage.ended or ()}
+    outcomes = {name for stage in stages for name in stage.ended or ()}
     if outcomes & {"failed", "lost"}:
-        finish(plan, job, "failed", _failure_of(job))
+        finish(plan, job, "failed", _failure_of(stages))
     elif outcomes == {"killed"}:
         finish(plan, job, "killed", "all its tasks were withdrawn")
     else:
-        plan.do(JobMoved(job.id, "succeeded"))
-        for follower in _followers(plan, job):
-            if not plan.partition.unmet(follower):
-                ask_for_job(plan, follower)
+        finish(plan, job, "succeeded", f"stage {job.done_when} has succeeded" if job.done_when else "")
 
 
 def _followers(plan: Plan, job: Job) -> list[Job]:
@@ -481,8 +506,8 @@ def _followers(plan: Plan, job: Job) -> list[Job]:
     return sorted((follower for follower in followers if not follower.over), key=lambda follower: follower.number)
 
 
-def _failure_of(job: Job) -> str:
-    for stage in job.stages:
+def _failure_of(stages: Iterable[Stage]) -> str:
+    for stage in stages:
         for outcome in ("failed", "lost"):
             ended = stage.ended_as(outcome)
             if ended:

@@ -12,8 +12,8 @@ from fairlead.core.changes import Change, News
 from fairlead.core.effects import Stop
 from fairlead.core.lanes import LaneKey
 from fairlead.core.model import Ask, Micros
-from fairlead.core.reasons import Reason
 from fairlead.core.state import Partition, Touched
+from fairlead.core.why.reasons import Reason
 
 Note = Literal[
     "stale report",
@@ -61,8 +61,6 @@ class Plan:
         """With backfill, the job and kind of the first ask without capacity, and its planned start."""
         self.spreads: dict[str, int] = {}
         """Queue → how far its children are from their shares, where this was measured."""
-        self.placed_from = partition.counters.allocation
-        """The number of the first allocation of this cycle. A cycle does not stop tasks that it placed."""
         self.unclaimed: dict[int, tuple[tuple[int, ...], Micros]] = {}
         """Ask for which too few tasks could be stopped → the state versions, without starts, and when to try again."""
         self.unsettled = False

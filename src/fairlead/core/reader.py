@@ -70,10 +70,10 @@ def nearest_name(wrong: str, names: Collection[str]) -> str:
     folded: dict[str, str] = {}
     for name in sorted(names):
         folded.setdefault(name.casefold(), name)
-    wrong = wrong[:64].casefold()
+    asked, wrong = wrong, wrong[:64].casefold()
     close = get_close_matches(wrong, list(folded), n=1, cutoff=0.6)
     parts = [name for name in folded if min(len(name), len(wrong)) >= LEAST_PART and (name in wrong or wrong in name)]
-    return next((folded[name] for name in (*close, *parts)), "")
+    return next((folded[name] for name in (*close, *parts) if folded[name] != asked), "")
 
 
 class Reader:

@@ -1,52 +1,56 @@
 """Requestor patterns, which choose the queue of a job that names none.
 
-RE2 matches them in linear time, so that no pattern can block the writer. Features that RE2 lacks, such as
-backreferences, are refused when the configuration is read.
+A pattern is a regular expression without backreferences, in which no group is repeated. Repetitions and groups are at
+most `MAX_CHOICES`, so that matching a name takes little time and no pattern can block the writer.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-
-import re2  # type: ignore[import-untyped]
+from itertools import pairwise
 
 from fairlead.core.settings import Requestor
 
-_QUIET = re2.Options()
-_QUIET.log_errors = False
+MAX_CHOICES = 2
+"""Matching takes the length of the name, raised to one more than this number of steps."""
 
 MAX_CACHED = 10_000
 """Maximum number of users in the cache."""
+
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[*+?][+?]?|\{\d*,?\d*\}|.", re.DOTALL)
+_REPEATS = ("*", "+", "?", "{")
 
 
 def problem_of(pattern: str) -> str:
     """Return why a pattern is invalid; empty if it is valid."""
     try:
-        re2.compile(pattern, _QUIET)
-    except re2.error as problem:
-        text = problem.args[0] if problem.args else problem
-        return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-    return ""
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as problem:
+        return str(problem)
+    tokens = _TOKEN.findall(pattern)
+    repeats = [before for before, token in pairwise(tokens) if token.startswith(_REPEATS)]
+    if "(" in repeats or re.search(r"\\\d", pattern):
+        return "(? and backreferences are not supported"
+    if ")" in repeats:
+        return "a group cannot be repeated"
+    choices = len(repeats) + tokens.count("(")
+    return f"it has {choices} repetitions and groups, at most {MAX_CHOICES}" if choices > MAX_CHOICES else ""
 
 
 class Requestors:
-    """All patterns of a partition, matched at once. The first matching pattern counts."""
+    """All patterns of a partition. The first matching pattern counts."""
 
     def __init__(self, requestors: Sequence[Requestor]) -> None:
-        self._requestors = requestors
-        self._patterns = re2.Set.SearchSet(_QUIET)
-        for requestor in requestors:
-            self._patterns.Add(requestor.match)
-        if requestors:
-            self._patterns.Compile()
+        # Patterns of earlier versions, in an old journal, may not be valid.
+        self._requestors = [(re.compile(each.match), each) for each in requestors if not problem_of(each.match)]
         self._cache: dict[str, Requestor | None] = {}
 
     def find(self, user: str) -> Requestor | None:
         """Return the first requestor that matches a user; None if none does."""
-        if user in self._cache:
-            return self._cache[user]
-        matches = self._patterns.Match(user) if self._requestors else []
-        if len(self._cache) >= MAX_CACHED:
-            self._cache.clear()
-        requestor = self._cache[user] = self._requestors[min(matches)] if matches else None
-        return requestor
+        if user not in self._cache:
+            if len(self._cache) >= MAX_CACHED:
+                self._cache.clear()
+            found = (requestor for pattern, requestor in self._requestors if pattern.search(user))
+            self._cache[user] = next(found, None)
+        return self._cache[user]

@@ -68,7 +68,9 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     estimates: Estimates = "given"
     recall_after: Micros = SECOND
     min_runtime: Micros | None = None
-    """None for `rebalance_after`, at most a minute."""
+    """None for `rebalance_after`, at most a minute, for loans, and 0 for claims by priority and guarantee."""
+    hold_score: str = "fit"
+    victims: str = "newest"
 
     def __post_init__(self) -> None:
         if isinstance(self.backfill, bool):

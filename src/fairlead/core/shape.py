@@ -11,6 +11,9 @@ from fairlead.core.resources import GPU, Vector, format_vector
 
 WHOLE_DEVICE = 1000  # milli-GPU
 
+POOL = "pool"
+"""The label by which a task may select and prefer nodes by their pool."""
+
 SOFT = ":PreferNoSchedule"
 """The suffix of a taint that does not keep tasks away: nodes with it are used last."""
 
@@ -102,6 +105,7 @@ class Shape:
             return False
         if key.pool and key.pool != pool:
             return False
+        labels = self._with_pool(labels, pool)
         for label, values in key.selectors:
             value = labels.get(label)
             if value is None or not ("*" in values or value in values):
@@ -117,10 +121,15 @@ class Shape:
             for start, end in self._patterns
         )
 
-    def rank(self, labels: Mapping[str, str], taints: Iterable[str]) -> tuple[int, int]:
+    def rank(self, labels: Mapping[str, str], taints: Iterable[str], pool: str) -> tuple[int, int]:
         """Return the rank of an accepted node by preference: the lowest is used first."""
+        labels = self._with_pool(labels, pool)
         soft = sum(taint.endswith(SOFT) and not self.tolerates(taint) for taint in taints)
         return soft, -sum(weight for term, weight in self.key.prefer if holds(term, labels))
+
+    def _with_pool(self, labels: Mapping[str, str], pool: str) -> Mapping[str, str]:
+        """Return the labels of a node by which the shape selects: `pool` is its pool, unless it has such a label."""
+        return {POOL: pool, **labels} if pool and POOL in self.labels else labels
 
 
 def _text(key: ShapeKey) -> str:

@@ -1,4 +1,4 @@
-"""The state of one partition. Only changes alter it, through a plan; all other code reads it.
+"""The state of one partition: its records, lanes, earmarks and bookings. Only changes alter it, through a plan.
 
 Records that depend on each other are updated together: an allocation affects its node, its stage and all accounts of
 its job. Only `book`, `book_singles`, their reverses and `exchange` update these.
@@ -11,9 +11,9 @@ from heapq import heappush
 
 import msgspec
 
+from fairlead.core.ahead.expected_ends import Forecast
 from fairlead.core.derived import Derived, QueueFacts
 from fairlead.core.entitlement import Entitlements, Uses
-from fairlead.core.forecast import Forecast
 from fairlead.core.index.pack import FitIndex
 from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.lanes import Lane, LaneKey, lane_key, whole_key
@@ -24,6 +24,7 @@ from fairlead.core.model import (
     Account,
     Allocation,
     Ask,
+    Closure,
     Earmark,
     Hold,
     Job,
@@ -32,6 +33,7 @@ from fairlead.core.model import (
     Manager,
     Micros,
     NodeOrder,
+    Pairs,
     Place,
     Pool,
     Promise,
@@ -43,11 +45,11 @@ from fairlead.core.model import (
     Stage,
     Strange,
 )
-from fairlead.core.nodes import NodeTable
-from fairlead.core.policy.past import TASKS, booked_use, past_use, total_weight
+from fairlead.core.node_table import NodeTable
+from fairlead.core.policy.decay import TASKS, booked_use, past_use, total_weight
 from fairlead.core.policy.placement import PACK
 from fairlead.core.ranges import count, indices
-from fairlead.core.reign import Reign
+from fairlead.core.readiness import Readiness
 from fairlead.core.requestors import Requestors
 from fairlead.core.resources import BUILT_IN, SECOND, Vector
 from fairlead.core.settings import PartitionSettings
@@ -123,6 +125,8 @@ class Partition:
         """Name of an ordered node that has not joined → its order."""
         self.idle: dict[int, Micros] = {}
         """Id of an idle node of a pool that can shrink → since when it is idle."""
+        self.closures: dict[Pairs, Closure] = {}
+        """Labels → until when nodes with all of them are disabled."""
         self.unwanted: dict[int, Micros] = {}
         """Id of a node that is given back → since when. It is idle and draining."""
         self.managers: dict[str, Manager] = {}
@@ -134,7 +138,7 @@ class Partition:
         """(User, idempotency key) → the answer."""
         self.derived = Derived(self.nodes)
         self.memory = Memory()
-        self.reign = Reign()
+        self.readiness = Readiness()
         self.touched = Touched()
 
     def forget(self) -> None:
@@ -159,6 +163,13 @@ class Partition:
         self.memory.unheld_starving = True
         self.retime()
         self.wake_all_lanes()
+
+    def set_pools(self, pools: dict[str, Pool]) -> None:
+        self.pools = pools
+        self.nodes.costs = {name: pool.settings.cost for name, pool in pools.items()}
+        self.derived.index.rank_again()
+        self.derived.pools_version += 1
+        self.wake()
 
     # -- queues and accounts -------------------------------------------------------------------------------------
 
@@ -307,7 +318,7 @@ class Partition:
                 for account in job.accounts:
                     account.running += 1
         for allocation in self.allocations.values():
-            if not allocation.rooms:
+            if not allocation.slots:
                 self._charge(allocation.stage.job, allocation.stage.shape, count(allocation.indices))
         self.set_pasts(pasts)
         self.resort([queue for queue in self.queues.values() if queue.order.by_user])
@@ -393,6 +404,10 @@ class Partition:
             del self.derived.shapes[shape.key]
             self.derived.index.forget(shape)
 
+    def capacity_versions(self) -> tuple[int, int]:
+        """Return the versions of capacity and nodes. They grow when a waiting ask may find capacity."""
+        return self.derived.openings, self.nodes.version
+
     def wake(self) -> None:
         """Wake sleeping lanes, after a change other than freed capacity on a node."""
         self.derived.openings += 1
@@ -401,14 +416,14 @@ class Partition:
         """Clear the results of match for all lanes, after a change that may affect any of them."""
         self.wake()
         for lane in self.lanes.values():
-            lane.memory.asleep_at = None
+            lane.memory.verdict = None
 
     def wake_lanes(self, stage: Stage) -> None:
         """Clear the results of match for the lanes of a stage, after its demand changed."""
         self.wake()
         for ask in stage.asks:
             if ask is not None:
-                self.lanes[lane_key(ask)].memory.asleep_at = None
+                self.lanes[lane_key(ask)].memory.verdict = None
 
     def lane_of(self, stage: Stage, whole: bool = False) -> Lane | None:
         """Return the lane of a stage's asks, or with `whole` the lane of its whole job."""
@@ -521,7 +536,7 @@ class Partition:
         if self.derived.forecast is not None:
             self.derived.forecast.add(allocation, self.now)
         self._arm(allocation)
-        used = 0 if allocation.rooms else tasks
+        used = 0 if allocation.slots else tasks
         self.nodes.book(allocation, stage.shape, used, allocation.devices)
         if self.holds:
             self._see_held(allocation)
@@ -594,7 +609,7 @@ class Partition:
         self.derived.overdue.pop(allocation.id, None)
         if self.derived.forecast is not None:
             self.derived.forecast.drop(allocation)
-        used = 0 if allocation.rooms else tasks
+        used = 0 if allocation.slots else tasks
         if used and not moves:
             self.derived.openings += 1
         self.nodes.unbook(allocation, stage.shape, used, allocation.devices)
@@ -716,26 +731,26 @@ class Partition:
     def waiting_in(self, chain: int) -> list[Allocation]:
         """Return the allocations of a chain that wait for a slot, in order."""
         allocations = self.derived.chains.get(chain, {})
-        return [allocations[number] for number in sorted(allocations) if allocations[number].rooms]
+        return [allocations[number] for number in sorted(allocations) if allocations[number].slots]
 
     def deadline(self, allocation: Allocation) -> Micros | None:
         """Return the time by which an allocation must be acknowledged, returned, started, ended or stopped."""
         if allocation.state == "assigned":
             settings = self.settings
             patience = settings.launch_timeout
-            if allocation.rooms and not allocation.cause:
+            if allocation.slots and not allocation.cause:
                 patience = CHAIN_RECALL_FACTOR * settings.chain
-            return self.reign.counts_from(allocation.since) + patience
+            return self.readiness.counts_from(allocation.since) + patience
         limit = allocation.stage.terms.time_limit
         if allocation.state == "running" and limit is not None and allocation.started is not None:
             return allocation.started + limit
         if allocation.state == "stopping" and not allocation.overdue:
-            return max(allocation.since, self.reign.ready_at) + self.settings.preempt_grace + STOP_MARGIN
+            return max(allocation.since, self.readiness.ready_at) + self.settings.preempt_grace + STOP_MARGIN
         return None
 
     def become_ready(self) -> None:
-        self.reign.ready = True
-        self.reign.ready_at = self.now
+        self.readiness.ready = True
+        self.readiness.ready_at = self.now
         self.retime()
 
     def retime(self) -> None:
@@ -863,12 +878,12 @@ def is_short(stage: Stage) -> bool:
 
 def headroom(accounts: tuple[Account, ...]) -> Vector:
     """Return how much more of each limited resource may be used: the minimum over the accounts."""
-    room: Vector = {}
+    free: Vector = {}
     for account in accounts:
         for name, limit in (account.limit or {}).items():
             left = max(0, limit - account.used.get(name, 0))
-            room[name] = min(room.get(name, left), left)
-    return room
+            free[name] = min(free.get(name, left), left)
+    return free
 
 
 def _group_of(line: list[Queue], groups: tuple[str, ...]) -> str | None:

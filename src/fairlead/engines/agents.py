@@ -17,25 +17,13 @@ from typing import Any
 import msgspec
 
 from fairlead.core.commands import Accepted, AddNode, AnyCommand, DisconnectNodes, MoveNode, Rejected, Report
-from fairlead.core.effects import ForNode, standing_effects
+from fairlead.core.effects import ForNode, outstanding_effects
 from fairlead.core.errors import Refused
 from fairlead.core.ranges import check_flat
 from fairlead.core.resources import SECOND
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
-from fairlead.engines.base import (
-    Away,
-    Busy,
-    Closed,
-    Connection,
-    Credentials,
-    Ended,
-    Log,
-    PartitionHandle,
-    Peer,
-    Secrets,
-)
-from fairlead.engines.connections import Attached, Blocks, LedPartition, Seen
+from fairlead.engines.agent_connections import Attached, Blocks, LedPartition, Seen
 from fairlead.engines.convert import (
     check_greeting,
     check_knock,
@@ -47,9 +35,21 @@ from fairlead.engines.convert import (
     running_on,
     welcome,
 )
+from fairlead.engines.engine import (
+    Away,
+    Busy,
+    Closed,
+    Connection,
+    Credentials,
+    Ended,
+    Log,
+    PartitionHandle,
+    Peer,
+    Secrets,
+)
 from fairlead.engines.launches import stops_of, tasks_of
-from fairlead.wire import agent as wire
-from fairlead.wire.agent import Tasks, decode_from_agent, encode
+from fairlead.wire import agent_messages as wire
+from fairlead.wire.agent_messages import Tasks, decode_from_agent, encode
 
 GREETING_TIME = 10.0
 """Seconds that a new connection has to authenticate its node and send `Hello`."""
@@ -97,7 +97,7 @@ class Agents:
         self._collected = collected
         self._lock = lock
         self._steady = steady
-        self._reigns: dict[str, LedPartition] = {}
+        self._led: dict[str, LedPartition] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._requests = numbers(1)
         self._connections = numbers(1)
@@ -106,47 +106,47 @@ class Agents:
 
     def begin(self, partition: str, handle: PartitionHandle) -> None:
         self.end(partition)
-        reign = self._reigns[partition] = LedPartition(handle, self._secrets, self._gang_seed)
+        led = self._led[partition] = LedPartition(handle, self._secrets, self._gang_seed)
         # A known node that does not reconnect is lost after the same time as a connected one.
         for node in present_nodes(handle.partition):
-            reign.nodes[node] = Seen(self._steady())
+            led.nodes[node] = Seen(self._steady())
         for node in own_nodes(handle.partition):  # also lost ones: an operator may enable one before its agent is back
-            self._part(partition, reign, node)
-        self._watchers[partition] = asyncio.create_task(self._watch(partition, reign))
+            self._part(partition, led, node)
+        self._watchers[partition] = asyncio.create_task(self._watch(partition, led))
 
     def dispatch(self, partition: str, messages: Sequence[ForNode]) -> None:
-        reign = self._reigns.get(partition)
-        if reign is None:
+        led = self._led.get(partition)
+        if led is None:
             return
         gangs: dict[int, wire.Gang] = {}
         for message in messages:
-            attached = reign.attached.get(message.node)
+            attached = led.attached.get(message.node)
             if attached is None:
-                self._refuse(reign, message)
+                self._refuse(led, message)
             elif attached.open:
-                attached.put(reign.orders.work(reign.handle.partition, message, gangs))
+                attached.put(led.orders.work(led.handle.partition, message, gangs))
             else:
                 attached.early += stops_of(message)
 
-    def _refuse(self, reign: LedPartition, message: ForNode) -> None:
+    def _refuse(self, led: LedPartition, message: ForNode) -> None:
         """Refuse launches for an agent that is not connected. Stops are sent when it reconnects.
 
         Before readiness launches are not refused: an earlier server may have sent them.
         """
-        if not reign.handle.partition.reign.ready:
+        if not led.handle.partition.readiness.ready:
             return
         reason = f"node {message.node} is not connected"
         for effect in message.launches:
             with suppress(Busy):  # else the agent gets the launch when it reconnects, or the launch times out
-                reign.handle.offer(command_of(message.node, wire.Report(tasks_of(effect), "refused", reason=reason)))
+                led.handle.offer(command_of(message.node, wire.Report(tasks_of(effect), "refused", reason=reason)))
 
     def end(self, partition: str) -> None:
-        reign = self._reigns.pop(partition, None)
+        led = self._led.pop(partition, None)
         watcher = self._watchers.pop(partition, None)
         if watcher is not None:
             watcher.cancel()
-        if reign is not None:
-            for attached in reign.attached.values():
+        if led is not None:
+            for attached in led.attached.values():
                 attached.cut()
 
     # -- a connection --------------------------------------------------------------------------------------------
@@ -227,13 +227,13 @@ class Agents:
     async def _serve(self, partition: str, connection: Connection) -> None:
         number = next(self._connections)
         peer, hello = await self._greeting(partition, connection)
-        reign = self._reigns.get(partition)
-        if reign is None:
+        led = self._led.get(partition)
+        if led is None:
             raise Closed
         name = peer.node
-        before = reign.attached.get(name)
-        self._check_instance(reign, before, peer)
-        seen = reign.nodes.setdefault(name, Seen(self._steady()))
+        before = led.attached.get(name)
+        self._check_instance(led, before, peer)
+        seen = led.nodes.setdefault(name, Seen(self._steady()))
         if number < seen.connection:
             raise Closed  # the agent has abandoned this slow greeting, which lacks newer tasks
         seen.connection = number
@@ -241,47 +241,47 @@ class Agents:
         attached.pool = hello.pool
         if before is not None:
             before.cut()  # an agent that reconnects has abandoned its last connection
-        reign.attached[name] = attached
+        led.attached[name] = attached
         sender = asyncio.create_task(self._send(attached))
         try:
             if peer.instance != peer.before:
                 await self._credentials.settle(peer)
-            await self._join(reign, attached, hello)
+            await self._join(led, attached, hello)
             self._log("agent joined", {"partition": partition, "node": name, "notes": list(hello.notes)})
-            await self._listen(partition, reign, attached)
+            await self._listen(partition, led, attached)
         finally:
             sender.cancel()
-            if reign.attached.get(name) is attached:
-                del reign.attached[name]
+            if led.attached.get(name) is attached:
+                del led.attached[name]
                 self._log("agent gone", {"partition": partition, "node": name})
-                self._part(partition, reign, name)
+                self._part(partition, led, name)
 
-    def _part(self, partition: str, reign: LedPartition, node: str) -> None:
+    def _part(self, partition: str, led: LedPartition, node: str) -> None:
         """Report to the core that the agent of a node is disconnected, so that the node gets no new work."""
-        reign.parted[node] = None
-        if reign.parting is None and self._reigns.get(partition) is reign:
-            reign.parting = asyncio.create_task(self._tell_parted(reign))
+        led.parted[node] = None
+        if led.parting is None and self._led.get(partition) is led:
+            led.parting = asyncio.create_task(self._tell_parted(led))
 
-    async def _tell_parted(self, reign: LedPartition) -> None:
+    async def _tell_parted(self, led: LedPartition) -> None:
         # No await between reading the connections and offering the command: an agent that connects later is added
         # later.
-        while nodes := tuple(node for node in reign.parted if node not in reign.attached):
+        while nodes := tuple(node for node in led.parted if node not in led.attached):
             try:
-                slot = reign.handle.offer(DisconnectNodes(names=nodes, operator=True))
+                slot = led.handle.offer(DisconnectNodes(names=nodes, operator=True))
             except Busy:
                 await asyncio.sleep(BUSY_PAUSE)
                 continue
-            reign.parted = {}
+            led.parted = {}
             await slot
-        reign.parted, reign.parting = {}, None
+        led.parted, led.parting = {}, None
 
-    def _check_instance(self, reign: LedPartition, before: Attached | None, peer: Peer) -> None:
+    def _check_instance(self, led: LedPartition, before: Attached | None, peer: Peer) -> None:
         """Refuse a second agent for a node until the first one is lost.
 
         Two agents with one identity would each seem to have lost the tasks of the other, which keep running until the
         lease ends.
         """
-        seen = reign.nodes.get(peer.node)
+        seen = led.nodes.get(peer.node)
         first = "" if seen is None or seen.lost else seen.instance or peer.before
         if before is not None:
             first = before.peer.instance
@@ -295,10 +295,10 @@ class Agents:
                 "conflict",
             )
 
-    async def _join(self, reign: LedPartition, attached: Attached, hello: wire.Hello) -> None:
+    async def _join(self, led: LedPartition, attached: Attached, hello: wire.Hello) -> None:
         """Add the node: first report its running tasks to the state, then send the standing orders to the agent."""
         name, spec = node_of(hello)
-        seen = reign.nodes.setdefault(name, Seen(self._steady()))
+        seen = led.nodes.setdefault(name, Seen(self._steady()))
         seen.heard, seen.address, seen.instance = self._steady(), hello.address, attached.peer.instance
         greeted = Blocks((*hello.running, *hello.ended))
         commands: list[AnyCommand] = [AddNode(name=name, spec=spec, operator=True)]
@@ -307,93 +307,100 @@ class Agents:
             command_of(name, wire.Report(tasks, "running", ran=(ran,)))
             for tasks, ran in zip(hello.running, times, strict=False)
         ]
-        added, *answers = await self._offer(reign, commands)
+        added, *answers = await self._offer(led, commands)
         if isinstance(added, Rejected):
             raise Refused(added.field, added.problem, added.code)
-        self._check_epoch(reign, hello)
+        self._check_epoch(led, hello)
         if any(isinstance(answer, Rejected) and answer.code == "alarm" for answer in answers):
-            await self._set_aside(reign, name)
+            await self._set_aside(led, name)
 
         def look(partition: Partition) -> tuple[PartitionSettings, list[Tasks], wire.Work]:
-            if not reign.handle.reigns:
+            if not led.handle.leads:
                 raise Closed  # the orders may not be in the journal
             node_id = partition.nodes.find(name)
             if node_id is None or partition.nodes.state[partition.nodes.rows[node_id]] == "lost":
                 raise Closed  # the node was removed in the cycle that added it: the agent reconnects
-            standing = standing_effects(partition, node_id)
+            standing = outstanding_effects(partition, node_id)
             message = standing[0] if standing else ForNode(name)
             return (
                 partition.settings,
                 running_on(partition, name),
-                reign.orders.work(partition, message, {}, standing=True),
+                led.orders.work(partition, message, {}, standing=True),
             )
 
-        settings, running, work = await reign.handle.read(look)
+        settings, running, work = await led.handle.read(look)
         seen.lost = False
-        attached.put(welcome(reign.handle.epoch, settings, hello, self._lock))
+        attached.put(welcome(led.handle.epoch, settings, hello, self._lock))
         early = tuple(attached.early)
         attached.put(msgspec.structs.replace(work, stops=(*work.stops, *early)))
         attached.open = True
         attached.running = Blocks(running)
-        await self._offer(reign, self._missing(attached, greeted))
+        await self._offer(led, self._missing(attached, greeted))
 
-    def _check_epoch(self, reign: LedPartition, hello: wire.Hello) -> None:
+    def _check_epoch(self, led: LedPartition, hello: wire.Hello) -> None:
         """Log a node that has seen a leader whose records are not in this journal."""
-        handle = reign.handle
+        handle = led.handle
         if hello.epoch > handle.epoch or hello.epoch in handle.skipped_epochs:
-            reign.ahead[hello.node] = None
+            led.ahead[hello.node] = None
             self._log("epoch not known", {"node": hello.node, "epoch": hello.epoch, "ours": handle.epoch})
 
-    async def _set_aside(self, reign: LedPartition | None, node: str) -> None:
+    async def _set_aside(self, led: LedPartition | None, node: str) -> None:
         """Drain a node that runs tasks which the journal does not have. They use its capacity."""
-        if reign is None:
+        if led is None:
             return
-        reign.ahead[node] = None
+        led.ahead[node] = None
         reason = "it runs tasks that are not in the journal"
-        for slot in await self._take(reign, [MoveNode(name=node, action="drain", reason=reason, operator=True)]):
+        for slot in await self._take(led, [MoveNode(name=node, action="drain", reason=reason, operator=True)]):
             await slot  # refused if the node drains already or is disabled
 
-    async def _listen(self, partition: str, reign: LedPartition, attached: Attached) -> None:
+    async def _listen(self, partition: str, led: LedPartition, attached: Attached) -> None:
         waiting: set[asyncio.Task[None]] = set()
         try:
-            while reign.attached.get(attached.node) is attached and attached.refusal is None:
+            while led.attached.get(attached.node) is attached and attached.refusal is None:
                 message = decode_from_agent(await attached.connection.recv())
-                reign.nodes[attached.node].heard = self._steady()
-                match message:
-                    case wire.Reports():
-                        for report in message.reports:
-                            if report.results:
-                                self._tell_collected(partition, attached, report.tasks)
-                        slots = await self._take(
-                            reign, [command_of(attached.node, report) for report in message.reports]
-                        )
-                        task = asyncio.create_task(self._confirm(partition, attached, message, slots))
-                        waiting.add(task)
-                        task.add_done_callback(waiting.discard)
-                        task.add_done_callback(attached.cut_if_failed)
-                    case wire.Beat():
-                        attached.put(wire.Beaten(message.number))
-                        await self._compare(reign, attached, message)
-                    case wire.LogPart() | wire.OutputPart():
-                        reader = attached.readers.get(message.request)
-                        if reader is not None and reader.qsize() > wire.LOG_PARTS + 1:  # plus one for a final reason
-                            raise Refused("log", "the agent sends more of a log than it may; update it")
-                        if reader is not None:
-                            reader.put_nowait(message)
-                    case wire.Staged():
-                        for tasks in message.tasks:
-                            self._tell_collected(partition, attached, tasks)
-                    case wire.NewKey():
-                        await self._credentials.renew(attached.peer, message)
-                        self._log("node key renewed", {"partition": partition, "node": attached.node})
-                        attached.put(wire.Renewed())
-                    case wire.Hello() | wire.Knock() | wire.Proof():
-                        raise Refused("greeting", "an agent greets once per connection; connect again")
+                led.nodes[attached.node].heard = self._steady()
+                confirming = await self._receive(partition, led, attached, message)
+                if confirming is not None:
+                    waiting.add(confirming)
+                    confirming.add_done_callback(waiting.discard)
+                    confirming.add_done_callback(attached.cut_if_failed)
         finally:
             for reader in attached.readers.values():
                 reader.put_nowait(None)
             for task in waiting:
                 task.cancel()
+
+    async def _receive(
+        self, partition: str, led: LedPartition, attached: Attached, message: wire.FromAgent
+    ) -> asyncio.Task[None] | None:
+        """Handle a message of an agent. Return the task that confirms reports, if it has some."""
+        match message:
+            case wire.Reports():
+                for report in message.reports:
+                    if report.results:
+                        self._tell_collected(partition, attached, report.tasks)
+                commands = [command_of(attached.node, report) for report in message.reports]
+                slots = await self._take(led, commands)
+                return asyncio.create_task(self._confirm(partition, attached, message, slots))
+            case wire.Beat():
+                attached.put(wire.Beaten(message.number))
+                await self._compare(led, attached, message)
+            case wire.LogPart() | wire.OutputPart():
+                reader = attached.readers.get(message.request)
+                if reader is not None and reader.qsize() > wire.LOG_PARTS + 1:  # plus one for a final reason
+                    raise Refused("log", "the agent sends more of a log than it may; update it")
+                if reader is not None:
+                    reader.put_nowait(message)
+            case wire.Staged():
+                for tasks in message.tasks:
+                    self._tell_collected(partition, attached, tasks)
+            case wire.NewKey():
+                await self._credentials.renew(attached.peer, message)
+                self._log("node key renewed", {"partition": partition, "node": attached.node})
+                attached.put(wire.Renewed())
+            case wire.Hello() | wire.Knock() | wire.Proof():
+                raise Refused("greeting", "an agent greets once per connection; connect again")
+        return None
 
     def _tell_collected(self, partition: str, attached: Attached, tasks: Tasks) -> None:
         check_flat(tasks.indices, "indices")
@@ -420,7 +427,7 @@ class Agents:
                 if isinstance(answer, Rejected):
                     self._log("report refused", {"node": attached.node, "problem": str(answer)})
                     if answer.code == "alarm" and report.state == "running":
-                        await self._set_aside(self._reigns.get(partition), attached.node)
+                        await self._set_aside(self._led.get(partition), attached.node)
                     continue
                 if not isinstance(answer, Accepted):
                     attached.cut()
@@ -435,12 +442,12 @@ class Agents:
                 self._ended(ended)
         attached.put(wire.Confirmed(batch.number))
 
-    async def _compare(self, reign: LedPartition, attached: Attached, beat: wire.Beat) -> None:
+    async def _compare(self, led: LedPartition, attached: Attached, beat: wire.Beat) -> None:
         """Report tasks as lost that run according to the state and are missing from the agent's heartbeat.
 
         There is no race: the agent lists a task until its end is confirmed. By then it has left `running` here.
         """
-        await self._take(reign, self._missing(attached, Blocks(beat.known)))
+        await self._take(led, self._missing(attached, Blocks(beat.known)))
 
     def _missing(self, attached: Attached, listed: Blocks) -> list[Report]:
         """Return loss reports for tasks that run according to the state and are not in `listed`."""
@@ -454,77 +461,85 @@ class Agents:
 
     # -- commands ------------------------------------------------------------------------------------------------
 
-    async def _take(self, reign: LedPartition, commands: Iterable[AnyCommand]) -> list[asyncio.Future[object]]:
+    async def _take(self, led: LedPartition, commands: Iterable[AnyCommand]) -> list[asyncio.Future[object]]:
         """Put commands into the inbox in order, and retry while it is full. The agent's later messages wait."""
         slots: list[asyncio.Future[object]] = []
         for command in commands:
             while True:
                 try:
-                    slots.append(asyncio.ensure_future(reign.handle.offer(command)))
+                    slots.append(asyncio.ensure_future(led.handle.offer(command)))
                     break
                 except Busy:
                     await asyncio.sleep(BUSY_PAUSE)
         return slots
 
-    async def _offer(self, reign: LedPartition, commands: Iterable[AnyCommand]) -> list[object]:
-        answers = [await slot for slot in await self._take(reign, commands)]
+    async def _offer(self, led: LedPartition, commands: Iterable[AnyCommand]) -> list[object]:
+        answers = [await slot for slot in await self._take(led, commands)]
         if not all(isinstance(answer, Accepted | Rejected) for answer in answers):
             raise Closed  # the writer has ended
         return answers
 
     # -- silent nodes --------------------------------------------------------------------------------------------
 
-    async def _watch(self, partition: str, reign: LedPartition) -> None:
+    async def _watch(self, partition: str, led: LedPartition) -> None:
         """Once the partition is ready, report nodes as lost after a lease and a heartbeat of silence."""
         while True:
             await asyncio.sleep(WATCH_PAUSE)
-            for attached in reign.attached.values():
+            for attached in led.attached.values():
                 self._check_credential(partition, attached)
-            ready, settings, own = await reign.handle.read(
-                lambda state: (state.reign.ready, state.settings, present_nodes(state))
+            ready, settings, own = await led.handle.read(
+                lambda state: (state.readiness.ready, state.settings, present_nodes(state))
             )
             if not ready:
                 continue
-            if reign.ready_since is None:
-                reign.ready_since = self._steady()
+            if led.ready_since is None:
+                led.ready_since = self._steady()
             present = set(own)
-            for attached in reign.attached.values():
+            for attached in led.attached.values():
                 if attached.open and attached.node not in present:
                     attached.cut()  # the node was removed or declared lost: a live agent joins again
-            present |= reign.attached.keys()
-            for node, seen in reign.nodes.items():
+            present |= led.attached.keys()
+            for node, seen in led.nodes.items():
                 if node not in present:
                     seen.lost = True  # the node was removed or declared lost by a command
-            silent: list[AnyCommand] = []
-            for node in own:
-                seen = reign.nodes.setdefault(node, Seen(self._steady()))
-                if seen.lost and node not in reign.attached:
-                    seen.lost, seen.heard = False, self._steady()  # an operator expects it back: full time again
-                late = max(seen.heard, reign.ready_since) + (settings.lease + settings.heartbeat) / SECOND
-                if not seen.lost and self._steady() > late:
-                    seen.lost = True
-                    self._log("agent silent", {"partition": partition, "node": node})
-                    connection = reign.attached.get(node)
-                    if connection is not None:
-                        connection.cut()
-                    silent.append(MoveNode(name=node, action="lose", operator=True))
-            for slot in await self._take(reign, silent):
+            silent = self._silent_nodes(led, own, led.ready_since, settings)
+            for node in silent:
+                self._log("agent silent", {"partition": partition, "node": node})
+                if node in led.attached:
+                    led.attached[node].cut()
+            lost = [MoveNode(name=node, action="lose", operator=True) for node in silent]
+            for slot in await self._take(led, lost):
                 await slot  # the state includes the loss before the next check
+
+    def _silent_nodes(
+        self, led: LedPartition, nodes: Iterable[str], ready_since: float, settings: PartitionSettings
+    ) -> list[str]:
+        """Return the nodes that have been silent for too long, and mark them as lost."""
+        silent: list[str] = []
+        for node in nodes:
+            seen = led.nodes.setdefault(node, Seen(self._steady()))
+            if seen.lost and node not in led.attached:
+                seen.lost, seen.heard = False, self._steady()  # an operator expects it back: full time again
+            late = max(seen.heard, ready_since) + (settings.lease + settings.heartbeat) / SECOND
+            if not seen.lost and self._steady() > late:
+                seen.lost = True
+                silent.append(node)
+        return silent
 
     def _check_credential(self, partition: str, attached: Attached) -> None:
         """Close the connection of a node with a revoked or expired key; request a new key before it expires."""
-        standing = self._credentials.standing(attached.peer)
-        if standing == "valid" or attached.refusal is not None:
+        validity = self._credentials.validity(attached.peer)
+        if validity == "valid" or attached.refusal is not None:
             return
-        if standing != "revoked" and attached.renewal is None:
+        if validity != "revoked" and attached.renewal is None:
             attached.renewal = self._steady()
             attached.put(wire.Renew())
-        elif standing == "revoked" or (
-            standing == "expired" and attached.renewal is not None and self._steady() > attached.renewal + RENEWAL_TIME
+        elif validity == "revoked" or (
+            validity == "expired" and attached.renewal is not None and self._steady() > attached.renewal + RENEWAL_TIME
         ):
-            self._log("agent cut off", {"partition": partition, "node": attached.node, "credential": standing})
+            self._log("agent cut off", {"partition": partition, "node": attached.node, "credential": validity})
             attached.refuse(
-                f"the credential of node {attached.node} {'was revoked' if standing == 'revoked' else 'has expired'}; "
+                f"the credential of node {attached.node} {'was revoked' if validity == 'revoked' else 'has expired'}; "
                 f"join again with a new token: fairlead token create --role join --node {attached.node}"
             )
 
@@ -532,14 +547,14 @@ class Agents:
 
     def ahead(self) -> dict[str, list[str]]:
         """Return for each partition the nodes that report attempts or epochs which the journal never had."""
-        return {name: sorted(reign.ahead) for name, reign in self._reigns.items() if reign.ahead}
+        return {name: sorted(led.ahead) for name, led in self._led.items() if led.ahead}
 
     def connected(self, partition: str) -> dict[str, float]:
         """Return connected nodes → seconds since the last message from each."""
-        reign = self._reigns.get(partition)
-        if reign is None:
+        led = self._led.get(partition)
+        if led is None:
             return {}
-        return {name: self._steady() - reign.nodes[name].heard for name in sorted(reign.attached)}
+        return {name: self._steady() - led.nodes[name].heard for name in sorted(led.attached)}
 
     async def log(self, partition: str, node: str, asked: wire.LogRequest) -> AsyncIterator[wire.LogPart]:
         """Yield a task's log from its node. The last part is marked, and has the problem if there is one.
@@ -559,16 +574,16 @@ class Agents:
 
     def taken(self, partition: str, node: str, tasks: Tasks, user: str) -> None:
         """Tell a node that the result files of tasks are stored. A disconnected node lists them again when it joins."""
-        reign = self._reigns.get(partition)
-        attached = reign.attached.get(node) if reign is not None else None
+        led = self._led.get(partition)
+        attached = led.attached.get(node) if led is not None else None
         if attached is not None:
             attached.put(wire.Taken(tasks, user))
 
     async def _read(
         self, partition: str, node: str, asked: wire.LogRequest | wire.OutputRequest
     ) -> AsyncIterator[wire.LogPart | wire.OutputPart]:
-        reign = self._reigns.get(partition)
-        attached = reign.attached.get(node) if reign is not None else None
+        led = self._led.get(partition)
+        attached = led.attached.get(node) if led is not None else None
         if attached is None or not attached.open:
             raise Away(f"node {node} is not connected; its logs are there when it is back")
         request = next(self._requests)

@@ -12,11 +12,11 @@ from fairlead.core.ranges import indices
 from fairlead.core.reader import check_name
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
-from fairlead.engines.base import Ended, Peer
-from fairlead.engines.connections import Attached, block_of
-from fairlead.wire import agent as wire
-from fairlead.wire.agent import Hello, Tasks
-from fairlead.wire.identity import NONCE_BYTES
+from fairlead.engines.agent_connections import Attached, block_of
+from fairlead.engines.engine import Ended, Peer
+from fairlead.wire import agent_messages as wire
+from fairlead.wire.agent_messages import Hello, Tasks
+from fairlead.wire.handshake import NONCE_BYTES
 
 
 def check_knock(knock: wire.Knock) -> None:

@@ -14,8 +14,8 @@ from fairlead.core.outcomes import live_of
 from fairlead.core.ranges import Flat, Ranges, indices
 from fairlead.core.resources import CPU, MEMORY
 from fairlead.core.state import Partition
-from fairlead.engines.base import Secrets
-from fairlead.wire.agent import Gang, Launch, Place, Spec, Stop, Tasks, Work
+from fairlead.engines.engine import Secrets
+from fairlead.wire.agent_messages import Gang, Launch, Place, Spec, Stop, Tasks, Work
 
 FIRST_PORT, PORTS = 20_000, 6_000
 """Ports for the rendezvous of gangs, below the range that systems assign by themselves."""
@@ -56,7 +56,7 @@ class Orders:
                 at,
                 effect.devices,
                 effect.chain,
-                effect.rooms,
+                effect.slots,
                 self._gang(partition, stage, effect.indices, gangs) if _is_gang(stage) else None,
             )
             if launches and _can_join(launches[-1], launch):
@@ -146,7 +146,7 @@ def _can_join(first: Launch, second: Launch) -> bool:
     before, after = first.tasks, second.tasks
     return (
         (before.number, before.stage, before.attempt) == (after.number, after.stage, after.attempt)
-        and (first.chain, first.rooms) == (second.chain, second.rooms)
+        and (first.chain, first.slots) == (second.chain, second.slots)
         and not first.devices
         and not second.devices
         and first.gang is None

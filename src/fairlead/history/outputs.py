@@ -23,8 +23,8 @@ import msgspec
 from fairlead.core.ranges import Ranges, indices
 from fairlead.history.recorder import ResultRow
 from fairlead.history.stores import Store
-from fairlead.wire.agent import MAX_OUTPUT, Collected, LogRequest, Output, OutputPart, Stream, Tasks
-from fairlead.wire.results import is_safe_name
+from fairlead.wire.agent_messages import MAX_OUTPUT, Collected, LogRequest, Output, OutputPart, Stream, Tasks
+from fairlead.wire.result_names import is_safe_name
 
 JOBS_PER_FOLDER, TASKS_PER_FOLDER = 100, 100
 CHECKED_AFTER = 16
@@ -49,24 +49,6 @@ class OutputStore:
         self._age = age
         self._unchecked = 0
         self._lock = threading.Lock()
-
-    def receive(
-        self,
-        partition: str,
-        user: str,
-        tasks: Tasks,
-        limits: tuple[int, int],
-        record: Record,
-        only_results: bool,
-    ) -> Incoming:
-        """Return the receiver for the output of a block of tasks.
-
-        `limits` are the most result files and bytes per task.
-
-        With `only_results`, the node has announced result files of these tasks, and a task whose files do not arrive
-        gets a warning.
-        """
-        return Incoming(self, partition, user, tasks, limits, record, only_results)
 
     def size(self, partition: str, asked: LogRequest) -> int | None:
         """Return the size of a log; None if the server has no copy of it."""
@@ -133,6 +115,11 @@ class Incoming:
         record: Record,
         only_results: bool,
     ) -> None:
+        """Receive the output of some tasks. `limits` are the most result files and bytes per task.
+
+        With `only_results`, the node has announced result files of these tasks, and a task whose files do not arrive
+        gets a warning.
+        """
         self._store = store
         self._partition = partition
         self._user = user

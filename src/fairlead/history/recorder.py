@@ -94,7 +94,7 @@ class Store(Protocol):
     def counted(self, partition: str) -> dict[int, dict[str, int]]:
         """Return the task counts by outcome of every stored job, by job number."""
 
-    def known(self, partition: str, number: int) -> list[AttemptRow]:
+    def attempts(self, partition: str, number: int) -> list[AttemptRow]:
         """Return the stored attempts of a job."""
 
     def newest(self, partition: str) -> Micros:
@@ -132,7 +132,7 @@ class HistoryRecorder:
             tasks = _tasks(job)
             if not tasks or written.get(job.number) == tasks:
                 continue
-            stored = self._store.known(partition.name, job.number)
+            stored = self._store.attempts(partition.name, job.number)
             lacking = _lacking(replayed.get((partition.name, job.number), ()), stored)
             attempts += lacking
             attempts += _missing(partition, job, [*stored, *lacking])

@@ -17,13 +17,13 @@ import msgspec
 
 from fairlead.core.model import Micros
 from fairlead.core.ranges import Ranges, count, difference
-from fairlead.history.copies import mark_copied, not_copied
+from fairlead.history.copied_logs import mark_copied, not_copied
 from fairlead.history.filter import EVERY_JOB, JobFilter, condition
 from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
 from fairlead.history.tables import DROPPED_AT_ONCE, Session, tables_at
-from fairlead.history.usage import UsageReport, add_ended
-from fairlead.journal.base import JournalError
-from fairlead.wire.agent import Tasks
+from fairlead.history.usage_report import UsageReport, add_ended
+from fairlead.journal.journal import JournalError
+from fairlead.wire.agent_messages import Tasks
 
 PAUSE = 0.2
 """Seconds that rows are collected before they are written."""
@@ -262,9 +262,6 @@ class History:
     def counted(self, partition: str) -> dict[int, dict[str, int]]:
         rows = self._ask("SELECT number, tasks FROM jobs WHERE partition = ?", partition)
         return {number: msgspec.json.decode(tasks) for number, tasks in rows}
-
-    def known(self, partition: str, number: int) -> list[AttemptRow]:
-        return self.attempts(partition, number)
 
     def newest(self, partition: str) -> int:
         rows = self._ask("SELECT ended FROM attempts WHERE partition = ? ORDER BY rowid DESC LIMIT 1", partition)

@@ -1,7 +1,7 @@
 """The databases of the history: an SQLite file, or a PostgreSQL database.
 
 The statements of the history are written once, in SQL that both databases understand, with `?` and `:name` for values.
-What differs is here and in `fairlead.history.postgresql`: sessions, a few expressions, and the size in bytes.
+What differs is here and in `fairlead.history.pgsession`: sessions, a few expressions, and the size in bytes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from fairlead.history.schema import create_tables
-from fairlead.journal.base import JournalError
-from fairlead.journal.opening import is_url, need_driver
+from fairlead.journal.journal import JournalError
+from fairlead.journal.locate import is_url, need_driver
 
 DROPPED_AT_ONCE = 200
 """Jobs that are deleted per transaction when the history is too large."""
@@ -95,7 +95,7 @@ def tables_at(place: str | os.PathLike[str]) -> Tables:
     if not is_url(place):
         return SqliteTables(place)
     need_driver()
-    from fairlead.history.postgresql import PostgresTables
+    from fairlead.history.pgsession import PostgresTables
 
     return PostgresTables(str(place))
 

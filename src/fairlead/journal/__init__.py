@@ -4,7 +4,8 @@ A journal stores opaque bytes; `codec` encodes changes. `opening` opens a journa
 imported here, because it needs a package that is not always installed.
 """
 
-from fairlead.journal.base import (
+from fairlead.journal.in_memory import MemoryJournal
+from fairlead.journal.journal import (
     Damaged,
     Fenced,
     Held,
@@ -18,7 +19,6 @@ from fairlead.journal.base import (
     TooNew,
     UnknownOutcome,
 )
-from fairlead.journal.memory import MemoryJournal
 from fairlead.journal.sql import SqliteJournal
 
 __all__ = [

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from fairlead.journal.base import LINE, Damaged, JournalError, NotWritten, Pruned, Record, Snapshot, raised
+from fairlead.journal.journal import LINE, Damaged, JournalError, NotWritten, Pruned, Record, Snapshot, raised
 
 GENESIS = bytes(16)
 KEPT_SNAPSHOTS = 2
@@ -91,7 +91,7 @@ class ChainedJournal(ABC):
         """Run a block in one read transaction, so that all its reads see the same state of the records."""
 
     @abstractmethod
-    def _standing(self, stream: str) -> tuple[Reign, Mark]:
+    def _state_of(self, stream: str) -> tuple[Reign, Mark]:
         """Return the reign of a stream and its last record, checked. Must be the first read of a transaction."""
 
     @abstractmethod
@@ -155,14 +155,14 @@ class ChainedJournal(ABC):
         with self._transaction("reading all streams"):
             self._is_frozen = True
             try:
-                yield {name: self._standing(name) for name in self._names()}
+                yield {name: self._state_of(name) for name in self._names()}
             finally:
                 self._is_frozen = False
 
-    def standing(self, stream: str) -> tuple[Reign, Mark]:
+    def state_of(self, stream: str) -> tuple[Reign, Mark]:
         """Return the reign of a stream and its last record."""
         with self._reading(f"stream {stream!r}: reading its reign"):
-            return self._standing(stream)
+            return self._state_of(stream)
 
     def batches(self, stream: str, after: int, last: int) -> Iterator[list[Any]]:
         """Yield the records after `after` up to `last`, in batches of rows, in the form that `adopt` takes."""
@@ -181,17 +181,17 @@ class ChainedJournal(ABC):
 
     def last(self, stream: str) -> int:
         with self._reading(f"stream {stream!r}: reading its last record"):
-            return self._standing(stream)[1].seq
+            return self._state_of(stream)[1].seq
 
     def epoch(self, stream: str) -> int:
         with self._reading(f"stream {stream!r}: reading its epoch"):
-            return self._standing(stream)[0].epoch
+            return self._state_of(stream)[0].epoch
 
     def read(self, stream: str, after: int = 0) -> Iterator[Record]:
         chain: bytes | None = None
         while True:
             with self._reading(f"stream {stream!r}: reading behind record {after}"):
-                row, tail = self._standing(stream)
+                row, tail = self._state_of(stream)
                 where = f"{self.path}: stream {stream!r}"
                 if after < row.base:
                     raise Pruned(
@@ -244,7 +244,7 @@ class ChainedJournal(ABC):
                 if snapshot:
                     return snapshot
             with self._reading(f"stream {stream!r}: reading its base"):
-                row, _ = self._standing(stream)
+                row, _ = self._state_of(stream)
             if not row.base:
                 return None
             if numbers == tried:  # else another process saved a newer snapshot and pruned meanwhile
@@ -267,18 +267,18 @@ class ChainedJournal(ABC):
         if digest != digest_of(b"fairlead-snap", chain, stream, (seq, born), payload):
             return None
         with self._reading(f"stream {stream!r}: reading record {seq}"):
-            standing, tail = self._standing(stream)
-            if born != standing.born or seq < standing.base:
+            reign, tail = self._state_of(stream)
+            if born != reign.born or seq < reign.base:
                 return None
             if seq > tail.seq:
                 raise self._damage(stream, f"the last record is {tail.seq}, but there is a snapshot at {seq}")
-            if self._digest_at(stream, standing, seq) != chain:
+            if self._digest_at(stream, reign, seq) != chain:
                 raise self._damage(stream, f"the snapshot at {seq} was made of another record {seq}")
         return Snapshot(seq, payload)
 
     def save_snapshot(self, stream: str, seq: int, payload: bytes) -> None:
         with self._reading(f"stream {stream!r}: reading record {seq}"):
-            row, tail = self._standing(stream)
+            row, tail = self._state_of(stream)
             chain = self._digest_at(stream, row, seq)
         if not chain or not seq:
             raise NotWritten(

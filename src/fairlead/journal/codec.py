@@ -13,15 +13,17 @@ from typing import Any
 import msgspec
 
 from fairlead.core.changes import DEFINED, Change, News
-from fairlead.core.cluster import NOTHING, ClusterConfigured
+from fairlead.core.cluster_config import NOTHING, ClusterConfigured, Remains
 from fairlead.core.commands import Actor
 from fairlead.core.dump import NotADump, load
 from fairlead.core.model import Micros
 from fairlead.core.state import Partition, Touched
-from fairlead.journal.base import Damaged, Journal, TooNew
+from fairlead.journal.journal import Damaged, Journal, TooNew
 
 FORMAT = 1
 CLUSTER_STREAM = "cluster"
+REMOVED = "removed/"
+"""The beginning of the names of streams with what is kept of removed partitions."""
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +43,11 @@ class _Acted(msgspec.Struct, frozen=True, array_like=True):
     """None in records of earlier versions."""
 
 
+class _RemainsRecord(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    remains: Remains
+
+
 class _ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
     format: int
     configured: ClusterConfigured
@@ -51,6 +58,7 @@ _decode_head = msgspec.msgpack.Decoder(_Head).decode
 _decode_stamp = msgspec.msgpack.Decoder(_Stamp).decode
 _decode_acted = msgspec.msgpack.Decoder(_Acted).decode
 _decode_cluster = msgspec.msgpack.Decoder(_ClusterRecord).decode
+_decode_remains = msgspec.msgpack.Decoder(_RemainsRecord).decode
 
 
 @cache
@@ -63,6 +71,11 @@ def _record_decoder(count: int) -> msgspec.msgpack.Decoder[Any]:
 def stream_of(partition: str) -> str:
     """Return the name of the stream that has the records of a partition."""
     return f"partition/{partition}"
+
+
+def removed_stream_of(partition: str) -> str:
+    """Return the name of the stream that has a record for each removal of a partition of this name."""
+    return f"{REMOVED}{partition}"
 
 
 def encode(now: Micros, changes: Sequence[Change[Any]], actors: Sequence[Actor] | None = ()) -> bytes:
@@ -147,6 +160,26 @@ def decode_cluster(payload: bytes, where: str) -> ClusterConfigured:
         return _decode_cluster(payload).configured
     except msgspec.MsgspecError as problem:
         raise Damaged(where, f"it is not a configuration ({problem})") from None
+
+
+def encode_remains(remains: Remains) -> bytes:
+    return _encode((FORMAT, remains))
+
+
+def restore_remains(journal: Journal, partition: str) -> Remains | None:
+    """Return what is kept of the last removed partition of this name; None if there was none."""
+    stream, remains = removed_stream_of(partition), None
+    for record in journal.read(stream):
+        remains = decode_remains(record.payload, f"record {record.seq} of {stream}")
+    return remains
+
+
+def decode_remains(payload: bytes, where: str) -> Remains:
+    try:
+        _check_format(payload, where)
+        return _decode_remains(payload).remains
+    except msgspec.MsgspecError as problem:
+        raise Damaged(where, f"it is not what is kept of a removed partition ({problem})") from None
 
 
 def _check_format(payload: bytes, where: str) -> None:

@@ -9,8 +9,8 @@ import os
 import struct
 from pathlib import Path
 
-from fairlead.journal.base import Damaged, JournalError, NotWritten
 from fairlead.journal.chained import Mark
+from fairlead.journal.journal import Damaged, JournalError, NotWritten
 
 
 class HeadFile:

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
-from fairlead.journal.base import JournalError, Locked, NotWritten, UnknownOutcome
+from fairlead.journal.journal import JournalError, Locked, NotWritten, UnknownOutcome
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

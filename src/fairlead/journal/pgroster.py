@@ -11,11 +11,11 @@ from contextlib import suppress
 
 import psycopg
 
-from fairlead.journal.base import JournalError
+from fairlead.journal.journal import JournalError
 from fairlead.journal.leases import LEASE
 from fairlead.journal.pgconnection import CHANNEL, Connection, connect, explained, shown_url, writing
 from fairlead.journal.pgschema import prepare
-from fairlead.journal.roster import Lease, Member, Standing
+from fairlead.journal.roster import Lease, Member, Membership
 
 EVERY = 0.25
 """Seconds between two heartbeats."""
@@ -39,7 +39,7 @@ class PostgresRoster:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def look(self, version: int, takes: bool) -> Standing:
+    def heartbeat(self, version: int, takes: bool) -> Membership:
         try:
             if self._db is None:
                 self._db = connect(self._url, "roster")
@@ -79,13 +79,13 @@ class PostgresRoster:
             if isinstance(problem, JournalError):
                 raise
             raise explained(problem, self._where, "looking for other servers") from problem
-        return Standing(self._server, members, leases)
+        return Membership(self._server, members, leases)
 
-    def listen(self, woken: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=self._listen, args=(woken,), name="listener", daemon=True)
+    def listen(self, wake: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=self._listen, args=(wake,), name="listener", daemon=True)
         self._thread.start()
 
-    def call(self) -> None:
+    def notify(self) -> None:
         with suppress(psycopg.Error):  # the other servers read the rows by themselves a little later
             if self._db is not None:
                 self._db.execute(f"NOTIFY {CHANNEL}")
@@ -102,7 +102,7 @@ class PostgresRoster:
                 "AND expires > clock_timestamp()))",
                 {"draining": draining, "id": member},
             )
-        self.call()
+        self.notify()
         return done.rowcount == 1
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class PostgresRoster:
                     "DELETE FROM servers WHERE id = %s OR expires < clock_timestamp() - %s::interval",
                     (self._server, OLD),
                 )
-        self.call()
+        self.notify()
         self._forget()
         if self._thread is not None:
             self._thread.join()
@@ -124,13 +124,13 @@ class PostgresRoster:
                 self._db.close()
         self._db = None
 
-    def _listen(self, woken: Callable[[], None]) -> None:
+    def _listen(self, wake: Callable[[], None]) -> None:
         while not self._over.is_set():
             try:
                 with connect(self._url, "listener") as connection:
                     connection.execute(f"LISTEN {CHANNEL}")
                     while not self._over.is_set():
                         for _ in connection.notifies(timeout=LISTENING, stop_after=1):
-                            woken()
+                            wake()
             except (psycopg.Error, JournalError):
                 self._over.wait(LISTENING)

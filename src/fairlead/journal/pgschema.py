@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from fairlead.journal.base import JournalError, TooNew
+from fairlead.journal.journal import JournalError, TooNew
 from fairlead.journal.pgconnection import SCHEMA, Connection, writing
 
 MIGRATION_LOCK = 0x464C4A31

@@ -16,14 +16,6 @@ from typing import Any
 
 import psycopg
 
-from fairlead.journal.base import (
-    Damaged,
-    Fenced,
-    Held,
-    JournalError,
-    NotWritten,
-    UnknownOutcome,
-)
 from fairlead.journal.chained import (
     GENESIS,
     KEPT_SNAPSHOTS,
@@ -34,8 +26,16 @@ from fairlead.journal.chained import (
     Reign,
     record_digest,
 )
+from fairlead.journal.journal import (
+    Damaged,
+    Fenced,
+    Held,
+    JournalError,
+    NotWritten,
+    UnknownOutcome,
+)
+from fairlead.journal.lease_renewer import LeaseRenewer
 from fairlead.journal.leases import LEASE
-from fairlead.journal.leasing import Keeper
 from fairlead.journal.pgconnection import (
     CHANNEL,
     SCHEMA,
@@ -53,8 +53,8 @@ PATIENCE = 10.0
 """Seconds for which a lost connection is tried again, to find out whether the last record was written."""
 RETRY = 0.1
 
-# One statement is one transaction and one round trip. `seq` makes sure that no record is written twice. Only the keeper
-# renews the lease: otherwise a crash right after a write would be noticed later.
+# One statement is one transaction and one round trip. `seq` makes sure that no record is written twice. Only
+# `LeaseRenewer` renews the lease: otherwise a crash right after a write would be noticed later.
 _APPEND = b"""
 WITH mine AS (
     UPDATE reigns SET seq = %(seq)s::bigint, digest = %(digest)b::bytea
@@ -95,7 +95,7 @@ class PostgresJournal(ChainedJournal):
         self._skipped = {}
         self._tails: dict[str, Mark] = {}
         """Stream → the last record of this object's reign."""
-        self._keeper = Keeper(url, self._server, lease)
+        self._renewer = LeaseRenewer(url, self._server, lease)
         self._session = ""
         self._db = self._connected()
         try:
@@ -109,7 +109,7 @@ class PostgresJournal(ChainedJournal):
             raise
 
     def leads_until(self) -> float:
-        return self._keeper.leads_until()
+        return self._renewer.leads_until()
 
     def _connected(self) -> Connection:
         self._session = token_hex(8)
@@ -129,7 +129,7 @@ class PostgresJournal(ChainedJournal):
             self._put(stream, row, tail)
             self._db.execute("UPDATE reigns SET origin = %s WHERE stream = %s", (origin, stream))
         self._tails[stream] = tail._replace(epoch=row.epoch)
-        self._keeper.keep(stream, row.epoch, sent)
+        self._renewer.keep(stream, row.epoch, sent)
         return row.epoch
 
     def _origin(self) -> str:
@@ -157,7 +157,7 @@ class PostgresJournal(ChainedJournal):
         holder, address, left = lease
         if holder not in ("", self._server) and left > 0:
             raise Held(stream, address, left)
-        return self._standing(stream)
+        return self._state_of(stream)
 
     def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
         tail = self._tails.get(stream)
@@ -275,7 +275,7 @@ class PostgresJournal(ChainedJournal):
             self._reconnect()
         return writing(self._db, self.path, doing)
 
-    def _standing(self, stream: str) -> tuple[Reign, Mark]:
+    def _state_of(self, stream: str) -> tuple[Reign, Mark]:
         row = self._db.execute(
             "SELECT epoch, born, base, base_digest, seal, seq, digest FROM reigns WHERE stream = %s", (stream,)
         ).fetchone()
@@ -363,7 +363,7 @@ class PostgresJournal(ChainedJournal):
     def _prune_some(self, stream: str, upto: int) -> bool:
         with self._writing(f"stream {stream!r}: pruning to {upto}"):
             self._db.execute("SELECT 1 FROM reigns WHERE stream = %s FOR UPDATE", (stream,))
-            row, _ = self._standing(stream)
+            row, _ = self._state_of(stream)
             if row.base >= upto:
                 return False
             cut = min(upto, row.base + PRUNED_AT_ONCE)
@@ -389,7 +389,7 @@ class PostgresJournal(ChainedJournal):
             self._put(stream, row, Mark(0, row.epoch, GENESIS))
             self._db.execute("UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s", (stream,))
         self._tails.pop(stream, None)
-        self._keeper.forget(stream)
+        self._renewer.forget(stream)
 
     # Copying
 
@@ -447,7 +447,7 @@ class PostgresJournal(ChainedJournal):
 
     def close(self) -> None:
         """Close the journal and give up its leases, so that another server can take over without waiting."""
-        self._keeper.close()
+        self._renewer.close()
         with suppress(psycopg.Error):
             for stream, tail in self._tails.items():
                 self._db.execute(

@@ -32,7 +32,7 @@ class Lease(msgspec.Struct, frozen=True):
     """The last record of the stream."""
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Membership(msgspec.Struct, frozen=True):
     """The servers and streams at one time, as one server sees them."""
 
     me: str
@@ -46,6 +46,10 @@ class Standing(msgspec.Struct, frozen=True):
         """Return the address of the server that leads a stream; empty if there is none."""
         return self.leases.get(stream, Lease()).address
 
+    def leads(self, stream: str) -> bool:
+        """True if this server leads a stream."""
+        return self.holder(stream) == self.me
+
 
 class Roster(Protocol):
     """The list of servers, as one server reads and updates it in one thread. Every method may raise `JournalError`."""
@@ -55,13 +59,13 @@ class Roster(Protocol):
     every: float
     """Seconds between two heartbeats."""
 
-    def look(self, version: int, takes: bool) -> Standing:
+    def heartbeat(self, version: int, takes: bool) -> Membership:
         """Send a heartbeat of this server; return the members and leases."""
 
-    def listen(self, woken: Callable[[], None]) -> None:
-        """Have `woken` called, in any thread, when another server has news."""
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, in any thread, when another server has news."""
 
-    def call(self) -> None:
+    def notify(self) -> None:
         """Wake the other servers, because this server has news."""
 
     def drain(self, member: str, draining: bool) -> bool:
@@ -77,13 +81,13 @@ class Alone:
     lasts, every = float("inf"), 5.0
     """A heartbeat is only needed for a partition that refused the configuration; everything else wakes the server."""
 
-    def look(self, version: int, takes: bool) -> Standing:
-        return Standing("alone", (Member("alone", "", version),), {})
+    def heartbeat(self, version: int, takes: bool) -> Membership:
+        return Membership("alone", (Member("alone", "", version),), {})
 
-    def listen(self, woken: Callable[[], None]) -> None:
+    def listen(self, wake: Callable[[], None]) -> None:
         pass
 
-    def call(self) -> None:
+    def notify(self) -> None:
         pass
 
     def drain(self, member: str, draining: bool) -> bool:
@@ -105,19 +109,19 @@ def places(counts: Mapping[str, int], streams: int) -> dict[str, int]:
     return {server: least + (at < more) for at, server in enumerate(order)}
 
 
-def spread(standing: Standing, streams: Sequence[str]) -> tuple[list[str], list[str]]:
+def spread(membership: Membership, streams: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the streams without a leader that this server should take, and the stream, if any, that it should give up.
 
     A server gives up a stream only while every stream has a leader.
     """
-    held = {stream: standing.holder(stream) for stream in streams}
-    counts = {member.id: 0 for member in standing.members if member.takes}
+    held = {stream: membership.holder(stream) for stream in streams}
+    counts = {member.id: 0 for member in membership.members if member.takes}
     for holder in held.values():
         if holder in counts:
             counts[holder] += 1
-    mine = sorted(stream for stream, holder in held.items() if holder == standing.me)
+    mine = sorted(stream for stream, holder in held.items() if holder == membership.me)
     free = sorted(stream for stream, holder in held.items() if not holder)
-    place = places(counts, len(streams)).get(standing.me, 0)
+    place = places(counts, len(streams)).get(membership.me, 0)
     if counts and not free and len(mine) > place:
         return [], mine[-1:]
     return free[: max(0, place - len(mine))], []

@@ -20,10 +20,10 @@ from fairlead.core.dump import dump, load
 from fairlead.core.model import Micros
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
-from fairlead.journal.base import JournalError, Locked
 from fairlead.journal.chained import ChainedJournal
 from fairlead.journal.codec import replay, restore, stream_of, time_of
-from fairlead.journal.opening import is_url, open_journal
+from fairlead.journal.journal import JournalError, Locked
+from fairlead.journal.locate import is_url, open_journal
 
 DATABASE = "FAIRLEAD_DATABASE"
 """The variable with the address of the database."""
@@ -63,7 +63,7 @@ def renew(path: str | os.PathLike[str], partition: str, age: int = 0) -> int:
 def _keep_age(journal: ChainedJournal, partition: str, before: int, age: Micros) -> int:
     """Return the last record up to `before` that is older than `age`, after saving a snapshot at that record."""
     stream = stream_of(partition)
-    base = journal.standing(stream)[0].base
+    base = journal.state_of(stream)[0].base
     state = Partition(partition)
     if base:
         first = journal.load_snapshot(stream, base)

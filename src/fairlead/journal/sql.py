@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
-from fairlead.journal.base import Damaged, Fenced, JournalError, NotWritten
 from fairlead.journal.chained import (
     GENESIS,
     KEPT_SNAPSHOTS,
@@ -21,6 +20,7 @@ from fairlead.journal.chained import (
     record_digest,
 )
 from fairlead.journal.headfile import HeadFile
+from fairlead.journal.journal import Damaged, Fenced, JournalError, NotWritten
 from fairlead.journal.sqlitefile import File
 
 Synchronous = Literal["full", "normal", "off"]
@@ -109,7 +109,7 @@ class SqliteJournal(ChainedJournal):
 
     def reign(self, stream: str) -> int:
         with self._file.writing(f"stream {stream!r}: beginning a reign"):
-            row, tail = self._standing(stream)
+            row, tail = self._state_of(stream)
             if row.slot < 0:
                 [(slot,)] = self._file.run("SELECT coalesce(max(slot), -1) + 1 FROM reigns")
                 row = row._replace(slot=slot)
@@ -159,7 +159,7 @@ class SqliteJournal(ChainedJournal):
         finally:
             self._marks = None
 
-    def _standing(self, stream: str) -> tuple[Reign, Mark]:
+    def _state_of(self, stream: str) -> tuple[Reign, Mark]:
         """Return the reign of a stream and its last record, checked against the head.
 
         Must be the first read of a transaction.
@@ -182,13 +182,17 @@ class SqliteJournal(ChainedJournal):
             raise self._damage(stream, "its reign does not match its digest")
         tail = Mark(*last) if last else Mark(row.base, row.epoch, row.base_digest)
         if head and head.epoch >= row.born:
-            if head.seq > tail.seq:
-                raise self._cut(stream, f"the last record is {tail.seq}, but {head.seq} was written")
-            if head.epoch > row.epoch:
-                raise self._cut(stream, f"the reign is at epoch {row.epoch}, but {head.epoch} began")
-            if head.seq >= row.base and self._digest_at(stream, row, head.seq) != head.digest:
-                raise self._cut(stream, f"record {head.seq} is not the one that was written")
+            self._check_head(stream, row, tail, head)
         return row, tail
+
+    def _check_head(self, stream: str, row: Reign, tail: Mark, head: Mark) -> None:
+        """Raise `Damaged` if the records lack what the head says was written."""
+        if head.seq > tail.seq:
+            raise self._cut(stream, f"the last record is {tail.seq}, but {head.seq} was written")
+        if head.epoch > row.epoch:
+            raise self._cut(stream, f"the reign is at epoch {row.epoch}, but {head.epoch} began")
+        if head.seq >= row.base and self._digest_at(stream, row, head.seq) != head.digest:
+            raise self._cut(stream, f"record {head.seq} is not the one that was written")
 
     def _digest_at(self, stream: str, row: Reign, seq: int) -> bytes | None:
         if seq == row.base:
@@ -273,7 +277,7 @@ class SqliteJournal(ChainedJournal):
 
     def _prune_some(self, stream: str, upto: int) -> bool:
         with self._file.writing(f"stream {stream!r}: pruning to {upto}"):
-            row, _ = self._standing(stream)
+            row, _ = self._state_of(stream)
             if row.base >= upto:
                 return False
             cut = min(upto, row.base + PRUNED_AT_ONCE)
@@ -286,7 +290,7 @@ class SqliteJournal(ChainedJournal):
 
     def drop(self, stream: str) -> None:
         with self._file.writing(f"stream {stream!r}: dropping it"):
-            old, _ = self._standing(stream)
+            old, _ = self._state_of(stream)
             if old.slot < 0:
                 return
             row = Reign(old.slot, epoch=old.epoch + 1, born=old.epoch + 1)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from urllib.parse import quote
 
-from fairlead.journal.base import Damaged, JournalError, Locked, NotWritten, TooNew, UnknownOutcome
+from fairlead.journal.journal import Damaged, JournalError, Locked, NotWritten, TooNew, UnknownOutcome
 
 _VERSION = 1
 

@@ -14,9 +14,19 @@ from fairlead.core.dump import dump, load
 from fairlead.core.invariants import InvariantBroken, check_all
 from fairlead.core.model import Micros
 from fairlead.core.state import Partition
-from fairlead.journal.base import Damaged, Journal, JournalError, Pruned
 from fairlead.journal.chained import ChainedJournal
-from fairlead.journal.codec import CLUSTER_STREAM, decode, encode_cluster, replay, restore_cluster, stream_of
+from fairlead.journal.codec import (
+    CLUSTER_STREAM,
+    REMOVED,
+    decode,
+    encode_cluster,
+    encode_remains,
+    replay,
+    restore_cluster,
+    restore_remains,
+    stream_of,
+)
+from fairlead.journal.journal import Damaged, Journal, JournalError, Pruned
 
 Progress = Callable[[str, int, int], None]
 """Called with a stream, the number of its checked records, and the number of all its records."""
@@ -48,6 +58,8 @@ def verify(journal: ChainedJournal, progress: Progress) -> Iterator[StreamReport
                 _cluster(journal, report)
             elif stream.startswith(stream_of("")):
                 _partition(journal, report, progress)
+            elif stream.startswith(REMOVED):
+                _removed(journal, report)
             else:
                 report.problem = "not a stream of this program; a newer version may know it"
         except JournalError as problem:
@@ -61,6 +73,12 @@ def _cluster(journal: Journal, report: StreamReport) -> None:
     configured, report.last = restore_cluster(journal)
     report.records = report.last
     report.digest = _digest(encode_cluster(configured))
+
+
+def _removed(journal: Journal, report: StreamReport) -> None:
+    remains = restore_remains(journal, report.stream.removeprefix(REMOVED))
+    report.records = report.last = journal.last(report.stream)
+    report.digest = "" if remains is None else _digest(encode_remains(remains))
 
 
 def _partition(journal: ChainedJournal, report: StreamReport, progress: Progress) -> None:

@@ -15,9 +15,9 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.kubernetes.http import Http, Lost, Reply
+from fairlead.kubernetes.api_client import Http, Lost, Reply
 from fairlead.kubernetes.objects import Pod, Status
-from fairlead.kubernetes.watching import pause_after
+from fairlead.kubernetes.reflector import pause_after
 
 Verb = Literal["bind", "pin", "evict", "delete"]
 AT_ONCE = 16

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fairlead.kubernetes import acting, adopting, cluster_events, partition_events, updates, upkeep
+from fairlead.kubernetes import adoption, cluster_events, in_flight, partition_events, updates, upkeep
 from fairlead.kubernetes.actions import Target
-from fairlead.kubernetes.link import Items
+from fairlead.kubernetes.adapter_state import State
 from fairlead.kubernetes.objects import Node, Pod
-from fairlead.kubernetes.state import State
+from fairlead.kubernetes.partition_link import Items
 from fairlead.wire import api as wire
 
 
@@ -39,15 +39,15 @@ class Adapter(State):
         partition_events.take_events(self, events)
 
     def done(self, target: Target) -> None:
-        acting.done(self, target)
+        in_flight.done(self, target)
 
     def refused(self, target: Target, problem: str) -> None:
-        acting.refused(self, target, problem)
+        in_flight.refused(self, target, problem)
 
     # -- updates for the partition
 
     def adopt(self, state: wire.ManagerState) -> None:
-        adopting.adopt(self, state)
+        adoption.adopt(self, state)
 
     def update(self) -> Items | None:
         """Return the next update, or None if there is nothing to send."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fairlead.kubernetes.actions import Target
+from fairlead.kubernetes.adapter_state import KnownNode, State
 from fairlead.kubernetes.groups import membership
 from fairlead.kubernetes.names import PINNED, job_id, node_name
 from fairlead.kubernetes.nodes import MAX_REASON
 from fairlead.kubernetes.objects import Node, Pod
-from fairlead.kubernetes.state import KnownNode, State
 from fairlead.kubernetes.units import Member, Unit
 
 
@@ -154,7 +154,7 @@ def _lost_with_node(state: State, member: Member) -> None:
 
 
 def _astray(state: State, member: Member) -> None:
-    """Book a pod on the node where it is bound, whatever the partition decided."""
+    """Tell the partition where a pod really runs, if that is not the node that the partition chose for it."""
     unit = member.unit
     if isinstance(member.action, Target):
         member.action.cancelled = True

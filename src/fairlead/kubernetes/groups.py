@@ -15,7 +15,7 @@ import msgspec
 
 from fairlead.kubernetes import names
 from fairlead.kubernetes.names import PLUGINS, SCHEDULING, VOLCANO, job_id, short_name
-from fairlead.kubernetes.objects import Job, JobSet, Meta, Object, Pod, PodGroup, PriorityClass
+from fairlead.kubernetes.objects import Job, JobSet, Meta, Object, Pod, PodGroup, PodSpec, PriorityClass
 from fairlead.kubernetes.pods import Needs, NotHonoured, soft_fields
 from fairlead.kubernetes.rules import Rules
 
@@ -283,29 +283,34 @@ def group_of(member: Membership, pods: Sequence[Pod], objects: GroupObjects, rul
     first = pods[0].spec if pods else None
     named = facts.priority_class or (first.priority_class_name if first is not None else "")
     priority_class = objects.classes.get(named)
-    if facts.priority is not None:
-        group.priority = facts.priority
-    elif facts.priority_class and priority_class is not None:
-        group.priority = priority_class.value
-    elif first is not None and first.priority is not None:
-        group.priority = first.priority
-    elif priority_class is not None:
-        group.priority = priority_class.value
-    # Admission gives every pod a policy, so the policy of the group's class comes first.
-    policy = first.preemption_policy if first is not None and not facts.priority_class else ""
-    if not policy and priority_class is not None:
-        policy = priority_class.preemption_policy
-    group.preempts = facts.preempts and policy != "Never"
+    group.priority = _priority(facts, first, priority_class)
+    group.preempts = facts.preempts and _preemption_policy(facts, first, priority_class) != "Never"
     marks = [*(meta.annotations or {} for meta in metas[:1]), *(meta.labels or {} for meta in metas[:1]), facts.marks]
-    group.preemptible = not any(
-        found.get(key, "").lower() == "false"
-        for found in marks
-        for key in (names.PREEMPTIBLE, names.VOLCANO_PREEMPTIBLE, names.YUNIKORN_PREEMPTION)
-    )
+    group.preemptible = _is_preemptible(marks)
     group.ignored = tuple(soft_fields(pods[0], member.own)) if pods else ()
     group.estimate = next((found[names.ESTIMATE] for found in marks if found.get(names.ESTIMATE)), "")
     group.on_loss = next((found[names.ON_LOSS] for found in marks if found.get(names.ON_LOSS)), "")
     return group
+
+
+def _priority(facts: Facts, first: PodSpec | None, priority_class: PriorityClass | None) -> int:
+    """Return the priority of a group: its own, that of its class, that of its first pod, or that of the pod's class."""
+    if facts.priority is not None:
+        return facts.priority
+    if first is not None and first.priority is not None and not (facts.priority_class and priority_class is not None):
+        return first.priority
+    return 0 if priority_class is None else priority_class.value
+
+
+def _preemption_policy(facts: Facts, first: PodSpec | None, priority_class: PriorityClass | None) -> str:
+    # Admission gives every pod a policy, so the policy of the group's class comes first.
+    policy = first.preemption_policy if first is not None and not facts.priority_class else ""
+    return policy or ("" if priority_class is None else priority_class.preemption_policy)
+
+
+def _is_preemptible(marks: list[dict[str, str]]) -> bool:
+    keys = (names.PREEMPTIBLE, names.VOLCANO_PREEMPTIBLE, names.YUNIKORN_PREEMPTION)
+    return not any(found.get(key, "").lower() == "false" for found in marks for key in keys)
 
 
 def _too_few(facts: Facts, pods: Sequence[Pod]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fairlead.kubernetes.adapter_state import Document, State
 from fairlead.kubernetes.groups import Group, group_of
 from fairlead.kubernetes.pods import Needs, needs_of
-from fairlead.kubernetes.state import Document, State
 from fairlead.kubernetes.units import Unit
 
 ONE_BY_ONE: Document = {"scaling": "partial"}

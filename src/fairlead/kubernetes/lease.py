@@ -13,7 +13,7 @@ from time import monotonic
 
 import msgspec
 
-from fairlead.kubernetes.http import Http, Lost, Reply
+from fairlead.kubernetes.api_client import Http, Lost, Reply
 from fairlead.kubernetes.objects import Lease, LeaseSpec, Meta
 
 DURATION = 15

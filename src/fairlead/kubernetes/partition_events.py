@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fairlead.kubernetes.acting import begin
 from fairlead.kubernetes.actions import Target
-from fairlead.kubernetes.state import State
+from fairlead.kubernetes.adapter_state import State
+from fairlead.kubernetes.in_flight import begin
 from fairlead.kubernetes.units import Unit, expand
 from fairlead.wire import api as wire
 

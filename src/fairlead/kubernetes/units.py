@@ -7,6 +7,7 @@ interchangeable, so after a restart pods and tasks are paired by node, and pods 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, count
 
 import msgspec
 
@@ -108,7 +109,7 @@ class Unit(msgspec.Struct, eq=False):
         member.index = index
 
     def take(self, member: Member) -> None:
-        """Take the task from a pod that is gone."""
+        """Separate a pod from its task, so that another pod can have the task."""
         if member.index >= 0:
             self.slots[member.ask][member.index] = None
             member.index = -1
@@ -142,49 +143,40 @@ class Pairing(msgspec.Struct):
     rest: list[Member]
     """Pods without a task."""
 
+    def live(self, state: str) -> list[tuple[Member, int, str]]:
+        """Return the list for live tasks in this state."""
+        return self.stopping if state == "stopping" else self.running
+
 
 def pair(ask: wire.ManagerAsk, pods: list[Member]) -> Pairing:
     """Pair the tasks of an ask with its pods: first bound and pinned pods with tasks on their node, then the others in
     order. A pinned pod without a task on its node gets none: it is recovered when it is bound."""
     pairing = Pairing([], [], [], [], [], [], [])
-    live = [(index, tasks.node, tasks.state) for tasks in ask.live for index in expand(tasks.indices)]
     by_node: dict[str, list[Member]] = {}
     unbound: list[Member] = []
     for member in pods:
         node = member.fixed or (member.placed if member.action is not None else "")
-        if node:
-            by_node.setdefault(node, []).append(member)
-        else:
-            unbound.append(member)
+        (by_node.setdefault(node, []) if node else unbound).append(member)
     later: list[tuple[int, str, str]] = []
-    for index, node, state in live:
-        here = by_node.get(node)
-        if here:
-            (pairing.stopping if state == "stopping" else pairing.running).append((here.pop(0), index, node))
-        else:
-            later.append((index, node, state))
+    for tasks in ask.live:
+        for index in expand(tasks.indices):
+            if here := by_node.get(tasks.node):
+                pairing.live(tasks.state).append((here.pop(0), index, tasks.node))
+            else:
+                later.append((index, tasks.node, tasks.state))
     left = [member for here in by_node.values() for member in here]
     astray = [member for member in left if member.bound or not member.pinned]
-    waiting, ended = list(expand(ask.waiting)), list(expand(ask.ended))
     # A bound pod that the partition does not know gets a task that is not live, or a new one.
-    top = ask.count
-    for member in astray:
-        if waiting:
-            index = waiting.pop()
-        elif ended:
-            index = ended.pop()
-        else:
-            index, top = top, top + 1
-        pairing.recover.append((member, index))
+    waiting = list(expand(ask.waiting))
+    indices = chain(reversed(waiting), reversed(list(expand(ask.ended))), count(ask.count))
+    pairing.recover = list(zip(astray, indices, strict=False))
     for index, node, state in later:
         if unbound:
-            (pairing.stopping if state == "stopping" else pairing.running).append((unbound.pop(0), index, node))
+            pairing.live(state).append((unbound.pop(0), index, node))
         else:
             pairing.free.append(index)
-    for index in waiting:
-        if unbound:
-            pairing.waiting.append((unbound.pop(0), index))
-        else:
-            pairing.surplus.append(index)
-    pairing.rest = unbound + [member for member in left if member.pinned and not member.bound]
+    still = waiting[: max(0, len(waiting) - len(astray))]
+    pairing.waiting = list(zip(unbound, still, strict=False))
+    pairing.surplus = still[len(unbound) :]
+    pairing.rest = unbound[len(still) :] + [member for member in left if member.pinned and not member.bound]
     return pairing

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from fairlead.kubernetes.adapter_state import OURS, Document, Outbox, State
 from fairlead.kubernetes.job_items import job_items
-from fairlead.kubernetes.link import Items
 from fairlead.kubernetes.nodes import node_items
-from fairlead.kubernetes.state import OURS, Document, Outbox, State
+from fairlead.kubernetes.partition_link import Items
 from fairlead.kubernetes.units import Unit
 from fairlead.wire import api as wire
 

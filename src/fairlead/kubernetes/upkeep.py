@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fairlead.kubernetes.acting import begin
-from fairlead.kubernetes.state import MOST_ASKS, State
+from fairlead.kubernetes.adapter_state import MOST_ASKS, State
+from fairlead.kubernetes.in_flight import begin
 from fairlead.kubernetes.units import Member
 
 PINNED_WITHIN = 30.0

@@ -15,7 +15,7 @@ import msgspec
 from fairlead.core.errors import Refused
 from fairlead.core.reader import check_name
 from fairlead.core.resources import MEMORY, MILLI, printable
-from fairlead.pools.base import Machine, PoolKind, ProviderError
+from fairlead.pools.provider import Machine, PoolKind, ProviderError
 
 TAIL = 500
 MAX_OUTPUT = 64 << 20

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fairlead.core.resources import CPU, MEMORY, format_quantity
-from fairlead.pools.base import Log, Machine, PoolKind, ProviderError
+from fairlead.pools.provider import Log, Machine, PoolKind, ProviderError
 
 PROGRAM = "from fairlead.cli import main; main()"
 MARK = b"FAIRLEAD_TASK="

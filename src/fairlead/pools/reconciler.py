@@ -7,7 +7,7 @@ what an earlier pass or an earlier server has done: a listed machine is not crea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from fairlead.core.commands import AnyCommand, FailOrder, Rejected, RemoveNode
-from fairlead.core.effects import standing_pools
+from fairlead.core.effects import outstanding_orders
 from fairlead.core.state import Partition
-from fairlead.pools.base import Log, Machine, PartitionHandle, PoolKind, Provider, ProviderError
-from fairlead.pools.figures import Figures
+from fairlead.pools.call_metrics import Figures
+from fairlead.pools.provider import Log, Machine, PartitionHandle, PoolKind, Provider, ProviderError
 
 Result = TypeVar("Result")
 
@@ -59,7 +59,7 @@ class CallQueue:
             self._last.cancel()
 
 
-class Standing(msgspec.Struct, frozen=True):
+class PoolState(msgspec.Struct, frozen=True):
     """The state of a pool at one time."""
 
     orders: dict[int, tuple[str, ...]]
@@ -133,32 +133,32 @@ class PoolReconciler:
         """Compare the list with the state and make the missing calls; return True if more changes are expected soon."""
         listed = await self._list()
         names = () if listed is None else tuple(listed)
-        standing = await self._handle.read(
-            lambda partition: _standing(partition, self.kind.pool, names) if self._handle.reigns else None
+        state = await self._handle.read(
+            lambda partition: _pool_state(partition, self.kind.pool, names) if self._handle.leads else None
         )
-        if standing is None:
+        if state is None:
             return False
         if listed is None:
-            await self._give_up_new(standing)
+            await self._give_up_new(state)
             return True
-        self._asked &= standing.coming
-        self._asked |= standing.coming & listed.keys()
-        self._tried &= standing.orders.keys()
-        await self._create(standing)
-        await self._fail_vanished(standing, listed)
-        await self._destroy(standing, listed)
-        await self._remove(self._gone(standing.lost, listed), "it is lost")
-        self._missing = {name: since for name, since in self._missing.items() if name in self._expected(standing)}
-        self._show(standing, listed)
-        return bool(standing.orders or standing.unwanted or standing.lost)
+        self._asked &= state.coming
+        self._asked |= state.coming & listed.keys()
+        self._tried &= state.orders.keys()
+        await self._create(state)
+        await self._fail_vanished(state, listed)
+        await self._destroy(state, listed)
+        await self._remove(self._gone(state.lost, listed), "it is lost")
+        self._missing = {name: since for name, since in self._missing.items() if name in self._expected(state)}
+        self._show(state, listed)
+        return bool(state.orders or state.unwanted or state.lost)
 
-    def _expected(self, standing: Standing) -> set[str]:
-        return {*self._asked, *standing.unwanted, *standing.lost}
+    def _expected(self, state: PoolState) -> set[str]:
+        return {*self._asked, *state.unwanted, *state.lost}
 
     # -- growing -------------------------------------------------------------------------------------------------
 
-    async def _create(self, standing: Standing) -> None:
-        for order, names in standing.orders.items():
+    async def _create(self, state: PoolState) -> None:
+        for order, names in state.orders.items():
             wanted = [name for name in names if name not in self._asked]
             if not wanted:
                 continue
@@ -189,14 +189,14 @@ class PoolReconciler:
         listed = await self._list()
         return set(wanted).difference(listed or ())
 
-    async def _give_up_new(self, standing: Standing) -> None:
+    async def _give_up_new(self, state: PoolState) -> None:
         """Fail new orders while the provider cannot list machines: machines that were never requested cannot exist."""
-        for order, names in standing.orders.items():
+        for order, names in state.orders.items():
             if order not in self._tried:
                 await self._fail(order, names, self.problem)
 
-    async def _fail_vanished(self, standing: Standing, listed: Mapping[str, Machine]) -> None:
-        for order, names in standing.orders.items():
+    async def _fail_vanished(self, state: PoolState, listed: Mapping[str, Machine]) -> None:
+        for order, names in state.orders.items():
             gone = self._gone([name for name in names if name in self._asked], listed)
             if gone:
                 await self._fail(order, gone, f"{gone[0]} went away before its node came")
@@ -212,28 +212,31 @@ class PoolReconciler:
 
     # -- shrinking -----------------------------------------------------------------------------------------------
 
-    async def _destroy(self, standing: Standing, listed: Mapping[str, Machine]) -> None:
-        there = [name for name in standing.unwanted if name in listed]
-        self._destroyed.intersection_update(standing.unwanted)
+    async def _destroy(self, state: PoolState, listed: Mapping[str, Machine]) -> None:
+        there = [name for name in state.unwanted if name in listed]
+        self._destroyed.intersection_update(state.unwanted)
         if [name for name in there if name not in self._destroyed] and self._steady() >= self._not_before:
             self._write_log("info", "machines to destroy", names=there)
             await self._settle_nodes(self.kind.partition, there)
             if not await self._handle.still_leads():
                 return
-            try:
-                await self._call("destroy", partial(self._provider.destroy, there))
-                self._pause = 0.0
-                self._destroyed.update(there)
-            except ProviderError as problem:
-                self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
-                self._not_before = self._steady() + self._pause
-                if not problem.unknown and problem.names:
-                    self._destroyed.update(set(there).difference(problem.names))
+            self._destroyed.update(await self._destroy_machines(there))
             listed = await self._list() or listed
-        ended = [name for name in standing.unwanted if name in self._destroyed and name not in listed]
+        ended = [name for name in state.unwanted if name in self._destroyed and name not in listed]
         self._figures.destroyed.labels(*self._where).inc(len(ended))
-        rest = [name for name in standing.unwanted if name not in self._destroyed]
+        rest = [name for name in state.unwanted if name not in self._destroyed]
         await self._remove([*ended, *self._gone(rest, listed)], "it is not needed any more")
+
+    async def _destroy_machines(self, names: Sequence[str]) -> Collection[str]:
+        """Have machines destroyed, and return those that the provider accepted. After an error, pause."""
+        try:
+            await self._call("destroy", partial(self._provider.destroy, names))
+        except ProviderError as problem:
+            self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
+            self._not_before = self._steady() + self._pause
+            return set(names).difference(problem.names) if problem.names and not problem.unknown else ()
+        self._pause = 0.0
+        return names
 
     async def _remove(self, names: Sequence[str], reason: str) -> None:
         """Remove nodes after their machines are gone. An agent that still ran would add its node again."""
@@ -263,8 +266,8 @@ class PoolReconciler:
             return None
         return {machine.name: machine for machine in listed}
 
-    def _show(self, standing: Standing, listed: Mapping[str, Machine]) -> None:
-        expected = standing.coming | standing.known
+    def _show(self, state: PoolState, listed: Mapping[str, Machine]) -> None:
+        expected = state.coming | state.known
         self.orphans = tuple(machine for name, machine in sorted(listed.items()) if name not in expected)
         self._figures.machines.labels(*self._where).set(len(listed))
         self._figures.orphans.labels(*self._where).set(len(self.orphans))
@@ -292,7 +295,7 @@ class PoolReconciler:
             self._figures.calls.labels(*self._where, call).observe(self._steady() - began)
 
     async def _settle(self, command: AnyCommand) -> None:
-        answer = await self._handle.settle(command)
+        answer = await self._handle.execute_patiently(command)
         if isinstance(answer, Rejected):
             # The state changed meanwhile: the node joined after all, or another command came first.
             self._write_log("info", "pool command refused", problem=str(answer))
@@ -306,21 +309,21 @@ class PoolReconciler:
 
 
 def _orders(partition: Partition, pool: str) -> Iterable[Any]:
-    return (order for message in standing_pools(partition) if message.pool == pool for order in message.orders)
+    return (order for message in outstanding_orders(partition) if message.pool == pool for order in message.orders)
 
 
-def _standing(partition: Partition, pool: str, listed: Sequence[str]) -> Standing:
+def _pool_state(partition: Partition, pool: str, listed: Sequence[str]) -> PoolState:
     nodes = partition.nodes
-    messages = [message for message in standing_pools(partition) if message.pool == pool]
+    messages = [message for message in outstanding_orders(partition) if message.pool == pool]
     unwanted = tuple(name for message in messages for name in message.unwanted)
     lost = tuple(
         nodes.name[row]
         for _, row in sorted(nodes.rows.items())
         if nodes.pool[row] == pool and not nodes.manager[row] and nodes.state[row] == "lost"
     )
-    return Standing(
+    return PoolState(
         orders={order.order: order.names for order in _orders(partition, pool)},
-        unwanted=unwanted if partition.reign.ready else (),
-        lost=lost if partition.reign.ready else (),
+        unwanted=unwanted if partition.readiness.ready else (),
+        lost=lost if partition.readiness.ready else (),
         known=frozenset(name for name in listed if nodes.find(name) is not None),
     )

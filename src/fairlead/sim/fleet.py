@@ -60,7 +60,7 @@ class Running(msgspec.Struct, eq=False):
 class ChainQueue(msgspec.Struct):
     """A chain at an agent."""
 
-    rooms: int = 0
+    slots: int = 0
     waiting: list[Running] = msgspec.field(default_factory=list)
     running: list[Running] = msgspec.field(default_factory=list)
     ended: list[Running] = msgspec.field(default_factory=list)
@@ -219,9 +219,9 @@ class Fleet:
         if node in self._refusing:
             self._at(now, block.report("refused", reason=f"node {node} refused the launch"))
             return
-        if launch.rooms:
+        if launch.slots:
             line = self._line(block) or self._new_line(node, launch.chain)
-            line.rooms = launch.rooms
+            line.slots = launch.slots
             line.waiting.append(block)
             self._go_on(node, now)
         else:
@@ -276,7 +276,7 @@ class Fleet:
         if lines is None:
             return
         for chain, line in list(lines.items()):
-            free = line.rooms - sum(count(block.indices) for block in line.running)
+            free = line.slots - sum(count(block.indices) for block in line.running)
             idle, news = not line.running, bool(line.ended)
             while free > 0 and line.waiting:
                 first = min(line.waiting, key=lambda block: block.indices)

@@ -7,9 +7,9 @@ from html import escape
 from importlib.resources import files
 
 from fairlead.core.resources import SECOND
+from fairlead.sim.batch import Run
 from fairlead.sim.charts import Axis, Bars, Line, bar_chart, legend, line_chart, linear, stepped
 from fairlead.sim.figures import Job, percentile, started_jobs
-from fairlead.sim.runs import Run
 from fairlead.sim.series import means
 from fairlead.sim.text import ROWS, plural, remarks, span
 

@@ -15,11 +15,11 @@ from fairlead.core.cycle import due
 from fairlead.core.errors import Refused
 from fairlead.core.model import Micros
 from fairlead.core.resources import MAX_DURATION
-from fairlead.journal.memory import MemoryJournal
+from fairlead.journal.in_memory import MemoryJournal
 from fairlead.sim.fleet import Fleet
 from fairlead.sim.machines import Machines
 from fairlead.sim.outages import Outages
-from fairlead.sim.policies import Policy
+from fairlead.sim.policy_files import Policy
 from fairlead.sim.record import Record
 from fairlead.sim.traces import Arrival, Trace
 from fairlead.writer.observer import Observer

@@ -8,8 +8,8 @@ from typing import Any, TextIO
 
 from fairlead.core.model import Micros
 from fairlead.core.resources import parse_duration
+from fairlead.sim.batch import Run
 from fairlead.sim.figures import plain
-from fairlead.sim.runs import Run
 
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 

@@ -25,6 +25,7 @@ from fairlead.core.commands import (
     AnyCommand,
     BringToFront,
     CancelAsk,
+    CloseNodes,
     DisconnectNodes,
     FailOrder,
     HoldJob,
@@ -46,7 +47,9 @@ from fairlead.core.commands import (
     Scale,
     ScalePool,
     SetPriority,
+    StopTasks,
     Submit,
+    TaskAction,
     UpdateManager,
     UpdateNode,
 )
@@ -54,20 +57,24 @@ from fairlead.core.config import QUEUE_KEYS, parse_config
 from fairlead.core.cycle import Cycle, due
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.dump import dump
-from fairlead.core.effects import Effect, ForManager, ForPool, standing_effects
+from fairlead.core.effects import Effect, ForManager, ForPool, outstanding_effects
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
 from fairlead.core.model import Job, Micros, Queue, Stage
-from fairlead.core.past import past_part
-from fairlead.core.remedy.trial import copy_of
+from fairlead.core.past_use import past_part
+from fairlead.core.ranges import Ranges
 from fairlead.core.resources import MEMORY, MILLI, SECOND, parse_duration
 from fairlead.core.state import Partition
-from fairlead.journal.base import Journal
-from fairlead.journal.memory import MemoryJournal
+from fairlead.core.why.remedy_trial import copy_of
+from fairlead.journal.in_memory import MemoryJournal
+from fairlead.journal.journal import Journal
 from fairlead.sim.fleet import Fleet
 from fairlead.testing.manager import ManagerHandle
-from fairlead.views.documents import (
+from fairlead.views.dryrun import Tried, try_submission
+from fairlead.views.explanation import Explained, explained, remedies_of, with_remedies
+from fairlead.views.metrics.pool_metrics import pool_figures
+from fairlead.views.summaries import (
     AskView,
     JobView,
     TaskView,
@@ -81,9 +88,6 @@ from fairlead.views.documents import (
     task_view,
     usage_view,
 )
-from fairlead.views.dryrun import Tried, try_submission
-from fairlead.views.explaining import Explained, explained, remedies_of, with_remedies
-from fairlead.views.metrics.pools import pool_figures
 from fairlead.writer.cluster import Cluster
 from fairlead.writer.observer import Observer
 from fairlead.writer.writer import Stopped, Writer
@@ -246,8 +250,14 @@ class World:
     def drain(self, name: str, reason: str = "") -> None:
         self._move(name, "drain", reason)
 
-    def disable(self, name: str, reason: str = "") -> None:
-        self._move(name, "disable", reason)
+    def close(self, labels: Mapping[str, str], lasts: float | str = 0, reason: str = "") -> None:
+        """Disable nodes with these labels for a time, also those that join meanwhile; without a time, enable them."""
+        pairs = tuple(sorted(labels.items()))
+        span = parse_duration(lasts, "lasts")
+        self._send(self._default, CloseNodes(labels=pairs, lasts=span, reason=reason, operator=True))
+
+    def disable(self, name: str, reason: str = "", lasts: float | str = 0) -> None:
+        self._move(name, "disable", reason, lasts)
 
     def enable(self, name: str) -> None:
         self._move(name, "enable")
@@ -309,6 +319,14 @@ class World:
     def requeue(self, job: str, user: str | None = None) -> None:
         """Stop the running tasks of a job, which then wait again."""
         self._send(self._where(job), Requeue(job=job, user=user or "", operator=user is None))
+
+    def stop_tasks(self, job: str, action: TaskAction, stage: str, *indices: int, user: str | None = None) -> None:
+        """Kill, requeue or replace tasks of a job, as an operator or as a user."""
+        tasks = Ranges.from_indices(indices).flat()
+        self._send(
+            self._where(job),
+            StopTasks(job=job, stage=stage, indices=tasks, action=action, user=user or "", operator=user is None),
+        )
 
     def set_priority(self, job: str, priority: int, user: str | None = None) -> None:
         """Change the priority of a job, as an operator or as a user."""
@@ -599,10 +617,10 @@ class World:
             self._deliver(name, done)
         self.cluster.drop_removed()
         for name, writer in self.cluster.writers.items():
-            self.fleets.setdefault(name, Fleet()).deliver(standing_effects(writer.partition), self.now)
+            self.fleets.setdefault(name, Fleet()).deliver(outstanding_effects(writer.partition), self.now)
 
     def _readiness(self) -> dict[str, bool]:
-        return {name: writer.partition.reign.ready for name, writer in self.cluster.writers.items()}
+        return {name: writer.partition.readiness.ready for name, writer in self.cluster.writers.items()}
 
     def _recover(self, ready: Mapping[str, bool]) -> None:
         before = self.cluster.writers
@@ -611,10 +629,10 @@ class World:
             if not ready.get(name, False):
                 continue
             old = before[name]
-            if old.partition.reign.ready:
-                writer.partition.reign = old.partition.reign
+            if old.partition.readiness.ready:
+                writer.partition.readiness = old.partition.readiness
             else:
-                writer.partition.reign.ready, writer.partition.reign.ready_at = True, self.now
+                writer.partition.readiness.ready, writer.partition.readiness.ready_at = True, self.now
             writer.partition.retime()
             writer.take_over(old)
 
@@ -632,10 +650,10 @@ class World:
     def _lost_at(self, node: str, since: Micros) -> Micros | None:
         """Return when a silent node is lost, counted from readiness if that is later; None before readiness."""
         writer = self.cluster.writers.get(self._home[node])
-        if writer is None or not writer.partition.reign.ready:
+        if writer is None or not writer.partition.readiness.ready:
             return None
         settings = writer.partition.settings
-        return max(since, writer.partition.reign.ready_at) + settings.lease + settings.heartbeat
+        return max(since, writer.partition.readiness.ready_at) + settings.lease + settings.heartbeat
 
     def _apply(self, config: Mapping[str, Any]) -> None:
         for name in config["partitions"]:
@@ -702,7 +720,7 @@ class World:
         partition = self.partition(where)
         node_id = partition.nodes.find(node)
         if node_id is not None:
-            self.fleets[where].deliver(standing_effects(partition, node_id), self.now)
+            self.fleets[where].deliver(outstanding_effects(partition, node_id), self.now)
 
     def _next_due(self) -> Micros | None:
         if self._queue or any(writer.more for writer in self.cluster.writers.values()):
@@ -715,9 +733,11 @@ class World:
     def _send(self, where: str, command: AnyCommand) -> None:
         self._queue.append((where, command))
 
-    def _move(self, name: str, action: Literal["drain", "disable", "enable"], reason: str = "") -> None:
-        where = self._home.get(name, self._default)
-        self._send(where, MoveNode(name=name, action=action, reason=reason, operator=True))
+    def _move(
+        self, name: str, action: Literal["drain", "disable", "enable"], reason: str = "", lasts: float | str = 0
+    ) -> None:
+        where, span = self._home.get(name, self._default), parse_duration(lasts, "lasts")
+        self._send(where, MoveNode(name=name, action=action, reason=reason, lasts=span, operator=True))
 
     def _join(self, node: str) -> None:
         where = self._home[node]

@@ -8,14 +8,16 @@ from heapq import merge
 from typing import Literal
 
 from fairlead.core.config import QUEUE_KEYS
-from fairlead.core.holds.room import ends_at
+from fairlead.core.holds.earmarks import ends_at
 from fairlead.core.lanes import Lane
-from fairlead.core.model import Ask, Job, Micros, Queue, Stage
+from fairlead.core.model import Ask, Earmark, Job, Micros, Place, Queue, Stage
 from fairlead.core.ranges import count
-from fairlead.core.reasons import Reason
-from fairlead.core.resources import MEMORY, MILLI, SECOND
+from fairlead.core.resources import MEMORY, MILLI, SECOND, Vector, add
 from fairlead.core.state import Partition
-from fairlead.views.documents import (
+from fairlead.core.why.reasons import Reason
+from fairlead.views.metrics.lane_metrics import LaneFigures
+from fairlead.views.metrics.share_metrics import figures_of
+from fairlead.views.summaries import (
     ask_view,
     short_reason,
     shown_state,
@@ -23,8 +25,6 @@ from fairlead.views.documents import (
     users_view,
     waiting_since,
 )
-from fairlead.views.metrics.lanes import LaneFigures
-from fairlead.views.metrics.shares import figures_of
 from fairlead.wire import api as wire
 
 SeesJob = Callable[[Job], bool]
@@ -155,12 +155,14 @@ def node_answer(partition: Partition, row: int, sees: SeesJob) -> wire.Node:
         resources=amounts(nodes.capacity_of(row).items()),
         used=amounts(nodes.used_by(row).items()),
         devices=[used / MILLI for used in nodes.devices[row]],
-        tasks=sum(count(allocation.indices) for allocation in nodes.allocations[row].values() if not allocation.rooms),
+        tasks=sum(count(allocation.indices) for allocation in nodes.allocations[row].values() if not allocation.slots),
         avoided=nodes.node_id[row] in nodes.avoided,
         disconnected=optional_seconds(_disconnected_since(partition, row)),
         reason=nodes.reasons.get(nodes.node_id[row], ""),
+        until=optional_seconds(nodes.closed_until.get(nodes.node_id[row])),
         held_for=seen,
         held_for_others=len(held_for) - len(seen),
+        held=_held_on(partition, nodes.node_id[row]),
     )
 
 
@@ -168,6 +170,31 @@ def _held_for(partition: Partition, node_id: int) -> list[str]:
     """Return the jobs that a node is held for or promised to."""
     earmarks = [partition.earmark_of(seq) for seq in partition.nodes.held.get(node_id, ())]
     return sorted({earmark.job for earmark in earmarks if earmark is not None})
+
+
+def _held_on(partition: Partition, node_id: int) -> dict[str, int | float]:
+    """Return what the tasks need that a node is held for or promised to."""
+    needed: Vector = {}
+    for seq, places in partition.nodes.held.get(node_id, {}).items():
+        earmark = partition.earmark_of(seq)
+        if earmark is not None:
+            _add_needs(needed, partition, earmark, places)
+    return amounts(sorted(needed.items()))
+
+
+def _held(partition: Partition, earmark: Earmark) -> dict[str, dict[str, int | float]]:
+    """Return the nodes of an earmark by name, with what its tasks need there."""
+    needed: dict[int, Vector] = {}
+    for place in earmark.places:
+        _add_needs(needed.setdefault(place[0], {}), partition, earmark, (place,))
+    nodes = partition.nodes
+    return {nodes.name[nodes.rows[node_id]]: amounts(sorted(each.items())) for node_id, each in needed.items()}
+
+
+def _add_needs(into: Vector, partition: Partition, earmark: Earmark, places: Iterable[Place]) -> None:
+    stages = partition.jobs[earmark.job].stages
+    for _, stage, tasks in places:
+        add(into, dict(stages[stage].shape.amounts), tasks)
 
 
 def node_state(partition: Partition, row: int) -> str:
@@ -180,7 +207,7 @@ def _disconnected_since(partition: Partition, row: int) -> Micros | None:
     """Return since when the agent of a node is away: at the earliest since the server's start, if it came before."""
     nodes = partition.nodes
     since = nodes.disconnected.get(nodes.node_id[row])
-    return partition.reign.silent_since(nodes, row) if since is None else since
+    return partition.readiness.silent_since(nodes, row) if since is None else since
 
 
 def _asks_below(queue: Queue) -> int:
@@ -261,6 +288,7 @@ def hold_answers(partition: Partition, sees: SeesJob, now: Micros) -> list[wire.
             stage=partition.jobs[hold.job].stages[hold.stage].name,
             tasks=hold.tasks,
             nodes=[nodes.name[nodes.rows[node_id]] for node_id in hold.nodes],
+            held=_held(partition, hold),
             since=seconds(hold.since),
             until=seconds(ends_at(partition, hold, now)),
         )
@@ -278,6 +306,7 @@ def promise_answers(partition: Partition, sees: SeesJob) -> list[wire.Promise]:
             stage=partition.jobs[promise.job].stages[promise.stage].name,
             tasks=promise.tasks,
             nodes=[nodes.name[nodes.rows[node_id]] for node_id in promise.nodes],
+            held=_held(partition, promise),
             since=seconds(promise.since),
             stopping=sum(count(allocations[number].indices) for number in promise.victims if number in allocations),
             ordered=promise.ordered,
@@ -308,12 +337,12 @@ def _ask_answer(
 def partition_answer(partition: Partition) -> wire.Partition:
     return wire.Partition(
         name=partition.name,
-        ready=partition.reign.ready,
+        ready=partition.readiness.ready,
         nodes=len(partition.nodes),
         jobs=len(partition.jobs),
         waiting_for=[]
-        if partition.reign.ready
-        else partition.reign.missing(partition.nodes, partition.managers)[:NAMED],
+        if partition.readiness.ready
+        else partition.readiness.missing(partition.nodes, partition.managers)[:NAMED],
     )
 
 
@@ -330,6 +359,15 @@ def differences(
         elif old != new:
             changes.append(wire.Difference(key=".".join(path), before=old, after=new, what=_changed(path)))
     return changes
+
+
+def loss_of(partition: Partition, key: str, pool: str = "") -> wire.Loss:
+    """Return what is lost if a partition, or one of its pools, leaves the configuration."""
+    nodes = partition.nodes
+    present = [row for row in nodes.rows.values() if not pool or nodes.pool[row] == pool]
+    coming = [name for order in partition.orders.values() if not pool or order.pool == pool for name in order.coming]
+    jobs = 0 if pool else sum(not job.over for job in partition.jobs.values())
+    return wire.Loss(key=key, jobs=jobs, nodes=len(present) + len(coming))
 
 
 def _changed(path: tuple[str, ...]) -> Literal["partition", "queue", "pool", "setting"]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fairlead.core.model import Allocation, Job, Micros, Stage
-from fairlead.core.never import could_take
 from fairlead.core.outcomes import claimant_of, live_of
 from fairlead.core.ranges import count
-from fairlead.core.reasons import Reason, of_stage
 from fairlead.core.resources import format_moment
 from fairlead.core.state import Partition
-from fairlead.views.coming import listed
+from fairlead.core.why.never import could_take
+from fairlead.core.why.reasons import Reason, of_stage
+from fairlead.views.outlook import listed
 
 NAMED = 5
 """At most this number of nodes, and of different ends of earlier attempts, are named."""
@@ -49,6 +49,8 @@ class RunsOn(Cause, frozen=True):
     """True if nodes were held for the tasks before they started."""
     near: str = ""
     """The label by which the nodes were kept close together."""
+    by_cost: bool = False
+    """True if the costs of pools decided, too: those of the suitable nodes differ."""
 
     def __str__(self) -> str:
         return f"{of_stage(self.stage)}{self._counted} {self._verb('runs', 'run')} on {self.where}, {self.why}"
@@ -65,7 +67,8 @@ class RunsOn(Cause, frozen=True):
         if self.suitable == 1:
             chosen = f"the only {f'one{of} nodes' if of else 'node'} that can run {them}"
         else:
-            chosen = f"chosen by placement `{self.place}` from the {self.suitable}{of} nodes that can run {them}"
+            by = f"{'the cost of pools and ' * self.by_cost}placement `{self.place}`"
+            chosen = f"chosen by {by} from the {self.suitable}{of} nodes that can run {them}"
         chosen += f", close together by label {self.near}" if self.near else ""
         return chosen + (", after nodes were held for it" if self.held else "")
 
@@ -88,7 +91,7 @@ class Stopping(Cause, frozen=True):
     nodes: tuple[str, ...]
     of: int
     cause: str
-    """Why: `kill`, `scale`, `time limit`, `preempt`, `gang` or `requeue`."""
+    """Why: `kill`, `scale`, `time limit`, `preempt`, `gang`, `requeue`, `replace` or `done`."""
     stops_for: str
     """The job or queue for which tasks are preempted, as its owner may know it; otherwise empty."""
     since: Micros
@@ -145,7 +148,7 @@ def causes_of(partition: Partition, job: Job) -> list[Cause]:
 def _live(partition: Partition, stage: Stage) -> Iterator[Cause]:
     groups: dict[tuple[str, str, str], list[Allocation]] = {}
     for allocation in live_of(stage):
-        if allocation.rooms and allocation.state == "assigned":
+        if allocation.slots and allocation.state == "assigned":
             continue  # waiting in a chain is a reason, not a cause
         stops_for = claimant_of(partition, allocation) if allocation.stopped_for else ""
         cause: str = allocation.cause if allocation.state == "stopping" else ""
@@ -166,9 +169,9 @@ def _live(partition: Partition, stage: Stage) -> Iterator[Cause]:
 
 def _runs_on(partition: Partition, stage: Stage, tasks: int, names: tuple[str, ...], of: int, held: bool) -> RunsOn:
     nodes, shape = partition.nodes, stage.shape
-    suitable = sum(could_take(partition, row, shape) for row in nodes.rows.values())
-    place = partition.settings.place
-    return RunsOn(stage.name, tasks, names, of, place, suitable, len(nodes.rows), held, shape.key.near)
+    suitable = [row for row in nodes.rows.values() if could_take(partition, row, shape)]
+    place, by_cost = partition.settings.place, len({nodes.cost_of(nodes.pool[row]) for row in suitable}) > 1
+    return RunsOn(stage.name, tasks, names, of, place, len(suitable), len(nodes.rows), held, shape.key.near, by_cost)
 
 
 def _last_attempts(partition: Partition, stage: Stage) -> Iterator[LastAttempt]:

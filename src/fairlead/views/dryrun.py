@@ -8,15 +8,15 @@ import msgspec
 
 from fairlead.core import cycle
 from fairlead.core.commands import Rejected, SetPriority, Submit
-from fairlead.core.explain import never_runs
 from fairlead.core.model import Allocation, Job, Micros
 from fairlead.core.outcomes import live_of
 from fairlead.core.ranges import count
-from fairlead.core.reasons import NoNodeYet, Reason, Sees
 from fairlead.core.state import Partition
+from fairlead.core.why.never import never_runs
+from fairlead.core.why.reasons import NoNodeYet, Reason, Sees
 from fairlead.views.causes import NAMED
-from fairlead.views.coming import listed
-from fairlead.views.explaining import Explained, explained, remedies_of, with_remedies
+from fairlead.views.explanation import Explained, explained, remedies_of, with_remedies
+from fairlead.views.outlook import listed
 
 SUBMITTED = "submitted now, it"
 
@@ -58,7 +58,8 @@ class Tried(msgspec.Struct, frozen=True):
         view = explained(self.partition, self.job, self.reasons, self.now, sees)
         if self.starts:
             return msgspec.structs.replace(view, sentence=f"{SUBMITTED} starts at once {self._where()}")
-        view = msgspec.structs.replace(view, sentence=f"{SUBMITTED} {view.sentence.removeprefix(f'job {view.job} ')}")
+        subject = "it" if self.never else SUBMITTED
+        view = msgspec.structs.replace(view, sentence=f"{subject} {view.sentence.removeprefix(f'job {view.job} ')}")
         return with_remedies(view, remedies_of(self.partition, self.job, self.now, expired), sees)
 
     def _where(self) -> str:

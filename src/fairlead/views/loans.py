@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairlead.core.forecast import end_of
+from fairlead.core.ahead.expected_ends import end_of
 from fairlead.core.model import Allocation, Micros, Queue
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND, add
@@ -21,7 +21,7 @@ def loan_answers(partition: Partition, now: Micros) -> list[wire.Loan]:
     }
     for allocation in partition.allocations.values() if ends else ():
         known = ends.get(allocation.stage.job.queue.path)
-        end = None if known is None or allocation.rooms else end_of(allocation, now)
+        end = None if known is None or allocation.slots else end_of(allocation, now)
         if known is not None and end is not None:
             known.append((end, allocation))
     loans = [_loan(partition, partition.queues[path], known) for path, known in ends.items()]

@@ -9,14 +9,14 @@ from itertools import islice
 import msgspec
 
 from fairlead.core.admission import blocks_lane, refusal
-from fairlead.core.explain import why_no_room
 from fairlead.core.lanes import LaneKey, lane_key
 from fairlead.core.model import Ask, Micros, Stage
-from fairlead.core.never import why_never
 from fairlead.core.outcomes import live_of
 from fairlead.core.ranges import Ranges
-from fairlead.core.reasons import NeverFits, NoRoom, NotReady, Reason
 from fairlead.core.state import Partition
+from fairlead.core.why.explain import why_no_capacity
+from fairlead.core.why.never import why_never
+from fairlead.core.why.reasons import NeverFits, NoCapacity, NotReady, Reason
 from fairlead.views.answers import code_of, seconds
 from fairlead.wire import api as wire
 
@@ -34,7 +34,7 @@ def manager_answers(partition: Partition) -> list[wire.Manager]:
             registered=seconds(manager.registered),
             nodes=nodes[name],
             jobs=jobs[name],
-            reported=partition.reign.has_heard(name),
+            reported=partition.readiness.has_reported(name),
         )
         for name, manager in sorted(partition.managers.items())
     ]
@@ -101,7 +101,7 @@ def waiting_answers(
         if ask is None:
             continue
         reason, behind = _why_waits(partition, ask, reasons, details, now)
-        if reason is None and not partition.reign.ready:
+        if reason is None and not partition.readiness.ready:
             reason = NotReady()
         text = "" if reason is None else str(reason)
         if behind:
@@ -121,7 +121,7 @@ def _why_waits(
     own = _reason_of(ask, reasons)
     if isinstance(own, NeverFits):
         return why_never(partition, ask.stage, own), False
-    if own is not None and not isinstance(own, NoRoom):
+    if own is not None and not isinstance(own, NoCapacity):
         return own, False
     if own is None:
         refused = refusal(partition, ask)
@@ -133,8 +133,8 @@ def _why_waits(
     found = details[key]
     if isinstance(found, NeverFits):
         return found, False  # the same is true of every ask of the lane
-    if isinstance(own, NoRoom) and isinstance(found, NoRoom):
-        return msgspec.structs.replace(found, wanted=own.wanted, room=own.room, stages=own.stages), False
+    if isinstance(own, NoCapacity) and isinstance(found, NoCapacity):
+        return msgspec.structs.replace(found, wanted=own.wanted, fitting=own.fitting, stages=own.stages), False
     return found or own, own is None
 
 
@@ -144,8 +144,8 @@ def _why_closed(
     """Return the reason of the first ask that closes a lane for the asks behind it; None if none does."""
     for ask in asks:
         reason = _reason_of(ask, reasons)
-        if isinstance(reason, NoRoom):
-            return why_no_room(partition, ask.stage, reason, now)
+        if isinstance(reason, NoCapacity):
+            return why_no_capacity(partition, ask.stage, reason, now)
         if isinstance(reason, NeverFits) and blocks_lane(ask, reason):
             return why_never(partition, ask.stage, reason)
     return None
@@ -157,6 +157,6 @@ def _reason_of(ask: Ask, reasons: dict[tuple[str, str, int], Reason]) -> Reason 
 
 def _is_missing(reason: Reason | None) -> bool:
     """True if more nodes would help. For other reasons a cluster must not grow."""
-    if isinstance(reason, NoRoom):
+    if isinstance(reason, NoCapacity):
         return not (reason.coming or reason.without_share)
     return isinstance(reason, NeverFits)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fairlead.core.reasons import of_stage
 from fairlead.core.resources import SECOND
-from fairlead.views.coming import listed, shortened
+from fairlead.core.why.reasons import of_stage
+from fairlead.views.outlook import listed, shortened
 
 Fields = Mapping[str, Any]
 
@@ -17,6 +17,8 @@ RIGHTS = {
     "share": "whose queue is below its share",
 }
 """Right by which tasks stop for a job → relative clause."""
+RUN_AGAIN = {"requeue": " and run again later, requeued", "replace": " and run again, replaced"}
+"""Cause of a stop by a user → what follows."""
 MACHINES = ("the scheduler", "the server", "the agent of its node")
 """Deciders that a sentence does not name."""
 
@@ -190,7 +192,7 @@ def _placed(teller: Narrator, fields: Fields) -> str:
     text = teller.subject(fields, "sent") + (" together" if fields.get("gang") else "") + _on(fields, "to")
     waited = fields.get("waited_seconds")
     text += "" if waited is None else " at once" if waited < 1 else f" after waiting {_span(waited)}"
-    return text + (", to replace lost ones" if fields.get("kind") == "replace" else "")
+    return text + (", to replace others" if fields.get("kind") == "replace" else "")
 
 
 def _sent_ahead(teller: Narrator, fields: Fields) -> str:
@@ -219,10 +221,11 @@ def _stopped(teller: Narrator, fields: Fields) -> str:
         if claimant.startswith("queue "):
             right = "which is below its share"
         return text + (f" for {claimant}" if claimant else " for another job") + (f", {right}" if right else "")
-    if cause == "requeue":
-        return text + " and run again later, requeued" + (f" by {claimant}" if claimant else "")
+    if cause in RUN_AGAIN:
+        return text + RUN_AGAIN[str(cause)] + (f" by {claimant}" if claimant else "")
     return text + {
-        "kill": ", because the job was killed",
+        "kill": f", killed by {claimant}" if claimant else ", because the job was killed",
+        "done": f", because {claimant}" if claimant else ", because the job is done",
         "scale": ", because the job was scaled down",
         "time limit": ", because the time limit was reached",
     }.get(str(cause), "")

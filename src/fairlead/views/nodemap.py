@@ -7,9 +7,9 @@ from itertools import islice
 
 import msgspec
 
-from fairlead.core.forecast import end_of
+from fairlead.core.ahead.expected_ends import end_of
 from fairlead.core.model import Allocation, Micros
-from fairlead.core.nodes import NodeTable
+from fairlead.core.node_table import NodeTable
 from fairlead.core.ranges import count, indices
 from fairlead.core.resources import CPU, MEMORY, MILLI, SECOND
 from fairlead.core.state import Partition
@@ -38,7 +38,7 @@ def node_row(partition: Partition, row: int) -> wire.NodeRow:
         (node_id in nodes.held) + 2 * (node_id in nodes.avoided),
         _percent(nodes, CPU, row),
         _percent(nodes, MEMORY, row),
-        sum(count(allocation.indices) for allocation in nodes.allocations[row].values() if not allocation.rooms),
+        sum(count(allocation.indices) for allocation in nodes.allocations[row].values() if not allocation.slots),
         "".join([TENTHS[min(10, -(-used * 10 // MILLI))] for used in devices]),
     )
 
@@ -80,7 +80,7 @@ def map_tasks(partition: Partition, names: Iterable[str], sees: SeesJob, now: Mi
             continue
         alike: dict[tuple[str, str, str], list[Allocation]] = {}
         for allocation in nodes.allocations[nodes.rows[node_id]].values():
-            if not allocation.rooms:
+            if not allocation.slots:
                 stage = allocation.stage
                 alike.setdefault((stage.job.id, stage.name, allocation.state), []).append(allocation)
         listed = sorted(alike.values(), key=lambda group: (min(map(_since, group)), group[0].id))

@@ -9,16 +9,17 @@ from fairlead.core.pools.sizes import paused_until
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.views.answers import SeesJob, amounts, optional_seconds, seconds
-from fairlead.views.metrics.pools import PoolFigures, pool_figures
+from fairlead.views.metrics.pool_metrics import PoolFigures, pool_figures
 from fairlead.wire import api as wire
 
 
 def usage_answer(partition: Partition) -> wire.Usage:
-    """Return the use of each pool, for configured pools and pools that nodes name."""
-    figures = pool_figures(partition)
+    """Return the use of each pool, for configured pools and pools that nodes name, and of the nodes without a pool."""
+    figures = pool_figures(partition, others=True)
     if figures is None:
         return wire.Usage(partition=partition.name, ready=False, pools={})
-    return wire.Usage(partition=partition.name, ready=True, pools={name: _use(pool) for name, pool in figures.items()})
+    uses = {name: _use(pool) for name, pool in figures.items()}
+    return wire.Usage(partition=partition.name, ready=True, without_pool=uses.pop(""), pools=uses)
 
 
 def pool_answers(partition: Partition, pools: Iterable[Pool], sees: SeesJob, now: Micros) -> list[wire.Pool]:
@@ -44,6 +45,7 @@ def _pool_answer(
         max_idle=settings.max_idle,
         idle_for=seconds(settings.idle_for),
         cost=settings.cost,
+        min_free=amounts(settings.min_free),
         use=None if figures is None else _use(figures),
         paused=pool.paused,
         paused_until=paused_until(partition, pool) / SECOND if paused_until(partition, pool) > now else None,

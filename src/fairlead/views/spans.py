@@ -25,9 +25,9 @@ from fairlead.core.cycle import Cycle
 from fairlead.core.lifecycle import JOB
 from fairlead.core.model import KINDS, Allocation, Ask, Job, Micros
 from fairlead.core.ranges import count
-from fairlead.core.reasons import Reason
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
+from fairlead.core.why.reasons import Reason
 
 TRACED = 100_000
 """Maximum number of unfinished jobs of a partition with spans. Further jobs get none."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fairlead.core.model import Allocation, Job, Micros
 from fairlead.core.ranges import count
-from fairlead.core.reasons import Reason
-from fairlead.core.remedy.steps import (
+from fairlead.core.state import Partition
+from fairlead.core.why.reasons import Reason
+from fairlead.core.why.remedy_steps import (
     AddNodes,
     AskLess,
     DropPool,
@@ -26,12 +27,11 @@ from fairlead.core.remedy.steps import (
     Step,
     Tolerate,
 )
-from fairlead.core.state import Partition
 from fairlead.views.answers import SeesJob, amounts, by_id, code_of
 from fairlead.views.causes import Cause, Launching, RunsOn, Stopping
-from fairlead.views.documents import Waiting
 from fairlead.views.dryrun import Tried
-from fairlead.views.explaining import Explained, explained
+from fairlead.views.explanation import Explained, explained
+from fairlead.views.summaries import Waiting
 from fairlead.wire import api as wire
 
 
@@ -69,6 +69,7 @@ def waiting_answer(view: Waiting) -> wire.Waiting:
         at_least=view.at_least,
         remedies=[remedy_answer(remedy) for remedy in view.remedies],
         comes=list(map(str, view.comes)),
+        no_hold="" if view.no_hold is None else str(view.no_hold),
     )
 
 

@@ -79,6 +79,12 @@ class StageDocument(Request, kw_only=True):
     `**` for any number of folders, and the codes of `output`."""
 
 
+class DoneWhen(Request, kw_only=True):
+    """The stage with which a job succeeds."""
+
+    stage: Name
+
+
 class JobDocument(Request, kw_only=True):
     """A job. Its user is the caller, unless an operator names another user."""
 
@@ -94,6 +100,9 @@ class JobDocument(Request, kw_only=True):
     gang: Literal["stage", "job"] | UnsetType = UNSET
     preemptible: bool | UnsetType = UNSET
     preempts: bool | UnsetType = UNSET
+    done_when: DoneWhen | UnsetType = UNSET
+    """The stage with which the job succeeds: all tasks of other stages are then stopped. Without it, the job succeeds
+    with its last stage."""
 
 
 class BatchDocument(Request, kw_only=True):
@@ -104,6 +113,32 @@ class BatchDocument(Request, kw_only=True):
 
 class ScaleDocument(Request, kw_only=True):
     count: Count
+    stage: Name | UnsetType = UNSET
+
+
+class ClosureDocument(Request, kw_only=True):
+    """Labels of nodes that are disabled for a time, also those that join meanwhile."""
+
+    labels: Annotated[dict[str, str], Meta(min_length=1, max_length=100)]
+    lasts: Duration
+    reason: Annotated[str, Meta(max_length=200)] | UnsetType = UNSET
+
+
+class OpeningDocument(Request, kw_only=True):
+    """The end of a closure: the labels by which nodes were disabled."""
+
+    labels: Annotated[dict[str, str], Meta(min_length=1, max_length=100)]
+
+
+TaskAction = Literal["kill", "requeue", "replace"]
+MAX_STOPPED = 10_000
+"""The most tasks that one request may stop."""
+
+
+class TasksDocument(Request, kw_only=True):
+    """Tasks of a stage. The stage may be left out if the job has only one."""
+
+    indices: Annotated[list[Annotated[int, Meta(ge=0, lt=10_000_000)]], Meta(min_length=1, max_length=MAX_STOPPED)]
     stage: Name | UnsetType = UNSET
 
 
@@ -490,6 +525,9 @@ class Waiting(Answer, frozen=True, kw_only=True):
     comes: list[str] = []
     """What comes by itself, such as tasks that end by their time limit, nodes that are ordered, or nodes that are held
     for the tasks."""
+    no_hold: str = ""
+    """Why no nodes will be held for the tasks, however long they wait, and what an operator can change; empty if this
+    is not so."""
 
 
 class Explanation(Answer, frozen=True, kw_only=True):
@@ -683,10 +721,26 @@ class Node(Answer, frozen=True, kw_only=True):
     credential_expires: float | None = None
     reason: str = ""
     """Why an operator drained or disabled the node."""
+    until: float | None = None
+    """When the node is enabled again, if it is disabled for a time."""
     held_for: list[str] = []
     """Jobs, of those that the caller may see, that the node is held for or promised to. It takes no other new work."""
     held_for_others: int = 0
     """Number of further jobs that the node is held for or promised to and that the caller may not see."""
+    held: dict[str, int | float] = {}
+    """What the tasks of all these jobs need of the node. The node takes no other new work, also if this is less."""
+
+
+class Closure(Answer, frozen=True, kw_only=True):
+    """Nodes with all of these labels are disabled until a time."""
+
+    labels: dict[str, str]
+    until: float
+    reason: str = ""
+
+
+class Closures(Answer, frozen=True, kw_only=True):
+    closures: list[Closure]
 
 
 class Nodes(Answer, frozen=True, kw_only=True):
@@ -811,6 +865,8 @@ class Hold(Answer, frozen=True, kw_only=True):
     nodes: list[str]
     since: float
     until: float
+    held: dict[str, dict[str, int | float]] = {}
+    """Node → what these tasks need of it."""
 
 
 class Promise(Answer, frozen=True, kw_only=True):
@@ -826,6 +882,8 @@ class Promise(Answer, frozen=True, kw_only=True):
     stopping: int
     """Number of tasks that are still stopping for the job."""
     ordered: bool
+    held: dict[str, dict[str, int | float]] = {}
+    """Node → what these tasks need of it."""
 
 
 class Holds(Answer, frozen=True, kw_only=True):
@@ -981,11 +1039,13 @@ class PoolUse(Answer, frozen=True, kw_only=True):
 
 
 class Usage(Answer, frozen=True, kw_only=True):
-    """The use of all pools. Empty until the partition is ready, because running tasks are unknown before."""
+    """The use of all nodes. Empty until the partition is ready, because running tasks are unknown before."""
 
     partition: str
     ready: bool
     pools: dict[str, PoolUse]
+    without_pool: PoolUse | None = None
+    """The use of the nodes that are in no pool and belong to no resource manager; null until the partition is ready."""
 
 
 class OrderedFor(Answer, frozen=True, kw_only=True):
@@ -1047,6 +1107,8 @@ class Pool(Answer, frozen=True, kw_only=True):
     max_idle: int
     idle_for: float
     cost: int
+    min_free: dict[str, int | float]
+    """What the pool keeps free for future work."""
     use: PoolUse | None
     paused: bool
     paused_until: float | None
@@ -1100,11 +1162,37 @@ class Difference(Answer, frozen=True, kw_only=True):
     """What the key names. An absent setting has its default; an absent partition, queue or pool does not exist."""
 
 
+class Loss(Answer, frozen=True, kw_only=True):
+    """What is lost with a partition or a pool that leaves the configuration.
+
+    The jobs of a partition are killed and its nodes removed. The nodes of a pool stay, but are not given back any more.
+    """
+
+    key: str
+    jobs: int | None
+    """Jobs that have not ended; null if the partition has no leader now."""
+    nodes: int | None
+    """Nodes, also ordered ones; null if the partition has no leader now."""
+
+
+class LeftMachine(Answer, frozen=True, kw_only=True):
+    """A machine of a removed partition's pool that was not destroyed, and why. It has to be ended by hand."""
+
+    partition: str
+    pool: str
+    name: str
+    reason: str
+
+
 class Applied(Answer, frozen=True, kw_only=True):
     """The changes that a configuration makes."""
 
     version: int
     differences: list[Difference]
+    losses: list[Loss] = []
+    """Removed partitions with jobs or nodes, and removed pools with nodes."""
+    machines: list[LeftMachine] = []
+    """Machines of removed partitions that were not destroyed."""
 
 
 # -- resource managers -------------------------------------------------------------------------------------------
@@ -1182,7 +1270,7 @@ class WaitingJob(Answer, frozen=True, kw_only=True):
 
     job: str
     code: str
-    """The machine-readable reason, such as "no room"; empty if the job was not tried yet."""
+    """The machine-readable reason, such as "no capacity"; empty if the job was not tried yet."""
     reason: str
     missing: bool
     """True if the job waits for missing capacity, and not for a limit, a share or tasks that stop for it."""
@@ -1214,6 +1302,10 @@ class Attempt(Answer, frozen=True, kw_only=True):
         """The indices of the tasks."""
         spans = zip(self.indices[::2], self.indices[1::2], strict=True)
         return [index for first, end in spans for index in range(first, end)]
+
+    def __repr__(self) -> str:
+        names = ["tasks" if name == "indices" else name for name in self.__struct_fields__]
+        return f"Attempt({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
 class PastJob(Answer, frozen=True, kw_only=True):
@@ -1333,7 +1425,10 @@ class Event(Answer, frozen=True, kw_only=True):
 
 
 class ManagerEvent(Answer, frozen=True, kw_only=True):
-    """An event for a resource manager: allocated, release (a request to stop), released, ended (a job), node."""
+    """An event for a resource manager.
+
+    `what` is allocated, release (stop these tasks), released, ended (a job) or node.
+    """
 
     what: str
     job: str = ""

@@ -8,6 +8,8 @@ from time import monotonic_ns, perf_counter, time_ns
 from fairlead.core.model import Micros
 
 Clock = Callable[[], Micros]
+Seconds = Callable[[], float]
+"""The time in seconds since 1970."""
 Steady = Callable[[], float]
 """Seconds that only grow, as `time.monotonic` counts them."""
 

@@ -1,15 +1,15 @@
 """The configuration of the cluster, and all partitions of a cluster on one journal.
 
 A new configuration is tried on every partition, then written to the cluster's own log, then applied to the partitions.
-`Configuration` is that log; one server leads it, as for a partition. `Cluster` performs these steps for all partitions
-of one journal object, without threads and clocks.
+`ConfigurationLog` is that log; one server leads it, as for a partition. `Cluster` performs these steps for all
+partitions of one journal object, without threads and clocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fairlead.core.cluster import ClusterConfigured
+from fairlead.core.cluster_config import ClusterConfigured
 from fairlead.core.commands import Configure, Rejected
 from fairlead.core.config import missing_policies
 from fairlead.core.cycle import Cycle
@@ -19,13 +19,13 @@ from fairlead.core.model import Micros
 from fairlead.core.plan import Plan
 from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
-from fairlead.journal.base import Journal, JournalError, PolicyMissing
 from fairlead.journal.codec import CLUSTER_STREAM, encode_cluster, restore_cluster, stream_of
+from fairlead.journal.journal import Journal, JournalError, PolicyMissing
 from fairlead.writer.observer import Observer
 from fairlead.writer.writer import Stopped, Writer
 
 
-class Configuration:
+class ConfigurationLog:
     """The log of configurations, led by one server."""
 
     def __init__(self, journal: Journal) -> None:
@@ -77,9 +77,9 @@ class Cluster:
     def __init__(self, journal: Journal, observers: Sequence[Observer] = ()) -> None:
         self.journal = journal
         self._observers = observers
-        self.configuration = Configuration(journal)
+        self.configuration = ConfigurationLog(journal)
         self.writers: dict[str, Writer] = {name: self._writer(name) for name, _ in self.configured.partitions}
-        self._removed: list[str] = []
+        self._removed: list[Writer] = []
         """Removed partitions whose streams are not dropped yet."""
 
     @property
@@ -97,8 +97,7 @@ class Cluster:
         for name, config in self.configured.partitions:
             writer = self.writers[name]
             if writer.partition.config_version < self.configured.version:
-                command = Configure(config=config, version=self.configured.version, operator=True)
-                cycles[name] = writer.cycle([command], now)
+                cycles[name] = writer.cycle([writer.configuring(config, self.configured.version)], now)
         return cycles
 
     def configure(self, configs: dict[str, PartitionConfig], now: Micros, user: str = "") -> dict[str, Cycle]:
@@ -123,8 +122,8 @@ class Cluster:
         for name, config in self.configured.partitions:
             if name not in self.writers:
                 self.writers[name] = self._writer(name)
-            command = Configure(config=config, version=self.configured.version, user=user, operator=True)
-            cycles[name] = self.writers[name].cycle([command], now)
+            writer = self.writers[name]
+            cycles[name] = writer.cycle([writer.configuring(config, self.configured.version, user)], now)
         for name in sorted(set(self.writers) - set(dict(self.configured.partitions))):
             cycles[name] = self._remove(self.writers.pop(name), now)
         return cycles
@@ -135,15 +134,15 @@ class Cluster:
         If the server crashes before this, the next server removes these partitions again.
         """
         while self._removed:
-            name = self._removed[0]
+            writer = self._removed[0]
             try:
-                self.journal.drop(stream_of(name))
+                writer.drop()
             except JournalError as problem:
-                raise Stopped(f"the journal of partition {name} was not dropped: {problem}") from problem
+                raise Stopped(f"the journal of {writer.partition.name} was not dropped: {problem}") from problem
             del self._removed[0]
 
     def _remove(self, writer: Writer, now: Micros) -> Cycle:
-        self._removed.append(writer.partition.name)
+        self._removed.append(writer)
         return writer.remove(now)
 
     def _left_over(self) -> list[str]:

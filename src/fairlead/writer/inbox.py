@@ -17,11 +17,8 @@ from time import monotonic
 import msgspec
 
 from fairlead.core.commands import Answer, AnyCommand, Report
+from fairlead.engines.engine import Busy
 from fairlead.writer.clock import Steady
-
-
-class Full(Exception):
-    """The inbox is full and did not accept the command. Retry later."""
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag="unavailable"):
@@ -106,7 +103,7 @@ class Inbox:
         self._arrived = arrived
 
     def offer(self, command: AnyCommand) -> Slot:
-        """Accept a command and return a future for its reply. Raises `Full` if there is no space for it.
+        """Accept a command and return a future for its reply. Raises `Busy` if there is no space for it.
 
         Cancelling the future discards the reply; it does not withdraw the command.
         """
@@ -159,26 +156,26 @@ class Inbox:
     def _take_command(self, message: Message, user: str) -> None:
         if self._waiting >= self.max_commands:
             self.refused_commands += 1
-            raise Full(f"the inbox is full: {self.max_commands} commands wait; try again in a moment")
+            raise Busy(f"the inbox is full: {self.max_commands} commands wait; try again in a moment")
         waiting = self._commands.get(user)
         if waiting is None:
             waiting = self._commands[user] = deque()
             self._turns.append(user)
         elif user and len(waiting) >= self.command_credit:
             self.refused_commands += 1
-            raise Full(f"user {user}: {self.command_credit} of its commands wait; try again in a moment")
+            raise Busy(f"user {user}: {self.command_credit} of its commands wait; try again in a moment")
         waiting.append(message)
         self._waiting += 1
 
     def _take_report(self, message: Message, node: str) -> None:
         if self._owed[node] >= self.report_credit:
             self.refused_reports += 1
-            raise Full(
+            raise Busy(
                 f"node {node}: {self.report_credit} of its reports wait, the most for one node; "
                 "send it again when one of them is confirmed"
             )
         if len(self._reports) >= self.max_reports:
             self.refused_reports += 1
-            raise Full(f"the inbox is full: {self.max_reports} reports wait; send it again in a moment")
+            raise Busy(f"the inbox is full: {self.max_reports} reports wait; send it again in a moment")
         self._owed[node] += 1
         self._reports.append(message)

@@ -17,11 +17,11 @@ import msgspec
 
 from fairlead.core.commands import Report
 from fairlead.core.cycle import Cycle, due
-from fairlead.core.effects import Effect, standing_effects
+from fairlead.core.effects import Effect, outstanding_effects
 from fairlead.core.model import Micros
 from fairlead.core.resources import SECOND
 from fairlead.core.settings import PartitionSettings
-from fairlead.journal.base import JournalError, UnknownOutcome
+from fairlead.journal.journal import JournalError, UnknownOutcome
 from fairlead.writer.clock import Clock, cycle_clock
 from fairlead.writer.inbox import Inbox, Message, Unavailable
 from fairlead.writer.writer import Stopped, Writer
@@ -80,7 +80,7 @@ class WriterThread:
         return future
 
     async def alone(self, work: Callable[[], Result], then: Callable[[Result], None] = lambda result: None) -> Result:
-        """Run `work`, such as applying a configuration, while no cycle runs. Call `look()` of the writer afterwards.
+        """Run `work`, such as applying a configuration, while no cycle runs. Call `LiveWriter.wake` afterwards.
 
         `then` is called with the result before the next cycle begins.
         """
@@ -148,7 +148,6 @@ class LiveWriter:
     ) -> None:
         self.writer = writer
         self.inbox = inbox
-        self.offer = inbox.offer
         self.stopped = ""
         """Why the writer stopped by itself; empty if it did not. A new writer has to start from the journal."""
         self.intake_wait = Phase()
@@ -170,7 +169,7 @@ class LiveWriter:
         self._timers_not_before = 0.0
         self._enough = 1
         self._wake = asyncio.Event()
-        self._looked_for = False
+        self._woken = False
         self._closing = False
         self._running = False
         self._over = asyncio.Event()
@@ -218,9 +217,9 @@ class LiveWriter:
         """True if the loop has ended for any reason. Then the state may differ from the journal."""
         return self._over.is_set()
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Start a cycle now, with or without messages, because code outside the loop changed the state."""
-        self._looked_for = True
+        self._woken = True
         self._wake.set()
 
     async def _begin(self) -> None:
@@ -244,7 +243,7 @@ class LiveWriter:
         """Sleep until a cycle should start; return False if the loop should end instead."""
         while not self._closing:
             enough = self._settings.max_batch
-            if self.writer.more or self._looked_for or self.inbox.waiting >= enough:
+            if self.writer.more or self._woken or self.inbox.waiting >= enough:
                 return True
             rest = self._not_before - self._steady()
             timer = self._until_timer()
@@ -282,7 +281,7 @@ class LiveWriter:
     # -- one pass ------------------------------------------------------------------------------------------------
 
     async def _pass(self) -> None:
-        self._looked_for = False
+        self._woken = False
         batch = self.inbox.drain(self._settings.max_batch)
         began = self._steady()
         if batch:
@@ -333,7 +332,7 @@ class LiveWriter:
         return decided, self._next_due()
 
     def _survey(self) -> tuple[Sequence[Effect], Micros | None]:
-        return standing_effects(self.writer.partition), self._next_due()
+        return outstanding_effects(self.writer.partition), self._next_due()
 
     def _next_due(self) -> Micros | None:
         return None if self.writer.partition.removed else due(self.writer.partition)

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairlead.core import cycle
-from fairlead.core.commands import AnyCommand, RemovePartition
+from fairlead.core.cluster_config import LeftMachine, Remains
+from fairlead.core.commands import AnyCommand, Configure, RemovePartition
 from fairlead.core.config import missing_policies
 from fairlead.core.cycle import Cycle
 from fairlead.core.lanes import LaneKey, lane_key
 from fairlead.core.model import Micros
-from fairlead.core.reasons import Reason
+from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
-from fairlead.journal.base import Journal, JournalError, PolicyMissing, UnknownOutcome
-from fairlead.journal.codec import encode, restore, stream_of
+from fairlead.core.why.reasons import Reason
+from fairlead.journal.codec import encode, encode_remains, removed_stream_of, restore, restore_remains, stream_of
+from fairlead.journal.journal import Journal, JournalError, PolicyMissing, UnknownOutcome
 from fairlead.writer.clock import Stopwatch
 from fairlead.writer.observer import Observer, ReplayObserver
 
@@ -100,6 +102,26 @@ class Writer:
         for observer in self._observers:
             observer.cycle(decided, watch.seconds)
         return decided
+
+    def configuring(self, config: PartitionConfig, version: int, user: str = "") -> Configure:
+        """Return the command that gives the partition a version of the cluster's configuration.
+
+        If a partition of this name was removed before, the new one continues its counters, so that no id is used twice.
+        """
+        remains = None if self.seq else restore_remains(self.journal, self.partition.name)
+        numbers = None if remains is None else remains.counters
+        return Configure(config=config, version=version, numbers=numbers, user=user, operator=True)
+
+    def drop(self, machines: tuple[LeftMachine, ...] = ()) -> None:
+        """Drop the stream of the removed partition.
+
+        Its counters, and the machines that still exist, are written to another stream first.
+        """
+        stream = removed_stream_of(self.partition.name)
+        epoch = self.journal.reign(stream)
+        remains = Remains(self.partition.counters, machines)
+        self.journal.append(stream, epoch, self.journal.last(stream) + 1, encode_remains(remains))
+        self.journal.drop(self.stream)
 
     def take_over(self, other: Writer) -> None:
         """Copy why asks wait from another writer of the same state.

@@ -1,5 +1,7 @@
 // Requests to the server, and the session: its cookie is sent by the browser, its key is kept here.
 
+import type { Caller } from "./types";
+
 const KEY = "fairlead-session";
 const BASE = "/api/v1";
 
@@ -61,12 +63,6 @@ export async function post<T>(path: string, body?: unknown): Promise<T> {
 
 export async function put<T>(path: string, body: unknown): Promise<T> {
   return (await send("PUT", path, body)).json() as Promise<T>;
-}
-
-export interface Caller {
-  user: string;
-  groups: string[];
-  role: "user" | "operator" | "admin";
 }
 
 export async function logIn(token: string): Promise<Caller> {

@@ -66,6 +66,15 @@ export function amounts(of: Record<string, number>): string {
     .join(", ");
 }
 
+/** The sum of amounts that are given by node. */
+export function total(byNode: Record<string, Record<string, number>>): Record<string, number> {
+  const sums: Record<string, number> = {};
+  for (const node of Object.values(byNode)) {
+    for (const [name, value] of Object.entries(node)) sums[name] = (sums[name] ?? 0) + value;
+  }
+  return sums;
+}
+
 /** Indices of tasks, such as 0–7, 9. */
 export function spans(indices: number[]): string {
   const parts: string[] = [];

@@ -1,6 +1,6 @@
 // Where the cells of a map are: blocks of cells, one for each group, in lines from left to right.
 
-import type { Groups } from "./types";
+import type { NodeGroups } from "./types";
 
 export interface Block {
   title: string;
@@ -35,7 +35,7 @@ export const DETAILED = { width: 128, height: 70 };
 /** A cell from here on shows the name of its node. */
 export const NAMED = { width: 52, height: 34 };
 
-export function grouped(count: number, groups: Groups | null, none: string): { title: string; nodes: number[] }[] {
+export function grouped(count: number, groups: NodeGroups | null, none: string): { title: string; nodes: number[] }[] {
   if (!groups) return [{ title: "", nodes: Array.from({ length: count }, (_, at) => at) }];
   const found: { title: string; nodes: number[] }[] = groups.values.map((title) => ({ title, nodes: [] }));
   const rest: number[] = [];

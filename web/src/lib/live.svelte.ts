@@ -1,7 +1,7 @@
 // The live state of a partition: the map of nodes and the queues, followed by server-sent events.
 
-import { events, get, query, Refused, sessionKey, whenSessionEnds, type Caller } from "./api";
-import type { MapChange, NodeMap, Queue } from "./types";
+import { events, get, query, Refused, sessionKey, whenSessionEnds } from "./api";
+import type { Caller, MapChange, NodeMap, Queue } from "./types";
 
 const SILENCE = 40_000; // the server sends a sign of life every 15 s
 const TRACE = 120; // points of the small charts, at least 2 s apart

@@ -1,16 +1,298 @@
-// The documents of the API, as far as the page reads them; src/fairlead/wire/api.py defines them.
+// The answers of the API that the page reads. `make generate` writes this file.
 
-export type NodeRow = [state: number, flags: number, cpu: number, memory: number, tasks: number, devices: string];
+export interface Ask {
+  job: string;
+  stage: string;
+  kind: string;
+  count: number;
+  asked: number;
+  waiting_since: number;
+  name: string;
+  user: string;
+  reason: string;
+}
 
-export interface Groups {
+/** Tasks of one attempt on a node, from their start to their end; `ended` is null while they run. */
+export interface Bar {
+  node: string;
+  job: string;
+  name: string;
+  stage: string;
+  user: string;
+  queue: string;
+  tasks: number;
+  resources: Record<string, number>;
+  started: number;
+  ended: number | null;
+  outcome: string;
+}
+
+/** User, groups and role of the caller's token. */
+export interface Caller {
+  user: string;
+  groups: string[];
+  role: "user" | "operator" | "admin" | "join";
+}
+
+/** The predicted start of a job, from several simulated futures with random run times and arrivals. */
+export interface Eta {
+  job: string;
+  state: string;
+  started: number | null;
+  start: number | null;
+  median: number | null;
+  earliest: number | null;
+  latest: number | null;
+  not_before: number | null;
+  note: string;
+  text: string;
+}
+
+/** Nodes reserved for one job while capacity becomes free there: other tasks stop for it, or the nodes were ordered
+ * for it and wait for the rest of the order.
+ */
+export interface Held {
+  job: string;
+  stage: string;
+  tasks: number;
+  nodes: string[];
+  since: number;
+  stopping: number;
+  ordered: boolean;
+  held: Record<string, Record<string, number>>;
+}
+
+/** Nodes kept free of new work for a job that has waited too long. The hold ends at `until` at the latest. */
+export interface Hold {
+  job: string;
+  stage: string;
+  tasks: number;
+  nodes: string[];
+  since: number;
+  until: number;
+  held: Record<string, Record<string, number>>;
+}
+
+export interface Job {
+  id: string;
+  number: number;
+  partition: string;
+  name: string;
+  user: string;
+  queue: string;
+  state: string;
+  priority: number;
+  labels: Record<string, string>;
+  after: string[];
+  submitted: number;
+  waiting_since: number | null;
+  ended: number | null;
+  reason: string;
+  waits_for: string;
+  stages: Stage[];
+  matched: string | null;
+  forgotten: boolean;
+  held_by: string;
+}
+
+/** A lane. `first` has the asks at its head that the caller may see. */
+export interface Lane {
+  queue: string;
+  shape: string;
+  asks: number;
+  tasks: number;
+  first: Ask[];
+}
+
+/** The use of a leaf queue beyond its entitlement, in percent of the partition, and when it returns if no other task
+ * of the queue starts: by the estimates and time limits of its running tasks.
+ */
+export interface Loan {
+  queue: string;
+  percent: number;
+  returns: LoanReturn[];
+  unknown_percent: number;
+}
+
+/** What will have returned of a loan at a time, in percent of the partition. */
+export interface LoanReturn {
+  at: number;
+  percent: number;
+}
+
+/** Changes of a map: rows by the index of their node, and queues. */
+export interface MapChange {
+  at: string;
+  now: number;
+  ready: boolean;
+  rows: [number, NodeRow][];
+  queues: Queue[];
+}
+
+/** A job with another predicted start. A wait is None if the job does not start or its start is not predictable. */
+export interface MovedStart {
+  job: string;
+  name: string;
+  user: string;
+  queue: string;
+  wait_before: number | null;
+  wait_after: number | null;
+  never_before: boolean;
+  never_after: boolean;
+}
+
+/** The values of a label, and for each node the index of its value; -1 if the node lacks the label. */
+export interface NodeGroups {
   values: string[];
   of: number[];
 }
 
-export interface QueueUser {
+export interface NodeInfo {
+  name: string;
+  state: string;
+  pool: string;
+  manager: string;
+  labels: Record<string, string>;
+  taints: string[];
+  users: string[];
+  resources: Record<string, number>;
+  used: Record<string, number>;
+  devices: number[];
+  tasks: number;
+  avoided: boolean;
+  disconnected: number | null;
+  credential: "" | "valid" | "expired" | "revoked";
+  credential_expires: number | null;
+  reason: string;
+  until: number | null;
+  held_for: string[];
+  held_for_others: number;
+  held: Record<string, number>;
+}
+
+/** All nodes of a partition, in columns, and the queue tree. Pass `at` to `GET /live` for later changes. */
+export interface NodeMap {
+  at: string;
+  partition: string;
+  now: number;
+  ready: boolean;
+  states: string[];
+  names: string[];
+  cpus: number[];
+  memory: number[];
+  pools: NodeGroups;
+  labels: Record<string, NodeGroups>;
+  rows: NodeRow[];
+  queues: Queue[];
+}
+
+/** The live tasks of one stage on one node that are in the same state. Of a job that the caller may not see, `job`,
+ * `name`, `stage` and `user` are empty.
+ */
+export interface NodeTasks {
+  node: string;
+  job: string;
+  name: string;
+  stage: string;
   user: string;
-  use_percent: number;
-  past_percent: number;
+  state: string;
+  tasks: number;
+  indices: number[];
+  resources: Record<string, number>;
+  devices: number[];
+  since: number;
+  ends: number | null;
+}
+
+export interface OrderedFor {
+  job: string;
+  stage: string;
+  tasks: number;
+}
+
+/** A machine of the provider that is neither a node nor ordered. Fairlead does not remove it; an operator has to. */
+export interface Orphan {
+  name: string;
+  note: string;
+}
+
+/** A finished job. `tasks` counts its tasks by outcome. */
+export interface PastJob {
+  id: string;
+  number: number;
+  partition: string;
+  name: string;
+  user: string;
+  queue: string;
+  state: string;
+  reason: string;
+  submitted: number;
+  ended: number;
+  tasks: Record<string, number>;
+  started: number | null;
+  labels: Record<string, string>;
+}
+
+/** A map at a time in the past. `map` is missing for times before `since`, where the journal begins. */
+export interface PastMap {
+  since: number;
+  map: NodeMap | null;
+}
+
+/** Queues at several times, by path, from `since` on, where the journal begins. */
+export interface PastQueues {
+  since: number;
+  queues: Record<string, QueuePast>;
+}
+
+/** A pool. `use` is null until the partition is ready. */
+export interface Pool {
+  name: string;
+  partition: string;
+  provider: string;
+  resources: Record<string, number>;
+  labels: Record<string, string>;
+  taints: string[];
+  min: number;
+  max: number | null;
+  min_idle: number;
+  max_idle: number;
+  idle_for: number;
+  cost: number;
+  min_free: Record<string, number>;
+  use: PoolUse | null;
+  paused: boolean;
+  paused_until: number | null;
+  problem: string;
+  grew: number | null;
+  shrank: number | null;
+  orders: PoolOrder[];
+  leaving: string[];
+  orphans: Orphan[];
+}
+
+/** Ordered nodes. `jobs` are the jobs that need them, of those that the caller may see. */
+export interface PoolOrder {
+  order: number;
+  cause: string;
+  since: number;
+  nodes: string[];
+  tasks: number;
+  jobs: OrderedFor[];
+}
+
+/** Numbers of nodes. `available` nodes are empty and accept work; `pending` nodes are needed by waiting work; `idle`
+ * is the difference, negative if nodes are missing; `ordered` nodes have not arrived yet. Disabled, held and
+ * promised nodes are not available.
+ */
+export interface PoolUse {
+  ready: boolean;
+  total: number;
+  available: number;
+  pending: number;
+  idle: number;
+  ordered: number;
+  disabled: number;
 }
 
 export interface Queue {
@@ -32,66 +314,29 @@ export interface Queue {
   users: QueueUser[];
 }
 
-export interface NodeMap {
-  at: string;
-  partition: string;
-  now: number;
-  ready: boolean;
-  states: string[];
-  names: string[];
-  cpus: number[];
-  memory: number[];
-  pools: Groups;
-  labels: Record<string, Groups>;
-  rows: NodeRow[];
-  queues: Queue[];
+/** A queue at several times: its share, and entitlement, use and loan in percent of the partition. */
+export interface QueuePast {
+  times: number[];
+  share: (number | null)[];
+  entitlement: number[];
+  use: number[];
+  loan: number[];
 }
 
-export interface MapChange {
-  at: string;
-  now: number;
-  ready: boolean;
-  rows: [number, NodeRow][];
-  queues: Queue[];
-}
-
-/** Live tasks of one stage on one node. Without a job id they belong to a job that the caller may not see. */
-export interface NodeTasks {
-  node: string;
-  job: string;
-  name: string;
-  stage: string;
+/** The use of one user in a queue where users take turns, as parts of the partition. */
+export interface QueueUser {
   user: string;
-  state: string;
-  tasks: number;
-  indices: number[];
-  resources: Record<string, number>;
-  devices: number[];
-  since: number;
-  ends: number | null;
+  use_percent: number;
+  past_percent: number;
 }
 
-export interface Loan {
-  queue: string;
-  percent: number;
-  returns: { at: number; percent: number }[];
-  unknown_percent: number;
-}
-
-export interface NodeInfo {
-  name: string;
-  state: string;
-  pool: string;
-  labels: Record<string, string>;
-  taints: string[];
-  resources: Record<string, number>;
-  used: Record<string, number>;
-  devices: number[];
-  tasks: number;
-  avoided: boolean;
-  reason: string;
-  held_for: string[];
-  held_for_others: number;
+/** Steps that together start the tasks in the next cycle. All of them are needed. Without steps, the tasks start in
+ * the next cycle anyway.
+ */
+export interface Remedy {
+  text: string;
+  operator: boolean;
+  steps: Step[];
 }
 
 export interface Stage {
@@ -107,23 +352,24 @@ export interface Stage {
   ended: Record<string, number>;
 }
 
-export interface Job {
-  id: string;
-  name: string;
-  user: string;
-  queue: string;
-  state: string;
-  priority: number;
+/** A step of a remedy. `code` says what to do; the other fields have values where the code needs them. */
+export interface Step {
+  code: string;
+  text: string;
+  operator: boolean;
+  node: string;
+  nodes: number;
+  tasks: number;
+  jobs: string[];
+  stage: string;
+  resources: Record<string, number>;
   labels: Record<string, string>;
-  after: string[];
-  submitted: number;
-  waiting_since: number | null;
-  ended: number | null;
-  reason: string;
-  waits_for: string;
-  stages: Stage[];
-  forgotten: boolean;
-  held_by: string;
+  pool: string;
+  taint: string;
+  queue: string;
+  user: string;
+  group: string;
+  value: number | null;
 }
 
 export interface Task {
@@ -131,6 +377,7 @@ export interface Task {
   index: number;
   state: string;
   attempt: number;
+  tries_used: number;
   node: string | null;
   devices: number[];
   exit_code: number | null;
@@ -139,105 +386,7 @@ export interface Task {
   started: number | null;
 }
 
-export interface PastJob {
-  id: string;
-  name: string;
-  user: string;
-  queue: string;
-  state: string;
-  reason: string;
-  submitted: number;
-  started: number | null;
-  ended: number;
-  tasks: Record<string, number>;
-}
-
-export interface Ask {
-  job: string;
-  stage: string;
-  kind: string;
-  count: number;
-  asked: number;
-  waiting_since: number;
-  name: string;
-  user: string;
-  reason: string;
-}
-
-export interface Lane {
-  queue: string;
-  shape: string;
-  asks: number;
-  tasks: number;
-  first: Ask[];
-}
-
-export interface Hold {
-  job: string;
-  stage: string;
-  tasks: number;
-  nodes: string[];
-  since: number;
-  until: number;
-}
-
-export interface Held {
-  job: string;
-  stage: string;
-  tasks: number;
-  nodes: string[];
-  since: number;
-  stopping: number;
-  ordered: boolean;
-}
-
-export interface Pool {
-  name: string;
-  max: number | null;
-  problem: string;
-  paused: boolean;
-  use: { total: number; available: number; pending: number; ordered: number } | null;
-  orders: { order: number; cause: string; since: number; nodes: string[]; tasks: number; jobs: { job: string }[] }[];
-}
-
-export interface Waiting {
-  stage: string;
-  kind: string;
-  count: number;
-  position: number | null;
-  reason: string;
-  then: string;
-  text: string;
-  remedies: { text: string; operator: boolean }[];
-}
-
-/** When a job starts. Times are null where they cannot be told. */
-export interface Eta {
-  job: string;
-  state: string;
-  start: number | null;
-  earliest: number | null;
-  /** The start is between these with a probability of 90 %. */
-  latest: number | null;
-  not_before: number | null;
-  note: string;
-  text: string;
-}
-
-export interface Bar {
-  node: string;
-  job: string;
-  name: string;
-  stage: string;
-  user: string;
-  queue: string;
-  tasks: number;
-  resources: Record<string, number>;
-  started: number;
-  ended: number | null;
-  outcome: string;
-}
-
+/** Tasks that ran in a period. `complete` is false if there were too many: then the oldest are left out. */
 export interface Timeline {
   since: number;
   until: number;
@@ -245,6 +394,26 @@ export interface Timeline {
   complete: boolean;
 }
 
+/** Why tasks of a stage wait. `position` 0 is the head of the lane; `code` is the machine-readable reason. */
+export interface Waiting {
+  stage: string;
+  kind: string;
+  count: number;
+  position: number | null;
+  code: string;
+  reason: string;
+  jobs_ahead: number;
+  tasks_ahead: number;
+  then_code: string;
+  then: string;
+  text: string;
+  at_least: boolean;
+  remedies: Remedy[];
+  comes: string[];
+  no_hold: string;
+}
+
+/** The effect of a supposed change. Waits are in seconds: from now, or since the submission in a replay. */
 export interface WhatIf {
   compared: number;
   earlier: number;
@@ -253,26 +422,13 @@ export interface WhatIf {
   no_longer: number;
   never: number;
   unknown: number;
-  jobs: { job: string; name: string; user: string; queue: string; wait_before: number | null; wait_after: number | null; never_before: boolean; never_after: boolean }[];
+  jobs: MovedStart[];
   mean_wait_before: number | null;
   mean_wait_after: number | null;
+  utilisation_before: number | null;
+  utilisation_after: number | null;
   note: string;
 }
 
-export interface QueuePast {
-  times: number[];
-  share: (number | null)[];
-  entitlement: number[];
-  use: number[];
-  loan: number[];
-}
-
-export interface PastQueues {
-  since: number;
-  queues: Record<string, QueuePast>;
-}
-
-export interface PastMap {
-  since: number;
-  map: NodeMap | null;
-}
+/** The changing properties of a node of a map, as an array. */
+export type NodeRow = [state: number, flags: number, cpu: number, memory: number, tasks: number, devices: string];

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fairlead.agent.spawner.asking import AskedRoom
-    from fairlead.agent.spawner.limits import Room
+    from fairlead.agent.spawner.cgroups import Room
+    from fairlead.agent.spawner.keeper_client import AskedRoom
 
     Key = tuple[int, str, int, int]
     """Job number, stage, attempt, index."""

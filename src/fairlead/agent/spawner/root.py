@@ -18,12 +18,12 @@ import signal
 import traceback
 
 from fairlead.agent.spawner import confine
-from fairlead.agent.spawner.asking import AskedLimits
+from fairlead.agent.spawner.cgroups import Limits
 from fairlead.agent.spawner.devices import gpus
-from fairlead.agent.spawner.keeping import Keeping, can_guard
+from fairlead.agent.spawner.keeper import Keeping, can_guard
+from fairlead.agent.spawner.keeper_client import AskedLimits
 from fairlead.agent.spawner.ledger import open_files
-from fairlead.agent.spawner.limits import Limits
-from fairlead.agent.spawner.main import Spawner, enough_descriptors, listen, take_lock
+from fairlead.agent.spawner.spawner import Spawner, enough_descriptors, listen, take_lock
 from fairlead.agent.spawner.users import NotAllowed, Person, find_person, read_map
 
 MAX_USERS = 200

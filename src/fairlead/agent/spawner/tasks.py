@@ -12,32 +12,32 @@ from collections import deque
 from heapq import heappop, heappush
 from time import monotonic
 
-from fairlead.agent.spawner import collecting
-from fairlead.agent.spawner.limits import LIMITED_AFTER
+from fairlead.agent.spawner import result_copies
+from fairlead.agent.spawner.cgroups import LIMITED_AFTER
 from fairlead.agent.spawner.processes import signal_all, with_children
 from fairlead.agent.spawner.records import ENDED, LEAVING, NEVER, RUNNING, WAITING, Task
-from fairlead.agent.spawner.watching import cut_logs, end_orphans, members, orphans, too_large
+from fairlead.agent.spawner.watchdog import cut_logs, end_orphans, members, orphans, too_large
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fairlead.agent.spawner.asking import AnyLimits
+    from fairlead.agent.spawner.keeper_client import AnyLimits
     from fairlead.agent.spawner.ledger import Ledger
     from fairlead.agent.spawner.records import Key, Meta, Result, Spec
-    from fairlead.agent.spawner.starting import Starter
+    from fairlead.agent.spawner.task_start import Starter
 
 SCAN_PAUSE = 0.02
 WATCH_PAUSE = 0.5
 
 
 class Chain:
-    """Tasks that run one after another, at most `rooms` of them at a time."""
+    """Tasks that run one after another, at most `slots` of them at a time."""
 
-    __slots__ = ("rooms", "running", "waiting")
+    __slots__ = ("running", "slots", "waiting")
 
     def __init__(self) -> None:
-        self.rooms = 0
+        self.slots = 0
         self.running = 0
         self.waiting: list[tuple[int, int, Task]] = []
 
@@ -108,9 +108,9 @@ class Tasks:
     def launch(
         self,
         groups: Iterable[tuple[Meta, Spec, list[int], int, bool, list[dict[str, str]] | None]],
-        rooms: dict[int, int],
+        slots: dict[int, int],
     ) -> None:
-        """Accept groups of tasks that share a specification, and set the `rooms` of chains.
+        """Accept groups of tasks that share a specification, and set the `slots` of chains.
 
         A group says whether its tasks wait for a free slot of their chain.
         """
@@ -129,8 +129,8 @@ class Tasks:
                         waits.add(key)
             if taken:
                 self._ledger.take(meta, taken, chain)
-        for number, count in rooms.items():
-            self._chains.setdefault(number, Chain()).rooms = count
+        for number, count in slots.items():
+            self._chains.setdefault(number, Chain()).slots = count
         try:
             self._ledger.write()  # on disk before any of them starts
         except OSError as problem:
@@ -145,7 +145,7 @@ class Tasks:
                 if task.chain:
                     self._chains.setdefault(task.chain, Chain()).running += 1
                 self._ready.append(task)
-        for number in rooms:
+        for number in slots:
             self._go_on(self._chains[number], number)
 
     def stop(self, keys: Iterable[tuple[Key, float]], cause: str = "stop") -> None:
@@ -226,7 +226,7 @@ class Tasks:
             self._go_on(chain, task.chain)
 
     def _go_on(self, chain: Chain, number: int) -> None:
-        while chain.waiting and chain.running < chain.rooms:
+        while chain.waiting and chain.running < chain.slots:
             task = heappop(chain.waiting)[2]
             if task.state == WAITING:  # else the task was given back
                 chain.running += 1
@@ -308,7 +308,7 @@ class Tasks:
         """Start collecting the result files of an ended task. Only then is its end reported and its slot freed."""
         self._leaving.pop(task.key, None)
         task.state, task.result = LEAVING, (*result[:6], True)
-        pid = collecting.start(task, self._prefix(task), self._starter.home)
+        pid = result_copies.start(task, self._prefix(task), self._starter.home)
         if pid:
             self._collecting[pid] = task
         else:
@@ -318,7 +318,7 @@ class Tasks:
         assert task.result is not None
         if problem:
             try:
-                collecting.write_list(self._prefix(task), task.meta[0], [], [problem])
+                result_copies.write_list(self._prefix(task), task.meta[0], [], [problem])
             except OSError:
                 return self._free(task, task.result)  # the disk is full; the server notes that nothing was collected
         self._free(task, task.result)

@@ -17,7 +17,7 @@ from fairlead.core.changes import (
     gangs,
     holds,
     jobs,
-    ledger,
+    keys,
     nodes,
     pools,
     runs,
@@ -27,14 +27,14 @@ from fairlead.core.changes import (
     strange,
     tasks,
 )
-from fairlead.core.changes.base import DEFINED, Change
 from fairlead.core.changes.chains import *
+from fairlead.core.changes.change import DEFINED, Change
 from fairlead.core.changes.config import *
 from fairlead.core.changes.ends import *
 from fairlead.core.changes.gangs import *
 from fairlead.core.changes.holds import *
 from fairlead.core.changes.jobs import *
-from fairlead.core.changes.ledger import *
+from fairlead.core.changes.keys import *
 from fairlead.core.changes.lines import Line, Names
 from fairlead.core.changes.news import JobNews, News, NodeNews, TaskNews
 from fairlead.core.changes.nodes import *
@@ -53,7 +53,7 @@ __all__ += ends.__all__
 __all__ += gangs.__all__
 __all__ += holds.__all__
 __all__ += jobs.__all__
-__all__ += ledger.__all__
+__all__ += keys.__all__
 __all__ += nodes.__all__
 __all__ += pools.__all__
 __all__ += runs.__all__

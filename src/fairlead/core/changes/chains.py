@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from fairlead.core.changes.base import Change
+from fairlead.core.changes.change import Change
 from fairlead.core.changes.lines import Line, Names
 from fairlead.core.changes.news import TaskNews
 from fairlead.core.changes.pending import give_back, take
@@ -18,7 +18,7 @@ from fairlead.core.model import KINDS, Allocation, Ask, Micros, Stage
 from fairlead.core.ranges import count, difference
 from fairlead.core.state import Partition
 
-__all__ = ["Chained", "ChainedUndo", "Measured", "Recalled", "RoomPassed", "RoomPassedUndo"]
+__all__ = ["Chained", "ChainedUndo", "Measured", "Recalled", "SlotPassed", "SlotPassedUndo"]
 
 
 class Measured(Change[Micros | None], frozen=True, tag="measured"):
@@ -63,7 +63,7 @@ class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
     attempt: int
     into: int
     """The number of the new allocation of the waiting tasks."""
-    rooms: int
+    slots: int
     """The number of slots of the chain."""
 
     def apply(self, partition: Partition) -> ChainedUndo:
@@ -88,7 +88,7 @@ class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
                 partition.now,
                 kind=self.kind,
                 chain=front.chain,
-                rooms=self.rooms,
+                slots=self.slots,
             )
         )
         stage.top = max(top, self.attempt)
@@ -124,25 +124,25 @@ class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
 
     def lines(self, names: Names, before: ChainedUndo) -> Iterator[Line]:
         fields = {"kind": KINDS[self.kind], "attempt": self.attempt, "tasks": count(self.indices)}
-        yield Line("info", "tasks sent ahead", {**names.where(before.front), **fields, "rooms": self.rooms})
+        yield Line("info", "tasks sent ahead", {**names.where(before.front), **fields, "slots": self.slots})
 
 
-class RoomPassedUndo(msgspec.Struct, frozen=True, gc=False):
+class SlotPassedUndo(msgspec.Struct, frozen=True, gc=False):
     allocation: Allocation
     """The allocation that the tasks were in."""
     counter: int
     """The next allocation number."""
 
 
-class RoomPassed(Change[RoomPassedUndo], frozen=True, tag="room passed"):
-    """Gives free slots of a chain to its waiting tasks (`rooms` is 0), or makes tasks wait for any of `rooms` slots."""
+class SlotPassed(Change[SlotPassedUndo], frozen=True, tag="room passed"):
+    """Gives free slots of a chain to its waiting tasks (`slots` is 0), or makes tasks wait for any of `slots` slots."""
 
     allocation: int
     indices: tuple[int, ...]
-    rooms: int = 0
+    slots: int = 0
     into: int = 0
 
-    def apply(self, partition: Partition) -> RoomPassedUndo:
+    def apply(self, partition: Partition) -> SlotPassedUndo:
         before = partition.allocations[self.allocation]
         counter = partition.counters.allocation
         rest = difference(before.indices, self.indices)
@@ -153,11 +153,11 @@ class RoomPassed(Change[RoomPassedUndo], frozen=True, tag="room passed"):
             number = self.into
             partition.counters.allocation = max(counter, number + 1)
         partition.book(
-            msgspec.structs.replace(before, id=number, indices=self.indices, since=partition.now, rooms=self.rooms)
+            msgspec.structs.replace(before, id=number, indices=self.indices, since=partition.now, slots=self.slots)
         )
-        return RoomPassedUndo(before, counter)
+        return SlotPassedUndo(before, counter)
 
-    def undo(self, partition: Partition, before: RoomPassedUndo) -> None:
+    def undo(self, partition: Partition, before: SlotPassedUndo) -> None:
         partition.counters.allocation = before.counter
         if self.into:
             partition.unbook(partition.allocations[self.into], moves=True)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 
 import msgspec
 
-from fairlead.core.changes.base import Change
+from fairlead.core.changes.change import Change
 from fairlead.core.changes.lines import Line, Names
 from fairlead.core.lifecycle import QUEUE
 from fairlead.core.model import Micros, Pool, PoolSettings, Queue, QueueSettings, QueueState
-from fairlead.core.policy.past import rescaled
+from fairlead.core.policy.decay import rescaled
 from fairlead.core.resources import Vector
 from fairlead.core.settings import PartitionSettings
-from fairlead.core.state import Partition
+from fairlead.core.state import Counters, Partition
 
 __all__ = [
     "ConfigVersioned",
+    "NumbersContinued",
     "PartitionRemoved",
     "PoolsSet",
     "QueueMoved",
@@ -73,6 +75,20 @@ class ConfigVersioned(Change[int], frozen=True, tag="config versioned"):
 
     def undo(self, partition: Partition, before: int) -> None:
         partition.config_version = before
+
+
+class NumbersContinued(Change[Counters], frozen=True, tag="numbers continued"):
+    """Lets a new partition go on from the numbers of a removed partition of the same name."""
+
+    counters: Counters
+
+    def apply(self, partition: Partition) -> Counters:
+        before = partition.counters
+        partition.counters = copy(self.counters)
+        return before
+
+    def undo(self, partition: Partition, before: Counters) -> None:
+        partition.counters = before
 
 
 class QueuesAdded(Change[None], frozen=True, tag="queues added"):
@@ -151,15 +167,11 @@ class PoolsSet(Change[dict[str, Pool]], frozen=True, tag="pools set"):
 
     def apply(self, partition: Partition) -> dict[str, Pool]:
         before = partition.pools
-        partition.pools = {name: _same_pool(before.get(name), name, settings) for name, settings in self.pools}
-        partition.derived.pools_version += 1
-        partition.wake()
+        partition.set_pools({name: _same_pool(before.get(name), name, settings) for name, settings in self.pools})
         return before
 
     def undo(self, partition: Partition, before: dict[str, Pool]) -> None:
-        partition.pools = before
-        partition.derived.pools_version += 1
-        partition.wake()
+        partition.set_pools(before)
 
 
 def _same_pool(before: Pool | None, name: str, settings: PoolSettings) -> Pool:

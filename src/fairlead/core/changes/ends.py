@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.core.changes.base import Change
+from fairlead.core.changes.change import Change
 from fairlead.core.changes.lines import Line, Names
 from fairlead.core.changes.news import TaskNews
 from fairlead.core.changes.pending import give_back, grow, take, ungrow
@@ -141,7 +141,7 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
             return
         allocation = before.allocation
         # A task that returns from a chain has not failed: no warning.
-        returned = self.outcome == "pending" and bool(allocation.rooms or allocation.cause)
+        returned = self.outcome == "pending" and bool(allocation.slots or allocation.cause)
         fields = {
             "job": allocation.stage.job.id,
             "stage": allocation.stage.name,
@@ -207,6 +207,8 @@ class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
         short_since = stage.short_since
         TASK.check("pending", self.outcome)
         cancelled = take(partition, stage, self.kind, self.indices)
+        if cancelled is not None and partition.settings.backfills:
+            partition.wake()  # other asks may have been kept back for it
         _end(stage, self.outcome, self.indices)
         partition.update_short(stage)
         partition.touched.jobs[self.job] = None

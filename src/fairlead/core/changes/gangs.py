@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fairlead.core.changes.base import Change
+from fairlead.core.changes.change import Change
 from fairlead.core.changes.pending import dropped, grow, take
 from fairlead.core.changes.tasks import joined
 from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Asks, Members, Micros, Pending, Stage
@@ -75,7 +75,7 @@ def _begin_generation(stages: tuple[Stage, ...]) -> None:
     for stage in stages:
         stage.generation, stage.members = generation, ()
     for stage, tasks in zip(stages, placed, strict=True):
-        stage.members = joined(stage, Ranges.from_indices(index for index, _ in tasks).flat())
+        stage.members = joined(stage, [Ranges.from_indices(index for index, _ in tasks).flat()])
 
 
 class StageUndo(msgspec.Struct, frozen=True, gc=False):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from fairlead.core.changes.base import Change
+from fairlead.core.changes.change import Change
 from fairlead.core.changes.lines import Line, Names
 from fairlead.core.changes.news import JobNews
 from fairlead.core.lifecycle import JOB
@@ -67,7 +67,7 @@ class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
         accounts = partition.accounts_for(queue, spec.user, spec.groups)
         job = Job(self.id, self.number, pack_spec(spec), partition.now, queue, accounts, priority=spec.priority)
         job.manager, job.after, job.whole, job.preemptible = spec.manager, spec.after, spec.whole, spec.preemptible
-        job.preempts = spec.preempts
+        job.preempts, job.done_when = spec.preempts, spec.done_when
         job.stages = tuple(
             [new_stage(partition, job, position, stage, spec.shape_user) for position, stage in enumerate(spec.stages)]
         )

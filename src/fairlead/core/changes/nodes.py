@@ -6,16 +6,17 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from fairlead.core.changes.base import Change
+from fairlead.core.changes.change import Change
 from fairlead.core.changes.lines import Line, Names
 from fairlead.core.changes.news import NodeNews
 from fairlead.core.lifecycle import NODE
-from fairlead.core.model import Amounts, Micros, NodeState, Pairs
+from fairlead.core.model import Amounts, Closure, Micros, NodeState, Pairs
 from fairlead.core.resources import SECOND, format_vector
 from fairlead.core.state import Partition
 
 __all__ = [
     "Avoidance",
+    "ClosureSet",
     "NodeAdded",
     "NodeAvoided",
     "NodeMoved",
@@ -49,6 +50,7 @@ class NodeAdded(Change[int], frozen=True, tag="node added"):
     state: NodeState = "up"
     lost_from: NodeState = "up"
     reason: str = ""
+    until: int = 0
 
     def apply(self, partition: Partition) -> int:
         before = partition.counters.node_id
@@ -67,6 +69,7 @@ class NodeAdded(Change[int], frozen=True, tag="node added"):
         if self.lost_from != "up":
             partition.nodes.set_state(self.node_id, self.state, self.lost_from)
         partition.nodes.set_reason(self.node_id, self.reason)
+        partition.nodes.close_until(self.node_id, self.until)
         partition.counters.node_id = max(before, self.node_id + 1)
         partition.touched.nodes.add(self.node_id)
         return before
@@ -111,6 +114,7 @@ class NodeMovedUndo(msgspec.Struct, frozen=True, gc=False):
     state: NodeState
     lost_from: NodeState
     reason: str
+    until: int
 
 
 class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
@@ -120,6 +124,8 @@ class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
     state: NodeState
     reason: str = ""
     """Why it is drained or disabled, in the words of an operator."""
+    until: int = 0
+    """When it is enabled again, if it is disabled for a time; else 0."""
 
     warns = True
 
@@ -127,16 +133,19 @@ class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
         before = partition.nodes.state[partition.nodes.rows[self.node_id]]
         lost_from = partition.nodes.lost_from.get(self.node_id, "up")
         reason = partition.nodes.reasons.get(self.node_id, "")
+        until = partition.nodes.closed_until.get(self.node_id, 0)
         if self.state != before:
             NODE.check(before, self.state)
             partition.nodes.set_state(self.node_id, self.state, before)
         partition.nodes.set_reason(self.node_id, self.reason)
+        partition.nodes.close_until(self.node_id, self.until)
         partition.touched.nodes.add(self.node_id)
-        return NodeMovedUndo(before, lost_from, reason)
+        return NodeMovedUndo(before, lost_from, reason, until)
 
     def undo(self, partition: Partition, before: NodeMovedUndo) -> None:
         partition.nodes.set_state(self.node_id, before.state, before.lost_from)
         partition.nodes.set_reason(self.node_id, before.reason)
+        partition.nodes.close_until(self.node_id, before.until)
 
     def news(self, partition: Partition, before: NodeMovedUndo) -> Iterable[NodeNews]:
         row = partition.nodes.rows.get(self.node_id)
@@ -147,10 +156,37 @@ class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
         return "" if row is None else partition.nodes.manager[row]
 
     def lines(self, names: Names, before: NodeMovedUndo) -> Iterator[Line]:
-        fields = {"node": names.node(self.node_id), "before": before.state, "state": self.state}
+        fields: dict[str, object] = {"node": names.node(self.node_id), "before": before.state, "state": self.state}
         if self.reason:
             fields["reason"] = self.reason
+        if self.until:
+            fields["for_seconds"] = (self.until - names.now) / SECOND
         yield Line("warning" if self.state == "lost" else "info", "node moved", fields)
+
+
+class ClosureSet(Change[Closure | None], frozen=True, tag="closure set"):
+    """Notes that nodes with these labels are disabled when they join, until a time; the time 0 ends this."""
+
+    labels: Pairs
+    until: int
+    reason: str = ""
+
+    def apply(self, partition: Partition) -> Closure | None:
+        before = partition.closures.pop(self.labels, None)
+        if self.until:
+            partition.closures[self.labels] = Closure(self.until, self.reason)
+        return before
+
+    def undo(self, partition: Partition, before: Closure | None) -> None:
+        partition.closures.pop(self.labels, None)
+        if before is not None:
+            partition.closures[self.labels] = before
+
+    def lines(self, names: Names, before: Closure | None) -> Iterator[Line]:
+        fields: dict[str, object] = {"labels": dict(self.labels), "reason": self.reason}
+        if self.until:
+            fields["for_seconds"] = (self.until - names.now) / SECOND
+        yield Line("info", "nodes closed" if self.until else "nodes opened", fields)
 
 
 class Avoidance(msgspec.Struct, frozen=True, gc=False):
@@ -285,6 +321,7 @@ def as_added(partition: Partition, node_id: int) -> NodeAdded:
         partition.nodes.state[row],
         partition.nodes.lost_from.get(node_id, "up"),
         partition.nodes.reasons.get(node_id, ""),
+        partition.nodes.closed_until.get(node_id, 0),
     )
 
 

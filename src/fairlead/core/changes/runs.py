@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairlead.core.changes.base import Change
+from fairlead.core.changes.change import Change
 from fairlead.core.model import Micros, Runs, RunsKey
 from fairlead.core.state import Partition
 

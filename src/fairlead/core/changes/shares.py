@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from fairlead.core.changes.base import Change
+from fairlead.core.changes.change import Change
 from fairlead.core.model import Micros
-from fairlead.core.policy.past import after_shift
+from fairlead.core.policy.decay import after_shift
 from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
 

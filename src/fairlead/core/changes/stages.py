@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from fairlead.core.changes.base import Change
+from fairlead.core.changes.change import Change
 from fairlead.core.changes.jobs import new_stage
 from fairlead.core.changes.lines import Line, Names
 from fairlead.core.changes.pending import dropped, grow, still_asks

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from fairlead.core.changes.base import Change
+from fairlead.core.changes.change import Change
 from fairlead.core.changes.lines import Line, Names
 from fairlead.core.model import Stage, Strange
 from fairlead.core.ranges import Ranges, count

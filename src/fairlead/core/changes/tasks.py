@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.core.changes.base import Change
+from fairlead.core.changes.change import Change
 from fairlead.core.changes.lines import NAMED, Line, Names
 from fairlead.core.changes.news import TaskNews
 from fairlead.core.changes.pending import give_back, take
@@ -106,8 +106,7 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
         if self.generation and (started or not job.whole):  # a whole job gets its ranks when all stages are placed
             if self.generation != generation:
                 stage.generation, stage.members = self.generation, ()
-            for part in self.parts:
-                stage.members = joined(stage, part.indices)
+            stage.members = joined(stage, [part.indices for part in self.parts])
         stage.started = True
         stage.top = max(top, self.attempt)
         partition.update_short(stage)
@@ -271,23 +270,28 @@ class StopOverdue(Change[Allocation], frozen=True, tag="stop overdue"):
         yield Line("warning", "tasks did not stop", fields)
 
 
-def joined(stage: Stage, block: tuple[int, ...]) -> Members:
-    """Return the members of a stage's gang after a block of tasks joined.
+def joined(stage: Stage, blocks: Iterable[tuple[int, ...]]) -> Members:
+    """Return the members of a stage's gang after blocks of tasks joined, one after another.
 
     Tasks without a rank get the next free ranks.
     """
     members = list(stage.members)
-    taken = [rank + end - start for other in stage.gang() for rank, start, end in other.members]
-    free = max(taken, default=0)
-    for index in indices(block):
-        if stage.rank(index) is not None:
-            continue
-        rank, start, end = members[-1] if members else (0, 0, 0)
-        if end == index and rank + end - start == free and end > start:
-            members[-1] = (rank, start, index + 1)
-        else:
-            members.append((free, index, index + 1))
-        free += 1
+    free = 0
+    for other in stage.gang():
+        for rank, first, last in other.members:
+            free = max(free, rank + last - first)
+    for block in blocks:
+        new = block
+        for _, first, last in stage.members:
+            new = difference(new, (first, last))
+        for at in range(0, len(new), 2):
+            start, end = new[at], new[at + 1]
+            rank, first, last = members[-1] if members else (0, 0, -1)
+            if start == last and free == rank + last - first:
+                members[-1] = (rank, first, end)
+            else:
+                members.append((free, start, end))
+            free += end - start
     return tuple(members)
 
 
@@ -348,7 +352,7 @@ def part_of(
         whole.kind,
         whole.group,
         whole.chain,
-        whole.rooms,
+        whole.slots,
         whole.safe_until,
         stopped_for=whole.stopped_for,
         expected=whole.expected,

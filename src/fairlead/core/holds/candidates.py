@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from fairlead.core.fitting import fitting_beside, may_take
+from fairlead.core.holds.earmarks import claimed_on
 from fairlead.core.holds.release import held_nodes, starving_holds
-from fairlead.core.holds.room import claimed_on, may_take, room_beside
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
@@ -57,13 +58,14 @@ class Candidates:
         self.claims: Claims = {node_id: claimed_on(partition, node_id) for node_id in held_nodes(held)}
         self.counted = 0 if alone else len(held_nodes(starving_holds(partition)))
         """The number of nodes that count as held for starving asks."""
-        self._groups: list[NodeGroup] | None = None
+        self._groups: dict[tuple[int, ...], list[NodeGroup]] = {}
 
-    def groups(self) -> list[NodeGroup]:
-        """Return the groups for an ask without running tasks of its own (cached)."""
-        if self._groups is None:
-            self._groups = gather(self.partition, self.claims, {})
-        return self._groups
+    def groups(self, without: tuple[int, ...]) -> list[NodeGroup]:
+        """Return the groups for an ask without running tasks of its own, without some nodes (cached)."""
+        groups = self._groups.get(without)
+        if groups is None:
+            groups = self._groups[without] = gather(self.partition, self.claims, {}, without)
+        return groups
 
 
 def gather(partition: Partition, claims: Claims, own: Claims, without: Collection[int] = ()) -> list[NodeGroup]:
@@ -110,9 +112,11 @@ def offers(partition: Partition, shape: Shape, groups: list[NodeGroup], most: in
     for group in groups:
         node_id = group.node_ids[0]
         if may_take(nodes, nodes.rows[node_id], shape):
-            alone = room_beside(nodes, node_id, group.own, shape, most)
+            alone = fitting_beside(nodes, node_id, group.own, shape, most)
             if alone > 0:
-                node_offers.append(Offer(group, alone, max(0, room_beside(nodes, node_id, group.claims, shape, most))))
+                node_offers.append(
+                    Offer(group, alone, max(0, fitting_beside(nodes, node_id, group.claims, shape, most)))
+                )
     return node_offers
 
 

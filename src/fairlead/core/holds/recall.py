@@ -1,140 +1,261 @@
 """Recall: set nodes aside for an owner, so that queues above their entitlement do not renew their loans there.
 
 An owner is an ask that may start and found no capacity, and whose start keeps its queue within the entitlement. Tasks
-of sibling queues above their entitlements are on loan. If tasks on loan started while an owner waited, nodes are held
-for the owner: the fewest on which it fits once the loans there have ended, and of these the soonest free. No task is
-stopped. From then on, only the owner starts tasks there, and other asks whose tasks are expected to end before the
-owner can start.
+of sibling queues above their entitlements are on loan. Nodes are held for an owner that one freed slot does not serve,
+or that has waited while tasks on loan started: the fewest nodes on which it fits once the loans there have ended, and
+of these the soonest free. No task is stopped. From then on, only the owner starts tasks there, and other asks whose
+tasks are expected to end before the owner can start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import dropwhile, islice
 
 from fairlead.core.admission import refusal
+from fairlead.core.ahead.expected_ends import end_of
+from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.asks import Needs, asked_for, gang_size, minimum_by_stage
 from fairlead.core.changes import Released
-from fairlead.core.forecast import end_of
-from fairlead.core.holds.holds import hold, in_turn
-from fairlead.core.model import FAR, Ask, Hold, Micros, Place, Queue, Stage
+from fairlead.core.entitlement import has_shares
+from fairlead.core.fitting import fitting_in
+from fairlead.core.holds.starvation import hold, in_turn
+from fairlead.core.lanes import Lane
+from fairlead.core.model import FAR, Allocation, Ask, Hold, Micros, Place, Queue, Stage
 from fairlead.core.outcomes import live_of
 from fairlead.core.plan import Plan
 from fairlead.core.resources import add
+from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
-from fairlead.core.whatif import WhatIf
 
 MAX_OWNERS = 10
 """At most this number of owners are served in one cycle, since each one looks at all nodes."""
+SELDOM = 64
+LOOKED_AT = 100
+"""At most this number of asks of a lane is looked at for owners."""
 
 
 def recall_loans(plan: Plan) -> None:
     """Set nodes aside for owners while later loans take the capacity that they wait for; by priority, then by age."""
     partition = plan.partition
-    if not partition.reign.ready or not partition.settings.recall_after or not partition.facts().shares:
+    if not is_on(partition) or not partition.readiness.ready:
         return
     _release_useless(plan)
-    owners = sorted(_owners(plan), key=in_turn)
-    for ask in owners[:MAX_OWNERS]:
-        lenders = owed_by(partition, ask) if refusal(partition, ask) is None else []
-        places = _find(partition, ask, lenders) if lenders else ()
+    partition.memory.next_recall_at = FAR
+    returns: dict[tuple[str, ...], _Returns] = {}
+    for owner in sorted(_owners(plan), key=lambda owner: in_turn(owner.ask))[:MAX_OWNERS]:
+        ask = owner.ask
+        lenders = tuple([queue.path for queue in owner.lenders])
+        if lenders not in returns:
+            returns[lenders] = _Returns(partition, owner.lenders)
+        places = _find(returns[lenders], owner)
         if places:
             hold(plan, ask, places, recalled=True)
 
 
-def _owners(plan: Plan) -> Iterator[Ask]:
-    """Yield the asks without capacity that are due for a recall in this cycle and have no earmarked nodes."""
-    partition = plan.partition
-    for lane in partition.lanes.values():
-        ask = lane.memory.no_room
-        if ask is None or lane.memory.asleep_at is None or ask.stage.asks[ask.kind] is not ask:
-            continue
-        if _is_due(plan, ask) and partition.earmark_of(ask.seq) is None:
-            yield ask
+def is_on(partition: Partition) -> bool:
+    """True if nodes may be set aside for owners."""
+    return partition.settings.recall_after > 0 and partition.facts().shares
 
 
-def _is_due(plan: Plan, ask: Ask) -> bool:
-    """True if an ask is due for a recall in this cycle.
-
-    An ask is due when it has waited for `recall_after`, for twice that time, for four times that time, and so on.
-    """
-    partition = plan.partition
-    if partition.reign.pause_ends(ask.unheld_until, partition.settings.promise_for) > partition.now:
-        return False
-    every = partition.settings.recall_after
-    before = max(0, plan.before - ask.waiting_since) // every
-    return ((partition.now - ask.waiting_since) // every).bit_length() > before.bit_length()
+def recall_due(partition: Partition) -> Micros:
+    """Return the next time at which an owner is due for a look, if nothing happens before; now if unknown."""
+    return max(partition.memory.next_recall_at, partition.now) if is_on(partition) else FAR
 
 
 # -- owners and loans --------------------------------------------------------------------------------------------
 
 
-def owed_by(partition: Partition, ask: Ask, tasks: int | None = None) -> list[Queue]:
-    """Return the queues with loans that an ask has a right to: siblings of its queue or of an ancestor.
+class Owner:
+    """An ask within the entitlement of its queue, with the queues that have loans it has a right to."""
 
-    On the level of such a sibling, shares are set, and the queue of the ask stays within its entitlement when the ask
-    has started.
+    __slots__ = ("ahead", "ask", "lenders", "takes_turns")
+
+    def __init__(self, ask: Ask, lenders: list[Queue], ahead: Needs, takes_turns: bool) -> None:
+        self.ask = ask
+        self.lenders = lenders
+        self.ahead = ahead
+        """The tasks of owners before it in its lane, which have a right to the entitlement first."""
+        self.takes_turns = takes_turns
+        """True if it starts on any freed slot; False behind an ask without capacity."""
+
+
+def _owners(plan: Plan) -> Iterator[Owner]:
+    """Yield the asks that are due for a look in this cycle and have no earmarked nodes."""
+    partition = plan.partition
+    below: dict[str, bool] = {}
+    for lane in partition.lanes.values():
+        path = lane.queue.path
+        if lane.no_capacity() is None:
+            continue
+        if path not in below:
+            below[path] = bool(owed_by(partition, lane.queue))
+        for owner in owners_in(partition, lane) if below[path] else ():
+            if partition.earmark_of(owner.ask.seq) is not None:
+                continue
+            if not _is_due(plan, owner.ask):
+                break
+            yield owner
+
+
+def owners_in(partition: Partition, lane: Lane) -> Iterator[Owner]:
+    """Yield the owners of a lane in order, from its first ask without capacity on.
+
+    An ask that its queue may not have within the entitlement does not hide the asks behind it.
     """
-    needs = minimum_by_stage(ask) if tasks is None else [(ask.stage, tasks)]
+    head = lane.no_capacity()
+    if head is None or head.stage.asks[head.kind] is not head:
+        return
+    ahead: list[tuple[Stage, int]] = []
+    for ask in islice(dropwhile(lambda ask: ask is not head, lane), LOOKED_AT):
+        needs = minimum_by_stage(ask)
+        lenders = owed_by(partition, lane.queue, [*ahead, *needs])
+        if lenders and refusal(partition, ask) is None:
+            yield Owner(ask, lenders, tuple(ahead), ask is head)
+            earmark = partition.earmark_of(ask.seq)
+            held = 0 if earmark is None or ask.whole else earmark.tasks
+            ahead += [(stage, max(tasks, held)) for stage, tasks in needs]
+
+
+def owed_by(partition: Partition, leaf: Queue, needs: Needs = ()) -> list[Queue]:
+    """Return the queues with loans that tasks of a leaf queue have a right to: siblings of the leaf or of an ancestor.
+
+    On the level of such a sibling there are shares, and the queue of the tasks stays within its entitlement when they
+    have started. Without tasks, it is below its entitlement.
+    """
     rights = partition.entitlements()
     lending: list[Queue] = []
-    for queue in ask.stage.job.queue.line()[1:]:
+    for queue in leaf.line()[1:]:
         assert queue.parent is not None
         siblings = [child for child in queue.parent.children.values() if child is not queue]
-        if not siblings or not has_shares(queue.parent) or not _stays_within(partition, queue, needs):
+        if not siblings or not has_shares(queue.parent):
             continue
-        lending += [sibling for sibling in siblings if rights.loaned(sibling)]
+        if stays_within(partition, queue, needs) if needs else rights.used(queue) < rights.of(queue):
+            lending += [sibling for sibling in siblings if rights.loaned(sibling)]
     return lending
 
 
-def has_shares(parent: Queue) -> bool:
-    """True if at least one child of a queue has a configured share."""
-    return any(child.settings.share is not None for child in parent.children.values())
-
-
-def _stays_within(partition: Partition, queue: Queue, needs: Needs) -> bool:
+def stays_within(partition: Partition, queue: Queue, needs: Needs) -> bool:
+    """True if a queue uses no more than its entitlement when some tasks have started."""
     rights = partition.entitlements()
     used = dict(queue.account.used)
     add(used, asked_for(needs))
     return rights.measure(used, queue.account.tasks + sum(tasks for _, tasks in needs)) <= rights.of(queue)
 
 
-class _Returns:
-    """The free capacity of nodes after the loans that must be returned for an ask have ended."""
+def _is_due(plan: Plan, ask: Ask) -> bool:
+    """True if an ask is due for a look in this cycle.
 
-    def __init__(self, partition: Partition, ask: Ask, lenders: list[Queue]) -> None:
+    An ask is due when it has waited for `recall_after`, for twice that time, for four times that time, and so on, and
+    from `SELDOM` times that time on at each multiple of it.
+    """
+    partition = plan.partition
+    memory, every = partition.memory, partition.settings.recall_after
+    pause = partition.readiness.pause_ends(ask.unheld_until, partition.settings.promise_for)
+    since = max(ask.waiting_since, partition.readiness.ready_at)
+    waited = (partition.now - since) // every
+    following = min(1 << waited.bit_length(), (waited // SELDOM + 1) * SELDOM)
+    memory.next_recall_at = min(memory.next_recall_at, max(since + following * every, pause))
+    if pause > partition.now:
+        return False
+    return pause > plan.before or _looks(waited) > _looks(max(0, plan.before - since) // every)
+
+
+def _looks(waited: int) -> int:
+    """Return the number of times that an ask was due before it had waited for a multiple of `recall_after`."""
+    return min(waited, SELDOM - 1).bit_length() + waited // SELDOM
+
+
+def stops_at(partition: Partition, leaf: Queue) -> Micros:
+    """Return when tasks on loan are stopped next for a leaf queue that is below its entitlement; `FAR` if never."""
+    rights, first = partition.entitlements(), FAR
+    for queue in leaf.line()[1:]:
+        since = queue.parent.uneven_since if queue.parent is not None else None
+        if since is not None and rights.used(queue) < rights.of(queue):
+            first = min(first, partition.readiness.counts_from(since) + partition.settings.rebalance_after + 1)
+    return first
+
+
+# -- which nodes -------------------------------------------------------------------------------------------------
+
+
+class _Returns:
+    """The free capacity of nodes after the loans of some queues have ended."""
+
+    def __init__(self, partition: Partition, lenders: list[Queue]) -> None:
         self.partition = partition
         self.whatif = WhatIf(partition)
+        self.loans: list[Allocation] = []
         self.free_at: dict[int, Micros] = {}
-        """Node → when its loans are expected to have ended; `FAR` if that is unknown."""
-        self.renewed: dict[int, None] = {}
-        """The nodes on which a loan began while the ask waited."""
+        """Node → when its loans are expected to have ended or may be stopped; `FAR` if that is unknown."""
+        self.renewed_at: dict[int, Micros] = {}
+        """Node → when its newest loan began."""
+        self._one_serves: dict[Shape, bool] = {}
         leaves = [leaf for leaf in partition.leaves() if any(queue in lenders for queue in leaf.line())]
         jobs = [job for leaf in leaves for level in leaf.at_work.values() for job in level.values()]
         for allocation in [live for job in jobs for stage in job.stages for live in live_of(stage)]:
-            if allocation.rooms:
+            if allocation.slots:
                 continue  # it waits in a chain and uses no capacity
-            node_id, end = allocation.node, end_of(allocation, partition.now)
+            node_id = allocation.node
+            self.loans.append(allocation)
             self.whatif.end(allocation)
-            self.free_at[node_id] = max(self.free_at.get(node_id, 0), FAR if end is None else end)
-            if allocation.since > ask.waiting_since:
-                self.renewed[node_id] = None
+            self.free_at[node_id] = max(self.free_at.get(node_id, 0), self._gone_at(allocation))
+            self.renewed_at[node_id] = max(self.renewed_at.get(node_id, 0), allocation.since)
+
+    def _gone_at(self, allocation: Allocation) -> Micros:
+        """Return when a loan is expected to have ended, or has run for long enough to be stopped."""
+        settings, job = self.partition.settings, allocation.stage.job
+        end = end_of(allocation, self.partition.now)
+        gone_at = FAR if end is None else end
+        if (
+            settings.rebalance_after
+            and job.preemptible
+            and all(queue.settings.preemptible for queue in job.queue.line())
+        ):
+            earliest = self.partition.now + settings.rebalance_after
+            gone_at = min(gone_at, max(earliest, allocation.since + settings.least_runtime) + settings.preempt_grace)
+        return gone_at
+
+    def serves_in_turn(self, owner: Owner) -> bool:
+        """True if a slot freed by one task is enough for an ask of single tasks, and no loan began while it waited.
+
+        The first such slot is the owner's, because its queue has its turn first.
+        """
+        ask, shape = owner.ask, owner.ask.stage.shape
+        if not _is_single(ask) or not owner.takes_turns:
+            return False
+        if any(
+            since > ask.waiting_since and self.whatif.fitting(node_id, shape, 1)
+            for node_id, since in self.renewed_at.items()
+        ):
+            return False
+        if shape not in self._one_serves:
+            now = WhatIf(self.partition)
+            self._one_serves[shape] = any(self._serves(now, loan, shape) for loan in self.loans)
+        return self._one_serves[shape]
+
+    def _serves(self, now: WhatIf, loan: Allocation, shape: Shape) -> bool:
+        if not now.takes(loan.node, shape):
+            return False
+        first = (loan.indices[0], loan.indices[0] + 1)
+        return fitting_in(*now.without_some(loan.node, [(loan, first)]), shape, 1)[0] > 0
 
     def take(self, stage: Stage, needed: int) -> list[tuple[int, int]]:
         """Take nodes for up to `needed` tasks of a stage: the fewest nodes, those that are free soonest first."""
         shape, whatif, labels = stage.shape, self.whatif, self.partition.nodes.labels
         used = {live.node for live in live_of(stage)} if shape.key.apart else ()
-        rooms = {
-            node_id: whatif.room(node_id, shape, needed)
+        fitting = {
+            node_id: whatif.fitting(node_id, shape, needed)
             for node_id in sorted(self.partition.nodes.rows)
             if node_id not in used
         }
-        order = [node_id for node_id, room in rooms.items() if room]
-        order.sort(key=lambda node_id: (-rooms[node_id], self.free_at.get(node_id, 0), node_id))
+        order = [node_id for node_id, tasks in fitting.items() if tasks]
+        order.sort(key=lambda node_id: (-fitting[node_id], self.free_at.get(node_id, 0), node_id))
         if shape.key.near:
             value = {node_id: labels[self.partition.nodes.rows[node_id]].get(shape.key.near, "") for node_id in order}
             within: dict[str, int] = {}
             for node_id in order:
-                within[value[node_id]] = within.get(value[node_id], 0) + rooms[node_id]
+                within[value[node_id]] = within.get(value[node_id], 0) + fitting[node_id]
             order.sort(key=lambda node_id: (-min(within[value[node_id]], needed), value[node_id]))
         taken: list[tuple[int, int]] = []
         for node_id in order:
@@ -145,35 +266,41 @@ class _Returns:
         return taken
 
 
-def _find(partition: Partition, ask: Ask, lenders: list[Queue]) -> tuple[Place, ...]:
-    """Return nodes to hold for an ask; for a gang, enough for all of it or none.
-
-    Returns none if no loan began, while the ask waited, on a node that could serve the ask.
-    """
-    returns = _Returns(partition, ask, lenders)
-    shapes = [stage.shape for stage, _ in minimum_by_stage(ask)]
-    if not any(returns.whatif.room(node_id, shape, 1) for node_id in returns.renewed for shape in shapes):
+def _find(returns: _Returns, owner: Owner) -> tuple[Place, ...]:
+    """Return nodes to hold for an owner; for a gang, enough for all of it or none."""
+    ask = owner.ask
+    if returns.serves_in_turn(owner):
         return ()
-    single = gang_size(ask) == 1 and not ask.whole
+    single = _is_single(ask)
     places: list[Place] = []
-    for stage, needed in [(ask.stage, _within(partition, ask))] if single else minimum_by_stage(ask):
+    before = returns.whatif
+    if not single:
+        returns.whatif = before.copy()
+    for stage, needed in [(ask.stage, _within(returns.partition, owner))] if single else minimum_by_stage(ask):
         taken = returns.take(stage, needed)
         places += [(node_id, stage.position, tasks) for node_id, tasks in taken]
         if not single and sum(tasks for _, tasks in taken) < needed:
+            returns.whatif = before
             return ()
     return tuple(places)
 
 
-def _within(partition: Partition, ask: Ask) -> int:
-    """Return how many single tasks of an ask may start before its queue has a right to no further loans; at least 1."""
+def _within(partition: Partition, owner: Owner) -> int:
+    """Return how many tasks of an ask, at least 1, can start while its queue may still take back capacity on loan."""
+    ask = owner.ask
     least, most = 1, ask.count
     while least < most:
         middle = (least + most + 1) // 2
-        if owed_by(partition, ask, middle):
+        if owed_by(partition, ask.stage.job.queue, [*owner.ahead, (ask.stage, middle)]):
             least = middle
         else:
             most = middle - 1
     return least
+
+
+def _is_single(ask: Ask) -> bool:
+    """True if the tasks of an ask start one by one."""
+    return gang_size(ask) == 1 and not ask.whole
 
 
 # -- the end of a recall -----------------------------------------------------------------------------------------
@@ -186,7 +313,7 @@ def _release_useless(plan: Plan) -> None:
         ask = partition.ask_of_earmark(held) if held.recalled else None
         if ask is None:
             continue
-        if not any(_stays_within(partition, queue, minimum_by_stage(ask)) for queue in ask.stage.job.queue.line()[1:]):
+        if not any(stays_within(partition, queue, minimum_by_stage(ask)) for queue in ask.stage.job.queue.line()[1:]):
             plan.do(Released(seq, "its queue uses its entitlement"))
         elif not _waits_for_tasks(partition, held, ask):
             plan.do(

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator
 from fairlead.core.admission import Admission
 from fairlead.core.asks import gang_size, minimum_by_stage
 from fairlead.core.changes import Promised, Released, Trimmed
-from fairlead.core.holds.room import ends_at, is_coming, is_stuck, standing
+from fairlead.core.holds.earmarks import ends_at, is_coming, is_stuck, usable_places
 from fairlead.core.model import Ask, Earmark, Hold, Micros, Place, Promise
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import may_be_held
-from fairlead.core.reasons import OverLimit, Reason, ShareSpent
 from fairlead.core.state import Partition
+from fairlead.core.why.reasons import OverLimit, Reason, ShareSpent
 
 NODE_UNUSABLE = "one of its nodes can no longer be used"
 
@@ -39,7 +39,7 @@ def release_obsolete(plan: Plan) -> None:
             plan.do(Released(earmark.seq, *expired))
         elif earmark.checked != partition.nodes.version:
             _trim(plan, earmark)
-    if partition.reign.ready:
+    if partition.readiness.ready:
         _end_refused(plan)
     counted = [held for held in in_order(partition) if isinstance(held, Hold) and not (held.large or held.recalled)]
     while len({node_id: None for hold in counted for node_id in hold.nodes}) > most_held(partition):
@@ -50,7 +50,7 @@ def _pass_on(plan: Plan, earmark: Earmark) -> None:
     """Earmark nodes that were ordered for a replaced ask for the ask that replaced it."""
     ask = plan.partition.waits(earmark.job, earmark.stage, earmark.kind)
     if ask is not None and isinstance(earmark, Promise) and earmark.ordered:
-        for place in standing(plan.partition, earmark):
+        for place in usable_places(plan.partition, earmark):
             keep_arrived(plan, ask, place)
 
 
@@ -96,7 +96,7 @@ def _will_pass(earmark: Hold | Promise, reason: Reason) -> bool:
 def end_promises(plan: Plan) -> None:
     """Release promises that did not help: all tasks stopped for the promise have ended, or one of them is overdue."""
     partition = plan.partition
-    for _, promise in sorted(partition.promises.items()) if partition.promises and partition.reign.ready else ():
+    for _, promise in sorted(partition.promises.items()) if partition.promises and partition.readiness.ready else ():
         if not promise.ordered and not is_coming(partition, promise):
             if is_stuck(partition, promise):
                 plan.do(Released(promise.seq, "a task did not stop in time"))
@@ -143,18 +143,23 @@ def most_held(partition: Partition) -> int:
 
 def _expired(partition: Partition, earmark: Hold | Promise) -> tuple[str, Micros] | None:
     """Return why an earmark expires now, and until when its ask gets no new one; None if it does not expire."""
-    if partition.reign.ready and partition.now >= ends_at(partition, earmark, partition.now):
+    if partition.readiness.ready and partition.now >= ends_at(partition, earmark, partition.now):
         if isinstance(earmark, Promise) and earmark.ordered:
             return "the rest of its nodes did not come in time", 0
-        pause = partition.settings.starving_after if isinstance(earmark, Hold) else partition.settings.promise_for
-        return "it did not help in time", partition.now + pause
+        return "it did not help in time", partition.now + pause_after(partition, earmark)
     return None
+
+
+def pause_after(partition: Partition, earmark: Hold | Promise) -> Micros:
+    """Return how long an ask gets no new earmark after one that did not help or that an operator released."""
+    starving = isinstance(earmark, Hold) and not earmark.recalled
+    return partition.settings.starving_after if starving else partition.settings.promise_for
 
 
 def _trim(plan: Plan, earmark: Hold | Promise) -> None:
     """Release the nodes of a hold or promise that are no longer usable."""
     partition = plan.partition
-    places = standing(partition, earmark)
+    places = usable_places(partition, earmark)
     if not places:
         plan.do(Released(earmark.seq, NODE_UNUSABLE))
         return

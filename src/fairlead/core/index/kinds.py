@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fairlead.core.nodes import NodeTable
+from fairlead.core.node_table import NodeTable
 from fairlead.core.shape import Shape
 
 
@@ -63,6 +63,9 @@ class NodeIndex(Generic[K]):
         self._pushes = 0
         self._stale = True
 
+    _spares_gpus = True
+    """True if tasks without GPUs go to nodes without GPUs if they can."""
+
     # -- for the state
 
     def add(self, shape: Shape) -> None:
@@ -77,6 +80,10 @@ class NodeIndex(Generic[K]):
         """Remove a shape that no stage has any more."""
         del self._shapes[shape]
         self._stale = True
+
+    def rank_again(self) -> None:
+        """Forget which nodes are preferred, because the costs of pools changed."""
+        self._accepted.clear()
 
     # -- for matching
 
@@ -158,12 +165,17 @@ class NodeIndex(Generic[K]):
     def _kinds_for(self, shape: Shape, near: str | None) -> list[list[K]]:
         ranked = self._accepted.get((shape, near))
         if ranked is None:
-            by_rank: dict[tuple[int, int], list[K]] = {}
+            by_rank: dict[tuple[int, ...], list[K]] = {}
             for key, kind in self._kinds.items():
                 if self._accepts(shape, key, near):
-                    by_rank.setdefault(shape.rank(self._labels_of(key), key.taints), []).append(kind)
+                    by_rank.setdefault(self._rank(shape, key), []).append(kind)
             ranked = self._accepted[shape, near] = [by_rank[rank] for rank in sorted(by_rank)]
         return ranked
+
+    def _rank(self, shape: Shape, key: KindKey) -> tuple[int, ...]:
+        """Return the rank of a kind for a shape: by preferences of the task, then GPUs spared, then the pool's cost."""
+        spared = self._spares_gpus and key.gpus and not shape.devices
+        return *shape.rank(self._labels_of(key), key.taints, key.pool), spared, self.nodes.cost_of(key.pool)
 
     def _labels_of(self, key: KindKey) -> dict[str, str]:
         return {label: value for label, value in zip(self._labels, key.labels, strict=True) if value is not None}

@@ -2,8 +2,7 @@
 
 The fullest node is the one with the fewest wholly free GPUs, then the least free CPU, then the least of each other
 resource, in the order of their names, then the least on its partly used GPU that has most left. This order depends on
-the nodes alone, not on other shapes or on the past. A shape with preferences gets the fullest of the nodes that it
-prefers most.
+the nodes alone, not on other shapes or on the past. A shape gets the fullest of the nodes that rank first for it.
 
 The amounts that shapes ask for are thresholds. A bucket holds nodes whose free amounts reach the same thresholds, so
 all nodes of a bucket fit a shape, or none does. Nodes of one kind share a row of buckets, ordered from the fullest to
@@ -20,8 +19,8 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from fairlead.core.index.kinds import Choice, KindKey, NodeIndex, NodeKind
-from fairlead.core.nodes import NodeTable
-from fairlead.core.policy.fit import choose_devices, room
+from fairlead.core.node_table import NodeTable
+from fairlead.core.policy.fit import choose_devices, count_fitting
 from fairlead.core.resources import CPU, GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 
@@ -35,11 +34,10 @@ Entry = tuple[tuple[int, ...], int]
 class Buckets(NodeKind):
     """The nodes of one kind."""
 
-    __slots__ = ("at", "buckets", "filled", "gpus", "heaps", "masks")
+    __slots__ = ("at", "buckets", "filled", "heaps", "masks")
 
     def __init__(self, key: KindKey) -> None:
         super().__init__(key)
-        self.gpus = key.gpus
         self.buckets: list[Bucket] = []
         self.at: dict[Bucket, int] = {}
         """Bucket → its position in `buckets`."""
@@ -101,7 +99,7 @@ class FitIndex(NodeIndex[Buckets]):
             if first is None:
                 break
             (_, node_id), heap = first
-            tasks, devices = self.room_on(node_id, shape, min(most, per_node))
+            tasks, devices = self.fitting_on(node_id, shape, min(most, per_node))
             chosen.append(Choice(node_id, tasks, devices))
             most -= tasks
             if not most or len(self._at) == 1:
@@ -110,7 +108,7 @@ class FitIndex(NodeIndex[Buckets]):
             self._out[node_id] = None
         return chosen
 
-    def room_on(self, node_id: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
+    def fitting_on(self, node_id: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
         """Return how many tasks of a shape, up to `most`, fit a node that fits at least one, and their devices."""
         nodes, row = self.nodes, self.nodes.rows[node_id]
         if most > 1:
@@ -119,7 +117,7 @@ class FitIndex(NodeIndex[Buckets]):
                 for name, amount in shape.amounts
                 if name != GPU
             ]
-            most = room(free, most)
+            most = count_fitting(free, most)
         if not shape.devices:
             return most, ()
         devices = choose_devices(nodes.devices[row], nodes.gpus[row], shape.devices, shape.device_milli, most)
@@ -165,13 +163,8 @@ class FitIndex(NodeIndex[Buckets]):
         """Return the entry of the fullest node of these kinds that fits, and the heap whose top it is."""
         best: Entry | None = None
         heap: list[Entry] = []
-        sparing = False
         places = self._at
         for kind in kinds:
-            # Tasks without GPUs go to nodes without GPUs if they can.
-            spares = bool(shape.devices) or not kind.gpus
-            if sparing and not spares:
-                continue
             mask = kind.masks.get(shape)
             if mask is None:
                 mask = kind.mask_of(shape, self)
@@ -193,8 +186,8 @@ class FitIndex(NodeIndex[Buckets]):
                     kind.filled ^= lowest
                     continue
                 gpus_and_cpu = kind.buckets[at][:2]
-                if best is None or (spares and not sparing) or entries[0] < best:
-                    best, heap, sparing = entries[0], entries, spares
+                if best is None or entries[0] < best:
+                    best, heap = entries[0], entries
         return None if best is None else (best, heap)
 
     def _kind(self, key: KindKey) -> Buckets:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from heapq import heappop, heappush
 
 from fairlead.core.index.kinds import Choice, KindKey, NodeIndex, NodeKind
-from fairlead.core.nodes import NodeTable
+from fairlead.core.node_table import NodeTable
 from fairlead.core.policy.fragmentation import Task, Workload
 from fairlead.core.policy.placement import MISSING, PLACEMENTS, Fleet, Key, Node, Placement, draw
 from fairlead.core.resources import CPU, GPU
@@ -44,6 +44,7 @@ class ScoreIndex(NodeIndex[Groups]):
     def __init__(self, nodes: NodeTable, place: str, seed: int) -> None:
         super().__init__(nodes)
         self.placement = PLACEMENTS.get(place, MISSING)
+        self._spares_gpus = not self.placement.drawn
         self.seed = seed
         self._tight = False
         self._names: list[str] = []

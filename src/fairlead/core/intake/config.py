@@ -6,6 +6,7 @@ from fairlead.core.changes import (
     ConfigVersioned,
     Ended,
     NodeRemoved,
+    NumbersContinued,
     PartitionRemoved,
     PoolsSet,
     QueueMoved,
@@ -15,9 +16,9 @@ from fairlead.core.changes import (
 )
 from fairlead.core.commands import Accepted, Configure, MarkReady, MoveQueue, RemovePartition
 from fairlead.core.errors import Refused
-from fairlead.core.intake.access import need_operator
 from fairlead.core.intake.nodes import tell_to_stop
 from fairlead.core.intake.pools import forget_orders, welcome
+from fairlead.core.intake.rights import need_operator
 from fairlead.core.outcomes import finish, recall
 from fairlead.core.plan import Plan
 from fairlead.core.reader import suggestion
@@ -28,6 +29,8 @@ def configure(plan: Plan, command: Configure) -> Accepted:
     need_operator(command, "configure")
     partition = plan.partition
     before = plan.mark()
+    if command.numbers is not None:
+        plan.do(NumbersContinued(command.numbers))
     if partition.settings != command.config.settings:
         plan.do(SettingsSet(command.config.settings))
     _queues(plan, command)
@@ -108,7 +111,7 @@ def move_queue(plan: Plan, command: MoveQueue) -> Accepted:
 
 def mark_ready(plan: Plan, command: MarkReady) -> Accepted:
     need_operator(command, "mark the partition ready")
-    if plan.partition.reign.ready:
+    if plan.partition.readiness.ready:
         return Accepted(note="no change")
     plan.partition.become_ready()
     return Accepted()

@@ -25,7 +25,7 @@ class Ends:
         if allocation is None or allocation.id in self._ended:
             return False
         self._ended[allocation.id] = None
-        self.plan.partition.reign.hear_node(allocation.node)
+        self.plan.partition.readiness.note_node(allocation.node)
         return True
 
     def make(self) -> None:

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fairlead.core.changes import Asked, JobAdded, JobHeld, JobPrioritised, JobReleased, Released, StageScaled
+from fairlead.core.changes import (
+    Asked,
+    JobAdded,
+    JobHeld,
+    JobPrioritised,
+    JobReleased,
+    PendingEnded,
+    Released,
+    StageScaled,
+)
 from fairlead.core.commands import (
     Accepted,
     BringToFront,
@@ -21,12 +30,14 @@ from fairlead.core.commands import (
     ResetLane,
     Scale,
     SetPriority,
+    StopTasks,
     Submit,
 )
 from fairlead.core.config import leaves_text
 from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY
 from fairlead.core.errors import Refused
-from fairlead.core.intake.access import need_operator, need_owner, need_priority, need_submit, right_over
+from fairlead.core.holds.release import pause_after
+from fairlead.core.intake.rights import need_operator, need_owner, need_priority, need_submit, right_over
 from fairlead.core.lanes import lane_key
 from fairlead.core.model import NEW, OPERATOR, REPLACE, SCALE, Ask, Job, JobSpec, Queue, Stage, StageSpec
 from fairlead.core.outcomes import (
@@ -38,10 +49,13 @@ from fairlead.core.outcomes import (
     live_of,
     recall,
     requeue,
+    restart,
+    stop_some,
     stop_stage,
     to_tail,
 )
 from fairlead.core.plan import Plan
+from fairlead.core.ranges import Ranges, check_flat, count, indices
 from fairlead.core.reader import check_name, suggestion
 from fairlead.core.resources import BUILT_IN, parse_count, shown
 from fairlead.core.state import Partition
@@ -269,6 +283,67 @@ def requeue_job(plan: Plan, command: Requeue) -> Accepted:
     return Accepted(job=job.id)
 
 
+def stop_tasks(plan: Plan, command: StopTasks) -> Accepted:
+    """Stop some tasks of a job. If their gang cannot go on without them, it starts again whole, or this is refused."""
+    job = find_job(plan.partition, command.job)
+    need_owner(command, job, f"{command.action} tasks of")
+    stage = find_stage(job, command.stage)
+    block = _check_tasks(stage, command.indices)
+    if job.over:
+        raise Refused(
+            "job", f"job {job.id} is over ({job.state}), and its tasks have ended; submit it again", "conflict"
+        )
+    if job.manager:
+        raise Refused("job", f"job {job.id} belongs to {job.manager}; stop its tasks there", "conflict")
+    if command.action == "kill":
+        return _kill_tasks(plan, command, stage, block)
+    by, live = _caller(command), [entry for entry in live_of(stage) if entry.state != "stopping" and not entry.slots]
+    if not any(index in block for entry in live for index in indices(entry.indices)):
+        return Accepted(job=job.id, note="none of these tasks run")
+    if stage.strict and (command.action == "requeue" or stage.on_loss == "restart"):
+        tasks = sum(member.running() for member in stage.gang())
+        restart(plan, stage, "requeue", by)
+        return Accepted(job=job.id, note=f"a gang runs whole: all {tasks} of its tasks stop and start again together")
+    stopped = stop_some(plan, stage, block, command.action, by)
+    return Accepted(job=job.id, note=_left_out(stopped, block, "did not run"))
+
+
+def _kill_tasks(plan: Plan, command: StopTasks, stage: Stage, block: Ranges) -> Accepted:
+    job = stage.job
+    if stage.strict or stage.whole(NEW):
+        raise Refused(
+            "indices",
+            f"{stage.name} of job {job.id} is a gang, which cannot run without one of its tasks; "
+            "kill the job, or replace the task",
+            "conflict",
+        )
+    stopped = stop_some(plan, stage, block, "kill", _caller(command))
+    for kind, waiting in enumerate(stage.pending):
+        chosen = Ranges.from_indices(index for index in block if waiting is not None and index in waiting).flat()
+        if chosen:
+            plan.do(PendingEnded(job.id, stage.position, kind, chosen, "killed"))
+            stopped += count(chosen)
+    finish_if_done(plan, job)
+    return Accepted(job=job.id, note=_left_out(stopped, block, "had ended or are stopping"))
+
+
+def _left_out(stopped: int, block: Ranges, why: str) -> str:
+    return "" if stopped == len(block) else f"{len(block) - stopped} of {len(block)} tasks {why}"
+
+
+def _check_tasks(stage: Stage, given: tuple[int, ...]) -> Ranges:
+    """Return the tasks of a stage that a command names as ranges, or refuse."""
+    if not given:
+        raise Refused("indices", "no task is named; write the index of one, such as 3")
+    check_flat(given, "indices")
+    last = given[-1] - 1
+    if last >= stage.count:
+        raise Refused(
+            "indices", f"job {stage.job.id} has no task {stage.name}[{last}]; the last is {stage.count - 1}", "unknown"
+        )
+    return Ranges(given)
+
+
 def _caller(command: Command) -> str:
     return command.user or "the operator"
 
@@ -317,7 +392,7 @@ def bring_to_front(plan: Plan, command: BringToFront) -> Accepted:
 
 
 def release_hold(plan: Plan, command: ReleaseHold) -> Accepted:
-    """End the holds of a job. As after an expired hold, its asks get no new hold for `starving_after`."""
+    """End the holds of a job. As after a hold that expired, its asks get no new hold for a while."""
     need_operator(command, "release a hold")
     partition = plan.partition
     job = find_job(partition, command.job)
@@ -329,7 +404,7 @@ def release_hold(plan: Plan, command: ReleaseHold) -> Accepted:
         if hold.job == job.id and (stage is None or any(position == stage.position for _, position, _ in hold.places))
     ]
     for hold in holds:
-        plan.do(Released(hold.seq, reason, plan.now + partition.settings.starving_after))
+        plan.do(Released(hold.seq, reason, plan.now + pause_after(partition, hold)))
     return Accepted(note="" if holds else "no nodes are held for it")
 
 

@@ -27,8 +27,8 @@ from fairlead.core.commands import Accepted, Item, RegisterManager, RemoveManage
 from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY, parse_node, parse_stage
 from fairlead.core.errors import Refused
 from fairlead.core.intake import nodes
-from fairlead.core.intake.access import need_operator
 from fairlead.core.intake.jobs import add_job, check_resources, find_job, rescale
+from fairlead.core.intake.rights import need_operator
 from fairlead.core.lifecycle import IllegalTransition
 from fairlead.core.model import NEW, REPLACE, Gang, Job, JobSpec, Stage, StageSpec
 from fairlead.core.outcomes import add_ask, avoid, confirm_stop, end_pending, finish, lose
@@ -49,7 +49,7 @@ def register(plan: Plan, command: RegisterManager) -> Accepted:
     need_operator(command, "register a resource manager")
     name = check_name(command.name, "name")
     plan.do(ManagerRegistered(name))
-    plan.partition.reign.await_manager(name)
+    plan.partition.readiness.await_manager(name)
     return Accepted()
 
 
@@ -95,7 +95,7 @@ def update(plan: Plan, command: UpdateManager) -> Accepted:
     ):
         items += [_item(plan, command, what, at, doc, take) for at, doc in enumerate(documents)]
     if not command.more:
-        plan.partition.reign.hear_manager(command.name)
+        plan.partition.readiness.note_manager(command.name)
     return Accepted(items=tuple(items))
 
 
@@ -348,7 +348,7 @@ def _lose_stage(plan: Plan, stage: Stage, index: int | None, reason: str) -> Non
     for number, block in _live_blocks(stage, index):
         allocation = plan.partition.allocations.get(number)
         if allocation is not None:
-            lose(plan, allocation, block, reason, told=True)
+            lose(plan, allocation, block, reason, reported=True)
             avoid(plan, allocation.node)
 
 
@@ -424,6 +424,8 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
             (Part(node_id, block, devices),),
         )
     )
+    if partition.settings.backfills:
+        partition.wake()  # other asks may have been kept back for it
     return f"{job.id}/{name}"
 
 

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import msgspec
 
-from fairlead.core.changes import NodeAdded, NodeMoved, NodeRemoved, NodesConnected, NodeSet, NodeSpec, spec_of
-from fairlead.core.commands import Accepted, AddNode, DisconnectNodes, MoveNode, RemoveNode, UpdateNode
+from fairlead.core.changes import (
+    ClosureSet,
+    NodeAdded,
+    NodeMoved,
+    NodeRemoved,
+    NodesConnected,
+    NodeSet,
+    NodeSpec,
+    spec_of,
+)
+from fairlead.core.closures import close_if_covered, covers, open_again, recall_waiting, written
+from fairlead.core.commands import Accepted, AddNode, CloseNodes, DisconnectNodes, MoveNode, RemoveNode, UpdateNode
 from fairlead.core.effects import stop_of
 from fairlead.core.errors import Refused
-from fairlead.core.intake.access import need_operator
 from fairlead.core.intake.pools import arrive
-from fairlead.core.model import NodeState
-from fairlead.core.outcomes import lose, recall
+from fairlead.core.intake.rights import need_operator
+from fairlead.core.model import Micros, NodeState
+from fairlead.core.outcomes import lose
 from fairlead.core.plan import Plan
 from fairlead.core.reader import check_name, check_text, suggestion
-from fairlead.core.resources import shown
+from fairlead.core.resources import DAY, parse_count, shown
 
 MAX_REASON = 200
+MAX_CLOSED = 366 * DAY
+"""The longest time for which nodes are disabled."""
+MAX_CLOSURES = 1_000
 STATES: dict[str, NodeState] = {"drain": "draining", "disable": "disabled", "enable": "up", "lose": "lost"}
 
 
@@ -24,8 +37,8 @@ def add(plan: Plan, command: AddNode) -> Accepted:
     need_operator(command, "add a node")
     answer = join(plan, command.name, command.spec, "")
     node_id = find(plan, command.name)
-    plan.partition.reign.hear_node(node_id)
-    plan.partition.reign.absent.pop(node_id, None)
+    plan.partition.readiness.note_node(node_id)
+    plan.partition.readiness.absent.pop(node_id, None)
     if node_id in plan.partition.nodes.disconnected:
         plan.do(NodesConnected((node_id,), True))
     return answer
@@ -40,8 +53,8 @@ def disconnect(plan: Plan, command: DisconnectNodes) -> Accepted:
     partition, nodes = plan.partition, plan.partition.nodes
     node_ids = [node_id for name in command.names if (node_id := nodes.find(name)) is not None]
     own = [node_id for node_id in node_ids if not nodes.manager[nodes.rows[node_id]]]
-    if not partition.reign.ready:
-        partition.reign.absent.update(dict.fromkeys(own))
+    if not partition.readiness.ready:
+        partition.readiness.absent.update(dict.fromkeys(own))
         return Accepted()
     parted = tuple(sorted({node_id for node_id in own if node_id not in nodes.disconnected}))
     if not parted:
@@ -57,7 +70,9 @@ def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
     _check(spec)
     node_id = partition.nodes.find(name)
     if node_id is None:
-        plan.do(NodeAdded(partition.counters.node_id, name, spec, manager))
+        node_id = partition.counters.node_id
+        plan.do(NodeAdded(node_id, name, spec, manager))
+        close_if_covered(plan, node_id)
         if name in partition.order_of and not manager:
             arrive(plan, name)
         return Accepted()
@@ -69,8 +84,14 @@ def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
     if spec_of(partition, node_id) != spec:
         _set(plan, node_id, spec)
     if partition.nodes.state[row] == "lost":
-        nodes = partition.nodes
-        plan.do(NodeMoved(node_id, nodes.lost_from.get(node_id, "up"), nodes.reasons.get(node_id, "")))
+        nodes, until = partition.nodes, partition.nodes.closed_until.get(node_id, 0)
+        if 0 < until <= plan.now:
+            plan.do(NodeMoved(node_id, "up"))
+        else:
+            state, reason = nodes.lost_from.get(node_id, "up"), nodes.reasons.get(node_id, "")
+            plan.do(NodeMoved(node_id, state, reason, until))
+    if plan.mark() > before:
+        close_if_covered(plan, node_id)
     return Accepted(note="" if plan.mark() > before else "no change")
 
 
@@ -81,20 +102,13 @@ def update(plan: Plan, command: UpdateNode) -> Accepted:
     if spec_of(plan.partition, node_id) == command.spec:
         return Accepted(note="no change")
     _set(plan, node_id, command.spec)
+    close_if_covered(plan, node_id)
     return Accepted()
 
 
 def _set(plan: Plan, node_id: int, spec: NodeSpec) -> None:
     plan.do(NodeSet(node_id, spec))
-    _recall(plan, node_id)
-
-
-def _recall(plan: Plan, node_id: int) -> None:
-    """Recall the tasks that wait in chains on a node, if the node takes no new work."""
-    nodes = plan.partition.nodes
-    row = nodes.rows[node_id]
-    if not nodes.placeable(row):
-        recall(plan, [nodes.allocations[row][number] for number in sorted(nodes.allocations[row])])
+    recall_waiting(plan, node_id)
 
 
 def move(plan: Plan, command: MoveNode) -> Accepted:
@@ -104,31 +118,66 @@ def move(plan: Plan, command: MoveNode) -> Accepted:
     check_text(command.reason, "reason", MAX_REASON)
     if command.reason and command.action not in ("drain", "disable"):
         raise Refused("reason", "only a node that is drained or disabled has one; leave it out")
-    return move_to(plan, command.name, STATES[command.action], command.reason)
+    if command.lasts and command.action != "disable":
+        raise Refused("lasts", "only a node that is disabled has one; leave it out")
+    until = plan.now + parse_count(command.lasts, "lasts", 0, MAX_CLOSED) if command.lasts else 0
+    return move_to(plan, command.name, STATES[command.action], command.reason, until)
 
 
-def move_to(plan: Plan, name: str, state: NodeState, reason: str = "") -> Accepted:
+def move_to(plan: Plan, name: str, state: NodeState, reason: str = "", until: Micros = 0) -> Accepted:
     """Move a node to a state.
 
-    If the node has this state already, only the reason changes; a lost node keeps its first reason.
+    If the node has this state already, only the reason and the time change; a lost node keeps those that it had.
     """
     node_id = find(plan, name)
     nodes = plan.partition.nodes
+    before = (nodes.reasons.get(node_id, ""), nodes.closed_until.get(node_id, 0))
     if state == "lost":
-        reason = nodes.reasons.get(node_id, "")
+        reason, until = before
     if nodes.state[nodes.rows[node_id]] == state:
-        if not reason or reason == nodes.reasons.get(node_id):
+        if (reason or before[0], until) == before:
             return Accepted(note="no change")
-        plan.do(NodeMoved(node_id, state, reason))
+        plan.do(NodeMoved(node_id, state, reason or before[0], until))
         return Accepted()
     if state == "up" and node_id in plan.partition.unwanted:
         raise Refused("name", f"node {name} is given back to its pool; order another node instead", "conflict")
-    plan.do(NodeMoved(node_id, state, reason))
+    plan.do(NodeMoved(node_id, state, reason, until))
     if state == "lost":
-        lose_tasks(plan, node_id, f"node {name} was lost", told=True)
+        lose_tasks(plan, node_id, f"node {name} was lost", reported=True)
     else:
-        _recall(plan, node_id)
+        recall_waiting(plan, node_id)
     return Accepted()
+
+
+def close(plan: Plan, command: CloseNodes) -> Accepted:
+    """Disable the nodes with some labels for a time, or enable those that were disabled for a time."""
+    need_operator(command, "disable nodes by labels")
+    check_text(command.reason, "reason", MAX_REASON)
+    lasts = parse_count(command.lasts, "lasts", 0, MAX_CLOSED)
+    labels = tuple(sorted(command.labels))
+    if not labels:
+        raise Refused("labels", "no label is named; write such as rack=r1")
+    partition, nodes = plan.partition, plan.partition.nodes
+    if lasts and labels not in partition.closures and len(partition.closures) >= MAX_CLOSURES:
+        raise Refused("labels", f"nodes are disabled by {MAX_CLOSURES} sets of labels already; enable some first")
+    if not lasts and labels not in partition.closures:
+        known = "; ".join(sorted(map(written, partition.closures))[:20]) or "none are"
+        raise Refused(
+            "labels", f"no nodes are disabled by {written(labels)}; disabled are those by: {known}", "unknown"
+        )
+    plan.do(ClosureSet(labels, plan.now + lasts if lasts else 0, command.reason))
+    moved = 0
+    for row in list(nodes.in_order()):
+        node_id = nodes.node_id[row]
+        if not covers(labels, nodes.labels[row]):
+            continue
+        state = nodes.state[row]
+        if lasts and (state == "up" or (state == "disabled" and node_id in nodes.closed_until)):
+            moved += close_if_covered(plan, node_id)
+        elif not lasts and state == "disabled" and node_id in nodes.closed_until:
+            open_again(plan, node_id)
+            moved += nodes.state[row] == "up"
+    return Accepted(note=f"{moved} {'node is' if moved == 1 else 'nodes are'} {'disabled' if lasts else 'up'}")
 
 
 def remove(plan: Plan, command: RemoveNode) -> Accepted:
@@ -160,20 +209,20 @@ def tell_to_stop(plan: Plan, node_id: int) -> None:
             plan.strays.append((nodes.name[row], stop))
 
 
-def lose_tasks(plan: Plan, node_id: int, reason: str, told: bool = False) -> None:
+def lose_tasks(plan: Plan, node_id: int, reason: str, reported: bool = False) -> None:
     """Declare all tasks of a node lost, the oldest allocation first.
 
-    With `told`, `on_loss` also applies to tasks of managers.
+    With `reported`, `on_loss` also applies to tasks of managers.
     """
     partition = plan.partition
     row = partition.nodes.rows[node_id]
     for number in sorted(partition.nodes.allocations[row]):
         # Losing a task may end its job and thereby stop other allocations, but it removes none of them.
         allocation = partition.allocations[number]
-        lose(plan, allocation, allocation.indices, reason, told)
+        lose(plan, allocation, allocation.indices, reason, reported)
     # Tasks that were told to stop because of these losses have new allocations; lose these with the node, too.
     if partition.nodes.allocations[row]:
-        lose_tasks(plan, node_id, reason, told)
+        lose_tasks(plan, node_id, reason, reported)
 
 
 def find(plan: Plan, name: str, field: str = "name") -> int:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from fairlead.core.changes import Arrived, OrderFailed, PoolMoved
 from fairlead.core.commands import Accepted, FailOrder, MovePool, ScalePool
 from fairlead.core.errors import Refused
+from fairlead.core.fitting import fitting_now, may_take
 from fairlead.core.holds.release import keep_arrived
-from fairlead.core.holds.room import may_take, room_now
-from fairlead.core.intake.access import need_operator
+from fairlead.core.intake.rights import need_operator
 from fairlead.core.model import Meant, Pool, PoolSettings
 from fairlead.core.plan import Plan
 from fairlead.core.pools.demand import give_back, idle_nodes, order_nodes
@@ -50,7 +50,7 @@ def _takes(partition: Partition, node_id: int, meant: Meant) -> bool:
     shape = partition.jobs[job].stages[position].shape
     return (
         may_take(partition.nodes, partition.nodes.rows[node_id], shape)
-        and room_now(partition.nodes, node_id, shape, 1)[0] > 0
+        and fitting_now(partition.nodes, node_id, shape, 1)[0] > 0
     )
 
 

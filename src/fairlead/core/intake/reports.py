@@ -37,7 +37,7 @@ def report(plan: Plan, command: Report) -> Accepted | Rejected:
     answer = _handle(plan, command)
     node_id = plan.partition.nodes.find(command.node)
     if node_id is not None and isinstance(answer, Accepted):
-        plan.partition.reign.hear_node(node_id)
+        plan.partition.readiness.note_node(node_id)
     return answer
 
 
@@ -239,7 +239,7 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
         confirm_stop(plan, allocation, block, reason)
     elif state == "failed":
         fail(plan, allocation, block, reason or f"exit code {command.exit_code}", command.exit_code)
-    elif allocation.state == "assigned" and (allocation.rooms or allocation.cause):
+    elif allocation.state == "assigned" and (allocation.slots or allocation.cause):
         if not allocation.cause and allocation.stage.ran is not None:
             # The node does not start chained tasks. Send no more until the stage is measured as quick again.
             plan.do(Measured(allocation.stage.job.id, allocation.stage.position, None))

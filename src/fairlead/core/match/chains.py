@@ -1,24 +1,25 @@
 """Chains: quick tasks wait on a node behind running tasks of their stage, to save a round trip per task.
 
-When a task of the chain ends, the agent starts the next one in its slot. `pass_rooms` repeats this in the state before
-match, so that a slot of a chain becomes free only when no task of the chain waits for it. `chain` makes chains for
-tasks that match has just placed, and lengthens chains that run low. Both consider only chains that the cycle touched.
+When a task of the chain ends, the agent starts the next one in its slot. `advance_chains` repeats this in the state
+before match, so that a slot of a chain becomes free only when no task of the chain waits for it. `chain` makes chains
+for tasks that match has just placed, and lengthens chains that run low. Both consider only chains that the cycle
+touched.
 """
 
 from __future__ import annotations
 
 from fairlead.core.admission import Admission
-from fairlead.core.changes import Chained, RoomPassed
+from fairlead.core.changes import Chained, SlotPassed
 from fairlead.core.model import Allocation, Stage
 from fairlead.core.plan import Plan
 from fairlead.core.policy.chain import ahead
 from fairlead.core.ranges import count, split
 from fairlead.core.state import Partition
 
-# -- passing rooms on --------------------------------------------------------------------------------------------
+# -- taking over slots --------------------------------------------------------------------------------------------
 
 
-def pass_rooms(plan: Plan) -> None:
+def advance_chains(plan: Plan) -> None:
     """Let queued chain tasks take over the slots of finished ones."""
     for number in sorted(plan.partition.touched.chains):
         _fill(plan, number)
@@ -27,7 +28,7 @@ def pass_rooms(plan: Plan) -> None:
 
 def _fill(plan: Plan, number: int) -> None:
     waiting = plan.partition.waiting_in(number)
-    free = waiting[0].rooms - _rooms(plan.partition, number) if waiting else 0
+    free = waiting[0].slots - _slots(plan.partition, number) if waiting else 0
     # A running task already has its slot; of the others the agent starts the lowest index first.
     for allocation in sorted(waiting, key=lambda allocation: (allocation.state != "running", allocation.indices[0])):
         if free > 0:
@@ -44,25 +45,25 @@ def _follow_agent(plan: Plan, number: int) -> None:
             continue
         left = count(waiting.indices)
         for front in sorted(partition.derived.chains[number].values(), key=lambda allocation: -allocation.id):
-            if front.state == "assigned" and not front.rooms and left:
+            if front.state == "assigned" and not front.slots and left:
                 # An agent starts tasks in the order of their indices, so the last ones still wait.
                 back = split(front.indices, max(0, count(front.indices) - left))[1]
-                _pass(plan, front, back, waiting.rooms)
+                _pass(plan, front, back, waiting.slots)
                 left -= count(back)
         started = count(waiting.indices) - left
         if started:
             _pass(plan, waiting, split(waiting.indices, started)[0], 0)
 
 
-def _pass(plan: Plan, allocation: Allocation, block: tuple[int, ...], rooms: int) -> None:
+def _pass(plan: Plan, allocation: Allocation, block: tuple[int, ...], slots: int) -> None:
     into = 0 if block == allocation.indices else plan.partition.counters.allocation
-    plan.do(RoomPassed(allocation.id, block, rooms, into))
+    plan.do(SlotPassed(allocation.id, block, slots, into))
 
 
-def _rooms(partition: Partition, number: int) -> int:
+def _slots(partition: Partition, number: int) -> int:
     """Return the number of tasks of a chain that have a slot."""
     return sum(
-        count(allocation.indices) for allocation in partition.derived.chains[number].values() if not allocation.rooms
+        count(allocation.indices) for allocation in partition.derived.chains[number].values() if not allocation.slots
     )
 
 
@@ -73,7 +74,7 @@ def chain(plan: Plan) -> None:
     """Send tasks that found no capacity ahead to nodes. Does nothing if another cycle follows, which may place them."""
     partition = plan.partition
     touched = partition.touched
-    if not (touched.quick or touched.chains) or not partition.reign.ready or plan.more:
+    if not (touched.quick or touched.chains) or not partition.readiness.ready or plan.more:
         return
     left = _begin(plan, partition.settings.max_placed)
     for number in sorted(touched.chains):
@@ -93,12 +94,12 @@ def _begin(plan: Plan, left: int) -> int:
             stages.setdefault(id(placed.stage), []).append(placed)
     for fronts in stages.values():
         stage = fronts[0].stage
-        rooms = sum(count(front.indices) for front in fronts)
+        slots = sum(count(front.indices) for front in fronts)
         # If too few tasks are left to fill all chains, the chains share them evenly.
-        per_room = min(ahead(stage.ran, partition.settings.chain), -(-stage.waiting() // rooms))
+        per_slot = min(ahead(stage.ran, partition.settings.chain), -(-stage.waiting() // slots))
         for front in fronts:
             taken = count(front.indices)
-            left -= _send(plan, front, min(per_room * taken, left), taken)
+            left -= _send(plan, front, min(per_slot * taken, left), taken)
     return left
 
 
@@ -108,7 +109,7 @@ def _lengthen(plan: Plan, number: int, most: int) -> int:
     The slots of a chain that is lengthened never become free for other asks.
     """
     partition = plan.partition
-    fronts = [allocation for allocation in partition.derived.chains.get(number, {}).values() if not allocation.rooms]
+    fronts = [allocation for allocation in partition.derived.chains.get(number, {}).values() if not allocation.slots]
     if not fronts:
         return 0
     front = min(fronts, key=lambda allocation: allocation.id)
@@ -117,11 +118,11 @@ def _lengthen(plan: Plan, number: int, most: int) -> int:
     # A gang that was taken back must start together.
     if not enough or not stage.started or not stage.waiting() or not _may_grow(partition, stage, front.node):
         return 0
-    rooms = _rooms(partition, number)
+    slots = _slots(partition, number)
     waiting = sum(count(allocation.indices) for allocation in partition.waiting_in(number))
-    if 2 * waiting >= enough * rooms:
+    if 2 * waiting >= enough * slots:
         return 0
-    return _send(plan, front, min(enough * rooms - waiting, most), rooms)
+    return _send(plan, front, min(enough * slots - waiting, most), slots)
 
 
 def _may_grow(partition: Partition, stage: Stage, node_id: int) -> bool:
@@ -132,7 +133,7 @@ def _may_grow(partition: Partition, stage: Stage, node_id: int) -> bool:
     return partition.nodes.placeable(partition.nodes.rows[node_id]) and node_id not in partition.nodes.held
 
 
-def _send(plan: Plan, front: Allocation, most: int, rooms: int) -> int:
+def _send(plan: Plan, front: Allocation, most: int, slots: int) -> int:
     """Queue up to `most` pending tasks of a stage behind an allocation of it. Returns the number queued.
 
     The tasks take over slots in use, so admission is asked for 0 more tasks. It refuses if a limit was lowered below
@@ -149,8 +150,8 @@ def _send(plan: Plan, front: Allocation, most: int, rooms: int) -> int:
             block = wanted.first(left)
             left -= count(block)
             attempt = stage.next_attempt(block)
-            plan.do(Chained(front.id, kind, block, attempt, partition.counters.allocation, rooms))
+            plan.do(Chained(front.id, kind, block, attempt, partition.counters.allocation, slots))
     lane = partition.lane_of(stage)
     # If this completed the ask, asks behind it have not had their turn.
-    plan.more = plan.more or (lane is not None and lane.memory.asleep_at is None)
+    plan.more = plan.more or (lane is not None and lane.memory.verdict is None)
     return most - max(left, 0)

@@ -10,27 +10,27 @@ places at most `max_placed` tasks, or one gang. A job that starts whole is one g
 from __future__ import annotations
 
 from fairlead.core.admission import blocks_lane, refusal
-from fairlead.core.asks import gang_size, minimum_by_stage, use_of
+from fairlead.core.ahead.conservative import Conservative
+from fairlead.core.ahead.easy import Backfill, has_turned_late, resume
+from fairlead.core.ahead.reserve import packs
+from fairlead.core.ahead.shortest import ShortestCursor
+from fairlead.core.ahead.whatif import WhatIf, lent_nodes
+from fairlead.core.asks import gang_size, use_of
 from fairlead.core.changes import Released
-from fairlead.core.lanes import Lane, LaneKey
-from fairlead.core.match.backfill import Backfill, has_turned_late, resume
-from fairlead.core.match.conservative import Conservative
+from fairlead.core.holds.recall import stops_at
+from fairlead.core.lanes import Lane
+from fairlead.core.match.awake_lanes import AwakeLanes
 from fairlead.core.match.place import Starter
 from fairlead.core.match.queue_cursor import QueueCursor
 from fairlead.core.match.share_tree import ShareNode, Tree
-from fairlead.core.match.shortest import ShortestCursor
 from fairlead.core.match.slot_quota import slot_quotas
 from fairlead.core.model import FAR, REPLACE, Ask, Micros, Queue
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.plan import Plan
 from fairlead.core.preempt.preempt import Claims, can_claim
-from fairlead.core.reasons import NoRoom, NotReady, OverLimit, Reason
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
-from fairlead.core.whatif import lent_nodes
-
-Awake = dict[str, list[Lane]]
-"""The lanes that may have something to place, by the path of their leaf queue."""
+from fairlead.core.why.reasons import NoCapacity, NotReady, OverLimit, Reason
 
 Cursor = QueueCursor | ShortestCursor
 
@@ -49,22 +49,25 @@ def match(plan: Plan) -> None:
         cursors = _joined(plan, backfill)
         if not cursors:
             return
-        left, another_round = Round(plan, {}, left, backfill, None, cursors).serve()
+        left, another_round = Round(plan, left, backfill, None, cursors).serve()
     # Another round is needed after starts: they may move other asks up in their lanes (`fair`) or make a limit refuse a
     # head that found no capacity, and a whole job that started asks for its remaining tasks. Released nodes go to the
     # first turn.
     while left > 0 and another_round:
         look_at_all = backfill is not None and _starts_change_reasons(partition)
-        awake = _awake(plan, look_at_all, claims)
-        if not partition.reign.ready:
+        awake = AwakeLanes(plan, look_at_all, claims)
+        if not partition.readiness.ready:
             _report_not_ready(plan, awake)
             return
-        if awake and partition.settings.backfills:
+        if not awake.by_queue:
+            break
+        if partition.settings.backfills:
             backfill = Conservative(plan) if partition.settings.backfill == "conservative" else Backfill(plan)
-        if awake and partition.holds:
+        if partition.holds:
             backfills = partition.settings.backfills
-            plan.lent = lent_nodes(partition, [hold for hold in partition.holds.values() if hold.recalled or backfills])
-        left, another_round = Round(plan, awake, left, backfill, claims, {}).serve() if awake else (left, False)
+            holds = [hold for hold in partition.holds.values() if hold.recalled or backfills]
+            plan.lent = lent_nodes(partition, holds, stops_at)
+        left, another_round = Round(plan, left, backfill, claims, {}, awake).serve()
     plan.more = plan.more or left <= 0
     if left > 0:
         _release_arrivals(plan)
@@ -74,10 +77,13 @@ def match(plan: Plan) -> None:
 
 
 def _joined(plan: Plan, backfill: Backfill) -> dict[str, Cursor]:
-    """Return cursors over the asks that joined sleeping lanes, for queues in which at least one of them may start."""
-    joined: Awake = {}
+    """Return cursors over new asks in lanes that are not tried again otherwise, by queue.
+
+    Queues in which none of these asks can start are left out.
+    """
+    joined: dict[str, list[Lane]] = {}
     for lane in plan.partition.lanes.values():
-        if lane.memory.new_while_asleep:
+        if lane.memory.verdict is not None and lane.memory.verdict.joined:
             joined.setdefault(lane.queue.path, []).append(lane)
     cursors: dict[str, Cursor] = {}
     for path, lanes in joined.items():
@@ -88,8 +94,8 @@ def _joined(plan: Plan, backfill: Backfill) -> dict[str, Cursor]:
     return cursors
 
 
-def _report_not_ready(plan: Plan, awake: Awake) -> None:
-    for lanes in awake.values():
+def _report_not_ready(plan: Plan, awake: AwakeLanes) -> None:
+    for lanes in awake.by_queue.values():
         for lane in lanes:
             head = lane.head()
             if head is not None:
@@ -129,116 +135,27 @@ def _starts_change_reasons(partition: Partition) -> bool:
     return len(partition.lanes) > 1 or any(lane.queue.order.moves for lane in partition.lanes.values())
 
 
-def memory_time(partition: Partition) -> Micros:
-    """Return the present time if the order of users depends on it; else 0."""
-    return partition.now if partition.settings.share_memory else 0
-
-
-def _awake(plan: Plan, look_at_all: bool, claims: Claims | None) -> Awake:
-    """Return the lanes to try: those for which something has changed, or all with `look_at_all`."""
-    partition = plan.partition
-    openings, version = partition.derived.openings, partition.nodes.version
-    fits: dict[Shape, bool] = {}
-    awake: Awake = {}
-    asleep: list[tuple[LaneKey, Lane]] = []
-    for key, lane in partition.lanes.items():
-        asleep_at = lane.memory.asleep_at
-        if (
-            asleep_at is not None
-            and lane.memory.blocked is not None
-            and refusal(partition, lane.memory.blocked) is not None
-        ):
-            asleep_at = None
-        if lane.memory.claims_at is not None and lane.memory.claims_at <= partition.now:
-            asleep_at = None
-        if asleep_at is not None and lane.queue.order.by_user and lane.has_new_order(memory_time(partition)):
-            asleep_at = None
-        if (
-            asleep_at is not None
-            and lane.memory.new_while_asleep
-            and not partition.settings.backfills
-            and lane.all_behind()
-        ):
-            lane.memory.new_while_asleep.clear()
-        claim = asleep_at is not None and claims is not None and claims.may_make(lane, untried=True)
-        if asleep_at == (openings, version) and not look_at_all and not lane.memory.new_while_asleep and not claim:
-            asleep.append((key, lane))
-            continue
-        # If the ask without capacity is not the head, asks before it were passed over and may be allowed by now.
-        if (
-            asleep_at is None
-            or claim
-            or lane.memory.new_while_asleep
-            or lane.memory.no_room is None
-            or asleep_at[1] != version
-            or lane.memory.no_room is not lane.head()
-        ):
-            lane.memory.woken_by_room = False
-        elif not partition.settings.backfills and _still_full(partition, lane, fits):
-            if key in plan.looked:  # one of its tasks started in this cycle, so its earlier reason is gone
-                plan.note_reason(lane.memory.no_room, NoRoom(gang_size(lane.memory.no_room), 0))
-            asleep.append((key, lane))
-            continue
-        else:
-            lane.memory.woken_by_room = True
-        awake.setdefault(lane.queue.path, []).append(lane)
-        plan.looked.add(key)
-    # Nodes released and claims made during this match can let an ask of a sleeping lane start, so it needs a turn, too.
-    for key, lane in asleep if awake and (partition.nodes.held or claims is not None) else ():
-        if partition.nodes.held or (claims is not None and claims.may_make(lane)):
-            lane.memory.woken_by_room = False
-            awake.setdefault(lane.queue.path, []).append(lane)
-            plan.looked.add(key)
-    if awake and partition.settings.backfills:
-        # The first ask without capacity may be in a sleeping lane. All lanes are awake until their turn, which may be
-        # in a later cycle.
-        awake = {}
-        for key, lane in partition.lanes.items():
-            lane.memory.asleep_at, lane.memory.woken_by_room = None, False
-            awake.setdefault(lane.queue.path, []).append(lane)
-            plan.looked.add(key)
-    return awake
-
-
-def _still_full(partition: Partition, lane: Lane, fits: dict[Shape, bool]) -> bool:
-    """True if a lane that found no capacity still has none for a single task. `fits` caches answers by shape."""
-    if partition.nodes.held:  # held nodes may fit their owners, and are not in the index
-        return False
-    if not fits:
-        partition.derived.index.put_all_back()
-    shapes = lane.shapes
-    if lane.memory.no_room is not None and lane.memory.no_room.whole:
-        shapes = tuple(
-            stage.shape for stage, _ in minimum_by_stage(lane.memory.no_room)
-        )  # some stages may need no task
-    for shape in shapes:
-        fits_one = fits.get(shape)
-        if fits_one is None:
-            fits_one = fits[shape] = partition.derived.index.fits(shape)
-        if not fits_one:
-            return True
-    return False
-
-
 class Round:
     """Gives turns until every awake lane is closed or the limit of placed tasks is reached."""
 
     def __init__(
         self,
         plan: Plan,
-        awake: Awake,
         left: int,
         backfill: Backfill | None,
         claims: Claims | None,
         cursors: dict[str, Cursor],
+        awake: AwakeLanes | None = None,
     ) -> None:
+        """Lanes without a turn are in `awake`; other open lanes, in `cursors`."""
         self.plan = plan
         self.left = left
         self._backfill = backfill
         partition = self.partition = plan.partition
         partition.derived.index.put_all_back()
         self._awake = awake
-        self._open = sum(map(len, awake.values())) + sum([len(cursor.open) for cursor in cursors.values()])
+        self._untried = awake.by_queue if awake is not None else {}
+        self._open = sum(map(len, self._untried.values())) + sum([len(cursor.open) for cursor in cursors.values()])
         """The number of lanes that are not closed yet."""
         self._cursors = cursors
         self._owed = slot_quotas(partition) if partition.settings.unit == "slots" else {}
@@ -264,7 +181,7 @@ class Round:
             path = branch.queue.path
             cursor = self._cursors.get(path)
             if cursor is None:
-                lanes = self._awake.pop(path)
+                lanes = self._untried.pop(path)
                 asleep = self._asleep(branch.queue, lanes) if branch.queue.order.moves else ()
                 cursor = self._cursors[path] = QueueCursor(self.partition, branch.queue, lanes, asleep=asleep)
             open_before = len(cursor.open)
@@ -314,13 +231,11 @@ class Round:
     def _take_turn(self, branch: ShareNode, cursor: Cursor, lane: Lane, ask: Ask) -> int:
         """Try the head that has the turn. Returns the number of tasks placed."""
         single = ask.stage.count == 1 and not ask.whole
-        together = most = 1
-        if not single:
-            together = gang_size(ask)
-            if together > self.left and self.left < self.partition.settings.max_placed:
-                self.left = 0  # a gang too large for the rest of this cycle starts the next one
-                return 0
-            most = together if together > 1 else self._most(branch, cursor, lane, ask)
+        together = 1 if single else gang_size(ask)
+        if together > self.left and self.left < self.partition.settings.max_placed:
+            self.left = 0  # a gang too large for the rest of this cycle starts the next one
+            return 0
+        most = together if single or together > 1 else self._most(branch, cursor, lane, ask)
         own = bool(cursor.full) and lane in cursor.full
         if self._backfill is not None:
             placed, reason = self._backfill.start(self._starter, lane, ask, together, most)
@@ -335,35 +250,42 @@ class Round:
             if not single and ask.whole:
                 self._begun.append(ask)
             cursor.go_on(None if single else ask)
-        elif isinstance(reason, NoRoom) and self._starter.flush():
+        elif isinstance(reason, NoCapacity) and self._starter.flush():
             pass  # nodes came back into the index, so the same ask is tried again
         elif own:
             cursor.go_on()
         else:
-            self.plan.note_reason(ask, reason)
-            if self._claims is not None and isinstance(reason, NoRoom | OverLimit):
-                self._claim(self._claims, lane, ask)
-            if isinstance(reason, NoRoom) and self._backfill is not None:
-                self._backfill.block(ask, reason)
-                cursor.pass_over(no_room=True)
-            elif isinstance(reason, NoRoom):
-                cursor.block(no_room=True)
-                if together == 1 and not ask.whole:
-                    self._note_full(ask.stage.shape, reason)
-            else:
-                if isinstance(reason, OverLimit):
-                    cursor.note_limited()
-                if blocks_lane(ask, reason):
-                    cursor.block(no_room=False)
-                else:
-                    cursor.pass_over()
+            self._close_or_pass(cursor, lane, ask, together, reason)
         return placed
+
+    def _close_or_pass(self, cursor: Cursor, lane: Lane, ask: Ask, together: int, reason: Reason) -> None:
+        """Note why an ask did not start, and close its lane or pass over the ask."""
+        self.plan.note_reason(ask, reason)
+        if self._claims is not None and isinstance(reason, NoCapacity | OverLimit):
+            self._claim(self._claims, lane, ask)
+        if isinstance(reason, NoCapacity) and self._backfill is not None:
+            self._backfill.block(ask, reason)
+            cursor.pass_over(no_capacity=True)
+        elif isinstance(reason, NoCapacity):
+            cursor.block(no_capacity=True)
+            if together == 1 and not ask.whole:
+                self._note_full(ask.stage.shape, reason)
+        else:
+            if isinstance(reason, OverLimit):
+                cursor.note_limited()
+            if blocks_lane(ask, reason):
+                cursor.block(no_capacity=False)
+            else:
+                cursor.pass_over()
 
     def _claim(self, claims: Claims, lane: Lane, ask: Ask) -> None:
         """Stop tasks for an ask without capacity, in its turn, so that later asks cannot take the capacity it will use.
 
-        With backfill, claims are made after match instead, because backfilled starts do not delay the planned one.
+        With backfill, claims are made after match instead, because backfilled starts do not delay the planned one. So
+        is this claim if an ask with held nodes can start and has not had its turn: its start may leave capacity.
         """
+        if self._holder_can_start(ask):
+            return
         earmark = self.partition.earmark_of(ask.seq)
         if claims.make(lane, ask):
             self.plan.unsettled = True
@@ -372,25 +294,31 @@ class Round:
             for any_lane in self.partition.lanes.values():
                 any_lane.memory.moved = True  # stopped gangs have new asks
 
+    def _holder_can_start(self, ask: Ask) -> bool:
+        """True if another ask with held nodes may start and has capacity for all tasks that start together."""
+        partition = self.partition
+        for hold in partition.holds.values():
+            holder = partition.ask_of_earmark(hold)
+            if holder is not None and holder is not ask and refusal(partition, holder) is None:
+                whatif = WhatIf(partition)
+                whatif.own = hold.nodes
+                if packs(whatif, holder):
+                    return True
+        return False
+
     def _note_full(self, shape: Shape, reason: Reason) -> None:
-        """Note that no task of a shape fits. Lanes of this shape that woke only for capacity sleep on."""
+        """Note that no task of a shape fits. Lanes that are tried only for capacity for it sleep on."""
         if shape.key.apart or self.partition.nodes.held or shape in self._starter.full:
             return
         self._starter.full[shape] = reason
-        seen = (self.partition.derived.openings, self.partition.nodes.version)
-        for path, lanes in self._awake.items():
-            closed = [lane for lane in lanes if lane.memory.woken_by_room and lane.shapes == (shape,)]
-            for lane in closed:
-                lane.memory.asleep_at = seen
-                self.plan.looked.discard((path, shape))
-            if closed:
-                self._open -= len(closed)
-                self._awake[path] = [lane for lane in lanes if lane.memory.asleep_at != seen]
-                self._tree = None  # leaf queues without open lanes must leave it
+        asleep = self._awake.let_sleep(shape) if self._awake is not None else 0
+        if asleep:
+            self._open -= asleep
+            self._tree = None  # leaf queues without open lanes must leave it
 
     def _build_tree(self) -> Tree:
         """Build the tree of leaf queues with open lanes, with their use. All starts must be booked."""
-        left = [path for path, lanes in self._awake.items() if lanes]
+        left = [path for path, lanes in self._untried.items() if lanes]
         left += [path for path, cursor in self._cursors.items() if cursor.open]
         return Tree([self.partition.queues[path] for path in sorted(left)], self.partition.uses(), self._owed)
 

@@ -10,29 +10,29 @@ from collections.abc import Iterator
 from fairlead.core.admission import Admission
 from fairlead.core.asks import Needs, gang_size, largest_first, minimum_by_stage
 from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
+from fairlead.core.holds.earmarks import choose_held, choose_lent, choose_yielded
 from fairlead.core.holds.release import is_for_many
-from fairlead.core.holds.room import choose_held, choose_lent, choose_yielded
 from fairlead.core.index.kinds import Choice
 from fairlead.core.index.pack import FitIndex
 from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.lanes import Lane, lane_key
-from fairlead.core.learning import expected_run
-from fairlead.core.match.singles import Singles
+from fairlead.core.last_runs import expected_run
+from fairlead.core.match.single_tasks import Singles
 from fairlead.core.match.topology import gather
-from fairlead.core.memory import LaneMemory
+from fairlead.core.memory import LaneMemory, Verdict
 from fairlead.core.model import Ask, Earmark, Hold, Job, Micros, Place, Promise, Stage
-from fairlead.core.never import never_fits, never_whole
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import split
-from fairlead.core.reasons import NoRoom, Reason
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
+from fairlead.core.why.never import never_fits, never_whole
+from fairlead.core.why.reasons import NoCapacity, Reason
 
 NOTHING: list[Choice] = []
 STARTED = "it has started"
 
-Before = tuple[int, int, bool, list[tuple[LaneMemory, tuple[int, int] | None]]]
-"""The plan's mark, the partition's `openings`, `Starter.released`, and when the lanes of the job fell asleep."""
+Before = tuple[int, int, bool, list[tuple[LaneMemory, Verdict | None]]]
+"""The plan's mark, the partition's `openings`, `Starter.released`, and the verdicts on the lanes of the job."""
 
 
 class Starter:
@@ -80,7 +80,7 @@ class Starter:
         group = partition.counters.allocation if together > 1 else 0
         placed = self._place(ask, stage, together, most, group, own)
         if placed < together:
-            return 0, _no_room(partition, ask, together, placed)
+            return 0, _no_capacity(partition, ask, together, placed)
         return placed, None
 
     def fitting(self, asks: list[Ask], most: int) -> int:
@@ -106,16 +106,16 @@ class Starter:
         partition = self.plan.partition
         asks = [ask for stage in job.stages for ask in stage.asks if ask is not None]
         memories = [partition.lanes[lane_key(ask)].memory for ask in asks]
-        asleep = [(memory, memory.asleep_at) for memory in memories]
-        return self.plan.mark(), partition.derived.openings, self.released, asleep
+        verdicts = [(memory, memory.verdict) for memory in memories]
+        return self.plan.mark(), partition.derived.openings, self.released, verdicts
 
     def undo_tried(self, before: Before) -> None:
         """Undo starts that were only tried. No lane wakes up, because this capacity was free before."""
         partition = self.plan.partition
-        mark, openings, self.released, asleep = before
+        mark, openings, self.released, verdicts = before
         self.plan.undo_tried(mark, openings)
-        for memory, since in asleep:
-            memory.asleep_at = since  # under some orders a start moves other asks of the job
+        for memory, verdict in verdicts:
+            memory.verdict = verdict  # under some orders a start moves other asks of the job
         partition.derived.index.refresh()
 
     def _start_whole(self, ask: Ask, together: int, own: bool) -> tuple[int, Reason | None]:
@@ -132,7 +132,7 @@ class Starter:
                 tried = self._place_in_any_order(ask, needs, own)
         if tried:
             fitting = sum(placed for _, _, placed in tried)
-            return 0, never_whole(partition, needs) or NoRoom(together, fitting, stages=tuple(tried))
+            return 0, never_whole(partition, needs) or NoCapacity(together, fitting, stages=tuple(tried))
         self.plan.do(Began(ask.stage.job.id))
         if partition.earmark_of(ask.seq) is not None:
             self._release(ask.seq, (), STARTED)
@@ -303,5 +303,5 @@ def _parts(chosen: list[Choice], block: tuple[int, ...]) -> Iterator[Part]:
         yield Part(node_id, taken, devices)
 
 
-def _no_room(partition: Partition, ask: Ask, wanted: int, fitting: int) -> Reason:
-    return never_fits(partition, ask.stage, wanted) or NoRoom(wanted, fitting)
+def _no_capacity(partition: Partition, ask: Ask, wanted: int, fitting: int) -> Reason:
+    return never_fits(partition, ask.stage, wanted) or NoCapacity(wanted, fitting)

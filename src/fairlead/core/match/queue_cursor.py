@@ -7,13 +7,15 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
 
 from fairlead.core.admission import is_bounded, refusal
+from fairlead.core.ahead.easy import NO_CAPACITY, TRY, Backfill
 from fairlead.core.asks import gang_size, use_of
 from fairlead.core.lanes import Lane, Place, lane_key
-from fairlead.core.match.backfill import NO_ROOM, TRY, Backfill
 from fairlead.core.match.user_turns import Ladder, Level, UserTurn, count_out, count_out_asks
-from fairlead.core.model import Account, Ask, Queue
-from fairlead.core.reasons import OverLimit
+from fairlead.core.memory import UNSEEN, Verdict
+from fairlead.core.model import Account, Ask, Micros, Queue
 from fairlead.core.state import Partition
+from fairlead.core.why.never import never_fits
+from fairlead.core.why.reasons import OverLimit
 
 
 class Line:
@@ -64,16 +66,13 @@ class QueueCursor:
         """Ask → the number of tasks that it starts in its next turn, counted out together with other asks."""
         self._passed: dict[int, None] = {}
         """Asks that were passed over, or that started and are not booked yet."""
-        self._no_room: dict[Lane, Ask] = {}
-        """Lane → its first ask without capacity."""
-        self._saw: dict[Lane, tuple[int, int]] = {}
-        """Lane → the versions of capacity and nodes when that ask was tried. Later starts may release nodes."""
-        self._limited: dict[Lane, Ask] = {}
-        """Lane → its first ask that a limit refused."""
+        self._verdicts: dict[Lane, Verdict] = {}
+        """Lane → what was found so far. Its versions are those of when the first ask found no capacity, because later
+        starts may release nodes; or those of when the lane was blocked."""
         self._owners: dict[Lane, list[Ask]] = {}
         """Lane → its asks with earmarked nodes, in order. They are tried even behind a blocked ask."""
-        self.blocked: dict[Lane, tuple[int, int]] = {}
-        """Lanes closed except for asks with earmarked nodes → the versions at which they were closed."""
+        self.blocked: dict[Lane, None] = {}
+        """The lanes closed except for asks with earmarked nodes."""
         self.full: dict[Lane, None] = {}
         """The blocked lanes in which an ask found no capacity: asks behind it may use only earmarked nodes."""
         if partition.nodes.held and not joined:
@@ -85,24 +84,25 @@ class QueueCursor:
         self.counts = self._by_running or self._turns is not None
         """True if starts must be reported with `count`."""
         for lane in lanes:
-            lane.memory.moved = False
-            if not joined:
-                lane.memory.claims_at = None  # its asks are tried now
-            lines = [Line(user, iter(_in_order(lane)) if joined else lane.line(user)) for user in users[lane]]
-            firsts = [(ask, line) for ask, line in [(next(line.asks, None), line) for line in lines] if ask is not None]
-            if firsts:
-                self._lines[lane] = heap = [(self.place(lane, ask), ask, line) for ask, line in firsts]
-                heapify(heap)
-                heappush(self.open, (heap[0][0], lane.text, lane, heap[0][1]))
-            if joined and lane.memory.no_room is not None:
-                self._no_room[lane] = lane.memory.no_room
-            if joined and lane.memory.limited is not None:
-                self._limited[lane] = lane.memory.limited
-
+            self._open_lane(lane, users[lane], joined)
         heads = [(lane, lane.head()) for lane in asleep]
         self._asleep = [(self.place(lane, head), lane.text, lane, head) for lane, head in heads if head is not None]
         """A heap of the heads of sleeping lanes whose turn has not come."""
         heapify(self._asleep)
+
+    def _open_lane(self, lane: Lane, users: list[Account | None], joined: bool) -> None:
+        lane.memory.moved = False
+        verdict = self._verdicts[lane] = Verdict()
+        if not joined:
+            lane.memory.look_at = None  # its asks are tried now
+        elif lane.memory.verdict is not None:
+            verdict.no_capacity, verdict.limited = lane.memory.verdict.no_capacity, lane.memory.verdict.limited
+        lines = [Line(user, iter(_joined(lane)) if joined else lane.line(user)) for user in users]
+        firsts = [(ask, line) for ask, line in [(next(line.asks, None), line) for line in lines] if ask is not None]
+        if firsts:
+            self._lines[lane] = heap = [(self.place(lane, ask), ask, line) for ask, line in firsts]
+            heapify(heap)
+            heappush(self.open, (heap[0][0], lane.text, lane, heap[0][1]))
 
     def rest(self) -> Iterator[tuple[Lane, Ask]]:
         """Yield the asks of the open lanes that have had no turn, lane by lane."""
@@ -279,20 +279,27 @@ class QueueCursor:
             if ladder.done:
                 self._allotted.update(count_out_asks(lane, lines[user][0], ladder.done))
 
-    def block(self, no_room: bool) -> None:
+    def block(self, no_capacity: bool) -> None:
         """Close the lane of the current ask, which found no capacity or was refused for a reason that holds for all.
 
         Behind it only asks with earmarked nodes are tried. If the ask found no capacity, they may use no other nodes.
         """
         _, _, lane, ask = self.open[0]
-        if no_room:
-            self._no_room.setdefault(lane, ask)
+        if no_capacity:
+            verdict = self._verdicts[lane]
+            verdict.no_capacity = verdict.no_capacity or ask
             self.full[lane] = None
         if lane not in self.blocked:
-            self.blocked[lane] = (self.partition.derived.openings, self.partition.nodes.version)
+            self.block_but_owners(lane)
             place = self.place(lane, ask)
             self._owners[lane] = [owner for owner in self._owners.get(lane, ()) if self.place(lane, owner) > place]
         self._next_owner(lane)
+
+    def block_but_owners(self, lane: Lane) -> None:
+        """Close a lane except for asks with earmarked nodes."""
+        if lane not in self.blocked:
+            self.blocked[lane] = None
+            self._verdicts[lane].versions = self.partition.capacity_versions()
 
     def go_on(self, after: Ask | None = None) -> None:
         """End the turn. If `after`, the ask that had it, wants more, the lane continues with it."""
@@ -334,12 +341,12 @@ class QueueCursor:
             heapreplace(lines, (self.place(lane, following), following, line))
         heapreplace(heap, (lines[0][0], lane.text, lane, lines[0][1]))
 
-    def pass_over(self, no_room: bool = False) -> None:
+    def pass_over(self, no_capacity: bool = False) -> None:
         """Continue with the next ask of the lane. The ask passed over keeps its place."""
         _, _, lane, ask = self.open[0]
         self._passed[id(ask)] = None
-        if no_room:
-            self.note_no_room(lane, ask)
+        if no_capacity:
+            self.note_no_capacity(lane, ask)
         self.go_on()
 
     def pass_hopeless(self, backfill: Backfill) -> None:
@@ -353,28 +360,30 @@ class QueueCursor:
             prospect = backfill.prospect(lane, ask)
             if prospect == TRY:
                 return
-            self.pass_over(no_room=prospect == NO_ROOM)
+            self.pass_over(no_capacity=prospect == NO_CAPACITY)
 
     def _pass_in_lane(self, lane: Lane, first: Ask, backfill: Backfill) -> None:
         """Skip asks that cannot start, if only one lane is open."""
-        following, no_room = backfill.skip_hopeless(lane, first, self._lines[lane][0][2].asks)
-        if no_room is not None:
-            self.note_no_room(lane, no_room)
+        following, no_capacity = backfill.skip_hopeless(lane, first, self._lines[lane][0][2].asks)
+        if no_capacity is not None:
+            self.note_no_capacity(lane, no_capacity)
         if following is None:
             self.close()
         else:
             self.open[0] = (*self.open[0][:3], following)
 
-    def note_no_room(self, lane: Lane, ask: Ask) -> None:
+    def note_no_capacity(self, lane: Lane, ask: Ask) -> None:
         """Note an ask that found no capacity. The first of a lane is kept."""
-        self._note_first(self._no_room, lane, ask)
-        self._saw.setdefault(lane, self.versions())
+        verdict = self._verdicts[lane]
+        verdict.no_capacity = self._first_of(lane, verdict.no_capacity, ask)
+        if verdict.versions == UNSEEN:
+            verdict.versions = self.partition.capacity_versions()
 
     def note_untried(self, lane: Lane, ask: Ask) -> bool:
-        """Note an ask that was not tried because there is no capacity. False if admission refuses it."""
-        reason = refusal(self.partition, ask)
+        """Note an ask that was not tried because there is no capacity. False if it has another reason to wait."""
+        reason = refusal(self.partition, ask) or never_fits(self.partition, ask.stage, gang_size(ask))
         if reason is None:
-            self.note_no_room(lane, ask)
+            self.note_no_capacity(lane, ask)
         elif isinstance(reason, OverLimit):
             self.note_limited_ask(lane, ask)
         return reason is None
@@ -386,16 +395,14 @@ class QueueCursor:
 
     def note_limited_ask(self, lane: Lane, ask: Ask) -> None:
         """Note an ask that a limit refused. The first of a lane is kept."""
-        self._note_first(self._limited, lane, ask)
+        verdict = self._verdicts[lane]
+        verdict.limited = self._first_of(lane, verdict.limited, ask)
 
-    def _note_first(self, noted: dict[Lane, Ask], lane: Lane, ask: Ask) -> None:
-        first = noted.setdefault(lane, ask)
-        if first is not ask and self.by_length and self.place(lane, ask) < self.place(lane, first):
-            noted[lane] = ask
-
-    def versions(self) -> tuple[int, int]:
-        """Return the present versions of capacity and nodes. A sleeping lane wakes when they grow."""
-        return self.partition.derived.openings, self.partition.nodes.version
+    def _first_of(self, lane: Lane, noted: Ask | None, ask: Ask) -> Ask:
+        """Return the first of two asks of a lane. Asks are noted in order, except by length."""
+        if noted is None:
+            return ask
+        return ask if self.by_length and self.place(lane, ask) < self.place(lane, noted) else noted
 
     def _find_owners(self, lanes: list[Lane]) -> None:
         partition = self.partition
@@ -421,25 +428,25 @@ class QueueCursor:
     def close(self) -> None:
         """Close the current lane: it sleeps until something changes for it or for its ask without capacity."""
         lane = heappop(self.open)[2]
-        lane.memory.no_room = no_room = self._no_room.get(lane)
-        if no_room is not None:
-            self.partition.memory.next_starving_at = min(
-                self.partition.memory.next_starving_at,
-                no_room.waiting_since + self.partition.settings.starving_after + 1,
-            )
-        lane.memory.limited = self._limited.get(lane)
-        lane.memory.blocked = no_room if no_room is not None and is_bounded(self.partition, no_room.stage.job) else None
-        lane.memory.asleep_at = (
-            self.blocked.get(lane)
-            or self._saw.get(lane)
-            or (self.partition.derived.openings, self.partition.nodes.version)
-        )
-        lane.memory.new_while_asleep.clear()
+        verdict = self._verdicts[lane]
+        ask = verdict.no_capacity
+        if ask is not None:
+            memory, settings = self.partition.memory, self.partition.settings
+            memory.next_starving_at = min(memory.next_starving_at, ask.waiting_since + settings.starving_after + 1)
+            memory.next_recall_at = min(memory.next_recall_at, ask.waiting_since + settings.recall_after)
+            verdict.bounded = is_bounded(self.partition, ask.stage.job)
+        if verdict.versions == UNSEEN:
+            verdict.versions = self.partition.capacity_versions()
         if self._turns is not None:
             heads = {user: lane.after(user, ()) for user in lane.users()}
             places = {user: self.place(lane, head) for user, head in heads.items() if head is not None}
-            now = self.partition.now if self.partition.settings.share_memory else 0
-            lane.memory.users = (self.leaf.uses, now, sorted(places, key=places.__getitem__))
+            verdict.turns = (self.leaf.uses, order_time(self.partition), sorted(places, key=places.__getitem__))
+        lane.memory.verdict = verdict
+
+
+def order_time(partition: Partition) -> Micros:
+    """Return the present time if the order of users depends on it; else 0."""
+    return partition.now if partition.settings.share_memory else 0
 
 
 def _is_same_rank(one: Place, other: Place) -> bool:
@@ -447,10 +454,7 @@ def _is_same_rank(one: Place, other: Place) -> bool:
     return one[:2] == other[:2] and one[4:] == other[4:]
 
 
-def _in_order(lane: Lane) -> list[Ask]:
-    """Return the asks that joined a lane while it slept, in order."""
-    return (
-        sorted(lane.memory.new_while_asleep, key=lane.key)
-        if len(lane.memory.new_while_asleep) > 1
-        else list(lane.memory.new_while_asleep)
-    )
+def _joined(lane: Lane) -> list[Ask]:
+    """Return the asks that joined a lane since its verdict, in order."""
+    joined = lane.memory.verdict.joined if lane.memory.verdict is not None else ()
+    return sorted(joined, key=lane.key) if len(joined) > 1 else list(joined)

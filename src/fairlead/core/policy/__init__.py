@@ -1,1 +1,1 @@
-"""Policies: arithmetic on plain values, separate from the state that the phases apply it to."""
+"""Policies: functions that calculate with plain values and do not know the state. Phases apply their results to it."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 WHOLE = 1000  # milli-GPU of one device
 
 
-def room(free: Sequence[tuple[int, int]], wanted: int) -> int:
+def count_fitting(free: Sequence[tuple[int, int]], wanted: int) -> int:
     """Return how many of `wanted` tasks fit, given a (free, asked) pair for each resource of a task."""
     for available, asked in free:
         if available < asked:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fairlead.core.reasons import OverLimit, TooManyJobs, first_over
+from fairlead.core.why.reasons import OverLimit, TooManyJobs, first_over
 
 
 def allowed(

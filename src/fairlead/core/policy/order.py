@@ -39,8 +39,7 @@ def first_in_first_out(ask: Standing) -> Key:
     return (ask.kind, ask.asked)
 
 
-def fair(ask: Standing) -> Key:
-    """Return the place among the asks of the same user; the users take turns by use."""
+def by_fewest_running(ask: Standing) -> Key:
     return (ask.kind, ask.running, ask.asked)
 
 
@@ -51,7 +50,7 @@ class Order(msgspec.Struct, frozen=True):
     by_min: bool = False
     """True if the key depends on `below_min`, which is False otherwise."""
     longest_first: bool = False
-    """True if the stages of a job with the longest estimates are asked for first."""
+    """True if the stages of a job with the longest expected run times are asked for first."""
     by_user: bool = False
     """True if the users of the queue take turns by use, the least first; then the key orders the asks of one user."""
 
@@ -66,7 +65,8 @@ ORDERS: Registry[Order] = Registry(
     {
         "priority": Order(by_priority, by_min=True),
         "fifo": Order(first_in_first_out),
-        "fair": Order(fair, by_running=True, longest_first=True, by_user=True),
+        "fair": Order(by_fewest_running, by_running=True, longest_first=True, by_user=True),
+        "jobs": Order(by_fewest_running, by_running=True, longest_first=True),
     },
 )
 

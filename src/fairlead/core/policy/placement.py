@@ -67,12 +67,12 @@ def spread(node: Node, task: Task, fleet: Fleet) -> Key:
     ]
     if node.device_use:
         used.append((sum(node.device_use) + task.gpu) * MILLION // (WHOLE * len(node.device_use)))
-    return (_wasteful(node, task), max(used, default=0))
+    return (max(used, default=0),)
 
 
 def bestfit(node: Node, task: Task, fleet: Fleet) -> Key:
     """Prefer the node with the least CPU and GPU left over, each relative to the largest node."""
-    return (_wasteful(node, task), _left_over(node, task, fleet))
+    return (_left_over(node, task, fleet),)
 
 
 def dotprod(node: Node, task: Task, fleet: Fleet) -> Key:
@@ -80,13 +80,13 @@ def dotprod(node: Node, task: Task, fleet: Fleet) -> Key:
     product = node.free[0] * task.amounts[0] * MILLION // max(1, fleet.cpu) ** 2
     product += node.gpu * task.gpu * MILLION // max(1, WHOLE * fleet.devices) ** 2
     # In measurements a finer resolution allocated less; see docs/placement.md.
-    return (_wasteful(node, task), product * 100 // (2 * MILLION))
+    return (product * 100 // (2 * MILLION),)
 
 
 def gpu_packing(node: Node, task: Task, fleet: Fleet) -> Key:
     """Prefer the fullest split device; then a node in use; then an empty node, the smallest first."""
     if not task.devices:
-        return (_wasteful(node, task), 0)
+        return (0,)
     if not any(node.device_use):
         return (2, len(node.device_use))
     fullest = max((used for used in node.device_use if used and used + task.milli <= WHOLE), default=0)
@@ -96,7 +96,7 @@ def gpu_packing(node: Node, task: Task, fleet: Fleet) -> Key:
 def gpu_clustering(node: Node, task: Task, fleet: Fleet) -> Key:
     """Keep tasks with whole GPUs apart from tasks with a part: prefer like tasks only, then mixed, empty, unlike."""
     if not task.devices:
-        return (_wasteful(node, task), 0)
+        return (0,)
     split = any(0 < used < WHOLE for used in node.device_use)
     whole = any(used >= WHOLE for used in node.device_use)
     like, unlike = (whole, split) if task.milli == WHOLE else (split, whole)
@@ -107,7 +107,7 @@ def gpu_clustering(node: Node, task: Task, fleet: Fleet) -> Key:
 def fgd(node: Node, task: Task, fleet: Fleet) -> Key:
     """Prefer the node where typical tasks lose the least usable GPU capacity; then as `bestfit`."""
     lost, _ = _least_loss(node, task, fleet)
-    return (_wasteful(node, task), lost, _left_over(node, task, fleet))
+    return (lost, _left_over(node, task, fleet))
 
 
 def any_node(node: Node, task: Task, fleet: Fleet) -> Key:
@@ -178,11 +178,6 @@ def draw(seed: int, number: int, counts: Sequence[int]) -> int:
 
 
 # ---- inside
-
-
-def _wasteful(node: Node, task: Task) -> int:
-    """Return 1 if a task without GPUs would use a node with GPUs, else 0."""
-    return 1 if node.device_use and not task.devices else 0
 
 
 def _left_over(node: Node, task: Task, fleet: Fleet) -> int:

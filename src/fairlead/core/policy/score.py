@@ -6,13 +6,18 @@
 
 Scores are integers, in millionths, rounded down. A resource that is not asked for scores 100. A higher score is better,
 with one exception: a node that the task would fill exactly scores 0 and is the best.
+
+Policies score nodes in other ways; there the lowest key is the best, as for placements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from fairlead.core.policy.registry import Registry
 from fairlead.core.resources import CPU, MEMORY
+
+Key = tuple[int, ...]
 
 MILLION = 1_000_000
 BEST = 100 * MILLION
@@ -40,6 +45,17 @@ def combined(cpu: int, memory: int, others: list[int]) -> int:
 def is_exact(required: Mapping[str, int], free: Mapping[str, int]) -> bool:
     """True if a task would leave nothing free of the resources it asks for."""
     return all(free.get(name, 0) == amount for name, amount in required.items())
+
+
+def fit(required: Mapping[str, int], free: Mapping[str, int]) -> Key:
+    """Prefer the node that a task would fill exactly, then the one with the highest score."""
+    return not is_exact(required, free), -node_score(required, free)
+
+
+HoldScore = Callable[[Mapping[str, int], Mapping[str, int]], Key]
+"""What a task asks for, and what a node has free of it → the node's key; nodes with the lowest are held."""
+
+HOLD_SCORES: Registry[HoldScore] = Registry("hold score", {"fit": fit})
 
 
 def may_be_held(percent: int, nodes: int) -> int:

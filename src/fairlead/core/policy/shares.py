@@ -111,11 +111,11 @@ def rebalance_counts(total: int, idle: int, classes: Iterable[Mapping[str, Any] 
     rows = _rows(total, claims)
     for row in rows:
         row.started = min(0, row.entitled - row.running)  # negative: to be stopped
-    room = idle - sum(row.started for row in rows) + sum(claim.running for claim in claims if not claim.share)
+    free = idle - sum(row.started for row in rows) + sum(claim.running for claim in claims if not claim.share)
     if len(rows) <= FEW:
-        _lend_once(rows, _entitle(rows, room))
+        _lend_once(rows, _entitle(rows, free))
     else:
-        _take_turns(rows, room)
+        _take_turns(rows, free)
     moved = {row.name: row.started for row in rows}
     needed = sum(moved.values()) - idle
     for claim in sorted(claims, key=lambda claim: (-claim.running, claim.name)):

@@ -1,4 +1,4 @@
-"""The outlook: packs waiting asks onto existing, coming and new nodes, without altering the state.
+"""The outlook of capacity: packs waiting asks onto existing, coming and new nodes, without altering the state.
 
 A backed-off node that will be tried again soon counts as existing capacity. Asks for which nodes were ordered keep
 these nodes. The others follow, the largest tasks first, because this needs the fewest nodes. If pools may not grow
@@ -11,15 +11,16 @@ from itertools import islice
 
 import msgspec
 
+from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.entitlement import Entitlements
-from fairlead.core.holds.room import back_soon, room_for
+from fairlead.core.fitting import fitting_in
+from fairlead.core.holds.earmarks import back_soon
 from fairlead.core.model import Meant, Pool, Stage
 from fairlead.core.pools.eligible import Want, wants_in_turn
 from fairlead.core.pools.sizes import coming_nodes, grows, nodes_left, takes
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
-from fairlead.core.whatif import WhatIf
 
 AskKey = tuple[str, int, int]
 """A job, the position of a stage in it, and the kind."""
@@ -64,7 +65,7 @@ class Bin:
         shape, own = stage.shape, (stage.job.id, stage.position)
         if shape.key.apart:
             most = 0 if own in self._alone else min(most, 1)
-        tasks, devices = room_for(self._free, self._devices, shape, most)
+        tasks, devices = fitting_in(self._free, self._devices, shape, most)
         if tasks:
             self._put(stage, kind, tasks, devices)
         return tasks, devices
@@ -126,7 +127,7 @@ class Packing:
         self._taking: dict[Shape, set[str]] = {}
         """Shape → the names of pools whose nodes accept it."""
         self._steps: list[Step] = []
-        self._without_room: set[int] = set()
+        self._not_fitting: set[int] = set()
         """The numbers of gangs' asks that were left out."""
 
     @property
@@ -169,7 +170,7 @@ class Packing:
         gangs = {want.ask.seq for want in wants if want.together}
         self._pack([want for want in wants if want.together or want.ask.seq not in gangs])
         rest = [want for want in wants if not want.together and want.ask.seq in gangs]
-        self._pack([want for want in rest if want.ask.seq not in self._without_room])
+        self._pack([want for want in rest if want.ask.seq not in self._not_fitting])
 
     def _pack(self, wants: list[Want]) -> None:
         for want in wants:
@@ -180,7 +181,7 @@ class Packing:
             for stage, tasks in want.needs:
                 missing += self._put(stage, want.ask.kind, tasks) if tasks > 0 else 0
                 if missing and want.together:
-                    self._without_room.add(want.ask.seq)
+                    self._not_fitting.add(want.ask.seq)
                     self._take_back()
                     self._from = first
                     break
@@ -218,7 +219,7 @@ class Packing:
         shape, taken = stage.shape, 0
         node_ids = self._fitting.get(shape)
         if node_ids is None:
-            node_ids = self._fitting[shape] = self._with_room(shape)
+            node_ids = self._fitting[shape] = self._with_capacity(shape)
         if shape.key.apart:
             near = self._nodes_with(stage)
             for node_id in [node_id for node_id in reversed(node_ids) if node_id not in near][:most]:
@@ -231,7 +232,7 @@ class Packing:
         return taken
 
     def _use(self, node_id: int, stage: Stage, kind: int, most: int) -> int:
-        tasks = self._future.room(node_id, stage.shape, most)
+        tasks = self._future.fitting(node_id, stage.shape, most)
         if tasks:
             devices = self._future.put(node_id, stage.shape, tasks)
             self._steps.append((node_id, stage, kind, tasks, devices))
@@ -240,13 +241,13 @@ class Packing:
                 self._nodes_with(stage)[node_id] = None
         return tasks
 
-    def _with_room(self, shape: Shape) -> list[int]:
+    def _with_capacity(self, shape: Shape) -> list[int]:
         """Return the nodes with capacity for a task. The last one is used first."""
         partition = self.partition
         partition.derived.index.put_all_back()
         node_ids = sorted(partition.nodes.rows if partition.derived.index.fits(shape) else self._freed, reverse=True)
         self.looked += len(node_ids)
-        return [node_id for node_id in node_ids if self._future.room(node_id, shape, 1)]
+        return [node_id for node_id in node_ids if self._future.fitting(node_id, shape, 1)]
 
     def _nodes_with(self, stage: Stage) -> dict[int, None]:
         """Return the nodes that have, or would have, a task of a stage."""

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from fairlead.core.changes import GivenBack, Idled, NodeMoved, Ordered, OrderFailed, Promised, Released
 from fairlead.core.model import Meant, Micros, OrderCause, Pool
 from fairlead.core.plan import Plan
-from fairlead.core.policy.scaling import nodes_to_add, nodes_to_give_back
+from fairlead.core.policy.scaling import leaves_free, nodes_for_free, nodes_to_add, nodes_to_give_back
 from fairlead.core.pools.capacity import Outlook, plan_capacity
-from fairlead.core.pools.sizes import coming_nodes, grows, nodes_left, paused_until, size_of
+from fairlead.core.pools.sizes import coming_nodes, free_in, grows, nodes_left, paused_until, size_of
+from fairlead.core.resources import add as summed
 from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
 
@@ -33,7 +34,7 @@ def demand(plan: Plan) -> None:
     if not partition.pools and not partition.idle:
         return
     _note_idle(plan)
-    if not pools or not partition.reign.ready or plan.more or not _is_due(partition):
+    if not pools or not partition.readiness.ready or plan.more or not _is_due(partition):
         return
     outlook = plan_capacity(partition) if _is_needed(partition, pools) else Outlook({}, {}, {}, 0)
     for pool in pools:
@@ -156,6 +157,11 @@ def _grow(plan: Plan, pool: Pool, outlook: Outlook) -> None:
         total=size_of(partition, pool),
         least=settings.min,
     )
+    if settings.min_free:
+        free = free_in(partition, pool, outlook.used)
+        summed(free, dict(settings.node), ordered - outlook.coming.get(pool.name, 0))
+        lacking = nodes_for_free(free=free, least=dict(settings.min_free), node=dict(settings.node))
+        add = max(add, len(meant) + lacking)
     left = nodes_left(partition, pool)
     add = max(len(meant), add if left is None else min(add, left))
     if add:
@@ -190,8 +196,22 @@ def _shrink(plan: Plan, pool: Pool, outlook: Outlook) -> None:
     rested = [
         node_id for node_id in idle[:surplus] if _idle_since(partition, node_id) + settings.idle_for <= partition.now
     ]
+    if settings.min_free:
+        rested = _not_needed_free(partition, pool, rested, outlook)
     if rested:
         give_back(plan, pool, rested)
+
+
+def _not_needed_free(partition: Partition, pool: Pool, idle: list[int], outlook: Outlook) -> list[int]:
+    """Return the idle nodes without which the rest of the pool has `min_free`; coming nodes do not count."""
+    nodes, least = partition.nodes, dict(pool.settings.min_free)
+    free, found = free_in(partition, pool, outlook.used), list[int]()
+    for node_id in idle:
+        node = {name: nodes.capacity[name][nodes.rows[node_id]] for name in least if name in nodes.capacity}
+        if leaves_free(free=free, least=least, node=node):
+            summed(free, node, -1)
+            found.append(node_id)
+    return found
 
 
 def _shrinks(partition: Partition, pool: Pool) -> Iterator[Micros]:
@@ -201,8 +221,8 @@ def _shrinks(partition: Partition, pool: Pool) -> Iterator[Micros]:
 
 
 def _idle_since(partition: Partition, node_id: int) -> Micros:
-    """Return since when a node has been idle, counted from when the partition became ready at the earliest."""
-    return partition.reign.counts_from(partition.idle[node_id])
+    """Return since when a node has been idle. Time before the partition was ready does not count."""
+    return partition.readiness.counts_from(partition.idle[node_id])
 
 
 def _cool_at(partition: Partition, pool: Pool) -> Micros:
@@ -212,4 +232,4 @@ def _cool_at(partition: Partition, pool: Pool) -> Micros:
 
 
 def _late_at(partition: Partition, since: Micros) -> Micros:
-    return partition.reign.counts_from(since) + partition.settings.promise_for
+    return partition.readiness.counts_from(since) + partition.settings.promise_for

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from fairlead.core.holds.room import room_for
+from collections.abc import Container
+
+from fairlead.core.fitting import fitting_in
 from fairlead.core.model import Micros, Pool
-from fairlead.core.resources import GPU
+from fairlead.core.resources import GPU, Vector
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition
 
@@ -18,13 +20,24 @@ def size_of(partition: Partition, pool: Pool) -> int:
     )
 
 
+def free_in(partition: Partition, pool: Pool, without: Container[int]) -> Vector:
+    """Return what the nodes of a pool have free of the resources of `min_free`, except some of its nodes."""
+    nodes, free = partition.nodes, dict.fromkeys(dict(pool.settings.min_free), 0)
+    for node_id, row in nodes.rows.items():
+        if nodes.pool[row] == pool.name and nodes.state[row] == "up" and node_id not in nodes.held:
+            for name in free if node_id not in without else ():
+                if name in nodes.capacity:
+                    free[name] += max(0, nodes.capacity[name][row] - nodes.used[name][row])
+    return free
+
+
 def takes(pool: Pool, shape: Shape) -> bool:
     """True if an empty node of the pool fits a task of a shape."""
     settings = pool.settings
     if shape.key.manager or not shape.accepts(dict(settings.labels), settings.taints, pool.name):
         return False
     node = dict(settings.node)
-    return bool(room_for(node, [0] * (node.get(GPU, 0) // WHOLE_DEVICE), shape, 1)[0])
+    return bool(fitting_in(node, [0] * (node.get(GPU, 0) // WHOLE_DEVICE), shape, 1)[0])
 
 
 def grows(partition: Partition, pool: Pool, now: Micros) -> bool:
@@ -34,7 +47,7 @@ def grows(partition: Partition, pool: Pool, now: Micros) -> bool:
 
 def paused_until(partition: Partition, pool: Pool) -> Micros:
     """Return the time from which the pool may order again after a failed order."""
-    return partition.reign.pause_ends(pool.paused_until, partition.settings.pool_pause)
+    return partition.readiness.pause_ends(pool.paused_until, partition.settings.pool_pause)
 
 
 def nodes_left(partition: Partition, pool: Pool) -> int | None:

@@ -9,28 +9,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from fairlead.core.admission import LIMITS, Admission, has_claimed
+from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.asks import asked_by, minimum_by_stage
 from fairlead.core.changes import Promised, Released
+from fairlead.core.fitting import may_take
+from fairlead.core.holds.earmarks import back_soon
 from fairlead.core.holds.release import end_promises
-from fairlead.core.holds.room import back_soon, may_take
-from fairlead.core.lanes import Lane
+from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.model import FAR, Account, Ask, ClaimCause, Micros, Place, Queue
 from fairlead.core.plan import Plan
-from fairlead.core.policy.victims import FEW, Unit, best_of_few, is_unmet, keeps, lowest_level, without_covered
+from fairlead.core.policy.victim_sets import (
+    FEW,
+    VICTIMS,
+    Unit,
+    best_of_few,
+    is_unmet,
+    keeps,
+    lowest_level,
+    without_covered,
+)
 from fairlead.core.preempt.victims import (
     Clearing,
     Losses,
     Victim,
-    is_fresh,
-    newest_first,
     own_nodes,
+    protected_until,
+    ranked,
     stop_victims,
     victims_of,
 )
 from fairlead.core.ranges import count
 from fairlead.core.resources import Vector, add
 from fairlead.core.state import Partition
-from fairlead.core.whatif import WhatIf
 
 MAX_CLAIMS = 2_000
 """The number of units considered as victims for one claimant; somewhat more for a large claimant."""
@@ -46,16 +56,16 @@ Versions = tuple[int, int, int, int, int]
 def preempt(plan: Plan) -> None:
     """Make claims for asks of sleeping lanes. Other asks claimed in their turn of match, unless backfill is on."""
     partition = plan.partition
-    if not partition.reign.ready or plan.more:
+    if not partition.readiness.ready or plan.more:
         return
     end_promises(plan)
     partition.memory.claims_at = FAR
     if not can_claim(partition):
         return
     later = [
-        lane.memory.claims_at
+        lane.memory.look_at
         for lane in partition.lanes.values()
-        if lane.memory.claims_at is not None and lane.memory.claims_at > partition.now
+        if lane.memory.look_at is not None and lane.memory.look_at > partition.now
     ]
     partition.memory.claims_at = min(later, default=FAR)
     claims = Claims(plan)
@@ -81,9 +91,9 @@ class Claims:
     def may_make(self, lane: Lane, untried: bool = False) -> bool:
         """True if an ask of a sleeping lane may claim; with `untried`, only if no claim has failed in this state."""
         partition = self.partition
-        for ask in (lane.memory.limited, lane.memory.no_room):
-            if ask is not None and _may_claim(partition, lane, ask):
-                attempt = lane.memory.unclaimed.get(ask.seq) if untried else None
+        for ask in _refused(lane):
+            if _may_claim(partition, lane, ask):
+                attempt = lane.memory.claim_attempts.get(ask.seq) if untried else None
                 if attempt is None or attempt[0] != _versions(partition) or attempt[1] <= partition.now:
                     return True
         return False
@@ -98,7 +108,7 @@ class Claims:
         if not _may_claim(partition, lane, ask):
             return False
         versions = _versions(partition)
-        attempt = lane.memory.unclaimed.get(ask.seq)
+        attempt = lane.memory.claim_attempts.get(ask.seq)
         same_cycle = self.plan.unclaimed.get(ask.seq)
         if same_cycle is not None and same_cycle[0] == _without_starts(versions):
             attempt = (versions, same_cycle[1])
@@ -111,11 +121,9 @@ class Claims:
             claim = _Claim(self.plan, ask, self._coming)
             if claim.make():
                 return True
-            if claim.waits_for_fresh():
-                self.plan.more = True  # the next cycle may stop tasks that this one placed
-                return False
-            lane.memory.unclaimed = {seq: entry for seq, entry in lane.memory.unclaimed.items() if entry[0] == versions}
-            attempt = lane.memory.unclaimed[ask.seq] = (versions, claim.again_at)
+            attempts = lane.memory.claim_attempts
+            lane.memory.claim_attempts = {seq: entry for seq, entry in attempts.items() if entry[0] == versions}
+            attempt = lane.memory.claim_attempts[ask.seq] = (versions, claim.again_at)
             if not claim.is_coming:
                 self.plan.unclaimed[ask.seq] = (_without_starts(versions), claim.again_at)
         _claim_later(partition, lane, attempt[1])
@@ -142,6 +150,13 @@ def claims_due(partition: Partition) -> Micros:
     return partition.memory.claims_at if partition.now < partition.memory.claims_at else FAR
 
 
+def claims_again_at(partition: Partition, ask: Ask) -> Micros:
+    """Return when an ask that could stop too few tasks may stop more, because protection ends; `FAR` if never."""
+    lane = partition.lanes.get(lane_key(ask))
+    attempt = lane.memory.claim_attempts.get(ask.seq) if lane is not None else None
+    return attempt[1] if attempt is not None and not has_claimed(partition, ask) else FAR
+
+
 def changes_to_come(partition: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]:
     """Return queue → resources that stopping tasks will free, and queue → resources promised to asks in or below it."""
     losing: dict[str, Vector] = {}
@@ -164,15 +179,20 @@ def changes_to_come(partition: Partition) -> tuple[dict[str, Vector], dict[str, 
 def _without_capacity(partition: Partition) -> Iterator[tuple[Lane, Ask]]:
     """Yield the asks of sleeping lanes that found no capacity or were over a limit."""
     for lane in partition.lanes.values():
-        for ask in (lane.memory.limited, lane.memory.no_room):
-            if ask is not None and lane.memory.asleep_at is not None:
-                yield lane, ask
+        for ask in _refused(lane):
+            yield lane, ask
+
+
+def _refused(lane: Lane) -> list[Ask]:
+    """Return the asks of a sleeping lane that were over a limit or found no capacity."""
+    verdict = lane.memory.verdict
+    return [ask for ask in (verdict.limited, verdict.no_capacity) if ask is not None] if verdict is not None else []
 
 
 def _claim_later(partition: Partition, lane: Lane, when: Micros) -> None:
     """Make match try the lane again at a time: later asks of the lane may claim then, too."""
     if when < FAR:
-        lane.memory.claims_at = when if lane.memory.claims_at is None else min(lane.memory.claims_at, when)
+        lane.memory.look_at = when if lane.memory.look_at is None else min(lane.memory.look_at, when)
     partition.memory.claims_at = min(partition.memory.claims_at, when)
 
 
@@ -189,7 +209,7 @@ def _may_claim(partition: Partition, lane: Lane, ask: Ask) -> bool:
         return False
     if Admission(partition).refusal(ask, minimum_by_stage(ask), ignoring=(LIMITS,)) is not None:
         return False
-    pause = partition.reign.pause_ends(ask.unclaimed_until, partition.settings.promise_for)
+    pause = partition.readiness.pause_ends(ask.unclaimed_until, partition.settings.promise_for)
     if pause > partition.now:
         _claim_later(partition, lane, pause)
         return False
@@ -236,10 +256,6 @@ class _Claim:
         self.partition = plan.partition
         self.coming = coming
         self.ask = ask
-        self._fresh = False
-        """True if tasks were left out as victims because this cycle placed them."""
-        self._with_fresh = False
-        """True to include these tasks, to find out what the next cycle could do."""
         self.is_coming = False
         """True if the claim failed because stopping tasks already free enough capacity for the ask."""
         self.again_at: Micros = FAR
@@ -269,11 +285,6 @@ class _Claim:
         if choice is not None:
             self._stop(*choice)
         return choice is not None
-
-    def waits_for_fresh(self) -> bool:
-        """True if the claim failed only because of tasks that this cycle placed."""
-        self._with_fresh = True
-        return self._fresh and self._find() is not None
 
     def _find(self) -> tuple[ClaimCause, Sequence[Victim], tuple[Place, ...]] | None:
         """Return the right of the claim, its victims, and the places of the claimant; None if the claim fails."""
@@ -313,7 +324,7 @@ class _Claim:
             whatif = self.whatif()  # a copy: this reads every node, which would make later copies slow
             shapes = [stage.shape for stage, _ in self.needs]
             node_ids = sorted(self.partition.nodes.rows)
-            self._open = [node_id for node_id in node_ids if any(whatif.room(node_id, shape, 1) for shape in shapes)]
+            self._open = [node_id for node_id in node_ids if any(whatif.fitting(node_id, shape, 1) for shape in shapes)]
         return self._open
 
     def _binding(self, ask: Ask) -> list[tuple[Account, Vector, Vector]]:
@@ -358,21 +369,21 @@ class _Claim:
         for priority in sorted(queue.at_work):
             for job in reversed(queue.at_work[priority].values()) if counts(priority) else ():
                 if len(victims) >= self.most:
-                    return newest_first(victims)
+                    return ranked(self.partition, victims)
                 if all(account in job.accounts for account, _, _ in self.binding):
                     victims += [victim for victim in victims_of(job) if self._may_stop(victim, by_priority)]
-        return newest_first(victims)
+        return ranked(self.partition, victims)
 
     def _may_stop(self, victim: Victim, by_priority: bool) -> bool:
         if not self._helps(victim):
             return False
-        safe_until = max(allocation.safe_until for allocation, _ in victim.tasks)
-        if by_priority and safe_until > self.partition.now:
-            self.again_at = min(self.again_at, safe_until)
-            return False
-        fresh = is_fresh(self.plan, victim)
-        self._fresh = self._fresh or fresh
-        return not fresh or self._with_fresh
+        safe_until = protected_until(self.partition, self.ask, victim)
+        if by_priority:
+            safe_until = max(safe_until, *(allocation.safe_until for allocation, _ in victim.tasks))
+        if safe_until <= self.partition.now:
+            return True
+        self.again_at = min(self.again_at, safe_until)
+        return False
 
     def _helps(self, victim: Victim) -> bool:
         """True if a victim is on a node that the claimant could use, or counts against a limit that refuses it."""
@@ -394,7 +405,8 @@ class _Claim:
         """
         if len(victims) <= FEW:
             by_unit = {victim.unit: victim for victim in victims}
-            best = best_of_few(list(by_unit), lambda units: self._lets_start([by_unit[unit] for unit in units]))
+            rank = VICTIMS[self.partition.settings.victims]
+            best = best_of_few(list(by_unit), lambda units: self._lets_start([by_unit[unit] for unit in units]), rank)
             chosen = [by_unit[unit] for unit in best or ()]
             places = self.places(chosen) if chosen else None
             return (chosen, places) if places is not None else None
@@ -419,7 +431,7 @@ class _Claim:
             losses = Clearing(self.partition, self.coming.whatif(), (), None)
             for victim in victims:
                 losses.end(victim)
-            if not self._keeps(losses.losses):
+            if not self._keeps(losses.losses, ()):
                 return False
         return self.places(victims) is not None
 
@@ -465,7 +477,7 @@ class _Claim:
                 needed = without
         return needed
 
-    def _keeps(self, losses: Losses) -> bool:
+    def _keeps(self, losses: Losses, last: Sequence[Losses]) -> bool:
         """True if all queues except the claimant's own keep their guarantees."""
         own = self.job.queue.line()
         for path, (lost, _) in losses.items():

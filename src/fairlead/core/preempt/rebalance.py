@@ -1,49 +1,54 @@
 """Rebalance: stops tasks on loan for queues that are below their entitlement and have work waiting.
 
 No stop is wasted: waiting tasks fit where a victim was, and no more tasks stop than the queue needs to reach its
-entitlement. A gang is stopped whole or not at all, and no queue goes below its share.
+entitlement. A gang is stopped whole or not at all. Tasks that end by themselves in time are not stopped.
+
+A queue is stopped down to its share. For an ask within the entitlement of its own queue, the last unit may be one of
+which only a part is on loan, if the ask cannot start otherwise: an indivisible loan comes back, too. The tasks of that
+unit exceed the entitlement of their queue when they start again, so they have no such right themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import dropwhile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import dropwhile, islice
+from typing import Any
 
 from fairlead.core.admission import Admission, has_claimed
-from fairlead.core.asks import Needs, gang_size, minimum_by_stage
+from fairlead.core.ahead.expected_ends import end_of
+from fairlead.core.ahead.whatif import WhatIf
+from fairlead.core.asks import Needs, asked_for, gang_size, minimum_by_stage
 from fairlead.core.changes import Promised, Released
+from fairlead.core.fitting import fitting_in
+from fairlead.core.holds.recall import LOOKED_AT
 from fairlead.core.lanes import Lane
-from fairlead.core.model import Ask, Micros, Place, Queue, Stage
+from fairlead.core.model import Allocation, Ask, Micros, Place, Queue, Stage
 from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import turn_key
-from fairlead.core.policy.victims import FEW, lowest_level
+from fairlead.core.policy.victim_sets import FEW, lowest_level
 from fairlead.core.preempt.victims import (
     Clearing,
     Losses,
     Victim,
-    is_fresh,
-    newest_first,
     own_nodes,
+    ranked,
     stop_victims,
     victims_of,
 )
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND, Vector, add
+from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
-from fairlead.core.whatif import WhatIf
 
 
 def rebalance(plan: Plan, parent: Queue) -> Micros | None:
     """Stop tasks that children of a queue have on loan, as far as other children are entitled to them and wait.
 
-    Returns the time at which to try again if nothing more can be done for now. Returns None if the next cycle tries
-    again: either tasks were stopped, and further asks may wait behind those that start then; or the possible victims
-    were placed in this cycle.
+    Returns the time at which to try again if nothing more can be done for now. Returns None if tasks were stopped:
+    the next cycle tries again, because further asks may wait behind those that start then.
     """
     partition = plan.partition
-    balance = _balance(plan, parent)
-    if not balance.claims and balance.fresh and _balance(plan, parent, with_fresh=True).claims:
-        return None
+    balance = Balance(partition, parent, plan.now).settle()
     stopped = 0
     for claim in balance.claims:
         seq = claim.head.seq
@@ -63,31 +68,17 @@ def rebalance(plan: Plan, parent: Queue) -> Micros | None:
     return None if stopped else balance.again_at
 
 
-def _balance(plan: Plan, parent: Queue, with_fresh: bool = False) -> Balance:
-    """Collect claims for the children that are below their entitlement, in the order of turns."""
-    partition = plan.partition
-    rights = partition.entitlements()
-    balance = Balance(plan, parent, with_fresh)
-    for child in sorted(parent.children.values(), key=balance.place_of):
-        if rights.used(child) < rights.of(child):
-            for lane, head in _claimants(partition, child):
-                balance.claim(child, lane, head)
-    return balance
-
-
 def _claimants(partition: Partition, child: Queue) -> Iterator[tuple[Lane, Ask]]:
-    """Yield the asks below a queue that found no capacity, leaf by leaf, including asks with a hold."""
+    """Yield the lanes below a queue with their first asks without capacity, leaf by leaf."""
     lanes = [lane for lane in partition.lanes.values() if child in lane.queue.line()]
     for lane in sorted(lanes, key=lambda lane: (lane.queue.path, lane.text)):
-        head = lane.memory.no_room
-        if head is None or lane.memory.asleep_at is None or head.stage.asks[head.kind] is not head:
-            continue
-        if not has_claimed(partition, head):
+        head = lane.no_capacity()
+        if head is not None and head.stage.asks[head.kind] is head:
             yield lane, head
 
 
 class Claim:
-    """The victims of an ask, and its places if it is a gang."""
+    """The victims of an ask, and its places if it is a gang that no nodes are kept for yet."""
 
     __slots__ = ("head", "places", "victims")
 
@@ -98,21 +89,15 @@ class Claim:
 
 
 class Balance:
-    """Free capacity and use of queues, updated claim by claim.
+    """Free capacity and use of queues, updated claim by claim."""
 
-    With `with_fresh`, tasks that this cycle placed count as victims too, to find out what the next cycle could do.
-    """
-
-    def __init__(self, plan: Plan, parent: Queue, with_fresh: bool = False) -> None:
-        partition = self.partition = plan.partition
-        self.plan = plan
+    def __init__(self, partition: Partition, parent: Queue, now: Micros) -> None:
+        self.partition = partition
+        self.now = now
         self.parent = parent
         self.rights = partition.entitlements()
         self.claims: list[Claim] = []
-        self._with_fresh = with_fresh
-        self.fresh = False
-        """True if tasks on loan were left out because this cycle placed them."""
-        self.again_at: Micros = plan.now + partition.settings.rebalance_after + 1
+        self.again_at: Micros = now + partition.settings.rebalance_after + 1
         """When tasks may be stopped that have just begun; at most `rebalance_after` and at least a second later."""
         self._met: list[tuple[Ask, Needs]] = []
         """The asks that the claims so far let start, with the number of their tasks."""
@@ -124,48 +109,144 @@ class Balance:
             if allocation.leaving:
                 whatif.end(allocation)
                 self._coming[allocation.node] = None
-                for queue in allocation.stage.job.queue.line():
-                    # A queue must keep its share without its stopping tasks.
-                    self._use(queue, allocation.stage, -count(allocation.indices))
+                self._use_of_ended(allocation)
         for promise in partition.promises.values():
             claimant = None if promise.ordered else partition.ask_of_earmark(promise)
             for stage, needed in minimum_by_stage(claimant) if claimant is not None else ():
                 # Capacity that is being freed for a claimant counts as used by the claimant's queues.
                 for queue in stage.job.queue.line():
                     self._use(queue, stage, needed)
-        self._clearing = Clearing(partition, whatif, newest_first(self._on_loan()), self._keeps)
+        soon = self.now + partition.settings.preempt_grace
+        self._ending: dict[int, Micros] = {}
+        """Allocations that end by themselves within `preempt_grace` → their expected ends."""
+        self._ended: dict[int, None] = {}
+        """Those of them that count as ended."""
+        for allocation in partition.allocations.values():
+            end = None if allocation.leaving or allocation.slots else end_of(allocation, partition.now)
+            if end is not None and end <= soon:
+                self._ending[allocation.id] = end
+        self.served: dict[int, tuple[Micros, int, int]] = {}
+        """Ask that can start then → when, and the numbers of tasks that end by themselves and that are stopped."""
+        self._last_let_end: tuple[int, Micros] = (0, now)
+        """The number of tasks that end by themselves for the last ask, and the last of their ends."""
+        self._crossing = False
+        """True while the last unit that a queue loses may be one of which only a part is on loan."""
+        self._clearing = Clearing(partition, whatif, ranked(partition, self._on_loan()), self._keeps)
+
+    def settle(self) -> Balance:
+        """Collect claims for the children that are below their entitlement, in the order of turns."""
+        rights = self.rights
+        for child in sorted(self.parent.children.values(), key=self.place_of):
+            if rights.used(child) < rights.of(child):
+                for lane, head in _claimants(self.partition, child):
+                    self.serve(child, lane, head)
+        return self
 
     def place_of(self, child: Queue) -> tuple[int, int, str]:
         rights = self.rights
         return turn_key(rights.used(child), rights.share(child), rights.of(child), child.name)
 
-    def claim(self, child: Queue, lane: Lane, head: Ask) -> None:
-        """Find victims for a gang, or for single tasks of a lane, up to the queue's entitlement."""
-        if self.rights.measure(*self._level(child)) >= self.rights.of(child):
-            return
-        self._clearing.places = {}  # drop the places of earlier claims
-        if not _is_single(head):
-            if self._admission().refusal(head, minimum_by_stage(head)) is None:
-                self._claim_whole(child, head)
-        else:
-            self._claim_singles(child, lane, head)
+    def serve(self, child: Queue, lane: Lane, head: Ask) -> None:
+        """Find victims for the asks of a lane in order, as long as its queue is below its entitlement.
 
-    def _claim_singles(self, child: Queue, lane: Lane, head: Ask) -> None:
+        An ask within the entitlement that gets none ends this: those behind it do not pass it. Others do not hide the
+        asks behind them, but these need nodes of their own to start, which a gang gets and single tasks must have.
+        """
+        hidden = False
+        for ask in islice(dropwhile(lambda ask: ask is not head, lane), LOOKED_AT):
+            if self.rights.measure(*self._level(child)) >= self.rights.of(child):
+                return
+            self._clearing.places = {}  # drop the places of earlier claims
+            if has_claimed(self.partition, ask):
+                hidden = True
+            elif _is_single(ask):
+                self._claim_singles(child, lane, ask, hidden)
+                return
+            elif self._admission().refusal(ask, minimum_by_stage(ask)) is None:
+                within = self._stays_within(child, minimum_by_stage(ask))
+                if not self._claim_whole(child, ask, within) and within:
+                    return
+                hidden = True
+
+    def _claim_singles(self, child: Queue, lane: Lane, head: Ask, hidden: bool) -> None:
+        """Find victims for single tasks of a lane, up to the queue's entitlement; on nodes held for it if `hidden`."""
         stage, clearing = head.stage, self._clearing
         before = len(clearing.chosen)
         allowed = self._allowed(lane, head, self._lacking(child, lane, stage))
+        # Nodes held for one of the asks accept only its tasks.
+        held = {id(ask): own_nodes(self.partition, ask) for ask, _ in allowed} if self.partition.nodes.held else {}
+        own = {node_id: None for nodes in held.values() for node_id in nodes}
+        if hidden:
+            allowed = [(ask, tasks) for ask, tasks in allowed if held.get(id(ask))]
         lacking = sum(tasks for _, tasks in allowed)
-        # Nodes held for the head accept only its tasks.
-        own = own_nodes(self.partition, head)
-        fitting = self._make_room(stage, min(lacking, head.count), own) if own else 0
-        fitting += self._make_room(stage, lacking - fitting, {})
+        most_own = sum(tasks for ask, tasks in allowed if held.get(id(ask)))
+        self._let_end(head, own, lacking)
+        ending = self._last_let_end
+        fitting = self._free_capacity(stage, most_own, own) if own else 0
+        fitting += self._free_capacity(stage, lacking - fitting, {}) if not hidden else 0
+        self._crossing = True
+        more = self._within(child, stage, lacking) - fitting
+        if more > 0 and own:
+            fitting += self._free_capacity(stage, min(more, most_own), own)
+        elif more > 0:
+            fitting += self._free_capacity(stage, more, {})
+        self._crossing = False
         if clearing.chosen[before:]:
             self.claims.append(Claim(head, clearing.chosen[before:], ()))
+        if fitting:
+            self._serve(head, clearing.chosen[before:], ending)
         self._use(child, stage, fitting)
         for ask, tasks in allowed:
             if fitting > 0:
                 self._met.append((ask, ((ask.stage, min(tasks, fitting)),)))
                 fitting -= tasks
+
+    def _let_end(self, head: Ask, own: Collection[int], lacking: int) -> bool:
+        """Count tasks as ended that end by themselves within `preempt_grace`, where the head is sure to follow them.
+
+        That is on its own nodes, and for single tasks wherever one freed slot is enough. An owner that has waited for
+        longer than loans may last does not trust estimates any more. Returns True if a task counts as ended.
+        """
+        settings, clearing = self.partition.settings, self._clearing
+        clearing.spared = {}
+        self._last_let_end = (0, self.now)
+        patience = settings.rebalance_after + settings.preempt_grace
+        waits_until = self.partition.readiness.counts_from(head.waiting_since) + patience
+        if self.now >= waits_until:
+            return False
+        before = len(self._ended)
+        clearing.spared = self._ending
+        whatif, shape = clearing.whatif, head.stage.shape
+        for number, end in self._ending.items():
+            allocation = self.partition.allocations[number]
+            node_id = allocation.node
+            if number in self._ended:
+                continue
+            if node_id not in own:
+                if lacking <= 0 or not _is_single(head) or whatif.fitting(node_id, shape, 1):
+                    continue
+                if not whatif.takes(node_id, shape) or not self._is_room_without(allocation, shape):
+                    continue
+                lacking -= 1
+            self._ended[number] = None
+            clearing.expect(allocation)
+            self._coming[node_id] = None
+            self._use_of_ended(allocation)
+            tasks, last = self._last_let_end
+            self._last_let_end = (tasks + count(allocation.indices), max(last, end))
+            self.again_at = max(self.now + SECOND, min(self.again_at, end + 1, waits_until))
+        return len(self._ended) > before
+
+    def _serve(self, head: Ask, victims: Sequence[Victim], ending: tuple[int, Micros]) -> None:
+        """Note when an ask can start: tasks that are told to stop have ended after `preempt_grace`."""
+        ends, last = ending
+        stopped = sum(count(block) for victim in victims for _, block in victim.tasks)
+        when = max(last, self.now + self.partition.settings.preempt_grace) if stopped else last
+        self.served[head.seq] = (when, ends, stopped)
+
+    def _is_room_without(self, allocation: Allocation, shape: Shape) -> bool:
+        left = self._clearing.whatif.without_some(allocation.node, [(allocation, allocation.indices)])
+        return fitting_in(*left, shape, 1)[0] > 0
 
     def _admission(self) -> Admission:
         """Return an admission that counts the claims so far, so that no tasks stop for an ask over a limit."""
@@ -195,7 +276,7 @@ class Balance:
                 most -= tasks
         return allowed
 
-    def _make_room(self, stage: Stage, wanted: int, own: dict[int, None]) -> int:
+    def _free_capacity(self, stage: Stage, wanted: int, own: dict[int, None]) -> int:
         """Free capacity for single tasks, stopping the lowest priorities first. Returns how many then fit."""
         clearing = self._clearing
         clearing.whatif.own = own
@@ -205,17 +286,20 @@ class Balance:
         clearing.whatif.own = ()
         return wanted - left
 
-    def _claim_whole(self, child: Queue, head: Ask) -> None:
+    def _claim_whole(self, child: Queue, head: Ask, within: bool) -> bool:
+        """Find victims for a gang. True if it can start then, or without any."""
         clearing, needs = self._clearing, minimum_by_stage(head)
         before = len(clearing.chosen)
-        clearing.whatif.own = own_nodes(self.partition, head)
+        own = clearing.whatif.own = own_nodes(self.partition, head)
+        let_end = self._let_end(head, own, 0)
+        ending = self._last_let_end
         saved = clearing.save()
         shapes = [stage.shape for stage, _ in needs]
         whatif = clearing.whatif.copy()
         nodes = [
             node_id
             for node_id in sorted(self.partition.nodes.rows)
-            if any(whatif.room(node_id, shape, 1) for shape in shapes)
+            if any(whatif.fitting(node_id, shape, 1) for shape in shapes)
         ]
 
         def enough(level: int, first: Victim | None = None) -> bool:
@@ -223,30 +307,50 @@ class Balance:
             free = nodes if first is None else [*nodes, *clearing.end(first)]
             return not any(clearing.clear(stage, clearing.put(stage, needed, free), level) for stage, needed in needs)
 
-        clearing.refused = False
-        fits = lowest_level(clearing.levels, enough) is not None
-        if not fits and clearing.refused:
-            # The cheapest victim on one node may use up what its queue can lose, so that a larger gang cannot be
-            # stopped although it is needed. Try to start with each of the cheapest victims.
-            clearing.restore(saved)
-            firsts = clearing.cheapest(FEW)
-            fits = any(enough(victim.unit.priority, victim) for victim in firsts)
-            fits = fits or any(enough(clearing.levels[-1], victim) for victim in firsts)
-            if not fits:
-                # A queue that loses some of its dominant resource can lose less of the others: spare resources not
-                # asked for.
-                clearing.only = {name for stage, _ in needs for name in stage.shape.resources}
-                fits = lowest_level(clearing.levels, enough) is not None
-                clearing.only = None
+        fits = self._fits_by_stops(needs, saved, enough)
+        if not fits and within:
+            self._crossing = True
+            fits = self._fits_by_stops(needs, saved, enough)
+            self._crossing = False
+        chosen, places = clearing.chosen[before:], clearing.places_of()
+        if fits and chosen and let_end:
+            # A promise would end when the last stopped task has ended. The hold lasts until the others have, too.
+            if any(node_id not in own for node_id, _, _ in places):
+                fits = False
+            places = ()
         if not fits:
             clearing.restore(saved)
         else:
-            if clearing.chosen[before:]:
-                self.claims.append(Claim(head, clearing.chosen[before:], clearing.places_of()))
+            if chosen:
+                self.claims.append(Claim(head, chosen, places))
+            self._serve(head, chosen, ending)
             for stage, needed in needs:
                 self._use(child, stage, needed)
             self._met.append((head, needs))
         clearing.whatif.own = ()
+        return fits
+
+    def _fits_by_stops(self, needs: Needs, saved: tuple[Any, ...], enough: Callable[..., bool]) -> bool:
+        """Find the victims of the lowest possible priorities so that a gang can start. False if there are none."""
+        clearing = self._clearing
+        clearing.refused = False
+        if lowest_level(clearing.levels, enough) is not None:
+            return True
+        if not clearing.refused:
+            return False
+        # The cheapest victim on one node may use up what its queue can lose, so that a larger gang cannot be
+        # stopped although it is needed. Try to start with each of the cheapest victims.
+        clearing.restore(saved)
+        firsts = clearing.cheapest(FEW)
+        if any(enough(victim.unit.priority, victim) for victim in firsts):
+            return True
+        if any(enough(clearing.levels[-1], victim) for victim in firsts):
+            return True
+        # A queue that loses some of its dominant resource can lose less of the others: spare resources not asked for.
+        clearing.only = {name for stage, _ in needs for name in stage.shape.resources}
+        fits = lowest_level(clearing.levels, enough) is not None
+        clearing.only = None
+        return fits
 
     # -- what is used
 
@@ -260,17 +364,37 @@ class Balance:
         add(more, stage.shape.resources, tasks)
         self._used[queue.path] = (more, before + tasks)
 
+    def _use_of_ended(self, allocation: Allocation) -> None:
+        """Count the tasks of an allocation as ended: a queue must keep its share without them."""
+        for queue in allocation.stage.job.queue.line():
+            self._use(queue, allocation.stage, -count(allocation.indices))
+
     def _lacking(self, child: Queue, lane: Lane, stage: Stage) -> int:
         """Return how many tasks of a lane may start before their queue reaches its entitlement."""
         waiting = sum(ask.count for ask in lane if _is_single(ask))
         resources = stage.shape.resources
         return self.rights.starts_below(self.rights.of(child), *self._level(child), resources, waiting)
 
-    def _keeps(self, losses: Losses) -> bool:
-        """True if all queues below the rebalanced one keep their share and their guarantee."""
+    def _within(self, child: Queue, stage: Stage, most: int) -> int:
+        """Return how many more tasks of a stage, up to `most`, keep their queue within its entitlement."""
+        resources, beyond = stage.shape.resources, self.rights.of(child) + 1
+        return self.rights.starts_below(beyond, *self._level(child), resources, most + 1) - 1
+
+    def _stays_within(self, child: Queue, needs: Needs) -> bool:
+        used, before = self._level(child)
+        more = dict(used)
+        add(more, asked_for(needs))
+        return self.rights.measure(more, before + sum(tasks for _, tasks in needs)) <= self.rights.of(child)
+
+    def _keeps(self, losses: Losses, last: Sequence[Losses]) -> bool:
+        """True if all queues below the rebalanced one keep their guarantee and share, up to a last unit that crosses.
+
+        A unit crosses the share of a queue if only a part of it is on loan. `last` has the losses of the units that are
+        judged now, one by one.
+        """
         for path, (lost, tasks) in losses.items():
             queue = self.partition.queues[path]
-            if queue is self.parent or self.parent not in queue.line():
+            if queue is self.parent or self.parent not in queue.line() or not any(path in each for each in last):
                 continue
             used, tasks_used = self._level(queue)
             less = dict(used)
@@ -278,9 +402,18 @@ class Balance:
             guarantee = dict(queue.settings.guarantee)
             if any(less.get(name, 0) < guarantee[name] for name in lost if name in guarantee):
                 return False
-            if self.rights.measure(less, tasks_used - tasks) < self.rights.of(queue):
+            if self.rights.measure(less, tasks_used - tasks) < self.rights.of(queue) and not (
+                self._crossing and any(self._was_on_loan(queue, less, tasks_used - tasks, each) for each in last)
+            ):
                 return False
         return True
+
+    def _was_on_loan(self, queue: Queue, less: Vector, tasks: int, last: Losses) -> bool:
+        """True if a queue would use more than its entitlement without the loss of one unit."""
+        amounts, more = last.get(queue.path, ({}, 0))
+        used = dict(less)
+        add(used, amounts)
+        return self.rights.measure(used, tasks + more) > self.rights.of(queue)
 
     # -- victims
 
@@ -292,9 +425,7 @@ class Balance:
                 for priority in sorted(leaf.at_work):
                     for job in leaf.at_work[priority].values():
                         for victim in victims_of(job):
-                            fresh = is_fresh(self.plan, victim)
-                            self.fresh = self.fresh or fresh
-                            if (not fresh or self._with_fresh) and not self._has_just_begun(victim):
+                            if not self._has_just_begun(victim):
                                 yield victim
 
     def _has_just_begun(self, victim: Victim) -> bool:
@@ -304,10 +435,10 @@ class Balance:
         """
         settings = self.partition.settings
         again = any(allocation.attempt > 1 for allocation, _ in victim.tasks)
-        least = max(settings.least_runtime, settings.rebalance_after if again else 0)
-        if self.partition.now - victim.unit.began >= least:
+        least = max(settings.least_runtime, settings.rebalance_after if again else 0, 1)
+        if self.now - victim.unit.began >= least:
             return False
-        self.again_at = max(self.plan.now + SECOND, min(self.again_at, victim.unit.began + least))
+        self.again_at = max(self.now + SECOND, min(self.again_at, victim.unit.began + least))
         return True
 
 

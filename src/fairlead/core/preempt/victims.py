@@ -6,28 +6,42 @@ one more task of the ask. Tasks whose stop would not help are not considered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import combinations
 from typing import Any
 
 from fairlead.core.admission import has_claimed
+from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.changes import Stopped
-from fairlead.core.holds.room import room_for
-from fairlead.core.model import Allocation, Ask, Job, Place, Stage
-from fairlead.core.outcomes import restart, stop
+from fairlead.core.fitting import fitting_in
+from fairlead.core.model import Allocation, Ask, Job, Micros, Place, Stage
+from fairlead.core.outcomes import live_of, restart, stop
 from fairlead.core.plan import Plan
-from fairlead.core.policy.victims import FEW, Cost, Unit, cost_of, surplus, without_covered
+from fairlead.core.policy.victim_sets import (
+    FEW,
+    VICTIMS,
+    Cost,
+    StageKey,
+    Unit,
+    are_apart,
+    cost_of,
+    overdrawn,
+    surplus,
+    without_covered,
+)
 from fairlead.core.ranges import Ranges, count, difference
 from fairlead.core.resources import Vector, add
 from fairlead.core.state import Partition
-from fairlead.core.whatif import WhatIf
 
 Block = tuple[Allocation, tuple[int, ...]]
 """Tasks of an allocation."""
 
 Losses = dict[str, tuple[Vector, int]]
 """Queue → the resources and the number of tasks that it would lose."""
+
+
+Keeps = Callable[[Losses, Sequence[Losses]], bool]
 
 
 class Victim:
@@ -59,12 +73,10 @@ victims."""
 class Clearing:
     """Supposed capacity and losses of queues, as tasks are placed and others stopped. The state is not altered.
 
-    `keeps` returns True if the queues may have these losses.
+    `keeps` returns True if the queues may have these losses, of which the last ones come from further victims.
     """
 
-    def __init__(
-        self, partition: Partition, whatif: WhatIf, victims: Iterable[Victim], keeps: Callable[[Losses], bool] | None
-    ) -> None:
+    def __init__(self, partition: Partition, whatif: WhatIf, victims: Iterable[Victim], keeps: Keeps | None) -> None:
         self.partition = partition
         self.whatif = whatif
         self.chosen: list[Victim] = []
@@ -72,12 +84,17 @@ class Clearing:
         self.places: dict[tuple[int, int], int] = {}
         """Node and stage → the number of tasks placed there."""
         self._keeps = keeps
+        self._rank = VICTIMS[partition.settings.victims]
         self.refused = False
-        """True if `keeps` refused further victims in addition to those chosen."""
+        """True if further victims were refused: by `keeps`, or because a stage cannot spare more."""
         self.only: set[str] | None = None
         """The resources that victims may use; None for victims of all kinds."""
+        self.spared: Collection[int] = ()
+        """Allocations that end by themselves soon enough: units of such tasks only are no victims."""
         self._gone: dict[int, Ranges] = {}
         """Allocation → its tasks that count as ended."""
+        self._lost: dict[StageKey, int] = {}
+        """Stage → the number of its single tasks that count as ended."""
         self._rests: dict[int, tuple[int, dict[int, list[Block]]]] = {}
         """Victim → its remaining tasks: their number, and the blocks on each node. A cache."""
         self._gangs: dict[tuple[str, int], tuple[list[Victim], list[Victim]]] = {}
@@ -99,13 +116,14 @@ class Clearing:
 
     def save(self) -> tuple[Any, ...]:
         gone = {number: ranges.copy() for number, ranges in self._gone.items()}
-        return self.whatif.copy(), list(self.chosen), dict(self.losses), dict(self.places), gone
+        return self.whatif.copy(), list(self.chosen), dict(self.losses), dict(self.places), gone, dict(self._lost)
 
     def restore(self, saved: tuple[Any, ...]) -> None:
         """Return to a saved state, which can be restored again."""
-        whatif, chosen, losses, places, gone = saved
+        whatif, chosen, losses, places, gone, lost = saved
         self.whatif, self.chosen, self.losses, self.places = whatif.copy(), list(chosen), dict(losses), dict(places)
         self._gone = {number: ranges.copy() for number, ranges in gone.items()}
+        self._lost = dict(lost)
         self._rests.clear()
 
     def places_of(self, position: int | None = None) -> tuple[Place, ...]:
@@ -172,10 +190,19 @@ class Clearing:
         for allocation, block in blocks:
             self.whatif.end_some(allocation, block)
             self._gone.setdefault(allocation.id, Ranges()).add(block)
+        if not victim.unit.gang:
+            key = (victim.unit.of, victim.unit.stage)
+            self._lost[key] = self._lost.get(key, 0) + 1
         _lose(self.losses, blocks)
         self._lessen(victim, blocks)
         self.chosen.append(victim)
         return {allocation.node: None for allocation, _ in blocks}
+
+    def expect(self, allocation: Allocation) -> None:
+        """Count an allocation as ended that ends by itself."""
+        self.whatif.end(allocation)
+        self._gone.setdefault(allocation.id, Ranges()).add(allocation.indices)
+        self._rests.clear()
 
     def blocks(self, victim: Victim) -> list[Block]:
         """Return the tasks of a victim that do not count as ended yet."""
@@ -221,12 +248,19 @@ class Clearing:
         return rest
 
     def _may_go(self, victims: Sequence[Victim]) -> bool:
+        if overdrawn([victim.unit for victim in victims], self._lost):
+            self.refused = True
+            return False
         if self._keeps is None:
             return True
         lost = {path: (dict(amounts), tasks) for path, (amounts, tasks) in self.losses.items()}
+        last: list[Losses] = []
         for victim in victims:
-            _lose(lost, self.blocks(victim))
-        kept = self._keeps(lost)
+            blocks = self.blocks(victim)
+            _lose(lost, blocks)
+            last.append({})
+            _lose(last[-1], blocks)
+        kept = self._keeps(lost, last)
         self.refused = self.refused or not kept
         return kept
 
@@ -237,7 +271,8 @@ class Clearing:
     def cheapest(self, most: int) -> list[Victim]:
         """Return up to `most` victims that may be stopped, by the lowest priority and then by cost."""
         by_id = {id(victim): victim for victims in self._on.values() for victim in victims}
-        order = sorted(by_id.values(), key=lambda victim: (victim.unit.priority, cost_of([victim.unit])))
+        victims = [victim for victim in by_id.values() if self._counts(victim)]
+        order = sorted(victims, key=lambda victim: (victim.unit.priority, cost_of([victim.unit], self._rank)))
         return [victim for victim in order if self.may_go(victim)][:most]
 
     def _offer(
@@ -250,7 +285,7 @@ class Clearing:
             return
         candidates: list[Candidate] = []
         for victim in self._on[node_id]:
-            if victim.unit.priority <= level and (self.only is None or self.only.issuperset(_resources(victim))):
+            if victim.unit.priority <= level and self._counts(victim):
                 tasks, nodes = self._rest(victim)
                 if node_id in nodes:
                     candidates.append((victim, victim.unit._replace(tasks=tasks), nodes[node_id]))
@@ -264,6 +299,12 @@ class Clearing:
             victims = [victim for victim, _, _ in chosen]
             heappush(heap, (tasks * 1_000_000 // -fewer, cost, node_id, version.get(node_id, 0), -fewer, victims))
 
+    def _counts(self, victim: Victim) -> bool:
+        """True if a victim uses no other resources than those in question, and does not end by itself in time."""
+        if self.only is not None and not self.only.issuperset(_resources(victim)):
+            return False
+        return not self.spared or any(allocation.id not in self.spared for allocation, _ in victim.tasks)
+
     def _best(self, node_id: int, stage: Stage, candidates: Sequence[Candidate], most: int) -> Solution | None:
         """Return the cheapest set of victims on a node that frees capacity for a task, comparing all sets."""
         best: Solution | None = None
@@ -272,9 +313,9 @@ class Clearing:
                 break  # each victim stops at least one task
             for chosen in combinations(candidates, size):
                 units = [unit for _, unit, _ in chosen]
-                if len(without_covered(units)) < size:
+                if not are_apart(units):
                     continue
-                cost = cost_of(units)
+                cost = cost_of(units, self._rank)
                 if best is None or (cost[0], -most, cost) < best[0]:
                     fitting = self._fitting(node_id, stage, chosen, most)
                     worth = (cost[0], -fitting, cost)
@@ -301,8 +342,8 @@ class Clearing:
 
         best: Solution | None = None
         orders: list[Callable[[Candidate], Any]] = [
-            lambda candidate: (-help_of(candidate), cost_of([candidate[1]])),
-            lambda candidate: cost_of([candidate[1]]),
+            lambda candidate: (-help_of(candidate), cost_of([candidate[1]], self._rank)),
+            lambda candidate: cost_of([candidate[1]], self._rank),
         ]
         for order in orders:
             chosen: list[Candidate] = []
@@ -324,7 +365,7 @@ class Clearing:
                 without = [other for other in chosen if other is not candidate]
                 if self._make_way(node_id, stage, without):
                     chosen = without
-            cost = cost_of([unit for _, unit, _ in chosen])
+            cost = cost_of([unit for _, unit, _ in chosen], self._rank)
             worth = (cost[0], -self._fitting(node_id, stage, chosen, most), cost)
             if best is None or worth < best[0]:
                 best = (worth, chosen)
@@ -339,7 +380,7 @@ class Clearing:
     def _fitting(self, node_id: int, stage: Stage, candidates: Sequence[Candidate], most: int) -> int:
         """Return the number of tasks that fit a node without these victims, up to `most`."""
         free, devices = self.whatif.without_some(node_id, [block for _, _, blocks in candidates for block in blocks])
-        return room_for(free, devices, stage.shape, most)[0]
+        return fitting_in(free, devices, stage.shape, most)[0]
 
 
 def _lose(losses: Losses, blocks: Iterable[Block]) -> None:
@@ -368,24 +409,32 @@ def _first_live(job: Job) -> Stage | None:
 
 
 def _units(job: Job, first: Stage) -> Iterator[Victim]:
-    """Yield the single tasks that a gang can do without, the newest first, and then the whole gang."""
+    """Yield the tasks that can be stopped alone, because their stage has more than it needs, and the whole gang.
+
+    Tasks that start one by one stop one by one, also the last of them: they are no gang.
+    """
     blocks: list[Block] = []
     total: Vector = {}
     tasks = 0
     of = (job.id, first.position)
+    is_gang = job.whole or not first.started or first.min > 1
     for stage in first.gang():
-        live = [entry for entry in (stage.live or {}).items() if entry[1].state != "stopping" and not entry[1].rooms]
+        live = [entry for entry in (stage.live or {}).items() if entry[1].state != "stopping" and not entry[1].slots]
         live.sort(key=lambda item: (_began(item[1]), item[1].id, item[0]))
         amounts = stage.shape.amounts
         add(total, stage.shape.resources, len(live))
         tasks += len(live)
         whole = {allocation.id: allocation for _, allocation in live}
         blocks += [(allocation, allocation.indices) for allocation in whole.values()]
-        spared = len(live) - surplus(len(live), stage.needed if stage.started else len(live))
-        for index, allocation in reversed(live[spared:]):
-            unit = Unit(False, job.priority, _began(allocation), allocation.id, index, of, job.queue.path, amounts)
+        least = stage.needed if stage.started else len(live)
+        spare = surplus(len(live), least) if is_gang else len(live)
+        for index, allocation in reversed(live) if spare else ():
+            began, number, queue = _began(allocation), allocation.id, job.queue.path
+            unit = Unit(
+                False, job.priority, began, number, index, of, queue, amounts, stage=stage.position, spare=spare
+            )
             yield Victim(unit, stage, [(allocation, (index, index + 1))])
-    if blocks:
+    if blocks and is_gang:
         newest = max(blocks, key=lambda item: (_began(item[0]), item[0].id))[0]
         amounts = tuple(sorted(total.items()))
         unit = Unit(True, job.priority, _began(newest), newest.id, 0, of, job.queue.path, amounts, tasks)
@@ -400,16 +449,35 @@ def _resources(victim: Victim) -> set[str]:
     return {name for allocation, _ in victim.tasks for name in allocation.stage.shape.resources}
 
 
-def newest_first(victims: Iterable[Victim]) -> list[Victim]:
-    """Sort victims by the lowest priority, then the newest. A restart would change the order of `Queue.at_work`."""
-    return sorted(
-        victims, key=lambda victim: (victim.unit.priority, -victim.unit.began, -victim.unit.number, -victim.unit.task)
-    )
+def ranked(partition: Partition, victims: Iterable[Victim]) -> list[Victim]:
+    """Sort victims by the lowest priority, then by rank. A restart would change the order of `Queue.at_work`.
+
+    Of the single tasks of a stage on one node, only as many are kept as the stage can spare, by rank. Tasks with
+    devices are all kept, because they do not free the same capacity.
+    """
+    rank = VICTIMS[partition.settings.victims]
+    kept: list[Victim] = []
+    on_node: dict[tuple[StageKey, int], int] = {}
+    for victim in sorted(victims, key=lambda victim: (victim.unit.priority, rank(victim.unit))):
+        unit, allocation = victim.unit, victim.tasks[0][0]
+        if not unit.gang and not allocation.devices:
+            key = ((unit.of, unit.stage), allocation.node)
+            on_node[key] = on_node.get(key, 0) + 1
+            if on_node[key] > unit.spare:
+                continue
+        kept.append(victim)
+    return kept
 
 
-def is_fresh(plan: Plan, victim: Victim) -> bool:
-    """True if tasks of a unit were placed in this cycle. A cycle does not stop tasks that it placed."""
-    return any(allocation.id >= plan.placed_from for allocation, _ in victim.tasks)
+def protected_until(partition: Partition, ask: Ask, victim: Victim) -> Micros:
+    """Return when a victim may be stopped for the priority or a guarantee of an ask.
+
+    It runs for `min_runtime` first, unless the ask has waited for as long. No task is stopped for another within the
+    moment of its start, so that none starts only to be stopped.
+    """
+    began = max(allocation.since for allocation, _ in victim.tasks)
+    least = partition.settings.min_runtime or 0
+    return max(began + 1, min(victim.unit.began + least, ask.waiting_since + least))
 
 
 def own_nodes(partition: Partition, ask: Ask) -> dict[int, None]:
@@ -421,22 +489,28 @@ def own_nodes(partition: Partition, ask: Ask) -> dict[int, None]:
 
 
 def stop_victims(plan: Plan, victims: Iterable[Victim], stopped_for: str) -> list[int]:
-    """Stop victims, which then wait again: whole gangs, or single tasks that a gang does not need.
+    """Stop victims, which then wait again: whole gangs, or single tasks.
 
-    `stopped_for` names the job or queue that they stop for. Returns the numbers of the stopping allocations.
+    A stage without tasks that go on begins a new wait, as a gang does. `stopped_for` names the job or queue that they
+    stop for. Returns the numbers of the stopping allocations.
     """
     mark = plan.mark()
     victims = list(victims)
     units = {id(unit) for unit in without_covered([victim.unit for victim in victims])}
     singles: dict[int, Ranges] = {}
+    stages: dict[int, Stage] = {}
     for victim in victims:
         if id(victim.unit) not in units:
             continue
         if victim.unit.gang:
             restart(plan, victim.stage, "preempt", stopped_for)
             continue
+        stages[id(victim.stage)] = victim.stage
         for allocation, block in victim.tasks:
             singles.setdefault(allocation.id, Ranges()).add(block)
     for number, ranges in singles.items():
         stop(plan, plan.partition.allocations[number], ranges.flat(), "preempt", stopped_for)
+    for stage in stages.values():
+        if not stage.job.whole and all(allocation.state == "stopping" for allocation in live_of(stage)):
+            restart(plan, stage, "preempt", stopped_for)
     return [change.into or change.allocation for change, _ in plan.done[mark:] if isinstance(change, Stopped)]

@@ -11,9 +11,9 @@ from fairlead.core.changes import NodeSpec
 from fairlead.core.errors import Refused
 from fairlead.core.resources import CPU, MILLI
 from fairlead.sim.traces import openb, own
-from fairlead.sim.traces.base import Arrival, LeftOut, Overrun, Trace, open_lines, queue_up
 from fairlead.sim.traces.swf import read_swf
 from fairlead.sim.traces.table import Lines, Table
+from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, open_lines, queue_up
 
 __all__ = ["Arrival", "LeftOut", "Overrun", "Trace", "parse_nodes", "read_traces"]
 

@@ -18,7 +18,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import Amounts, JobSpec, Micros, StageSpec
 from fairlead.core.reader import Reader
 from fairlead.core.resources import CPU, HOUR, MILLI, MINUTE, SECOND, parse_request
-from fairlead.sim.traces.base import Arrival, Overrun, settle_overrun
+from fairlead.sim.traces.trace import Arrival, Overrun, settle_overrun
 
 ROUND = [minutes * MINUTE for minutes in (1, 5, 10, 15, 30, 60, 120, 240, 480, 720, 1080, 1440, 2880, 7200, 14400)]
 """Typical estimates of users."""

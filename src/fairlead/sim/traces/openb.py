@@ -9,8 +9,8 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec, StageSpec
 from fairlead.core.reader import check_name
 from fairlead.core.resources import CPU, GPU, MEMORY, MILLI
-from fairlead.sim.traces.base import Arrival, LeftOut, Overrun, seconds, settle_overrun
 from fairlead.sim.traces.table import Lines, Table
+from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, seconds, settle_overrun
 
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")

@@ -25,9 +25,9 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import Micros
 from fairlead.core.reader import Reader, check_name
 from fairlead.core.resources import parse_duration, shown
-from fairlead.sim.traces.base import Arrival, LeftOut, Overrun, Trace, job_id, settle_overrun
 from fairlead.sim.traces.generate import generate, parse_workload
 from fairlead.sim.traces.table import Lines, Table
+from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, job_id, settle_overrun
 
 MAX_NODES = 1_000_000
 NUMBER = re.compile(r"[0-9]{1,15}(\.[0-9]{1,6})?")

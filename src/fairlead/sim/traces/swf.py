@@ -14,7 +14,7 @@ import msgspec
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec, Micros, StageSpec
 from fairlead.core.resources import CPU, MAX_DURATION, MILLI
-from fairlead.sim.traces.base import Arrival, LeftOut, Overrun, Trace, cpu_node, seconds, settle_overrun
+from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, cpu_node, seconds, settle_overrun
 
 HEADER = re.compile(r";\s*(MaxProcs|MaxNodes)\s*:\s*(\d+)")
 FIELDS = 18

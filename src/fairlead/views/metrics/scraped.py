@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fairlead.core.state import Partition
-from fairlead.views.metrics.pools import PoolFigures, pool_figures
-from fairlead.views.metrics.shares import QUEUES
+from fairlead.views.metrics.pool_metrics import PoolFigures, pool_figures
+from fairlead.views.metrics.share_metrics import QUEUES
 
 NODE_STATES = ("up", "disconnected", "draining", "disabled", "lost")
 

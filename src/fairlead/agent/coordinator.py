@@ -1,0 +1,286 @@
+"""The agent without I/O: connects its task table with the spawners and the server, and reconnects when needed.
+
+`Joining` is given the links to its spawners, the connections to the server and the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from time import monotonic
+from typing import Any, Protocol
+
+import msgspec
+
+from fairlead.agent.entries import Frame
+from fairlead.agent.session import Channel, KeyRenewed, Keys, Refused, Session
+from fairlead.agent.task_table import TaskTable
+from fairlead.wire.agent_messages import Hello
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+SHORT_PAUSE = 1.0
+"""The longest pause with several servers, because another one will lead soon."""
+REPEATED = 300.0
+"""Seconds after which the same cause of a lost connection is logged again."""
+
+PATIENCE = 600.0
+"""Seconds for which an agent that has joined retries after a refusal that may be temporary."""
+
+Log = Callable[[str, dict[str, Any]], None]
+
+
+class Spawner(Protocol):
+    """A link to a spawner."""
+
+    def send(self, *frames: Frame) -> bool:
+        """Send messages; return False if there is no link."""
+
+    def wake(self) -> None:
+        """Check again whether the spawner should run."""
+
+
+class Identity(Keys, Protocol):
+    """The keys with which the node proves its identity."""
+
+    async def prove(self, channel: Channel) -> None:
+        """Prove the node's identity on a new connection."""
+
+    def joined(self) -> None:
+        """Note that the server has accepted the node."""
+
+
+class Outside(Protocol):
+    """The agent's environment: server, spawners and logs."""
+
+    server: str
+    """The address of the server, or the addresses of several, separated by commas."""
+
+    def connect(self) -> AbstractAsyncContextManager[tuple[Channel, str]]:
+        """Open a connection to the server; return it and the local address.
+
+        Raises `OSError`, also later when the connection breaks.
+        """
+
+    def describe(self, address: str) -> Hello:
+        """Return the description of the node, without its tasks."""
+
+    def open_link(self, at: int, user: str) -> Spawner:
+        """Open a link to the spawner with this number. The link passes its messages to `Joining.on_message`."""
+
+    def logs_of(self, user: str) -> str:
+        """Return the folder with the logs of a user."""
+
+    def users_with_logs(self) -> list[str]:
+        """Return the users that may have logs here; only an empty name if all users share one folder."""
+
+
+class Epoch:
+    """The highest epoch seen. Orders of an earlier epoch are refused, even after a restart of the agent."""
+
+    def __init__(self, seen: int, store: Callable[[int], None], place: str, log: Log) -> None:
+        """Start from the stored epoch `seen`. `store` writes a new one to the file `place`, and may raise `OSError`."""
+        self.seen = self._stored = seen
+        self._store = store
+        self._place = place
+        self._log = log
+
+    def check(self, epoch: int) -> None:
+        if epoch < self.seen:
+            raise Refused(
+                f"the server's epoch {epoch} is over, since {self.seen} was seen; if the server was set up again, "
+                f"remove {self._place} and start the agent again",
+                False,
+            )
+        self.seen = epoch
+        if epoch > self._stored:
+            try:
+                self._store(epoch)
+                self._stored = epoch
+            except OSError as problem:  # a full disk must not stop the agent; storing is retried with the next order
+                self._log("epoch not stored", {"file": self._place, "problem": str(problem)})
+
+
+class Joining:
+    def __init__(
+        self,
+        table: TaskTable,
+        outside: Outside,
+        identity: Identity,
+        epoch: Epoch,
+        log: Log,
+        steady: Callable[[], float] = monotonic,
+        spread: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        """Take the parts. `spread` draws a random number between two bounds, so that not all agents connect at once."""
+        self.links: list[Spawner] = []
+        self.found: set[int] = set()
+        """Spawners that have listed their tasks."""
+        self.heard: dict[int, float] = {}
+        """Spawner → when its last message arrived."""
+        self.all_found = asyncio.Event()
+        """Set when all spawners that existed at the start have listed their tasks; the agent joins only then."""
+        self.notes: dict[int, str] = {}
+        self.cgroup = "none"
+        self.joined = asyncio.Event()
+        """Set while this agent is joined to the server."""
+        self._table = table
+        self._outside = outside
+        self._identity = identity
+        self._epoch = epoch
+        self._log = log
+        self._steady = steady
+        self._spread = spread
+        self._first = 0
+        """Number of spawners that have to list their tasks before the agent joins."""
+        self._session: Session | None = None
+        self._last_joined = float("-inf")
+        """When the last accepted connection ended."""
+        self._logged = ("", "", 0.0)
+        """The last logged cause of a lost connection, and when it was logged."""
+        self._lease_of_tasks: Frame | None = None
+        """The last lease from the server. Until there is one, spawners use the lease of an earlier agent."""
+
+    def begin(self) -> None:
+        """Open links to the existing spawners."""
+        self._follow_users()
+        self._first = len(self.links)
+        if not self._first:
+            self.all_found.set()
+
+    @property
+    def silent(self) -> list[int]:
+        """Spawners that have not listed their tasks yet."""
+        return [at for at in range(self._first) if at not in self.found]
+
+    # -- the server ----------------------------------------------------------------------------------------------
+
+    async def stay(self) -> None:
+        """Stay joined, reconnecting as needed. Raise if the server refuses this agent for good."""
+        server = self._outside.server
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                async with self._outside.connect() as (channel, address):
+                    await self._talk(channel, address)
+            except Refused as refused:
+                if refused.final and not (refused.may_pass and self._steady() < self._last_joined + PATIENCE):
+                    raise
+                self._log_once("refused", str(refused))
+            except KeyRenewed:
+                self._log("key renewed", {"server": server, "node": self._outside.describe("").node})
+            except (OSError, msgspec.DecodeError) as problem:
+                self._log_once("disconnected", str(problem))
+            finally:
+                was_joined = self.joined.is_set()
+                if was_joined:
+                    self._last_joined = self._steady()
+                self.joined.clear()
+                self._session = None
+            longest = SHORT_PAUSE if "," in server else LONGEST_PAUSE
+            pause = FIRST_PAUSE if was_joined else min(longest, 2 * pause)
+            # Spread the reconnections of many agents when a server returns.
+            await asyncio.sleep(pause * self._spread(0.5, 1.5))
+
+    def _log_once(self, event: str, problem: str) -> None:
+        """Log why there is no connection: at once, and from time to time while the cause stays the same."""
+        now = self._steady()
+        if (event, problem) == self._logged[:2] and now < self._logged[2] + REPEATED:
+            return
+        self._logged = (event, problem, now)
+        self._log(event, {"server": self._outside.server, "problem": problem})
+
+    async def _talk(self, channel: Channel, address: str) -> None:
+        await self._identity.prove(channel)
+        table = self._table
+        table.reconnected()
+        running = table.started("running")
+        hello = msgspec.structs.replace(
+            self._outside.describe(address),
+            running=running,
+            run_times=table.run_times(running),
+            ended=table.started("ended"),
+            notes=tuple(sorted(set(self.notes.values()))),
+            epoch=self._epoch.seen,
+        )
+        session = Session(
+            channel,
+            table,
+            self._outside.logs_of,
+            self._outside.users_with_logs,
+            self._lease,
+            self.deliver,
+            self._epoch.check,
+            self._identity,
+            self._steady,
+        )
+
+        def joined() -> None:
+            self._session = session
+            self._logged = ("", "", 0.0)
+            self._identity.joined()
+            self.joined.set()
+            self._log("joined", {"server": self._outside.server, "node": hello.node, "running": len(table)})
+            session.poke()
+
+        await session.run(hello, joined)
+
+    # -- spawners ------------------------------------------------------------------------------------------------
+
+    def on_message(self, at: int, kind: str, *rest: Any) -> None:
+        """Handle a message of a spawner."""
+        self.heard[at] = self._steady()
+        if kind == "state":
+            tasks, self.notes[at], self.cgroup = rest
+            if self._lease_of_tasks is not None:
+                self.links[at].send(self._lease_of_tasks)
+            self._table.find(at, tasks)
+            self._find(at)
+        else:
+            self._table.record(*rest)
+        self._tell()
+
+    def on_spawner_lost(self, at: int, problem: str, gone: bool) -> None:
+        """Handle a spawner that ended or could not be started. `gone` is True if there is no spawner for now."""
+        self._log("spawner", {"problem": problem})
+        if gone:
+            self._table.mark_missing(at, problem)
+            self._tell()
+
+    def refuse(self, at: int, problem: str) -> None:
+        """Handle that a user may not run tasks here."""
+        self._log("user refused", {"problem": problem})
+        self._table.refuse(at, problem)
+        self._find(at)
+        self._tell()
+
+    def deliver(self) -> None:
+        """Send the messages of the task table's outbox to spawners."""
+        self._follow_users()
+        for at, outbox in enumerate(self._table.outbox):
+            if outbox:
+                frames, self._table.outbox[at] = outbox, []
+                if not self.links[at].send(*frames):
+                    self._table.not_sent(at, frames)
+                self.links[at].wake()
+
+    def _follow_users(self) -> None:
+        """Open a link to the spawner of each user that is new in the task table."""
+        for at in range(len(self.links), len(self._table.users)):
+            self.links.append(self._outside.open_link(at, self._table.users[at]))
+
+    def _find(self, at: int) -> None:
+        self.found.add(at)
+        if len(self.found) >= self._first:
+            self.all_found.set()
+
+    def _tell(self) -> None:
+        self.deliver()
+        if self._session is not None:
+            self._session.poke()
+
+    def _lease(self, ask_at: float, end_at: float, length: float, lock: str) -> None:
+        self._lease_of_tasks = ("lease", ask_at, end_at, length, lock)
+        for link in self.links:
+            link.send(self._lease_of_tasks)

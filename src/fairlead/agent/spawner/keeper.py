@@ -1,0 +1,173 @@
+"""The keeper's side of a user's limits: it puts the spawner's tasks into cgroups, and gives them their GPUs.
+
+The spawner sends requests as packets:
+
+- `ROOM MILLI-CPUS BYTES GPUS PID…` moves processes into a room. There is no answer. GPUS is 1 for a task that was
+  started in the room with GPUs, and 0 for a task without: then the room denies the GPUs of an earlier task.
+- `enter NUMBER ROOM MILLI-CPUS BYTES GPU…` moves the spawner itself into a room, so that the processes it starts next
+  have these GPUs and no others.
+- `leave NUMBER` moves the spawner out again.
+- `over NUMBER ROOM` asks if the kernel has killed processes in a room for their memory.
+
+The last three are answered by their number and `ok`, or their number and the problem.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fairlead.agent.spawner.cgroups import Limits, Room, end_left_over, unified_group
+from fairlead.agent.spawner.devices import Guard, gpus
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+
+    from fairlead.agent.spawner.devices import Numbers
+
+PACKET = 1 << 16
+MAX_ROOMS = 100_000
+
+
+class Keeping:
+    """The cgroups and GPU guards of one user's spawner and tasks."""
+
+    def __init__(self, name: str, uid: int, devices: tuple[Numbers, ...]) -> None:
+        """Take the user's ids. `devices` are the GPUs that are denied to tasks that were not given them."""
+        end_left_over(name)
+        self.limits = Limits(name)
+        self._name = name
+        self._uid = uid
+        self._devices = devices
+        self._spawner = 0
+        self._rooms: dict[int, Room] = {}
+        self._guards: dict[str, Guard] = {}
+        self._tree = ""
+        """The parent of the cgroups with guards: `main`, and one for each room."""
+
+    def begin(self, spawner: int, processes: int) -> None:
+        """Limit the spawner's processes and deny it all GPUs. It must not have started any process yet."""
+        self._spawner = spawner
+        self.limits.confine(spawner, processes)
+        if not self._devices:
+            return
+        self._tree = self.limits.tree
+        if not self._tree:
+            self._tree = f"{unified_group()}/fairlead-{self._name}"
+            os.makedirs(f"{self._tree}/main", 0o755, exist_ok=True)
+        self._deny(f"{self._tree}/main", self._devices)
+        self._move("main")
+
+    def serve(self, link: _socket.socket) -> None:
+        """Serve the spawner's requests until it exits."""
+        while data := _receive(link):
+            request, *rest = data.decode("ascii", "replace").split() or [""]
+            try:
+                if request == "enter":
+                    self._enter(*map(int, rest[1:]))
+                elif request == "leave":
+                    self._move("main")
+                elif request == "over":
+                    if not self.limits.ran_over(self._rooms[int(rest[1])]):
+                        raise ValueError("no task there was over its limit")
+                else:
+                    self._put(*map(int, (request, *rest)))
+                    continue
+                answer = "ok"
+            except (OSError, TypeError, ValueError, LookupError) as problem:
+                answer = str(problem)
+            if request in ("enter", "leave", "over"):
+                try:
+                    link.send(f"{rest[0] if rest else 0} {answer}".encode()[:PACKET])
+                except OSError:
+                    return  # the spawner was killed meanwhile
+
+    def end(self) -> None:
+        """Kill the remaining processes of tasks, and remove the cgroups."""
+        self.limits.kill()
+        for room in self._rooms.values():
+            self.limits.give(room)
+        self.limits.close()
+        for path, guard in self._guards.items():
+            guard.close()
+            _remove(path)
+        if self._tree:
+            _remove(self._tree)
+
+    def _put(self, number: int, cpu: int, memory: int, gpus: int, *pids: int) -> None:
+        room = self._room(number, cpu, memory)
+        if room is not None:
+            if not gpus and room.path in self._guards:
+                self._deny(room.path, self._devices)
+            self.limits.put(room, [pid for pid in pids if self.limits.holds(pid) and _uid(pid) == self._uid])
+
+    def _enter(self, number: int, cpu: int, memory: int, *gpu_numbers: int) -> None:
+        if not self._tree:
+            raise OSError("GPUs are not guarded here")
+        allowed = {self._devices[gpu] for gpu in gpu_numbers}
+        room = self._room(number, cpu, memory)
+        path = room.path if room is not None and self.limits.tree else f"{self._tree}/{number}"
+        os.makedirs(path, 0o755, exist_ok=True)
+        self._deny(path, [device for device in self._devices if device not in allowed])
+        self._move(os.path.relpath(path, self._tree))
+
+    def _room(self, number: int, cpu: int, memory: int) -> Room | None:
+        room = self._rooms.get(number)
+        if room is None and len(self._rooms) < MAX_ROOMS:
+            room = self.limits.take(cpu, memory)
+            if room is not None:
+                self._rooms[number] = room
+                if self._tree and self.limits.tree:
+                    self._deny(room.path, self._devices)
+        if room is not None:
+            self.limits.set(room, cpu, memory)
+        return room
+
+    def _deny(self, path: str, devices: tuple[Numbers, ...] | list[Numbers]) -> None:
+        if path not in self._guards:
+            self._guards[path] = Guard(path)
+        self._guards[path].deny(devices)
+
+    def _move(self, group: str) -> None:
+        with open(f"{self._tree}/{group}/cgroup.procs", "w") as file:
+            file.write(str(self._spawner))
+
+
+def can_guard() -> bool:
+    """True if this machine can deny devices to tasks."""
+    tree = unified_group()
+    probe = f"{tree}/fairlead-probe-{os.getpid()}"
+    try:
+        os.mkdir(probe)
+    except OSError:
+        return False
+    try:
+        guard = Guard(probe)
+        guard.deny(gpus())
+        guard.close()
+    except OSError:
+        return False
+    finally:
+        _remove(probe)
+    return True
+
+
+def _receive(link: _socket.socket) -> bytes:
+    try:
+        return link.recv(PACKET)
+    except OSError:
+        return b""  # the spawner was killed before it received an answer
+
+
+def _uid(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
+
+
+def _remove(path: str) -> None:
+    try:
+        os.rmdir(path)
+    except OSError:
+        return  # `Limits` has removed it

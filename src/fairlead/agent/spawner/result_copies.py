@@ -1,0 +1,298 @@
+"""Collects the result files of an ended task: copies them beside its logs, where the agent finds them.
+
+A child of the spawner does it, with the rights of the task's user. It follows no link, opens only regular files, and
+keeps to limits. The list of the copies, `NAME.files`, has a line for the job, one for each file and one for each
+warning. It appears when all copies are complete.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+
+from fairlead.agent.spawner.task_start import LOG_MODE, name_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fairlead.agent.spawner.records import Task
+
+LISTED = ".files"
+"""The suffix of the list of a task's files. The copies end in `.file0`, `.file1` and so on."""
+COPIED = ".file"
+TIME = 600
+"""Seconds after which collecting is abandoned."""
+MAX_SEEN = 200_000
+"""Largest number of directory entries to examine for one task."""
+MAX_DEPTH = 32
+MAX_NAME = 700
+"""Largest number of bytes of a file name with its folders."""
+MAX_WARNINGS = 10
+PIECE = 1 << 20
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Collection:
+    """The files of one task that match its patterns, and what could not be collected."""
+
+    def __init__(self, prefix: str, max_files: int, max_bytes: int) -> None:
+        """Start a collection. `prefix` is the path of the task's logs, without the suffix."""
+        self._prefix = prefix
+        self._max_files = max_files
+        self._max_bytes = max_bytes
+        self.files: list[tuple[int, str]] = []
+        """Size and name of each file that was copied."""
+        self.warnings: list[str] = []
+        self._names: set[str] = set()
+        self._bytes = 0
+        self._seen = 0
+        self._matched = False
+        self._left_out = 0
+        self._unlisted = 0
+
+    def collect(self, folder: int, patterns: list[str]) -> None:
+        """Collect the files below an open directory that match one of the patterns."""
+        for pattern in patterns:
+            self._matched = False
+            self._walk(folder, "", [part for part in pattern.split("/") if part not in ("", ".")])
+            if not self._matched:
+                self.warn(f"no file matches {pattern}")
+        if self._left_out:
+            self.warnings.append(
+                f"{self._left_out} files were not collected: a task may have {self._max_files} files with "
+                f"{self._max_bytes >> 20} MiB (max_result_files, max_result_bytes)"
+            )
+        if self._unlisted:
+            self.warnings.append(f"{self._unlisted} further warnings")
+
+    def warn(self, text: str) -> None:
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(text)
+        else:
+            self._unlisted += 1
+
+    def _walk(self, folder: int, above: str, parts: list[str]) -> None:
+        """Collect the files that match the parts of a pattern below an open directory."""
+        part, rest = parts[0], parts[1:]
+        if above.count("/") >= MAX_DEPTH:
+            return self.warn(f"{above} is too deep")
+        deep = part == "**"
+        if deep and rest:
+            self._walk(folder, above, rest)
+        for name in self._entries(folder, above):
+            path = above + name
+            if not fits(name, part):
+                continue
+            try:
+                mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            except OSError:
+                continue  # removed meanwhile
+            if stat.S_ISDIR(mode):
+                if deep or rest:
+                    self._descend(folder, name, path, parts if deep else rest)
+                else:
+                    self._matched = True
+                    self.warn(f"{path} is a directory; write {path}/** for all files below it")
+            elif not rest:
+                self._matched = True
+                self._take(folder, name, path, mode)
+
+    def _entries(self, folder: int, above: str) -> list[str]:
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError as problem:
+            self.warn(f"{above or '.'}: {problem.strerror}")
+            return []
+        self._seen += len(names)
+        if self._seen > MAX_SEEN:
+            self.warn(f"{above or '.'} was not searched: more than {MAX_SEEN} entries; name the files more exactly")
+            return []
+        return names
+
+    def _descend(self, folder: int, name: str, path: str, parts: list[str]) -> None:
+        try:
+            inner = os.open(name, OPEN_DIRECTORY, dir_fd=folder)
+        except OSError as problem:
+            return self.warn(f"{path}: {problem.strerror}")
+        try:
+            self._walk(inner, path + "/", parts)
+        finally:
+            os.close(inner)
+
+    def _take(self, folder: int, name: str, path: str, mode: int) -> None:
+        if path in self._names:
+            return
+        self._names.add(path)
+        if not is_safe(path):
+            return self.warn(f"{path!r} was not collected: its name is too long or has control characters")
+        if not stat.S_ISREG(mode):
+            kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
+            return self.warn(f"{path} was not collected: it is {kind}")
+        try:
+            source = os.open(name, OPEN_FILE, dir_fd=folder)
+            try:
+                self._copy(source, path)
+            finally:
+                os.close(source)
+        except OSError as problem:
+            self.warn(f"{path} was not collected: {problem.strerror}")
+
+    def _copy(self, source: int, path: str) -> None:
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode):
+            return self.warn(f"{path} was not collected: it is not a regular file")
+        if len(self.files) >= self._max_files or self._bytes + status.st_size > self._max_bytes:
+            self._left_out += 1
+            return
+        copy = f"{self._prefix}{COPIED}{len(self.files)}"
+        target = _create(copy)
+        try:
+            size = _copy(source, target, status.st_size)
+        except OSError:
+            os.unlink(copy)
+            raise
+        finally:
+            os.close(target)
+        self.files.append((size, path))
+        self._bytes += size
+
+
+def fits(name: str, pattern: str) -> bool:
+    """True if a name matches a pattern with `*`, `?` and `[abc]`. A leading dot must be matched by a dot."""
+    if name.startswith(".") and not pattern.startswith("."):
+        return False
+    at, place = 0, 0
+    star, kept = -1, 0
+    while at < len(name):
+        step = _one(name[at], pattern, place) if place < len(pattern) else 0
+        if place < len(pattern) and pattern[place] == "*":
+            star, kept = place, at
+            place += 1
+        elif step:
+            at, place = at + 1, place + step
+        elif star >= 0:
+            kept += 1
+            at, place = kept, star + 1
+        else:
+            return False
+    return pattern[place:].strip("*") == ""
+
+
+def _one(char: str, pattern: str, place: int) -> int:
+    """Return the length of the pattern element that matches one character of a name; 0 if it does not match."""
+    first = pattern[place]
+    end = pattern.find("]", place + 2 + (pattern[place + 1 : place + 2] == "!")) if first == "[" else -1
+    if first != "[" or end < 0:
+        return int(first in ("?", char))
+    chosen = pattern[place + 1 : end]
+    negated = chosen.startswith("!")
+    chosen = chosen[1:] if negated else chosen
+    found, at = False, 0
+    while at < len(chosen):
+        if chosen[at + 1 : at + 2] == "-" and at + 2 < len(chosen):
+            found = found or chosen[at] <= char <= chosen[at + 2]
+            at += 3
+        else:
+            found = found or chosen[at] == char
+            at += 1
+    return end + 1 - place if found != negated else 0
+
+
+def is_safe(name: str) -> bool:
+    """True if a relative path can be stored and printed, and stays in its directory."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return False
+    parts = name.split("/")
+    return name.isprintable() and size <= MAX_NAME and all(part not in ("", ".", "..") for part in parts)
+
+
+def start(task: Task, prefix: str, home: str) -> int:
+    """Fork a process that collects the result files of a task. Return its pid; 0 if the fork fails."""
+    try:
+        pid = os.fork()
+    except OSError:
+        return 0
+    if pid:
+        return pid
+    code = 1
+    try:
+        # It stays in the spawner's session, so that the guard of a dead spawner finds and ends it.
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.alarm(TIME)
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd > 2:
+                _close(fd)
+        _collect(task, prefix, home)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _collect(task: Task, prefix: str, home: str) -> None:
+    assert task.spec is not None and task.spec[7] is not None
+    patterns, max_files, max_bytes = task.spec[7]
+    collection = Collection(prefix, max_files, max_bytes)
+    directory = task.spec[2] or home
+    try:
+        folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as problem:
+        collection.warn(f"the working directory {directory}: {problem.strerror}")
+    else:
+        collection.collect(folder, [name_of(pattern, task) for pattern in patterns])
+    write_list(prefix, task.meta[0], collection.files, collection.warnings)
+
+
+def write_list(prefix: str, job: str, files: list[tuple[int, str]], warnings: list[str]) -> None:
+    """Write the list of the files that were copied."""
+    lines = [f"job {job}", *(f"file {size} {name}" for size, name in files)]
+    lines += (f"warning {''.join(char if char.isprintable() else '?' for char in text)}" for text in warnings)
+    fd = _create(f"{prefix}{LISTED}.new")
+    try:
+        data = memoryview("\n".join([*lines, ""]).encode(errors="replace"))
+        while data:
+            data = data[os.write(fd, data) :]
+    finally:
+        os.close(fd)
+    os.rename(f"{prefix}{LISTED}.new", f"{prefix}{LISTED}")
+
+
+def _create(path: str) -> int:
+    try:
+        return os.open(path, CREATE, LOG_MODE)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, CREATE, LOG_MODE)
+    except FileNotFoundError:
+        mask = os.umask(0o007)
+        try:
+            os.makedirs(os.path.dirname(path), 0o770, exist_ok=True)
+        finally:
+            os.umask(mask)
+        return os.open(path, CREATE, LOG_MODE)
+
+
+def _copy(source: int, target: int, size: int) -> int:
+    """Copy at most `size` bytes, by sharing blocks where the file system can."""
+    copied = 0
+    while copied < size:
+        try:
+            done = os.copy_file_range(source, target, min(PIECE, size - copied))
+        except OSError:
+            done = os.sendfile(target, source, None, min(PIECE, size - copied))
+        if not done:
+            break
+        copied += done
+    return copied
+
+
+def _close(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        return  # the descriptor of the listing itself

@@ -1,0 +1,230 @@
+"""Past and future on the command line: when jobs start, what happened to a job, what a change would bring, traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fairlead.cli import completion
+from fairlead.cli.history import Since
+from fairlead.cli.input_files import document_of
+from fairlead.cli.option_values import moment, pairs, seconds_of, wrong
+from fairlead.cli.options import Common, JobName, LiveJobNames, Partition, open_client
+from fairlead.cli.output import fail, lasted, print_json, print_table, print_text
+
+if TYPE_CHECKING:
+    from fairlead.wire.api import WhatIf
+
+POLICIES = ("fcfs", "easy", "shortest", "conservative", "learned")
+UNKNOWN = "not known"
+SHOWN = 20
+"""Jobs that `whatif` lists; --json prints all."""
+
+
+def eta(jobs: LiveJobNames, common: Common) -> None:
+    """Predict when waiting jobs start.
+
+    The answer is a likely time, and a span of time in which the job starts in 9 of 10 cases. The server lets a copy of
+    the cluster run ahead several times, with run times and new jobs as in the past.
+    """
+    with common.client() as client:
+        etas = client.eta(*jobs)
+    common.show(etas, (found.text for found in etas))
+
+
+def story(job: JobName, common: Common) -> None:
+    """Tell what happened to a job, when and why."""
+    from datetime import datetime
+
+    with common.client() as client:
+        told = client.story(job)
+    common.show(told, (f"{datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M:%S}  {line.text}" for line in told.lines))
+
+
+def export_trace(
+    file: Annotated[Path, typer.Argument(help="File to write; its name ends in .yaml.", metavar="FILE.yaml")],
+    since: Since = "",
+    partition: Partition = "",
+) -> None:
+    """Write recorded jobs to a file for `fairlead simulate`.
+
+    The file has the jobs that ran and have ended, with their run times, and the nodes as they are now. Only operators
+    may do this.
+    """
+    if file.suffix not in (".yaml", ".yml"):
+        raise wrong("FILE.yaml", "the name of a trace ends in .yaml")
+    if not file.parent.is_dir():
+        fail(f"there is no folder {file.parent} to write {file.name} in; make it first")
+    with open_client(partition) as client:
+        found = client.trace(moment(since, "--since"))
+    # JSON is YAML. One job a line is easy to read and to cut.
+    parts = []
+    for key, entries in found.trace.items():
+        rows = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
+        parts.append(f'"{key}": [\n  {rows}\n]' if entries else f'"{key}": []')
+    file.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
+    reasons = ((found.not_ended, "had not ended"), (found.never_ran, "never ran"))
+    left = ", ".join(f"{number} that {why}" for number, why in reasons if number)
+    said = f"{file}: {len(found.trace['jobs'])} jobs, {len(found.trace['nodes'])} nodes"
+    if left:
+        said += f"; jobs left out: {left}"
+    if found.after_left_out:
+        said += f"; {found.after_left_out} jobs do not wait for jobs that are not in the trace"
+    print_text(said)
+
+
+def whatif(
+    *,
+    add_nodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Suppose N more nodes like those of a pool, or like a node; may be repeated.", metavar="POOL|NODE:N"
+        ),
+    ] = None,
+    remove_node: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Suppose that this node is gone; may be repeated.", metavar="NODE", autocompletion=completion.nodes
+        ),
+    ] = None,
+    share: Annotated[
+        list[str] | None, typer.Option(help="Suppose this share for the queue; may be repeated.", metavar="QUEUE=N")
+    ] = None,
+    priority: Annotated[
+        list[str] | None,
+        typer.Option(help="Suppose that this job has priority N; may be repeated for other jobs.", metavar="JOB=N"),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Suppose this policy: {', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE"),
+    ] = None,
+    replay: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Run the jobs of the last days or hours again, such as 7d, instead of those that wait now.",
+            metavar="AGE",
+        ),
+    ] = None,
+    common: Common,
+) -> None:
+    """Predict which jobs would start earlier or later if nodes, shares, priorities or the policy changed.
+
+    Nothing is changed. Only operators may do this.
+    """
+    time = _once(replay, "--replay")
+    if time is not None and not seconds_of(time):
+        raise wrong("--replay", f"{time!r} is not a time; write one such as 7d or 12h")
+    document: dict[str, Any] = {
+        "add_nodes": _numbers(add_nodes, "--add-nodes", "NAME:N", ":"),
+        "remove_nodes": list(remove_node or ()),
+        "shares": _numbers(share, "--share", "QUEUE=N"),
+        "priorities": _numbers(priority, "--priority", "JOB=N"),
+        "policy": _policy(_once(policy, "--policy")),
+        "replay": time,
+    }
+    document = {key: value for key, value in document.items() if value}
+    if not document.keys() - {"replay"}:
+        raise typer.BadParameter("say what to change: nodes, shares, priorities or a policy")
+    with common.client() as client:
+        found = client.what_if(**document)
+    if common.as_json:
+        print_json(found)
+    else:
+        _print_comparison(found, time is not None)
+
+
+def _print_comparison(found: WhatIf, replayed: bool) -> None:
+    print_text(_moves(found, replayed))
+    never_before = found.never + sum(job.never_before for job in found.jobs) == found.compared
+    never_after = found.never + found.no_longer == found.compared
+    rows = [
+        (
+            "mean wait for the start",
+            _wait(found.mean_wait_before, never_before),
+            _wait(found.mean_wait_after, never_after),
+        ),
+        (
+            "use of all GPUs (without GPUs, of all CPUs)",
+            _percent(found.utilisation_before),
+            _percent(found.utilisation_after),
+        ),
+    ]
+    print_table(("", "NOW", "WITH CHANGE"), [row for row in rows if row[1:] != (UNKNOWN, UNKNOWN)])
+    if found.jobs:
+        moved = sorted(found.jobs, key=lambda job: -abs((job.wait_after or 0) - (job.wait_before or 0)))
+        print_table(
+            ("JOB", "NAME", "USER", "QUEUE", "WAITS", "WITH CHANGE"),
+            [
+                (
+                    job.job,
+                    job.name,
+                    job.user,
+                    job.queue,
+                    _wait(job.wait_before, job.never_before),
+                    _wait(job.wait_after, job.never_after),
+                )
+                for job in moved[:SHOWN]
+            ],
+        )
+        if len(moved) > SHOWN:
+            print_text(f"… and {len(moved) - SHOWN} more; --json prints all")
+    if found.note:
+        print_text(found.note)
+
+
+def _numbers(values: list[str] | None, option: str, form: str, separator: str = "=") -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    for name, number in pairs(values, option, form, separator).items():
+        try:
+            numbers[name] = int(number)
+        except ValueError:
+            raise wrong(option, f"{number!r} is not a whole number; write {form}") from None
+    return numbers
+
+
+def _once(values: list[str] | None, option: str) -> str | None:
+    """Return the value of an option that may be given once; None if it is absent."""
+    if values and len(values) > 1:
+        raise wrong(option, f"given {len(values)} times; drop all but one")
+    return values[0] if values else None
+
+
+def _policy(policy: str | None) -> str | dict[str, Any] | None:
+    if policy is None or policy in POLICIES:
+        return policy
+    if not policy or not Path(policy).exists():
+        raise wrong(
+            "--policy",
+            f"there is no policy and no file {policy!r}; write one of {', '.join(POLICIES)}, or the path of a "
+            "configuration file",
+        )
+    return document_of(Path(policy), "not a configuration; write key: value pairs", may_be_empty=False)
+
+
+def _moves(found: WhatIf, replayed: bool) -> str:
+    """Return how many jobs start earlier, later or not at all, as text."""
+    if not found.compared:
+        return "no job of that time has ended" if replayed else "no job waits, so none would start earlier or later"
+    parts = [
+        (found.earlier, "would start earlier"),
+        (found.later, "would start later"),
+        (found.same, "would start at the same time"),
+        (found.no_longer, "would no longer start"),
+        (found.never, "would start neither now nor with the change"),
+        (found.unknown, "would start at a time that cannot be predicted"),
+    ]
+    jobs = ("1 job" if found.compared == 1 else f"{found.compared} jobs") + ("" if replayed else " waiting now")
+    return f"of {jobs}: " + ", ".join(f"{number} {what}" for number, what in parts if number)
+
+
+def _wait(seconds: float | None, never: bool) -> str:
+    if seconds is None:
+        return "no start" if never else UNKNOWN
+    return "0s" if seconds < 1 else lasted(seconds)
+
+
+def _percent(part: float | None) -> str:
+    return UNKNOWN if part is None else f"{100 * part:.0f} %"

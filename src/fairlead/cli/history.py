@@ -1,0 +1,154 @@
+"""The past on the command line: finished jobs, and the use of resources."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fairlead.cli import completion
+from fairlead.cli.option_values import moment, wrong
+from fairlead.cli.options import JobFilters, Output, open_client
+from fairlead.cli.output import Column, ago, clock, labels_of, lasted, print_json, print_table
+
+if TYPE_CHECKING:
+    from fairlead.wire import api as wire
+
+EndState = Literal["succeeded", "failed", "killed"]
+Since = Annotated[
+    str,
+    typer.Option(help="From this time on: a date such as 2026-11-30 or 2026-11-30T12:00, or an age such as 7d or 12h."),
+]
+Until = Annotated[str, typer.Option(help="Up to this time, written like --since. By default now.")]
+GIB = 2**30
+
+
+def history(
+    *,
+    state: Annotated[EndState | None, typer.Option(help="Only jobs in this state.")] = None,
+    name: Annotated[
+        str,
+        typer.Option(
+            help="Only jobs with this name, or with a name like 'train-*'.",
+            metavar="PATTERN",
+            autocompletion=completion.job_names,
+        ),
+    ] = "",
+    node: Annotated[
+        str,
+        typer.Option(help="Only jobs with a task that ran on this node.", autocompletion=completion.nodes),
+    ] = "",
+    since: Since = "",
+    until: Until = "",
+    limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 50,
+    filters: JobFilters,
+) -> None:
+    """List finished jobs, newest first.
+
+    --since and --until choose by the time at which a job ended.
+    """
+    begin, end = moment(since, "--since"), moment(until, "--until")
+    with filters.client() as client:
+        filters.show_jobs(
+            lambda **of: client.history(state=state or "", name=name, node=node, since=begin, until=end, **of),
+            limit,
+            PAST_JOBS,
+        )
+
+
+PAST_JOBS: tuple[Column[wire.PastJob], ...] = (
+    Column("job", lambda job: job.id),
+    Column("name", lambda job: job.name),
+    Column("user", lambda job: job.user),
+    Column("queue", lambda job: job.queue),
+    Column("state", lambda job: job.state),
+    Column("tasks", lambda job: ", ".join(f"{number} {outcome}" for outcome, number in sorted(job.tasks.items()))),
+    Column("waited", lambda job: lasted((job.ended if job.started is None else job.started) - job.submitted)),
+    Column("ran", lambda job: "" if job.started is None else lasted(job.ended - job.started)),
+    Column("ended", lambda job: ago(job.ended)),
+    Column("reason", lambda job: job.reason, False),
+    Column("labels", lambda job: labels_of(job.labels), False),
+    Column("submitted", lambda job: clock(job.submitted), False),
+    Column("started", lambda job: clock(job.started), False),
+    Column("end", lambda job: clock(job.ended), False),
+)
+"""What `history` can show of a job."""
+
+
+def usage(
+    *,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="One row for each user, queue, partition or job, or for a combination such as user,queue.",
+            metavar="GROUPS",
+        ),
+    ] = "user",
+    since: Since = "",
+    until: Until = "",
+    user: Annotated[str, typer.Option(help="Only work of this user.")] = "",
+    partition: Annotated[
+        str,
+        typer.Option(
+            "--partition", "-p", help="Partition. By default all of them.", autocompletion=completion.partitions
+        ),
+    ] = "",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    output: Output,
+) -> None:
+    """Add up the CPU-, GPU- and memory-hours of users, queues or jobs.
+
+    Each run of a task counts from its start to its end or until now, also if it failed or was preempted. WAIT, MEDIAN
+    and 95% are the mean, the median and the 95th percentile of the times from submission to first start.
+
+    fairlead usage --by user,queue --since 7d
+    """
+    if as_csv and output.as_json:
+        raise wrong("--csv", "the report is printed once; drop --csv or --json")
+    times = moment(since, "--since"), moment(until, "--until")
+    with open_client(partition) as client:
+        report = client.usage_report([name.strip() for name in by.split(",") if name.strip()], *times, user=user)
+    if output.as_json:
+        print_json(report)
+        return
+    kinds = sorted({"cpu", "memory", *report.total.hours})
+    if as_csv:
+        _print_csv(report, kinds)
+        return
+    columns = [*(name.upper() for name in report.by), "JOBS", "ATTEMPTS", "PREEMPTED"]
+    columns += [f"{'GiB' if kind == 'memory' else kind.upper()}-HOURS" for kind in kinds]
+    rows = [(*row.group.values(), *_cells(row, kinds)) for row in report.rows]
+    if len(rows) != 1:
+        label = ["total", *[""] * (len(report.by) - 1)] if report.by else []
+        rows.append((*label, *_cells(report.total, kinds)))
+    print_table((*columns, "WAIT", "MEDIAN", "95%"), rows)
+
+
+def _cells(row: wire.Used, kinds: list[str]) -> list[object]:
+    hours = [_hours(_amount(kind, row)) for kind in kinds]
+    waits = ["" if wait is None else lasted(wait) for wait in (row.wait_mean, row.wait_median, row.wait_95)]
+    return [row.jobs, row.attempts, row.preempted, *hours, *waits]
+
+
+def _amount(kind: str, row: wire.Used) -> float:
+    hours = row.hours.get(kind, 0.0)
+    return hours / GIB if kind == "memory" else hours
+
+
+def _hours(hours: float) -> str:
+    if 0 < hours < 0.0001:
+        return "<0.0001"
+    return f"{hours:.3g}" if hours < 100 else f"{hours:.0f}"
+
+
+def _print_csv(report: wire.UsageReport, kinds: list[str]) -> None:
+    """Print the rows, without the total. Waits are in seconds."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    hours = ["memory_gib_hours" if kind == "memory" else f"{kind}_hours" for kind in kinds]
+    writer.writerow([*report.by, "jobs", "attempts", "preempted", *hours, "wait_mean", "wait_median", "wait_95"])
+    for row in report.rows if report.by else [report.total]:
+        amounts = [_amount(kind, row) for kind in kinds]
+        waits = (row.wait_mean, row.wait_median, row.wait_95)
+        writer.writerow([*row.group.values(), row.jobs, row.attempts, row.preempted, *amounts, *waits])

@@ -1,0 +1,236 @@
+"""`fairlead ps`, `show` and `explain`: list jobs, show one with its tasks, and say why it waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fairlead.cli.options import Common, JobFilters, JobName
+from fairlead.cli.output import (
+    Column,
+    ago,
+    amounts,
+    clock,
+    first,
+    labels_of,
+    lasted,
+    print_json,
+    print_table,
+    print_text,
+    say_cut,
+    state_of,
+)
+
+if TYPE_CHECKING:
+    from fairlead.client import Client
+    from fairlead.wire import api as wire
+
+SHOWN = 1_000
+"""Tasks of a job that are shown."""
+
+
+def ps(
+    *,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also list finished jobs.")] = False,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only jobs in this state: pending, running, stopping, succeeded, failed or killed; may be repeated."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 100,
+    filters: JobFilters,
+) -> None:
+    """List running and waiting jobs, newest first.
+
+    REASON says in short why tasks of a job wait, or why the job ended; `fairlead explain JOB` says it in full.
+    """
+    states = state or ([] if everything else ["pending", "running", "stopping"])
+    with filters.client() as client:
+        filters.show_jobs(lambda **of: client.jobs(state=states, **of), limit, JOBS)
+
+
+def _progress(job: wire.Job) -> str:
+    ended: dict[str, int] = {}
+    for stage in job.stages:
+        for outcome, number in stage.ended.items():
+            ended[outcome] = ended.get(outcome, 0) + number
+    present = {
+        "running": sum(stage.running for stage in job.stages),
+        "assigned": sum(stage.assigned for stage in job.stages),
+        "stopping": sum(stage.stopping for stage in job.stages),
+        "pending": sum(stage.waiting for stage in job.stages),
+    }
+    parts = [f"{number} {state}" for state, number in present.items() if number]
+    return ", ".join(parts + [f"{number} {outcome}" for outcome, number in sorted(ended.items())])
+
+
+JOBS: tuple[Column[wire.Job], ...] = (
+    Column("job", lambda job: job.id),
+    Column("name", lambda job: job.name),
+    Column("user", lambda job: job.user),
+    Column("queue", lambda job: job.queue),
+    Column("state", state_of),
+    Column("tasks", _progress),
+    Column("age", lambda job: ago(job.submitted)),
+    Column("reason", lambda job: job.waits_for or job.reason),
+    Column("priority", lambda job: job.priority, False),
+    Column("labels", lambda job: labels_of(job.labels), False),
+    Column("after", lambda job: " ".join(job.after), False),
+    Column("submitted", lambda job: clock(job.submitted), False),
+    Column("ended", lambda job: clock(job.ended), False),
+    Column("held-by", lambda job: job.held_by, False),
+    Column("resources", lambda job: "; ".join(dict.fromkeys(amounts(stage.resources) for stage in job.stages)), False),
+    Column("command", lambda job: "; ".join(" ".join(stage.command) for stage in job.stages)[:200], False),
+)
+"""What `ps` can show of a job."""
+
+
+def show(
+    job: JobName,
+    *,
+    limit: Annotated[int, typer.Option(help="Largest number of tasks to list.", min=1)] = SHOWN,
+    common: Common,
+) -> None:
+    """Show a job with its tasks.
+
+    For a job that ended long ago, which only the history still has, the attempts of its tasks are shown.
+    """
+    with common.client() as client:
+        view = client.job(job)
+        tasks, cut = ([], False) if view.forgotten else first(limit, client.tasks(job))
+        attempts = [] if common.as_json and not view.forgotten else _attempts(client, job)
+    if cut:
+        say_cut(limit, f"of {sum(stage.count for stage in view.stages)} tasks")
+    if common.as_json:
+        print_json({"job": view, **({"attempts": attempts} if view.forgotten else {"tasks": tasks})})
+        return
+    _print_job(view, [task.started for task in tasks], attempts)
+    if view.forgotten:
+        _print_attempts(attempts)
+    else:
+        _print_tasks(tasks, _past(tasks, attempts, limit))
+
+
+def _print_job(job: wire.Job, starts: list[float | None], attempts: list[wire.Attempt]) -> None:
+    reason = f", {job.reason}" if job.reason else ""
+    print_text(f"job {job.id} ({job.name}) of {job.user} in {job.queue}: {state_of(job)}{reason}")
+    if job.matched is not None:
+        print_text(f"in that queue because its user matches {job.matched!r}")
+    typer.echo(_times(job, starts + [attempt.started for attempt in attempts], [each.ended for each in attempts]))
+    for stage in job.stages:
+        tasks = "1 task" if stage.count == 1 else f"{stage.count} tasks"
+        least = "all" if stage.min == stage.count else f"at least {stage.min}"
+        gang = f" ({least} at once)" if stage.min > 1 else ""
+        print_text(f"stage {stage.name}: {tasks}{gang}, {amounts(stage.resources)}")
+        print_text(f"  {' '.join(stage.command)[:200]}")
+
+
+def _attempts(client: Client, job: str) -> list[wire.Attempt]:
+    """Return all attempts of a job that have ended."""
+    from fairlead.wire import operations as op
+
+    return [attempt for page in client.pages(op.Attempts(job=job, limit=1000)) for attempt in page.attempts]
+
+
+def _times(job: wire.Job, starts: list[float | None], ends: list[float]) -> str:
+    """Return when a job was submitted and started, and how long it ran, up to the end of its last attempt."""
+    start = min((moment for moment in starts if moment is not None), default=None)
+    end = None if job.ended is None else max([job.ended, *ends])
+    ended = f", ended {clock(end)}" if end is not None else ""
+    if start is None:
+        return f"submitted {clock(job.submitted)}, not started{ended}"
+    ran = lasted((end or time.time()) - start)
+    waited = lasted(start - job.submitted)
+    word = "ran" if job.over else "runs for"
+    return f"submitted {clock(job.submitted)}, waited {waited}, started {clock(start)}, {word} {ran}{ended}"
+
+
+def _print_attempts(attempts: list[wire.Attempt]) -> None:
+    rows = [
+        (
+            f"{attempt.stage}[{_indices(attempt.indices)}]",
+            attempt.outcome,
+            attempt.attempt,
+            attempt.node,
+            clock(attempt.started),
+            "" if attempt.started is None else lasted(attempt.ended - attempt.started),
+            _code(attempt.exit_code),
+            attempt.reason,
+        )
+        for attempt in attempts
+    ]
+    print_table(("TASKS", "STATE", "ATTEMPT", "NODE", "STARTED", "RAN", "EXIT", "NOTE"), rows)
+
+
+def _print_tasks(tasks: list[wire.Task], past: Past) -> None:
+    rows = [
+        (
+            f"{task.stage}[{task.index}]",
+            task.state,
+            task.attempt,
+            *past.get((task.stage, task.index), (task.node or "", clock(task.started), ago(task.started))),
+            _code(task.exit_code),
+            task.reason or task.note,
+        )
+        for task in tasks
+    ]
+    print_table(("TASK", "STATE", "ATTEMPT", "NODE", "STARTED", "RAN", "EXIT", "NOTE"), rows)
+
+
+def _indices(flat: list[int]) -> str:
+    """Return ranges of indices as text, such as `0-3,7`."""
+    ranges = zip(flat[::2], flat[1::2], strict=True)
+    return ",".join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in ranges)
+
+
+Past = dict[tuple[str, int], tuple[str, str, str]]
+
+
+def _past(tasks: list[wire.Task], attempts: list[wire.Attempt], limit: int) -> Past:
+    """Return node, start and run time of finished tasks, as far as the history has them."""
+    over = {(task.stage, task.index, task.attempt) for task in tasks if task.node is None and task.attempt}
+    past: Past = {}
+    for attempt in attempts if over else ():
+        ran = "" if attempt.started is None else lasted(attempt.ended - attempt.started)
+        for start, stop in zip(attempt.indices[::2], attempt.indices[1::2], strict=True):
+            for index in range(start, min(stop, limit)):
+                if (attempt.stage, index, attempt.attempt) in over:
+                    past[attempt.stage, index] = (attempt.node, clock(attempt.started), ran)
+    return past
+
+
+def _code(exit_code: int | None) -> str:
+    return "" if exit_code is None else str(exit_code)
+
+
+def explain(job: JobName, common: Common) -> None:
+    """Show why a job waits, and what would start it.
+
+    One sentence comes first. For tasks that wait, it is followed by what they lack, what is ahead of them, and
+    remedies: when all that one remedy says is done, the tasks start. For running tasks it says why they run where they
+    run, and for stopping tasks what they stop for.
+    """
+    with common.client() as client:
+        found = client.explain(job)
+    causes = found.causes if found.waiting or len(found.causes) > 1 else []
+    lines = [found.sentence, *(cause.text for cause in causes), *waiting_lines(found.waiting)]
+    common.show(found, lines)
+
+
+def waiting_lines(waiting: list[wire.Waiting], explained: bool = False) -> Iterator[str]:
+    """Yield what waiting tasks lack unless that is `explained`, what comes by itself, and what would start them."""
+    said: list[wire.Remedy] = []
+    for ask in waiting:
+        if not explained:
+            yield ask.text
+        for coming in ask.comes:
+            yield f"  comes by itself: {coming}"
+        if ask.no_hold:
+            yield f"  {ask.no_hold}"
+        for remedy in ask.remedies if ask.remedies != said else ():  # stages that start together share them
+            yield f"  would start if: {remedy.text}" if remedy.steps else "  it starts in the next cycle"
+        said = ask.remedies

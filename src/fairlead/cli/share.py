@@ -1,0 +1,140 @@
+"""`fairlead share`: the shares of queues, and when borrowed capacity goes back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from fairlead.cli.config import show_differences
+from fairlead.cli.option_values import wrong
+from fairlead.cli.options import Common, QueuePath
+from fairlead.cli.output import print_json, print_table, print_text
+from fairlead.cli.typer_commands import Group
+
+share = Group("share", "Show and set the shares of queues.")
+
+
+@share.command("list")
+def list_shares(common: Common) -> None:
+    """Show the shares of queues and their use.
+
+    Also shown are the patterns that choose the queue of a user, and when a queue gets back what other queues have
+    borrowed.
+    """
+    from fairlead.wire import operations as op
+
+    shares = common.request(op.Shares())
+    if common.as_json:
+        print_json(shares)
+        return
+    with common.client() as client:
+        queues = {queue.path: queue for queue in client.queues()}
+    listed = [(queues[path], percent) for path, percent in shares.shares.items() if path in queues]
+    rows = [
+        (
+            queue.path,
+            "" if percent is None else percent,
+            f"{queue.entitlement_percent:.1f}%",
+            f"{queue.use_percent:.1f}%",
+            f"{queue.loan_percent:.1f}%",
+            f"{queue.past_percent:.1f}%",
+        )
+        for queue, percent in listed
+    ]
+    print_table(("QUEUE", "SHARE", "ENTITLED", "USES", "ON LOAN", "PAST"), rows)
+    for queue in queues.values():
+        for user in queue.users:
+            print_text(f"{queue.path}: {user.user} uses {user.use_percent:.1f}%, past {user.past_percent:.1f}%")
+    for rule in shares.requestors:
+        print_text(f"users that match {rule.match!r} go to {rule.queue}")
+    if shares.rebalance_threshold != 0 and shares.rebalance_after:
+        apart = "" if shares.rebalance_threshold is None else f" while queues are {shares.rebalance_threshold}% apart"
+        typer.echo(f"loans are stopped when their owner has waited for {shares.rebalance_after:g} s{apart}")
+
+
+@share.command("set")
+def set_shares(
+    path: QueuePath,
+    share: Annotated[
+        int,
+        typer.Argument(
+            help="Share, relative to those of the other queues below the same parent.", metavar="SHARE", min=0
+        ),
+    ],
+    common: Common,
+) -> None:
+    """Set the share of a queue.
+
+    Queues below the same parent divide its capacity by their shares: 150 beside 50 is three quarters. A queue without
+    a share is entitled to nothing beside queues that have one. The shares of all of them are shown afterwards.
+    """
+    _set(common, {"shares": {path: share}})
+    if not common.as_json:
+        _show_siblings(path, common)
+
+
+def _show_siblings(path: str, common: Common) -> None:
+    """Print the entitlements of a queue and its siblings, and warn about siblings without a share."""
+    parent = path.rpartition(".")[0]
+    with common.client() as client:
+        level = [queue for queue in client.queues() if queue.path.rpartition(".")[0] == parent]
+    total = sum(queue.share or 0 for queue in level)
+    for queue in level:
+        share = "no share" if queue.share is None else f"share {queue.share} of {total}"
+        print_text(f"{queue.path}: {share}, entitled to {queue.entitlement_percent:.1f}% of the cluster")
+    without = [queue.path for queue in level if queue.share is None]
+    if without and total:
+        typer.echo(
+            f"fairlead: warning: {', '.join(without)} has no share and is entitled to nothing; set one with "
+            f"`fairlead share set {without[0]} N`",
+            err=True,
+        )
+
+
+@share.command("match")
+def set_patterns(
+    *,
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Pattern of user names and their queue, such as 'ci-*=root.ci'; the first match counts.",
+            metavar="PATTERN=QUEUE…",
+        ),
+    ] = None,
+    common: Common,
+) -> None:
+    """Set the patterns that choose the queue of a user. The new list replaces the old one."""
+    requestors = []
+    for pattern in patterns or ():
+        match, equals, path = pattern.rpartition("=")
+        if not equals:
+            raise wrong("PATTERN", f"{pattern!r} is not PATTERN=QUEUE")
+        requestors.append({"match": match, "queue": path})
+    _set(common, {"requestors": requestors})
+
+
+@share.command()
+def rebalance(
+    *,
+    threshold: Annotated[
+        int | None,
+        typer.Option(
+            help="Distance in percent between the queue furthest above its share and the one furthest below. Above it, "
+            "tasks on borrowed capacity are stopped; 0 for never."
+        ),
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(help="How long that distance must last before tasks are stopped, such as 4min.")
+    ] = None,
+    common: Common,
+) -> None:
+    """Set when queues get back capacity that other queues have borrowed."""
+    options = {"rebalance_threshold": threshold, "rebalance_after": after}
+    _set(common, {key: value for key, value in options.items() if value is not None})
+
+
+def _set(common: Common, document: Any) -> None:
+    from fairlead.wire import operations as op
+
+    show_differences(common, common.request(op.SetShares(document=document)))

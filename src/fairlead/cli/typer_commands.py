@@ -1,0 +1,102 @@
+"""What a command is: a function with options, some of them in records that commands share, and its errors.
+
+Typer sees the fields of a record as options of the command; the command gets the record.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from inspect import Parameter, Signature
+from typing import Any, TypeVar, get_type_hints
+
+import typer
+
+from fairlead.cli.output import UNREACHABLE, fail, is_unreachable, problem_document
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Options:
+    """Base of the records. Each annotated field is an option with its default.
+
+    The options of a subclass stand before those of its base.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        vars(self).update(given)
+
+    @classmethod
+    def fields(cls) -> list[str]:
+        return list(dict.fromkeys(name for each in cls.__mro__ for name in inspect.get_annotations(each)))
+
+    @classmethod
+    @functools.cache
+    def parameters(cls) -> list[Parameter]:
+        """Return the fields as parameters of a function."""
+        hints = get_type_hints(cls, include_extras=True)
+        return [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(cls, name, Parameter.empty), annotation=hints[name])
+            for name in cls.fields()
+        ]
+
+
+class Command:
+    """A command as Typer calls it. If the server refuses, it prints a line, or JSON with --json, and exits."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+        self._records: dict[str, type[Options]] = {}
+        """The records that the command takes, known with the signature, which Typer reads before a call."""
+
+    @functools.cached_property
+    def __signature__(self) -> Signature:
+        # Only the called command is asked: evaluating the annotations of all commands takes longer than most commands.
+        listed: list[Parameter] = []
+        for name, parameter in inspect.signature(self._function, eval_str=True).parameters.items():
+            form = parameter.annotation
+            if isinstance(form, type) and issubclass(form, Options):
+                self._records[name] = form
+                listed += form.parameters()
+            else:
+                listed.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+        return Signature(listed)
+
+    def __call__(self, **given: Any) -> Any:
+        as_json = bool(given.get("as_json"))
+        for name, record in self._records.items():
+            given[name] = record(**{field: given.pop(field) for field in record.fields()})
+        try:
+            return self._function(**given)
+        except Exception as problem:
+            # Commands that call no server do without the import of the client.
+            if type(problem).__module__.startswith("fairlead.client"):
+                _refused(problem, as_json)
+            raise
+
+
+def _refused(problem: Exception, as_json: bool) -> None:
+    """Exit if the server refused, or could not be reached."""
+    from fairlead.client import NotFound, Problem
+
+    if isinstance(problem, NotFound):
+        fail(str(problem), as_json and {"ok": False, "problem": str(problem)}, UNREACHABLE)
+    if isinstance(problem, Problem):
+        fail(str(problem), as_json and problem_document(problem), UNREACHABLE if is_unreachable(problem) else 1)
+
+
+class Group(typer.Typer):
+    """Commands below one word. Without a command it shows its help."""
+
+    def __init__(self, name: str, help: str, **settings: Any) -> None:
+        super().__init__(name=name, help=help, **{"no_args_is_help": True, **settings})
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
+        def register(function: Function) -> Function:
+            super(Group, self).command(name, **settings)(Command(function))
+            return function
+
+        return register

@@ -1,0 +1,278 @@
+"""A partition that this server leads: its live writer, its events, and requests that wait for a job to end.
+
+`Control` creates one service per partition. All of them run in one asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from fairlead.control.feed import Feed
+from fairlead.control.fork import fork, result_of
+from fairlead.core.commands import Accepted, AnyCommand, Rejected
+from fairlead.core.cycle import Cycle
+from fairlead.core.effects import Effect, Event, ForManager, ForNode, ForPool
+from fairlead.core.errors import Refused
+from fairlead.core.model import Job, Micros
+from fairlead.core.settings import PartitionConfig
+from fairlead.core.state import Partition
+from fairlead.core.why.reasons import Reason
+from fairlead.engines.engine import Busy, Engine
+from fairlead.journal.journal import JournalError
+from fairlead.pools.pool_service import PoolService
+from fairlead.views.events import events_of
+from fairlead.views.managers import manager_state
+from fairlead.wire.api import ManagerEvent, ManagerState
+from fairlead.wire.unserved import Unserved
+from fairlead.writer.clock import Clock, Steady
+from fairlead.writer.cluster import try_configuration
+from fairlead.writer.inbox import Inbox, Slot, Unavailable
+from fairlead.writer.loop import LiveWriter, WriterThread
+from fairlead.writer.writer import Writer
+
+Result = TypeVar("Result")
+
+REQUEST_USER: ContextVar[str] = ContextVar("REQUEST_USER", default="")
+"""The user of the request that is served; empty for the server itself."""
+BUSY_PAUSE = 0.05
+COPIES = 2
+"""Processes with a copy of a partition's state that may run at a time."""
+
+
+class Revision:
+    """The revision of the answer to one request; 0 if it concerns no partition."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+
+
+REVISION: ContextVar[Revision | None] = ContextVar("REVISION", default=None)
+"""The revision of the present request's answer."""
+
+
+def note_revision(seq: int) -> None:
+    """Note that the answer to the present request reflects record `seq` or a later one."""
+    revision = REVISION.get()
+    if revision is not None:
+        revision.seq = max(revision.seq, seq)
+
+
+AfterCycle = Callable[[str, int], None]
+"""Called with a partition's name and its last record after new records."""
+
+
+class PartitionService:
+    """A partition that this server leads: its writer, its events, and requests that wait for a job to end."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        clock: Clock,
+        steady: Steady,
+        thread: WriterThread,
+        engine: Engine,
+        pools: PoolService,
+        after_cycle: AfterCycle,
+    ) -> None:
+        self.name = writer.partition.name
+        self.writer = writer
+        self.feed = Feed(writer.seq)
+        self.managers: dict[str, Feed] = {}
+        self.live = LiveWriter(writer, Inbox(steady=steady), self.dispatch, self.publish, clock, thread)
+        self._clock = clock
+        self._steady = steady
+        self._engine = engine
+        self._pools = pools
+        self.thread = thread
+        self._after_cycle = after_cycle
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
+        self._readers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """User → lock held while a request of the user reads the state or waits to read it."""
+        self._copies = asyncio.Semaphore(COPIES)
+
+    @property
+    def partition(self) -> Partition:
+        return self.writer.partition
+
+    @property
+    def seq(self) -> int:
+        """The last record."""
+        return self.writer.seq
+
+    @property
+    def reasons(self) -> dict[tuple[str, str, int], Reason]:
+        """Why asks wait, as of the last cycle."""
+        return self.writer.reasons
+
+    @property
+    def now(self) -> Micros:
+        """The time of the writer's clock. `partition.now` is the time of the last change."""
+        return self._clock()
+
+    @property
+    def epoch(self) -> int:
+        return self.writer.epoch
+
+    @property
+    def skipped_epochs(self) -> range:
+        return self.writer.skipped
+
+    @property
+    def leads(self) -> bool:
+        return not self.live.over and not self.writer.stopped and not self.lapsed
+
+    @property
+    def lapsed(self) -> bool:
+        """True if another server may have taken over. A wrong clock of this machine can only end a lease early."""
+        return self.writer.journal.leads_until() < self._steady()
+
+    async def still_leads(self) -> bool:
+        """True if the journal confirms that this writer's epoch is the newest, and its lease has not ended since."""
+        journal, stream = self.writer.journal, self.writer.stream
+        try:
+            return self.leads and await self.thread.alone(lambda: journal.epoch(stream)) == self.epoch and self.leads
+        except JournalError:
+            return False
+
+    def offer(self, command: AnyCommand) -> Slot:
+        """Put a command into the inbox and return the slot of its answer. Raise `Busy` if the inbox is full."""
+        slot = self.live.inbox.offer(command)
+        slot.add_done_callback(lambda _: note_revision(self.seq))
+        return slot
+
+    async def execute(self, command: AnyCommand) -> Accepted:
+        """Execute a command. When this returns, the command is done and durable."""
+        return await accepted_in(self.offer(command))
+
+    async def execute_patiently(self, command: AnyCommand) -> object:
+        """Return the answer to a command of the server itself; wait while the inbox is full."""
+        while True:
+            try:
+                return await self.offer(command)
+            except Busy:
+                await asyncio.sleep(BUSY_PAUSE)
+
+    async def try_configuration(self, config: PartitionConfig) -> None:
+        """Raise `Refused` if the partition would reject a configuration."""
+        await self.thread.alone(lambda: try_configuration(self.partition, config, self.now))
+
+    async def read(self, look: Callable[[Partition], Result]) -> Result:
+        """Call `look` with the state, between two cycles. It blocks the writer, so it must be quick.
+
+        Each user has one reading request at a time, so that many requests of one user do not delay other users.
+        """
+        user = REQUEST_USER.get()
+        if not user:
+            async with self.thread.lock:
+                return self._looked(look)
+        lock = self._readers.get(user)
+        if lock is None:
+            lock = self._readers[user] = asyncio.Lock()
+        async with lock, self.thread.lock:
+            return self._looked(look)
+
+    def _looked(self, look: Callable[[Partition], Result]) -> Result:
+        note_revision(self.seq)
+        return look(self.partition)
+
+    async def on_copy(self, work: Callable[[Partition], bytes], seconds: float) -> bytes:
+        """Return the result of `work` on a copy of the state, in a second process; empty if it fails or takes too long.
+
+        The writer waits only for the fork. At most `COPIES` such processes run at a time.
+        """
+        async with self._copies:
+            pid, pipe = await self.read(lambda state: fork(lambda: work(state), seconds))
+            return await result_of(pid, pipe, seconds)
+
+    def publish(self, decided: Cycle) -> None:
+        """Publish the events of a cycle. Called after each cycle."""
+        if not decided.changes:
+            return
+        events = events_of(decided)
+        self.feed.add(self.writer.seq, events)
+        if self._waiters:
+            for event in events:
+                if event.what == "state":
+                    self._wake(event.job)
+        self._pools.follow(self.name, self.partition)
+        if not self.partition.removed:  # the removal of a partition has no record
+            self._after_cycle(self.name, self.writer.seq)
+
+    def dispatch(self, effects: Sequence[Effect]) -> None:
+        messages = [effect for effect in effects if isinstance(effect, ForNode)]
+        if messages:
+            self._engine.dispatch(self.name, messages)
+        orders = [effect for effect in effects if isinstance(effect, ForPool)]
+        if orders:
+            self._pools.dispatch(self.name, orders)
+        for effect in effects:
+            if isinstance(effect, ForManager):
+                self.manager(effect.manager).add(self.writer.seq, tuple(map(_manager_event, effect.events)))
+
+    def manager(self, name: str) -> Feed:
+        """Return the feed of a resource manager. It starts with the leader: managers then send their state anew."""
+        if name not in self.managers:
+            self.managers[name] = Feed(self.writer.seq)
+        return self.managers[name]
+
+    async def state_of_manager(self, name: str, check: Callable[[Partition], object]) -> ManagerState:
+        """Return the state of a resource manager. Events after this state can then be followed."""
+
+        def look(state: Partition) -> ManagerState:
+            check(state)
+            self.manager(name).reach(self.writer.seq)
+            return manager_state(state, name, self.writer.seq)
+
+        return await self.read(look)
+
+    def end_manager(self, name: str) -> None:
+        """End the streams of a resource manager that was removed."""
+        feed = self.managers.pop(name, None)
+        if feed is not None:
+            feed.close()
+
+    def when_moved(self, job: Job) -> asyncio.Future[None]:
+        """Return a future that is resolved when the job's state changes or this service closes."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(job.id, []).append(future)
+        return future
+
+    def close(self) -> None:
+        self.feed.close()
+        for feed in self.managers.values():
+            feed.close()
+        for job in list(self._waiters):
+            self._wake(job)
+
+    def _wake(self, job: str) -> None:
+        for future in self._waiters.pop(job, ()):
+            if not future.done():
+                future.set_result(None)
+
+
+async def accepted_in(slot: Slot) -> Accepted:
+    """Wait for the answer in a slot and return it if the command was accepted; raise otherwise."""
+    reply = await slot
+    if isinstance(reply, Accepted):
+        return reply
+    if isinstance(reply, Rejected):
+        raise Refused(reply.field, reply.problem, reply.code)
+    assert isinstance(reply, Unavailable)
+    raise Unserved("unavailable", str(reply), 1)
+
+
+def _manager_event(event: Event) -> ManagerEvent:
+    return ManagerEvent(
+        what=event.what,
+        job=event.job,
+        ask=event.ask,
+        indices=list(event.indices),
+        attempt=event.attempt,
+        node=event.node,
+        devices=list(event.devices),
+        reason=event.reason,
+    )

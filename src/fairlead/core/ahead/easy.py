@@ -1,0 +1,348 @@
+"""Backfill across lanes: later asks start only if they do not delay the head, the first ask without capacity.
+
+Used during one match phase. The head gets a planned time: the earliest at which all of it fits, by the expected ends of
+running tasks. A later ask may start if it is expected to end by then, or if the head still fits beside it at that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import chain
+from typing import Literal
+
+from fairlead.core.admission import is_bounded, refusal
+from fairlead.core.ahead.reserve import Reserve
+from fairlead.core.asks import gang_size
+from fairlead.core.changes import StartPlanned
+from fairlead.core.lanes import Lane, lane_key
+from fairlead.core.last_runs import expected_run, given_run_time, run_time
+from fairlead.core.match.place import Starter
+from fairlead.core.model import FAR, NEW, Ask, Micros
+from fairlead.core.plan import Plan
+from fairlead.core.policy.backfill_modes import ends_in_time
+from fairlead.core.resources import HOUR
+from fairlead.core.shape import Shape
+from fairlead.core.state import Partition
+from fairlead.core.why.never import never_fits
+from fairlead.core.why.reasons import NoCapacity, Reason, WouldDelay
+
+LATENESS: Micros = HOUR
+"""With learned estimates, which may be too short: how long asks behind the head may delay it."""
+
+Prospect = Literal[0, 1, 2]
+TRY: Prospect = 0
+NO_CAPACITY: Prospect = 1
+LATE: Prospect = 2
+"""The prediction for an ask: worth trying; no capacity; it would delay the head."""
+
+
+class Backfill:
+    """Backfill in the modes `easy` and `shortest`, which differ in the order in which match tries asks."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.head: Ask | None = None
+        self._reserve: Reserve | None = None
+        """Capacity set aside for the head at its planned start."""
+        self._guard: Reserve | None = None
+        """With learned estimates: capacity set aside for the head at its latest start, by submitted estimates."""
+        self._shape: Shape | None = None
+        """The shape of the head; None if it has several shapes."""
+        self._delays: WouldDelay | None = None
+        """The reason for asks that would delay the head; None if the start of the head cannot be planned."""
+        self._full: dict[Lane, tuple[int, int]] = {}
+        """Lane → a number of tasks that did not fit together, and the number that did."""
+        self._unbounded: dict[tuple[int, bool, Shape], bool] = {}
+        """(Accounts, preemptible, shape) → True if only missing capacity can keep such an ask waiting."""
+        self._versions: tuple[int, ...] = ()
+        self._began: Micros = plan.now
+
+    @property
+    def when(self) -> Micros | None:
+        """Return the planned start of the head. None if it is unknown; then no ask counts as delaying the head."""
+        return None if self._reserve is None else self._reserve.when
+
+    @property
+    def last_planned(self) -> Micros | None:
+        """Return the last planned start of any ask."""
+        return self.when
+
+    @property
+    def spare(self) -> int:
+        """Return the number of further tasks of the head's shape that fit at the planned time."""
+        return 0 if self._reserve is None else self._reserve.spare
+
+    def block(self, ask: Ask, reason: NoCapacity) -> None:
+        """Record an ask without capacity. The first such ask becomes the head and gets a planned time."""
+        if self.head is not None:
+            return
+        self.head = ask
+        self._reserve = Reserve(self.plan, ask, self.plan.partition.derived.forecast)
+        self._reserve.plan_earliest(reason.fitting)
+        self._guard = self._guard_for(ask, reason.fitting)
+        self._shape = None if ask.whole else ask.stage.shape
+        if self.when is not None:
+            self._delays = WouldDelay(ask.stage.job.id, self.when)
+        self.plan.planned = self._planned()
+
+    def _guard_for(self, ask: Ask, fitting: int) -> Reserve | None:
+        """Plan the latest start of the head, which is fixed when the head is first planned.
+
+        If the head can no longer fit by then, it is planned as early as it fits. Otherwise no other ask could start,
+        not even an ask with held nodes for which the head waits.
+        """
+        forecast = self.plan.partition.derived.forecast
+        if forecast is None or forecast.given is None:
+            return None
+        if not ask.latest:
+            first = Reserve(self.plan, ask, forecast.given)
+            first.plan_earliest(fitting)
+            if first.when is None:
+                return None
+            self.plan.do(StartPlanned(ask.stage.job.id, ask.stage.position, ask.kind, first.when + LATENESS))
+        guard = Reserve(self.plan, ask, forecast.given)
+        if not guard.plan_at(ask.latest, fitting):
+            guard = Reserve(self.plan, ask, forecast.given)
+            guard.plan_earliest(fitting)
+        return guard if guard.when is not None else None
+
+    def start(self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int) -> tuple[int, Reason | None]:
+        """Start an ask in its turn, unless it is behind the head and would delay it."""
+        if self.head is None or ask is self.head:
+            placed, reason = starter.start(lane, ask, together, most)
+        else:
+            placed, reason = self._start_beside(starter, lane, ask, together, most)
+            self.plan.note("backfilled", placed)
+        if isinstance(reason, NoCapacity) and not ask.whole:
+            self._full[lane] = (reason.wanted, reason.fitting)
+        elif placed and lane in self._full:
+            wanted, left = self._full[lane]
+            self._full[lane] = (wanted, left - placed)
+        return placed, reason
+
+    def prospect(self, lane: Lane, ask: Ask) -> Prospect:
+        """Predict, without trying, whether an ask can start in this cycle."""
+        stage, partition = ask.stage, self.plan.partition
+        if ask.whole or ask is self.head or (partition.nodes.held and partition.earmark_of(ask.seq) is not None):
+            return TRY
+        plain = ask.kind == NEW and not stage.started
+        together = stage.needed if plain else gang_size(ask)
+        full = self._full.get(lane)
+        if full is not None and together > full[1] and (together >= full[0] or self._only_capacity(ask)):
+            return NO_CAPACITY
+        if self._delays is None or stage.shape is not self._shape or together <= self.spare:
+            return TRY
+        # Each of its tasks takes capacity of a task of the head, unless it ends by the planned time.
+        return TRY if self._in_time(ask) else LATE
+
+    def skip_hopeless(self, lane: Lane, first: Ask, following: Iterator[Ask]) -> tuple[Ask | None, Ask | None]:
+        """Return the first ask in a lane that may be able to start, and the first one before it that lacks capacity."""
+        no_capacity: Ask | None = None
+        wanted, fitting = self._full.get(lane, (FAR, FAR))
+        spare = self.spare if self._delays is not None and lane.shapes == (self._shape,) else FAR
+        accounts, lendable, only_capacity, head = None, False, False, self.head
+        now, when = self.plan.now, self.when if self.when is not None else 0
+        held = bool(self.plan.partition.nodes.held)  # then some asks may have earmarked nodes
+        for ask in chain((first,), following):
+            stage = ask.stage
+            if ask.kind != NEW or stage.started or stage.ended or ask.whole or ask is head or held:
+                prospect = self.prospect(lane, ask)
+            else:  # `prospect` inlined for these asks, which are nearly all of a long lane
+                together, least = stage.count, stage.terms.min
+                if 0 < least < together:
+                    together = least
+                if together > fitting:
+                    job = stage.job
+                    if job.accounts is not accounts or job.preemptible != lendable:
+                        accounts, lendable, only_capacity = job.accounts, job.preemptible, self._only_capacity(ask)
+                    if only_capacity or together >= wanted:
+                        no_capacity = no_capacity or ask
+                        continue
+                length = expected_run(self.plan.partition, stage) if together > spare else 0
+                prospect = LATE if together > spare and not ends_in_time(now, length, when) else TRY
+            if prospect == TRY:
+                return ask, no_capacity
+            if prospect == NO_CAPACITY and no_capacity is None:
+                no_capacity = ask
+        return None, no_capacity
+
+    def why_passed(self, lane: Lane, ask: Ask) -> Reason | None:
+        """Return why an ask was not tried."""
+        prospect = self.prospect(lane, ask)
+        if prospect == NO_CAPACITY:
+            partition, wanted = self.plan.partition, gang_size(ask)
+            reason = refusal(partition, ask) or never_fits(partition, ask.stage, wanted)
+            return reason or NoCapacity(wanted, max(self._full[lane][1], 0))
+        return self._delays if prospect == LATE else None
+
+    def planned_before(self, ask: Ask) -> tuple[int, ...]:
+        """Return the nodes on which asks with an earlier turn are planned to start."""
+        return () if self._reserve is None or ask is self.head else self._reserve.nodes()
+
+    def _only_capacity(self, ask: Ask) -> bool:
+        """True if an ask can use the same nodes as the rest of its lane, and only missing capacity can make it wait."""
+        partition, job, shape = self.plan.partition, ask.stage.job, ask.stage.shape
+        key = (id(job.accounts), job.preemptible, shape)
+        unbounded = self._unbounded.get(key)
+        if unbounded is None:
+            unbounded = not (partition.nodes.held or shape.key.apart or shape.key.near or is_bounded(partition, job))
+            self._unbounded[key] = unbounded
+        return unbounded
+
+    def remember(self, unfinished: bool) -> None:
+        """Keep the results for the next cycle, unless the phase ended before all asks had their turn."""
+        partition = self.plan.partition
+        self._versions = _versions(partition)
+        partition.memory.backfill = self if self.head is not None and not unfinished else None
+
+    def resume(self, plan: Plan) -> bool:
+        """True if the results of an earlier cycle still hold; the new plan then continues from them.
+
+        They hold if the only change is that asks joined behind the head. Asks that waited before still cannot start:
+        capacity and planned time are the same, and less time is left until then.
+        """
+        partition, head = plan.partition, self.head
+        if (
+            head is None
+            or partition.nodes.held
+            or self._versions != _versions(partition)
+            or partition.derived.forecast is None
+            or partition.derived.forecast.is_late(plan.now)
+        ):
+            return False
+        path, versions = head.stage.job.queue.path, partition.capacity_versions()
+        for lane in partition.lanes.values():
+            verdict = lane.memory.verdict
+            if lane.queue.path != path or verdict is None or verdict.versions != versions or verdict.bounded:
+                return False
+            if lane.queue.order.by_user and partition.settings.share_memory and lane.has_new_order(verdict, plan.now):
+                return False
+            if verdict.joined:
+                # A verdict names the first ask of each kind. An ask that joined before one of these would replace it.
+                firsts = {id(ask): ask for ask in (head, verdict.no_capacity, verdict.limited) if ask is not None}
+                last = max([lane.key(ask) for ask in firsts.values()])
+                if min([lane.key(ask) for ask in verdict.joined]) < last:
+                    return False
+        self._continue(plan)
+        return True
+
+    def _continue(self, plan: Plan) -> None:
+        self.plan = plan
+        plan.planned = self._planned()
+        for reserve in (self._reserve, self._guard):
+            if reserve is not None:
+                reserve.plan = plan
+
+    def has_turned_late(self, now: Micros) -> bool:
+        """True if some lane's first ask without capacity can no longer end by the planned time.
+
+        That ask is not tried any more, and another ask may become the lane's first without capacity.
+        """
+        when = self.when
+        if when is None or self._shape is None:
+            return False
+        for lane in self.plan.partition.lanes.values():
+            ask = lane.no_capacity()
+            if ask is None or ask is self.head or ask.whole or lane.shapes != (self._shape,):
+                continue
+            length = run_time(self.plan.partition, ask)
+            was, is_now = ends_in_time(self._began, length, when), ends_in_time(now, length, when)
+            if was and not is_now and gang_size(ask) > self.spare:
+                return True
+        return False
+
+    def _planned(self) -> tuple[str, int, Micros | None] | None:
+        head = self.head
+        return None if head is None else (head.stage.job.id, head.kind, self.when)
+
+    def _in_time(self, ask: Ask) -> bool:
+        return self.when is not None and ends_in_time(self.plan.now, run_time(self.plan.partition, ask), self.when)
+
+    def _start_beside(
+        self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int
+    ) -> tuple[int, Reason | None]:
+        before, reserve = starter.before(ask.stage.job), self._reserve
+        assert reserve is not None
+        late = [] if self._delays is None or self._in_time(ask) else [reserve]
+        same_shape = not ask.whole and ask.stage.shape is self._shape
+        if late:
+            most = max(together, min(most, self.spare)) if same_shape else together
+        if self._guard is not None and not self._in_time_for_guard(ask):
+            late.append(self._guard)
+            most = together
+        if not same_shape or ask.stage.shape.key.apart or self.plan.partition.nodes.held:
+            for each in late:
+                each.look_ahead()  # otherwise each task takes capacity of exactly one task of the head
+        own = self._own_nodes(ask)
+        placed, reason = starter.start(lane, ask, together, most)
+        if reason is None and not self._take(late, before[0], own):
+            starter.undo_tried(before)
+            return 0, self._delays or self._would_delay()
+        for kept in (self._reserve, self._guard):
+            if kept is not None and kept not in late:
+                kept.see_placed(before[0])
+        return placed, reason
+
+    def _take(self, reserves: list[Reserve], mark: int, own: Collection[int]) -> bool:
+        """Count the tasks placed since a mark in all reserves; False if the head does not fit beside them."""
+        for at, reserve in enumerate(reserves):
+            if not reserve.take(mark, own):
+                for taken in reserves[:at]:
+                    taken.give_back()
+                return False
+        return True
+
+    def _in_time_for_guard(self, ask: Ask) -> bool:
+        guard = self._guard
+        return guard is None or (
+            guard.when is not None and ends_in_time(self.plan.now, given_run_time(ask), guard.when)
+        )
+
+    def _would_delay(self) -> WouldDelay | None:
+        """Return the reason for an ask that could delay the head beyond its latest start."""
+        guard = self._guard
+        return None if guard is None or guard.when is None else WouldDelay(guard.head.stage.job.id, guard.when)
+
+    def _own_nodes(self, ask: Ask) -> Collection[int]:
+        """Return the nodes earmarked for an ask. The plan of the head does not count on these nodes."""
+        earmark = self.plan.partition.earmark_of(ask.seq)
+        return () if earmark is None else earmark.nodes
+
+
+def resume(plan: Plan) -> Backfill | None:
+    """Return the backfill of an earlier cycle, if its results still hold."""
+    backfill = plan.partition.memory.backfill
+    return (
+        backfill
+        if isinstance(backfill, Backfill) and plan.partition.readiness.ready and backfill.resume(plan)
+        else None
+    )
+
+
+def has_turned_late(partition: Partition) -> bool:
+    """True if, by the passing of time alone, a lane has another first ask without capacity."""
+    return isinstance(partition.memory.backfill, Backfill) and partition.memory.backfill.has_turned_late(partition.now)
+
+
+def why_passed(partition: Partition, ask: Ask) -> Reason | None:
+    """Return why the last match did not try a waiting ask."""
+    backfill, lane = partition.memory.backfill, partition.lanes.get(lane_key(ask))
+    return backfill.why_passed(lane, ask) if isinstance(backfill, Backfill) and lane is not None else None
+
+
+def planned_before(partition: Partition, ask: Ask) -> tuple[int, ...]:
+    """Return the nodes on which the last match planned asks with an earlier turn than an ask without capacity."""
+    backfill = partition.memory.backfill
+    return backfill.planned_before(ask) if isinstance(backfill, Backfill) else ()
+
+
+def _versions(partition: Partition) -> tuple[int, ...]:
+    """Return the state versions that the results depend on, apart from waiting asks."""
+    return (
+        partition.derived.openings,
+        partition.nodes.version,
+        partition.derived.holds_version,
+        partition.derived.queue_version,
+        partition.derived.runs_version,
+        partition.derived.forecast.version if partition.derived.forecast is not None else -1,
+    )

@@ -1,0 +1,335 @@
+"""Earmarked nodes: what is kept there for which ask, which asks may use it now, and which earmarks still serve."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from fairlead.core.admission import is_unpreemptible
+from fairlead.core.ahead.expected_ends import guess
+from fairlead.core.asks import gang_size
+from fairlead.core.fitting import Wanted, fitting_beside, fitting_now, may_take
+from fairlead.core.index.kinds import Choice
+from fairlead.core.model import FAR, Ask, Earmark, Hold, Micros, Place, Promise, Stage
+from fairlead.core.policy.fit import choose_devices
+from fairlead.core.ranges import count
+from fairlead.core.shape import WHOLE_DEVICE, Shape
+from fairlead.core.state import STOP_MARGIN, Partition
+
+FEW_FAILURES = 3
+"""A backed-off node counts as coming back if at most this number of launches failed in a row: its pause is seconds."""
+
+
+def kept_on(partition: Partition, node_id: int, without: int | None = None) -> list[tuple[Shape, int]]:
+    """Return the tasks that a node is kept for, in the order of their asks. The ask `without` is left out."""
+    wanted: list[tuple[Shape, int]] = []
+    for seq, places in sorted(partition.nodes.held.get(node_id, {}).items()):
+        earmark = partition.earmark_of(seq)
+        if earmark is not None and seq != without:
+            wanted += [(partition.jobs[earmark.job].stages[position].shape, tasks) for _, position, tasks in places]
+    return wanted
+
+
+def claimed_on(partition: Partition, node_id: int) -> list[tuple[Shape, int]]:
+    """Return the tasks that a node is held for, and those that started there from a hold since."""
+    claimed = kept_on(partition, node_id)
+    since = min(
+        (partition.holds[seq].since for seq in partition.nodes.held.get(node_id, ()) if seq in partition.holds),
+        default=None,
+    )
+    for allocation in partition.nodes.allocations[partition.nodes.rows[node_id]].values():
+        if since is not None and allocation.since >= since and not allocation.slots:
+            claimed.append((allocation.stage.shape, count(allocation.indices)))
+    return claimed
+
+
+def choose_held(partition: Partition, stage: Stage, kind: int, most: int) -> list[Choice]:
+    """Choose nodes that are kept for a stage and on which its tasks may start now.
+
+    A node may be kept for several asks. Then, and on ordered nodes, the stage gets no more than its part.
+    """
+    ask = stage.asks[kind]
+    chosen: list[Choice] = []
+    earmark = partition.earmark_of(ask.seq) if ask is not None else None
+    if ask is None or earmark is None:
+        return chosen
+    for node_id, position, tasks in earmark.places:
+        if position == stage.position and most and partition.nodes.placeable(partition.nodes.rows[node_id]):
+            alone = len(partition.nodes.held[node_id]) == 1 and not stage.shape.key.apart and not ask.whole
+            alone = alone and not (isinstance(earmark, Promise) and earmark.ordered)
+            if len(partition.nodes.held[node_id]) > 1 and stage.shape.devices:
+                fitting, devices = _part_of_devices(partition, node_id, earmark.seq, stage.shape, min(tasks, most))
+            else:
+                fitting, devices = fitting_now(
+                    partition.nodes, node_id, stage.shape, most if alone else min(tasks, most)
+                )
+            if fitting:
+                chosen.append(Choice(node_id, fitting, devices))
+                most -= fitting
+    return chosen
+
+
+def _part_of_devices(
+    partition: Partition, node_id: int, seq: int, shape: Shape, most: int
+) -> tuple[int, tuple[int, ...]]:
+    """Return how many tasks fit a node that is kept for several asks, and devices for them.
+
+    The devices are chosen so that the tasks of the other asks still fit.
+
+    Tasks that ran before the holds are expected to end, so their devices count as free; tasks that started from a hold
+    keep theirs.
+    """
+    nodes = partition.nodes
+    row = nodes.rows[node_id]
+    others = kept_on(partition, node_id, without=seq)
+    since = min(
+        [partition.holds[holder].since for holder in nodes.held[node_id] if holder in partition.holds], default=0
+    )
+    taken = [0] * nodes.gpus[row]
+    for allocation in nodes.allocations[row].values():
+        if allocation.safe_until > since + partition.settings.hold_for:
+            for device in allocation.devices:
+                if device < len(taken):
+                    taken[device] += allocation.stage.shape.device_milli
+    used = list(nodes.devices[row][: nodes.gpus[row]])
+    most = fitting_now(nodes, node_id, shape, most)[0]
+    chosen = _devices_beside(used, taken, others, shape, most)
+    if len(chosen) < most * shape.devices:
+        # A task beside an older one on a shared device may leave the next task only the device of another owner. Try
+        # without sharing devices, too.
+        empty = [in_use if in_use == safe else WHOLE_DEVICE for in_use, safe in zip(used, taken, strict=True)]
+        chosen = max(chosen, _devices_beside(empty, taken, others, shape, most), key=len)
+    return len(chosen) // shape.devices, chosen
+
+
+def _devices_beside(used: list[int], taken: list[int], others: Wanted, shape: Shape, most: int) -> tuple[int, ...]:
+    """Choose devices for up to `most` tasks, one by one, so that `others` still fit on the remaining devices."""
+    used, taken = list(used), list(taken)
+    chosen: tuple[int, ...] = ()
+    for _ in range(most):
+        allowed = list(used)
+        while True:
+            devices = choose_devices(allowed, len(allowed), shape.devices, shape.device_milli, 1)
+            if not devices:
+                return chosen
+            after = list(taken)
+            for device in devices:
+                after[device] += shape.device_milli
+            if _fit_devices(after, others):
+                break
+            for device in devices:
+                allowed[device] = WHOLE_DEVICE  # another device may leave the others enough
+        taken = after
+        for device in devices:
+            used[device] += shape.device_milli
+        chosen += devices
+    return chosen
+
+
+def _fit_devices(used: list[int], wanted: Wanted) -> bool:
+    """True if all tasks fit on the devices, given the used part of each device."""
+    used = list(used)
+    for shape, tasks in wanted:
+        chosen = choose_devices(used, len(used), shape.devices, shape.device_milli, tasks) if shape.devices else ()
+        if len(chosen) < shape.devices * tasks:
+            return False
+        for device in chosen:
+            used[device] += shape.device_milli
+    return True
+
+
+def choose_on(partition: Partition, stage: Stage, node_id: int, most: int) -> list[Choice]:
+    """Choose capacity for tasks of a stage on one node, beside the promises there."""
+    nodes, shape = partition.nodes, stage.shape
+    row = nodes.rows[node_id]
+    if not nodes.placeable(row) or not may_take(nodes, row, shape):
+        return []
+    if shape.key.apart:
+        most = 0 if any(allocation.node == node_id for allocation in (stage.live or {}).values()) else min(most, 1)
+    tasks, devices = (
+        fitting_now(nodes, node_id, shape, most)
+        if node_id not in nodes.held
+        else _beside(partition, node_id, shape, most)
+    )
+    return [Choice(node_id, tasks, devices)] if tasks else []
+
+
+def came_for_some(partition: Partition, node_id: int) -> bool:
+    """True if a node is kept only because it was ordered.
+
+    Then all asks may use the capacity that it has beyond its promises.
+    """
+    return all(
+        seq in partition.promises and partition.promises[seq].ordered for seq in partition.nodes.held.get(node_id, ())
+    )
+
+
+def _beside(partition: Partition, node_id: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
+    """Return the number of tasks of any ask that fit an ordered node beside its promises, and their devices."""
+    if not came_for_some(partition, node_id):
+        return 0, ()
+    allocations = partition.nodes.allocations[partition.nodes.rows[node_id]].values()
+    others = kept_on(partition, node_id) + [
+        (allocation.stage.shape, count(allocation.indices)) for allocation in allocations if not allocation.slots
+    ]
+    tasks = fitting_beside(partition.nodes, node_id, others, shape, most)
+    return fitting_now(partition.nodes, node_id, shape, tasks) if tasks > 0 else (0, ())
+
+
+def choose_lent(partition: Partition, stage: Stage, most: int, lent: Mapping[int, Micros]) -> list[Choice]:
+    """Choose nodes earmarked for other asks, for tasks that do not delay those asks.
+
+    Such tasks request no resources, are expected to end before the ask that the node is kept for can start (`lent`), or
+    fit beside the promises of an ordered node.
+    """
+    shape, nodes = stage.shape, partition.nodes
+    run_time = guess(stage.terms)
+    own = [ask.seq for ask in stage.asks if ask is not None]
+    near = {allocation.node for allocation in (stage.live or {}).values()} if shape.key.apart else ()
+    chosen: list[Choice] = []
+    ordered = any(promise.ordered for promise in partition.promises.values())
+    for node_id in sorted(nodes.held) if lent or ordered or not shape.amounts else ():
+        row = nodes.rows[node_id]
+        if most <= 0 or node_id in near or not nodes.placeable(row) or not may_take(nodes, row, shape):
+            continue
+        if ordered and came_for_some(partition, node_id):
+            choices = (
+                choose_on(partition, stage, node_id, most) if not any(seq in nodes.held[node_id] for seq in own) else []
+            )
+            chosen += choices
+            most -= sum(choice.tasks for choice in choices)
+            continue
+        if shape.amounts and (run_time is None or partition.now + run_time > lent.get(node_id, 0)):
+            continue
+        if not any(seq in nodes.held[node_id] for seq in own):
+            tasks, devices = fitting_now(nodes, node_id, shape, 1 if shape.key.apart else most)
+            if tasks:
+                chosen.append(Choice(node_id, tasks, devices))
+                most -= tasks
+    return chosen
+
+
+def choose_yielded(partition: Partition, ask: Ask, stage: Stage, most: int, without: Collection[int]) -> list[Choice]:
+    """Choose nodes for an ask that joined for single tasks of another ask which has a later turn and a lesser right.
+
+    Without this, the single tasks would start there and then be stopped for the ask immediately. Nodes that were
+    ordered for a gang are not taken.
+    """
+    nodes, shape = partition.nodes, stage.shape
+    yielding: dict[int, None] = {}
+    for promise in partition.promises.values() if most > 0 else ():
+        owner = partition.ask_of_earmark(promise)
+        if not promise.ordered or owner is None or owner.whole or gang_size(owner) > 1:
+            continue
+        if _has_better_right(partition, ask, owner):
+            yielding[promise.seq] = None
+    near = {allocation.node for allocation in (stage.live or {}).values()} if shape.key.apart else ()
+    chosen: list[Choice] = []
+    for node_id in sorted({node_id: None for seq in yielding for node_id in partition.promises[seq].nodes}):
+        row = nodes.rows[node_id]
+        if (
+            most <= 0
+            or node_id in near
+            or node_id in without
+            or not all(seq in yielding for seq in nodes.held[node_id])
+        ):
+            continue
+        if nodes.placeable(row) and may_take(nodes, row, shape):
+            tasks, devices = fitting_now(nodes, node_id, shape, 1 if shape.key.apart else most)
+            if tasks:
+                chosen.append(Choice(node_id, tasks, devices))
+                most -= tasks
+    return chosen
+
+
+def _has_better_right(partition: Partition, ask: Ask, owner: Ask) -> bool:
+    """True if tasks of the owner could be stopped for the ask.
+
+    They could if the ask has a higher priority, or if the tasks of the owner would be on loan.
+    """
+    job, other = ask.stage.job, owner.stage.job
+    if job.queue is other.queue:
+        return (
+            partition.settings.preempt == "priority"
+            and job.preempts
+            and other.priority < job.priority
+            and not is_unpreemptible(partition, other)
+        )
+    rights = partition.entitlements()
+    own_queue, other_queue = next(
+        pair for pair in zip(job.queue.line(), other.queue.line(), strict=False) if pair[0] is not pair[1]
+    )
+    return rights.used(own_queue) < rights.of(own_queue) and rights.used(other_queue) >= rights.of(other_queue)
+
+
+def usable_places(partition: Partition, earmark: Earmark) -> tuple[Place, ...]:
+    """Return the nodes of an earmark that can still serve its ask, with their tasks. A node in a short back-off can."""
+    nodes = partition.nodes
+    stages = partition.jobs[earmark.job].stages
+    places: list[Place] = []
+    for place in earmark.places:
+        node_id, position, _ = place
+        row = nodes.rows.get(node_id)
+        if row is None or nodes.state[row] != "up" or (node_id in nodes.avoided and nodes.failures[row] > FEW_FAILURES):
+            continue
+        shape = stages[position].shape
+        if may_take(nodes, row, shape) and fitting_beside(nodes, node_id, kept_on(partition, node_id), shape, 0) >= 0:
+            places.append(place)
+    return tuple(places)
+
+
+def ends_at(partition: Partition, earmark: Hold | Promise, now: Micros) -> Micros:
+    """Return the time when a hold or promise expires. Time before the partition was ready does not count.
+
+    Nodes set aside for an owner are released when all tasks there have ended, and do not expire.
+    """
+    settings = partition.settings
+    since = partition.readiness.counts_from(earmark.since) if partition.readiness.ready else now
+    if isinstance(earmark, Hold):
+        return FAR if earmark.recalled else since + settings.hold_for
+    return since + settings.promise_for + (0 if earmark.ordered else settings.preempt_grace)
+
+
+def back_soon(partition: Partition) -> list[int]:
+    """Return the nodes that take no work now and count as coming capacity, in the order in which they joined.
+
+    These are disconnected nodes, which come back within their lease or are lost, and backed-off nodes that are tried
+    again within `promise_for`, the time that an ordered node may take. A node where launches keep failing does not
+    count.
+    """
+    nodes = partition.nodes
+    without_work = sorted({*nodes.avoided, *nodes.disconnected}) if nodes.avoided or nodes.disconnected else ()
+    return [node_id for node_id in without_work if node_id not in nodes.avoided or _is_tried_soon(partition, node_id)]
+
+
+def _is_tried_soon(partition: Partition, node_id: int) -> bool:
+    nodes = partition.nodes
+    until = nodes.avoided[node_id]
+    return (
+        until <= partition.now + partition.settings.promise_for and nodes.failures[nodes.rows[node_id]] <= FEW_FAILURES
+    )
+
+
+def is_coming(partition: Partition, promise: Promise) -> bool:
+    """True if tasks are still stopping on the nodes of a promise, for this promise or for another cause.
+
+    False if a task that was stopped for the promise is overdue, because then other tasks have to be stopped.
+    """
+    victims = [partition.allocations[number] for number in promise.victims if number in partition.allocations]
+    if any(allocation.overdue for allocation in victims):
+        return False
+    on_nodes = [
+        allocation
+        for node_id in promise.nodes
+        for allocation in partition.nodes.allocations[partition.nodes.rows[node_id]].values()
+    ]
+    return bool(victims) or any(allocation.leaving for allocation in on_nodes)
+
+
+def is_stuck(partition: Partition, promise: Promise) -> bool:
+    """True if a promise waits for a task to stop that became overdue after the promise was made."""
+    patience = partition.settings.preempt_grace + STOP_MARGIN
+    return any(
+        allocation.id in promise.victims
+        or (allocation.node in promise.nodes and allocation.since + patience > promise.since)
+        for allocation in partition.derived.overdue.values()
+    )

@@ -1,0 +1,133 @@
+"""Which lanes match tries: those without a verdict, and those for which something changed since their verdict."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fairlead.core.admission import refusal
+from fairlead.core.asks import gang_size, minimum_by_stage
+from fairlead.core.lanes import Lane, LaneKey
+from fairlead.core.match.queue_cursor import order_time
+from fairlead.core.memory import Verdict
+from fairlead.core.model import Ask
+from fairlead.core.plan import Plan
+from fairlead.core.preempt.preempt import Claims
+from fairlead.core.shape import Shape
+from fairlead.core.state import Partition
+from fairlead.core.why.reasons import NoCapacity
+
+Look = Literal["asleep", "awake", "capacity"]
+"""Whether match tries a lane: no; yes; only to see if there is capacity now for the ask that found none."""
+
+
+class AwakeLanes:
+    """The lanes that match tries in a round."""
+
+    def __init__(self, plan: Plan, look_at_all: bool, claims: Claims | None) -> None:
+        """With `look_at_all`, unchanged versions keep no lane asleep."""
+        self.by_queue: dict[str, list[Lane]] = {}
+        """The lanes that had no turn yet, by the path of their leaf queue."""
+        self._plan = plan
+        self._partition = plan.partition
+        self._look_at_all = look_at_all
+        self._claims = claims
+        self._for_capacity: dict[Lane, None] = {}
+        """If there is no capacity for these lanes, their verdicts still hold."""
+        self._fits: dict[Shape, bool] = {}
+        """Shape → True if a single task of it fits now."""
+        asleep: list[tuple[LaneKey, Lane]] = []
+        for key, lane in self._partition.lanes.items():
+            look = self._look(lane, key in plan.looked)
+            if look == "asleep":
+                asleep.append((key, lane))
+                continue
+            if look == "capacity":
+                self._for_capacity[lane] = None
+            self._wake(key, lane)
+        if not self.by_queue:
+            return
+        if self._partition.settings.backfills:
+            self._wake_all()
+        elif self._partition.nodes.held or claims is not None:
+            # Nodes released and claims made during this match can let an ask of a sleeping lane start.
+            for key, lane in asleep:
+                if self._partition.nodes.held or (claims is not None and claims.may_make(lane)):
+                    self._wake(key, lane)
+
+    def let_sleep(self, shape: Shape) -> int:
+        """Remove lanes that wait for capacity for a shape, because there is none. Returns their number."""
+        removed = 0
+        for path, lanes in self.by_queue.items():
+            left: list[Lane] = []
+            for lane in lanes:
+                verdict = lane.memory.verdict
+                if verdict is None or lane not in self._for_capacity or lane.shapes != (shape,):
+                    left.append(lane)
+                    continue
+                verdict.versions = self._partition.capacity_versions()
+                self._plan.looked.discard((path, shape))
+            removed += len(lanes) - len(left)
+            self.by_queue[path] = left
+        return removed
+
+    def _wake(self, key: LaneKey, lane: Lane) -> None:
+        self.by_queue.setdefault(lane.queue.path, []).append(lane)
+        self._plan.looked.add(key)
+
+    def _wake_all(self) -> None:
+        """Wake all lanes until their turn, which may be in a later cycle: any may have the first ask to plan for."""
+        self.by_queue.clear()
+        self._for_capacity.clear()
+        for key, lane in self._partition.lanes.items():
+            lane.memory.verdict = None
+            self._wake(key, lane)
+
+    def _look(self, lane: Lane, tried: bool) -> Look:
+        """Return how match looks at a lane; `tried` if an earlier round of this cycle tried it."""
+        partition, verdict = self._partition, lane.memory.verdict
+        if verdict is None or _is_void(partition, lane, verdict):
+            return "awake"
+        backfills = partition.settings.backfills
+        if verdict.joined and not backfills and lane.all_behind(verdict):
+            verdict.joined.clear()
+        may_claim = self._claims is not None and self._claims.may_make(lane, untried=True)
+        if may_claim or verdict.joined:
+            return "awake"
+        versions = partition.capacity_versions()
+        if verdict.versions == versions and not self._look_at_all:
+            return "asleep"
+        ask = verdict.no_capacity
+        # If the ask without capacity is not the head, asks before it were passed over and may be allowed by now.
+        if ask is None or verdict.versions[1] != versions[1] or ask is not lane.head():
+            return "awake"
+        if backfills or not self._is_full(lane, ask):
+            return "capacity"
+        if tried:  # one of its tasks started in this cycle, so its earlier reason is gone
+            self._plan.note_reason(ask, NoCapacity(gang_size(ask), 0))
+        return "asleep"
+
+    def _is_full(self, lane: Lane, ask: Ask) -> bool:
+        """True if there still is no capacity for a single task of an ask."""
+        if self._partition.nodes.held:  # held nodes may fit their owners, and are not in the index
+            return False
+        index = self._partition.derived.index
+        if not self._fits:
+            index.put_all_back()
+        # Some stages of a whole job may need no task.
+        shapes = tuple(stage.shape for stage, _ in minimum_by_stage(ask)) if ask.whole else lane.shapes
+        for shape in shapes:
+            if shape not in self._fits:
+                self._fits[shape] = index.fits(shape)
+            if not self._fits[shape]:
+                return True
+        return False
+
+
+def _is_void(partition: Partition, lane: Lane, verdict: Verdict) -> bool:
+    """True if a verdict no longer holds, for another cause than freed capacity or asks that joined."""
+    ask, look_at = verdict.no_capacity, lane.memory.look_at
+    return (
+        (verdict.bounded and ask is not None and refusal(partition, ask) is not None)
+        or (look_at is not None and look_at <= partition.now)
+        or (lane.queue.order.by_user and lane.has_new_order(verdict, order_time(partition)))
+    )

@@ -1,0 +1,102 @@
+"""The phase `shares`: measures how far queues are from their shares, and rebalances if they were too far for too long.
+
+Runs after match, because starting tasks may be enough to even out the queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fairlead.core.changes import SpreadSeen
+from fairlead.core.entitlement import has_shares
+from fairlead.core.model import Micros, Queue
+from fairlead.core.plan import Plan
+from fairlead.core.policy.shares import Claim, spread
+from fairlead.core.preempt.rebalance import rebalance
+from fairlead.core.state import Partition
+
+
+def shares(plan: Plan) -> None:
+    """Measure the spread between queues; take loans back where it has been too large for too long without a break."""
+    partition = plan.partition
+    if not partition.readiness.ready or plan.more:
+        return
+    if not is_on(partition):
+        for path in sorted(partition.uneven):
+            plan.do(SpreadSeen(path, None))
+        return
+    wanting = _wanting(partition)
+    for queue in [
+        queue for queue in partition.queues.values() if len(queue.children) > 1 or queue.path in partition.uneven
+    ]:
+        plan.spreads[queue.path] = spread_of(partition, queue, wanting)
+        uneven = is_uneven(partition, queue, wanting, plan.spreads[queue.path])
+        if uneven and queue.uneven_since is None:
+            plan.do(SpreadSeen(queue.path, plan.now))
+        elif not uneven and queue.uneven_since is not None:
+            plan.do(SpreadSeen(queue.path, None))
+        elif (
+            queue.uneven_since is not None
+            and plan.now > partition.readiness.counts_from(queue.uneven_since) + partition.settings.rebalance_after
+        ):
+            again_at = rebalance(plan, queue)
+            if again_at is None:
+                plan.more = True
+            else:
+                plan.do(SpreadSeen(queue.path, again_at - partition.settings.rebalance_after - 1))
+
+
+def is_on(partition: Partition) -> bool:
+    """True if loans may be stopped: where queues have shares, or with `rebalance_threshold`."""
+    settings, threshold = partition.settings, partition.settings.rebalance_threshold
+    return settings.rebalance_after > 0 and (partition.facts().shares if threshold is None else threshold > 0)
+
+
+def is_uneven(partition: Partition, parent: Queue, wanting: dict[str, None], apart: int) -> bool:
+    """True if a child of a queue waits for its entitlement while a sibling has a loan, and their spread is too large.
+
+    Without `rebalance_threshold` any spread is too large, on levels with shares.
+    """
+    threshold = partition.settings.rebalance_threshold
+    if threshold is not None:
+        return apart > threshold
+    rights, children = partition.entitlements(), parent.children.values()
+    return (
+        has_shares(parent)
+        and any(child.path in wanting and rights.used(child) < rights.of(child) for child in children)
+        and any(rights.loaned(child) for child in children)
+    )
+
+
+def spread_of(partition: Partition, parent: Queue, wanting: dict[str, None]) -> int:
+    """Return how far the children of a queue are apart, in percent of its entitlement.
+
+    0 unless a child waits for its own entitlement: a loan that no queue wants back does no harm.
+    """
+    rights = partition.entitlements()
+    children = parent.children.values()
+    if not any(child.path in wanting and rights.used(child) < rights.of(child) for child in children):
+        return 0
+    claims = [
+        Claim(child.name, rights.share(child), rights.used(child), int(child.path in wanting)) for child in children
+    ]
+    return spread(rights.of(parent), claims)
+
+
+def shares_due(partition: Partition) -> Iterator[Micros]:
+    """Yield the times when a spread between queues will have lasted for too long."""
+    if is_on(partition):
+        for path in partition.uneven:
+            since = partition.queues[path].uneven_since
+            if since is not None:
+                yield partition.readiness.counts_from(since) + partition.settings.rebalance_after + 1
+
+
+def _wanting(partition: Partition) -> dict[str, None]:
+    """Return the queues with an ask, in or below them, that was allowed to start and found no capacity."""
+    return {
+        queue.path: None
+        for lane in partition.lanes.values()
+        if lane.no_capacity() is not None
+        for queue in lane.queue.line()
+    }

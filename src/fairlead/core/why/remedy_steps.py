@@ -1,0 +1,622 @@
+"""Steps of remedies, as typed values. Each can be turned into commands and into words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from fairlead.core.changes import NodeSpec
+from fairlead.core.changes.nodes import spec_of
+from fairlead.core.commands import (
+    AddNode,
+    AnyCommand,
+    BringToFront,
+    Configure,
+    MarkReady,
+    MoveNode,
+    MoveQueue,
+    Report,
+)
+from fairlead.core.commands import ReleaseHold as ReleaseHoldCommand
+from fairlead.core.commands import ReleaseJob as ReleaseJobCommand
+from fairlead.core.model import Allocation, Amounts, JobSpec, Limits, Pairs, QueueSettings, StageSpec
+from fairlead.core.ranges import Ranges, count, difference, indices, split
+from fairlead.core.resources import CPU, GPU, format_amount, format_amounts
+from fairlead.core.settings import PartitionConfig
+from fairlead.core.state import Partition
+from fairlead.core.why.reasons import HIDDEN, Sees, in_words, tasks_of
+
+
+class Step(msgspec.Struct, frozen=True, tag=in_words):
+    """Base class of steps. The tag names a step in the API: the class name in words, such as "end tasks"."""
+
+    operator: ClassVar[bool] = True
+    """True if only an operator may do the step; False if the owner of the job can."""
+    cost: ClassVar[int] = 2
+    """0 if it only has to be done, 1 if tasks end, 2 for settings and order, 3 for another request, 4 for machines."""
+
+    def __str__(self) -> str:
+        """Return the step as a condition, such as "node n1 is enabled"."""
+        raise NotImplementedError
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        """Return the commands that carry out the step."""
+        return []
+
+    @property
+    def amount(self) -> int:
+        """Return the amount of the step, if it can be made smaller; otherwise 0."""
+        return 0
+
+    def with_amount(self, amount: int) -> Step:
+        """Return the step with another amount, above 0."""
+        return self
+
+    def shown_to(self, sees: Sees) -> Step:
+        """Return the step without the ids of jobs that a reader may not see."""
+        return self
+
+
+class Remedy(msgspec.Struct, frozen=True):
+    """Steps that are enough together: once all are done, the tasks start in the next cycle. Fewer are not enough."""
+
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        ends = [step for step in self.steps if isinstance(step, EndTasks)]
+        others = [str(step) for step in self.steps if not isinstance(step, EndTasks)]
+        return " and ".join([ends_in_words(ends), *others] if ends else others)
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """How much it takes, for comparisons: the hardest kind of step, the number of kinds, and the amounts."""
+        kinds = {type(step) for step in self.steps}
+        return max([step.cost for step in self.steps], default=0), len(kinds), sum(step.amount for step in self.steps)
+
+    @property
+    def operator(self) -> bool:
+        """True if a step needs an operator."""
+        return any(step.operator for step in self.steps)
+
+    def shown_to(self, sees: Sees) -> Remedy:
+        return Remedy(tuple(step.shown_to(sees) for step in self.steps))
+
+
+# -- tasks and nodes ---------------------------------------------------------------------------------------------
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Tasks of a stage on a node."""
+
+    job: str
+    """Empty for a reader that may not see it."""
+    stage: str
+    indices: tuple[int, ...]
+    """As ranges: the first index, the one after the last, and so on."""
+
+    def shown_to(self, sees: Sees) -> Block:
+        return self if sees(self.job) else Block("", "", (0, count(self.indices)))
+
+
+class EndTasks(Step, frozen=True):
+    """Tasks on a node end, by themselves or because they are killed."""
+
+    cost: ClassVar[int] = 1
+    node: str
+    blocks: tuple[Block, ...]
+
+    def __str__(self) -> str:
+        return ends_in_words([self])
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        commands: list[AnyCommand] = []
+        for block in self.blocks:
+            stage = partition.jobs[block.job].stage(block.stage)
+            assert stage is not None
+            left = block.indices
+            while left:
+                allocation = (stage.live or {})[left[0]]
+                rest = difference(left, allocation.indices)
+                commands.append(report_end(partition, allocation, difference(left, rest)))
+                left = rest
+        return commands
+
+    @property
+    def amount(self) -> int:
+        return sum(count(block.indices) for block in self.blocks)
+
+    def with_amount(self, amount: int) -> EndTasks:
+        blocks: list[Block] = []
+        for block in self.blocks:
+            taken, _ = split(block.indices, min(amount, count(block.indices)))
+            amount -= count(taken)
+            if taken:
+                blocks.append(Block(block.job, block.stage, taken))
+        return EndTasks(self.node, tuple(blocks))
+
+    def shown_to(self, sees: Sees) -> EndTasks:
+        return EndTasks(self.node, tuple(block.shown_to(sees) for block in _merged(self.blocks)))
+
+
+def report_end(partition: Partition, allocation: Allocation, tasks: tuple[int, ...]) -> Report:
+    """Return the report that tasks of an allocation have succeeded, or have stopped if they were told to."""
+    stopping = allocation.state == "stopping"
+    return Report(
+        node=partition.nodes.name[partition.nodes.rows[allocation.node]],
+        job=allocation.stage.job.id,
+        stage=allocation.stage.name,
+        indices=tasks,
+        attempt=allocation.attempt,
+        state="stopped" if stopping else "succeeded",
+        exit_code=None if stopping else 0,
+        operator=True,
+    )
+
+
+def _merged(blocks: tuple[Block, ...]) -> list[Block]:
+    """Return blocks with all tasks of a stage merged. Blocks of hidden jobs may belong to different jobs."""
+    merged: dict[tuple[str, str, int], list[int]] = {}
+    for at, block in enumerate(blocks):
+        merged.setdefault((block.job, block.stage, 0 if block.job else at), []).extend(indices(block.indices))
+    return [Block(job, stage, Ranges.from_indices(sorted(tasks)).flat()) for (job, stage, _), tasks in merged.items()]
+
+
+NAMED = 3
+"""At most this number of nodes is named in a remedy."""
+
+
+def ends_in_words(steps: Sequence[EndTasks]) -> str:
+    """Return which tasks end, as sums by job, such as "6 tasks of job 3 on n1 and n2 end"."""
+    tasks: dict[tuple[str, str], int] = {}
+    for step in steps:
+        for block in step.blocks:
+            key = (block.job, block.stage)
+            tasks[key] = tasks.get(key, 0) + count(block.indices)
+    parts = []
+    for (job, stage), ended in tasks.items():
+        whose = tasks_of(job, stage) if job or ended == 1 else "other users' jobs"
+        parts.append(f"{ended} {'task' if ended == 1 else 'tasks'} of {whose}")
+    nodes = list(dict.fromkeys(step.node for step in steps))
+    where = f"{', '.join(nodes[:-1])} and {nodes[-1]}" if 1 < len(nodes) <= NAMED else nodes[0]
+    where = f"{len(nodes)} nodes" if len(nodes) > NAMED else where
+    return f"{' and '.join(parts)} on {where} {'ends' if sum(tasks.values()) == 1 else 'end'}"
+
+
+class AddNodes(Step, frozen=True):
+    """New nodes join, with capacity for a number of tasks."""
+
+    cost: ClassVar[int] = 4
+    tasks: int
+    per_task: Amounts
+    apart: bool = False
+    """True if each task needs a node of its own."""
+    gpu_parts: int = 1
+    """The number of tasks that share a GPU."""
+    labels: Pairs = ()
+    pool: str = ""
+    names: str = "new"
+    """The prefix of the node names, followed by a number."""
+    user: str = ""
+    """A user whose tasks the nodes must accept, because similar nodes do not. Empty for all users."""
+
+    @property
+    def nodes(self) -> int:
+        return self.tasks if self.apart else 1
+
+    @property
+    def resources(self) -> Amounts:
+        """Return the resources of each node."""
+        tasks = 1 if self.apart else self.tasks
+        if not self.per_task:
+            return ((CPU, 1000),)
+        return tuple(
+            (name, -(-tasks // self.gpu_parts) * 1000 if name == GPU and amount < 1000 else amount * tasks)
+            for name, amount in self.per_task
+        )
+
+    def __str__(self) -> str:
+        nodes = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
+        labels = "".join(f" {key}={value}" for key, value in self.labels)
+        noun = "label" if len(self.labels) == 1 else "labels"
+        where = f" to pool {self.pool}" if self.pool else ""
+        user = f" that {'takes' if self.nodes == 1 else 'take'} tasks of user {self.user}" if self.user else ""
+        added = "is added" if self.nodes == 1 else "are added"
+        has = format_amounts(sorted(self.resources))
+        return f"{nodes} with {has}{labels and f' and the {noun}' + labels}{user} {added}{where}"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        spec = NodeSpec(self.resources, self.labels, (), self.pool)
+        return [AddNode(name=f"{self.names}-{n}", spec=spec, operator=True) for n in range(self.nodes)]
+
+    @property
+    def amount(self) -> int:
+        return self.tasks
+
+    def with_amount(self, amount: int) -> AddNodes:
+        return msgspec.structs.replace(self, tasks=amount)
+
+
+class EnableNode(Step, frozen=True):
+    """A node that is drained or disabled is enabled again."""
+
+    cost: ClassVar[int] = 0
+    node: str
+
+    def __str__(self) -> str:
+        return f"node {self.node} is enabled"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [MoveNode(name=self.node, action="enable", operator=True)]
+
+
+class BringNodeBack(Step, frozen=True):
+    """A node that is lost or disconnected joins again."""
+
+    cost: ClassVar[int] = 0
+    node: str
+
+    def __str__(self) -> str:
+        return f"node {self.node} comes back"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        node_id = partition.nodes.find(self.node)
+        assert node_id is not None
+        return [AddNode(name=self.node, spec=spec_of(partition, node_id), operator=True)]
+
+
+class ReleaseHold(Step, frozen=True):
+    """The nodes that are held for another job are released."""
+
+    job: str
+    """Empty for a reader that may not see it."""
+
+    def __str__(self) -> str:
+        return f"the nodes held for {f'job {self.job}' if self.job else HIDDEN} are released"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [ReleaseHoldCommand(job=self.job, operator=True)]
+
+    def shown_to(self, sees: Sees) -> ReleaseHold:
+        return self if sees(self.job) else ReleaseHold("")
+
+
+class ReleaseJob(Step, frozen=True):
+    """The held job is released."""
+
+    operator = False
+    cost: ClassVar[int] = 0
+
+    job: str
+
+    def __str__(self) -> str:
+        return f"job {self.job} is released"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [ReleaseJobCommand(job=self.job, operator=True)]
+
+
+class ReleaseJobAsOperator(ReleaseJob, frozen=True, tag="release job"):
+    """The job, held by an operator, is released."""
+
+    operator = True
+
+
+class Ready(Step, frozen=True):
+    """The partition becomes ready: all agents report, or an operator declares it."""
+
+    cost: ClassVar[int] = 0
+
+    def __str__(self) -> str:
+        return "all agents have reported (or an operator marks the partition ready)"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [MarkReady(operator=True)]
+
+
+# -- queues and limits -------------------------------------------------------------------------------------------
+
+
+class QueueStep(Step, frozen=True):
+    """Base class of steps that change the settings of a queue."""
+
+    queue: str
+
+    def changed(self, settings: QueueSettings) -> QueueSettings:
+        return settings
+
+
+class LimitStep(QueueStep, frozen=True, kw_only=True):
+    """Base class of steps that change a limit of a queue, or of users or groups in it."""
+
+    user: str = ""
+    """A user, or `*` if the limit is for each user; empty for another limit."""
+    group: str = ""
+    now: int
+    """The present limit."""
+
+    @property
+    def account(self) -> str:
+        """Return the name of the account with the limit."""
+        if self.user:
+            return f"{'each user' if self.user == '*' else f'user {self.user}'} in queue {self.queue}"
+        return f"group {self.group} in queue {self.queue}" if self.group else f"queue {self.queue}"
+
+    def changed(self, settings: QueueSettings) -> QueueSettings:
+        if self.user:
+            users = tuple((name, self._raised(of) if name == self.user else of) for name, of in settings.users)
+            return msgspec.structs.replace(settings, users=users)
+        if self.group:
+            groups = tuple((name, self._raised(of) if name == self.group else of) for name, of in settings.groups)
+            return msgspec.structs.replace(settings, groups=groups)
+        whole = self._raised(Limits(settings.limit, settings.max_jobs))
+        return msgspec.structs.replace(settings, limit=whole.limit, max_jobs=whole.max_jobs)
+
+    def _raised(self, limits: Limits) -> Limits:
+        return limits
+
+
+class RaiseLimit(LimitStep, frozen=True, kw_only=True):
+    """A limit is raised to an amount."""
+
+    resource: str
+    limit: int
+
+    def __str__(self) -> str:
+        return f"the limit of {self.account} is raised to {format_amount(self.resource, self.limit)}"
+
+    def _raised(self, limits: Limits) -> Limits:
+        amounts = tuple((name, self.limit if name == self.resource else old) for name, old in limits.limit or ())
+        return msgspec.structs.replace(limits, limit=amounts)
+
+    @property
+    def amount(self) -> int:
+        return self.limit - self.now
+
+    def with_amount(self, amount: int) -> RaiseLimit:
+        return msgspec.structs.replace(self, limit=self.now + amount)
+
+
+class RaiseMaxJobs(LimitStep, frozen=True, kw_only=True):
+    """More jobs of a queue, user or group may run at once."""
+
+    max_jobs: int
+
+    def __str__(self) -> str:
+        return f"max_jobs of {self.account} is raised to {self.max_jobs}"
+
+    def _raised(self, limits: Limits) -> Limits:
+        return msgspec.structs.replace(limits, max_jobs=self.max_jobs)
+
+    @property
+    def amount(self) -> int:
+        return self.max_jobs - self.now
+
+    def with_amount(self, amount: int) -> RaiseMaxJobs:
+        return msgspec.structs.replace(self, max_jobs=self.now + amount)
+
+
+class RaiseShare(QueueStep, frozen=True, kw_only=True):
+    """A queue gets a larger share."""
+
+    share: int
+    now: int
+    """The present share."""
+
+    def __str__(self) -> str:
+        return f"the share of queue {self.queue} is raised to {self.share}"
+
+    def changed(self, settings: QueueSettings) -> QueueSettings:
+        return msgspec.structs.replace(settings, share=self.share)
+
+    @property
+    def amount(self) -> int:
+        return self.share - self.now
+
+    def with_amount(self, amount: int) -> RaiseShare:
+        return msgspec.structs.replace(self, share=self.now + amount)
+
+
+class StartQueue(Step, frozen=True):
+    """A stopped queue is started."""
+
+    cost: ClassVar[int] = 0
+    queue: str
+
+    def __str__(self) -> str:
+        return f"queue {self.queue} is started"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [MoveQueue(queue=self.queue, action="start", operator=True)]
+
+
+def configured(partition: Partition, steps: tuple[Step, ...]) -> Configure | None:
+    """Return the command that changes settings of queues as the steps say; None if no step does."""
+    changes = [step for step in steps if isinstance(step, QueueStep)]
+    if not changes:
+        return None
+    queues = {path: queue.settings for path, queue in partition.queues.items() if queue.state != "draining"}
+    for step in changes:
+        queues[step.queue] = step.changed(queues[step.queue])
+    pools = tuple((name, pool.settings) for name, pool in partition.pools.items())
+    return Configure(config=PartitionConfig(partition.settings, tuple(queues.items()), pools), operator=True)
+
+
+# -- order -------------------------------------------------------------------------------------------------------
+
+
+class MoveToFront(Step, frozen=True):
+    """The ask is brought to the front of its lane."""
+
+    job: str
+    stage: str
+
+    def __str__(self) -> str:
+        return "this job is brought to the front of its queue"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [BringToFront(job=self.job, stage=self.stage, operator=True)]
+
+
+class JobsSucceed(Step, frozen=True):
+    """The jobs in `after` end with success."""
+
+    operator: ClassVar[bool] = False
+    cost: ClassVar[int] = 0
+    jobs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if len(self.jobs) == 1:
+            return f"job {self.jobs[0]} succeeds"
+        return f"jobs {', '.join(self.jobs)} succeed"
+
+    def commands(self, partition: Partition) -> list[AnyCommand]:
+        return [
+            report_end(partition, allocation, allocation.indices)
+            for name in self.jobs
+            for stage in partition.jobs[name].stages
+            for allocation in {live.id: live for live in (stage.live or {}).values()}.values()
+        ]
+
+
+# -- another request ---------------------------------------------------------------------------------------------
+
+
+class Request(Step, frozen=True):
+    """Base class of steps that change the job: it is killed, and submitted again with changes."""
+
+    operator: ClassVar[bool] = False
+    cost: ClassVar[int] = 3
+
+    def changed(self, spec: JobSpec) -> JobSpec:
+        return spec
+
+
+class StageRequest(Request, frozen=True):
+    """Base class of steps that change one stage of the job."""
+
+    stage: str
+
+    def changed(self, spec: JobSpec) -> JobSpec:
+        stages = tuple(self._changed(stage) if stage.name == self.stage else stage for stage in spec.stages)
+        return msgspec.structs.replace(spec, stages=stages)
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        return stage
+
+    @property
+    def _of(self) -> str:
+        return "" if self.stage == "main" else f" in stage {self.stage}"
+
+
+class DropSelector(StageRequest, frozen=True):
+    label: str
+    values: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"it is submitted without the selector {self.label}={','.join(self.values)}{self._of}"
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        return msgspec.structs.replace(
+            stage, selectors=tuple(pair for pair in stage.selectors if pair[0] != self.label)
+        )
+
+
+class DropWhere(StageRequest, frozen=True):
+    def __str__(self) -> str:
+        return f"it is submitted without `where`{self._of}"
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        return msgspec.structs.replace(stage, where=())
+
+
+class DropPool(StageRequest, frozen=True):
+    pool: str
+
+    def __str__(self) -> str:
+        return f"it is submitted without pool {self.pool}{self._of}"
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        return msgspec.structs.replace(stage, pool="")
+
+
+class Tolerate(StageRequest, frozen=True):
+    taint: str
+
+    def __str__(self) -> str:
+        return f"it is submitted with a toleration of {self.taint}{self._of}"
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        return msgspec.structs.replace(stage, tolerations=tuple(sorted({*stage.tolerations, self.taint})))
+
+
+class AskLess(StageRequest, frozen=True, kw_only=True):
+    """A task asks for less of a resource."""
+
+    resource: str
+    amount_asked: int
+    """The smaller amount."""
+    now: int
+    """The present amount."""
+
+    def __str__(self) -> str:
+        return f"it is submitted with {format_amount(self.resource, self.amount_asked)} a task{self._of}"
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        amounts = dict(stage.resources)
+        amounts[self.resource] = self.amount_asked
+        return msgspec.structs.replace(stage, resources=tuple((name, had) for name, had in amounts.items() if had))
+
+    @property
+    def _unit(self) -> int:
+        """Return the unit in which the amount can change: whole GPUs, or parts of one."""
+        return 1000 if self.resource == GPU and self.now >= 1000 else 1
+
+    @property
+    def amount(self) -> int:
+        return (self.now - self.amount_asked) // self._unit
+
+    def with_amount(self, amount: int) -> AskLess:
+        return msgspec.structs.replace(self, amount_asked=self.now - amount * self._unit)
+
+
+class FewerTasks(StageRequest, frozen=True, kw_only=True):
+    """A gang is made smaller."""
+
+    tasks: int
+    now: int
+    """The present size."""
+
+    def __str__(self) -> str:
+        return f"it is submitted with {self.tasks} {'task' if self.tasks == 1 else 'tasks'}{self._of}"
+
+    def _changed(self, stage: StageSpec) -> StageSpec:
+        return msgspec.structs.replace(stage, count=self.tasks, min=0)
+
+    @property
+    def amount(self) -> int:
+        return self.now - self.tasks
+
+    def with_amount(self, amount: int) -> FewerTasks:
+        return msgspec.structs.replace(self, tasks=self.now - amount)
+
+
+class AllowPreemption(Request, frozen=True):
+    """The job is made preemptible, so that it may borrow capacity beyond the share of its queue."""
+
+    def __str__(self) -> str:
+        return "it is submitted as preemptible"
+
+    def changed(self, spec: JobSpec) -> JobSpec:
+        return msgspec.structs.replace(spec, preemptible=True)
+
+
+class DropAfter(Request, frozen=True):
+    """The job no longer waits for other jobs."""
+
+    def __str__(self) -> str:
+        return "it is submitted without `after`"
+
+    def changed(self, spec: JobSpec) -> JobSpec:
+        return msgspec.structs.replace(spec, after=())

@@ -1,0 +1,160 @@
+"""The hub's records: nodes, their connections, and the tasks that run there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from fairlead.core.ranges import Ranges, check_flat, difference
+from fairlead.engines.engine import Connection, PartitionHandle, Peer, Secrets
+from fairlead.engines.launches import Orders
+from fairlead.wire import agent_messages as wire
+from fairlead.wire.agent_messages import Tasks
+
+MAX_UNSENT = 10_000
+"""Most messages waiting to be sent. A slower agent is disconnected, and gets its orders when it reconnects."""
+
+Block = tuple[str, int, str, int]
+"""Job, number, stage, attempt."""
+
+
+def block_of(tasks: Tasks) -> Block:
+    return (tasks.job, tasks.number, tasks.stage, tasks.attempt)
+
+
+class Blocks:
+    """A set of tasks, by stage and attempt."""
+
+    def __init__(self, tasks: Iterable[Tasks] = ()) -> None:
+        """Collect the tasks. Raises `Refused` for malformed indices, because agents are not trusted."""
+        self._ranges: dict[Block, Ranges] = {}
+        for block in tasks:
+            check_flat(block.indices, "indices")
+            self.add(block)
+
+    def add(self, tasks: Tasks) -> None:
+        ranges = self._ranges.setdefault(block_of(tasks), Ranges())
+        ranges.add(difference(tasks.indices, ranges.overlap(tasks.indices)))
+
+    def drop(self, tasks: Tasks) -> None:
+        ranges = self._ranges.get(block_of(tasks))
+        if ranges is not None:
+            ranges.remove(ranges.overlap(tasks.indices))
+            if not ranges:
+                del self._ranges[block_of(tasks)]
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+    def without(self, other: Blocks) -> list[Tasks]:
+        """Return the tasks of this set that are not in `other`."""
+        rest: list[Tasks] = []
+        for block, ranges in self._ranges.items():
+            flat = ranges.flat()
+            other_ranges = other._ranges.get(block)
+            indices = difference(flat, other_ranges.overlap(flat)) if other_ranges is not None else flat
+            if indices:
+                rest.append(Tasks(*block, indices))
+        return rest
+
+
+class Seen(msgspec.Struct):
+    """The hub's record of a node during the term of one writer, connected or not."""
+
+    heard: float
+    """Time of the last message from the node, by the clock of the hub."""
+    address: str = ""
+    instance: str = ""
+    """The instance of the agent that connected last; empty if none has during this term."""
+    connection: int = 0
+    """The number of the last connection. An agent abandons one before it opens the next."""
+    lost: bool = False
+
+
+class Attached:
+    """The connection of a node's agent."""
+
+    def __init__(self, peer: Peer, connection: Connection) -> None:
+        self.node = peer.node
+        self.pool = ""
+        self.peer = peer
+        self.connection = connection
+        self.open = False
+        """True once the standing orders have been sent. Before that, only stops are queued for the agent."""
+        self.early: list[wire.Stop] = []
+        self.running = Blocks()
+        """Tasks that run there according to the state, from the agent's reports."""
+        self._outbox: asyncio.Queue[wire.FromServer | None] = asyncio.Queue(MAX_UNSENT)
+        """`None` ends the connection."""
+        self.readers: dict[int, asyncio.Queue[wire.LogPart | wire.OutputPart | None]] = {}
+        """Readers of logs by request. `None` says that the agent has disconnected."""
+        self.renewal: float | None = None
+        """Time when a new key was requested, by the clock of the hub."""
+        self.refusal: wire.Refusal | None = None
+        """The last message to send, with the reason why the connection ends."""
+
+    def put(self, message: wire.FromServer) -> None:
+        try:
+            self._outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            self.cut()
+
+    async def take(self) -> list[wire.FromServer]:
+        """Wait for messages to send and return all of them; empty when the connection has to end.
+
+        Confirmations are merged into the first message with work, if there is one.
+        """
+        messages = [await self._outbox.get()]
+        while messages[-1] is not None and not self._outbox.empty():
+            messages.append(self._outbox.get_nowait())
+        if messages[-1] is None:
+            return []  # the agent gets unsent messages over its next connection
+        unsent = [message for message in messages if message is not None]
+        at = next((at for at, message in enumerate(unsent) if isinstance(message, wire.Work)), None)
+        if at is None or len(unsent) == 1:
+            return unsent
+        confirmed = tuple(message.number for message in unsent if isinstance(message, wire.Confirmed))
+        unsent[at] = msgspec.structs.replace(unsent[at], confirmed=confirmed)
+        return [message for message in unsent if not isinstance(message, wire.Confirmed)]
+
+    def cut_if_failed(self, task: asyncio.Task[None]) -> None:
+        """Close the connection if confirming failed because of a bug; the agent then sends its reports again."""
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            task.get_loop().call_exception_handler({"message": "reports were not confirmed", "exception": fault})
+            self.cut()
+
+    def refuse(self, problem: str) -> None:
+        """Close the connection after sending the reason. Retrying is useless until an operator acts."""
+        self.refusal = wire.Refusal(problem, final=True)
+        self.cut()
+
+    def cut(self) -> None:
+        """Close the connection after the message that is being sent. Drops all unsent messages."""
+        while not self._outbox.empty():
+            self._outbox.get_nowait()
+        self._outbox.put_nowait(None)
+
+
+class LedPartition:
+    """A partition during the term of one writer."""
+
+    def __init__(self, handle: PartitionHandle, secrets: Secrets, gang_seed: bytes) -> None:
+        self.handle = handle
+        self.nodes: dict[str, Seen] = {}
+        self.attached: dict[str, Attached] = {}
+        self.orders = Orders(handle.epoch, self._address, secrets, gang_seed)
+        self.ahead: dict[str, None] = {}
+        """Nodes that report attempts or epochs which the journal never had."""
+        self.parted: dict[str, None] = {}
+        """Nodes whose agents have disconnected, not yet reported to the core."""
+        self.parting: asyncio.Task[None] | None = None
+        """The asyncio task that reports them to the core."""
+        self.ready_since: float | None = None
+        """Time when the partition became ready. The silence of nodes is measured from this time at the earliest."""
+
+    def _address(self, node: str) -> str:
+        seen = self.nodes.get(node)
+        return seen.address if seen is not None else ""

@@ -1,0 +1,356 @@
+"""What-if comparisons: futures, or the recorded past run again, with and without a change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from time import monotonic
+from typing import Any, Literal, get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from fairlead.core.changes import NodeSpec
+from fairlead.core.commands import AddNode, AnyCommand, Configure, MoveNode, SetPriority
+from fairlead.core.documents import parse_node
+from fairlead.core.errors import Refused
+from fairlead.core.model import Job, Micros, QueueSettings
+from fairlead.core.reader import Reader, check_name, suggestion
+from fairlead.core.resources import CPU, GPU, SECOND, parse_count, shown
+from fairlead.core.settings import PartitionConfig
+from fairlead.core.state import Partition
+from fairlead.forecast.eta import Sample, draw_futures, in_processes, sum_up
+from fairlead.forecast.recorded import PastJob
+from fairlead.forecast.recorded_trace import node_documents
+from fairlead.forecast.replica import Follower
+from fairlead.sim.figures import figures
+from fairlead.sim.policy_files import MAX_CANDIDATES, Policy, policy_of
+from fairlead.sim.simulation import Simulation
+from fairlead.sim.traces import Arrival, LeftOut, Trace
+from fairlead.sim.traces.trace import job_id
+from fairlead.wire.preview import WhatIfQuestion
+
+SAMPLES = 9
+SECONDS = 3.0
+"""Seconds within which the futures of one side are started."""
+REPLAY_SECONDS = 120.0
+MOST_JOBS = 1_000
+"""Maximum number of waiting jobs that are compared."""
+SAME: Micros = SECOND
+"""A start that moves by less counts as the same."""
+Move = Literal["earlier", "later", "same", "no_longer", "never", "unknown"]
+"""How the start of a job moves. `no_longer`: it starts only without the change; `never`: neither with nor without
+it."""
+MOVED: tuple[Move, ...] = ("earlier", "later", "no_longer")
+MODES = {
+    "fcfs": {"backfill": "off"},
+    "easy": {"backfill": "easy"},
+    "shortest": {"backfill": "shortest"},
+    "conservative": {"backfill": "conservative"},
+    "learned": {"backfill": "shortest", "estimates": "learned"},
+}
+"""Policies by name, with the settings that they change. Other settings stay as they are."""
+
+
+class Supposed(msgspec.Struct, frozen=True):
+    """A supposed change."""
+
+    nodes: tuple[tuple[str, NodeSpec], ...]
+    """Nodes that are added."""
+    removed: tuple[str, ...]
+    priorities: tuple[tuple[str, int], ...]
+    config: PartitionConfig | None
+    """The whole configuration, if it changes."""
+
+    def commands(self) -> list[AnyCommand]:
+        commands: list[AnyCommand] = []
+        if self.config is not None:
+            commands.append(Configure(config=self.config, operator=True))
+        commands += [AddNode(name=name, spec=spec, operator=True) for name, spec in self.nodes]
+        commands += [MoveNode(name=name, action="lose", operator=True) for name in self.removed]
+        commands += [SetPriority(job=job, priority=priority, operator=True) for job, priority in self.priorities]
+        return commands
+
+
+def compare(follower: Follower, question: WhatIfQuestion) -> dict[str, Any]:
+    """Return the document that compares the present with a supposed change."""
+    supposed = read_changes(question.changes, follower.state)
+    if question.replay:
+        return _replayed(follower, question, supposed)
+    return _live(follower, question, supposed)
+
+
+# -- the change --------------------------------------------------------------------------------------------------
+
+
+def read_changes(document: Mapping[str, Any], partition: Partition) -> Supposed:
+    """Read a supposed change: `add_nodes`, `remove_nodes`, `shares`, `priorities` and `policy`."""
+    read = Reader(document, "", "a what-if")
+    nodes: list[tuple[str, NodeSpec]] = []
+    for name, number in _mapping(read, "add_nodes").items():
+        field = f"add_nodes.{name}"
+        spec = _like(partition, name, field)
+        nodes += [(f"{name}-added-{at}", spec) for at in range(parse_count(number, field, 1, 10_000))]
+    removed = read.names("remove_nodes")
+    for at, node in enumerate(removed):
+        if partition.nodes.find(node) is None:
+            near = suggestion(node, partition.nodes.joins)
+            problem = f"there is no node {shown(node)}{near}; `fairlead node list` lists them"
+            raise Refused(f"remove_nodes[{at}]", problem)
+        if node in removed[:at]:
+            raise Refused(f"remove_nodes[{at}]", f"{node} is given twice; drop one of them")
+    priorities: list[tuple[str, int]] = []
+    for job, priority in _mapping(read, "priorities").items():
+        if job not in partition.jobs:
+            raise Refused(
+                f"priorities.{job}", f"there is no job {shown(job)}; `fairlead ps` lists those that are known"
+            )
+        if partition.jobs[job].over:
+            raise Refused(f"priorities.{job}", f"job {job} is over; name a job that waits or runs")
+        priorities.append((job, parse_count(priority, f"priorities.{job}", -(2**31), 2**31 - 1)))
+    config = _config(read, partition)
+    read.get("replay")  # the server has read and checked it
+    read.close()
+    if not (nodes or removed or priorities or config):
+        raise Refused("", "nothing is supposed; name nodes to add or remove, shares, priorities or a policy")
+    return Supposed(tuple(nodes), removed, tuple(priorities), config)
+
+
+def _mapping(read: Reader, key: str) -> Mapping[str, Any]:
+    value = read.get(key, {})
+    if not isinstance(value, Mapping):
+        raise Refused(key, f"{shown(value)} is not a mapping; write name: number")
+    return value
+
+
+def _like(partition: Partition, name: str, field: str) -> NodeSpec:
+    """Return the specification of a node like those of a pool, or like an existing node."""
+    pool = partition.pools.get(check_name(name, field))
+    if pool is not None:
+        settings = pool.settings
+        return NodeSpec(settings.node, settings.labels, settings.taints)
+    for node in node_documents(partition):
+        if node["name"] == name:
+            spec = parse_node(node)[1]
+            return replace(spec, pool="")
+    if partition.nodes.find(name) is not None:
+        raise Refused(field, f"node {shown(name)} has no agent now; name a node that is up, or a pool, to have more of")
+    names = [*partition.pools, *(str(node["name"]) for node in node_documents(partition))]
+    raise Refused(
+        field, f"there is no pool and no node {shown(name)}{suggestion(name, names)}; name one to have more of"
+    )
+
+
+def _config(read: Reader, partition: Partition) -> PartitionConfig | None:
+    config = present_config(partition)
+    policy = read.get("policy")
+    if isinstance(policy, str):
+        if policy not in MODES:
+            raise Refused(
+                "policy",
+                f"there is no policy {shown(policy)}{suggestion(policy, MODES)}; name one of {', '.join(MODES)} "
+                "or a configuration file",
+            )
+        config = replace(config, settings=replace(config.settings, **MODES[policy]))
+    elif policy is not None:
+        config = policy_of("policy", policy).config
+    queues = dict(config.queues)
+    shares = _mapping(read, "shares")
+    for path, share in shares.items():
+        if path not in queues:
+            raise Refused(f"shares.{path}", f"there is no queue {shown(path)}{suggestion(path, queues)}; name one")
+        queues[path] = replace(queues[path], share=parse_count(share, f"shares.{path}", 0, 1_000_000))
+    if policy is None and not shares:
+        return None
+    return replace(config, queues=tuple(queues.items()))
+
+
+def present_config(partition: Partition) -> PartitionConfig:
+    """Return the configuration that a partition has."""
+    queues: list[tuple[str, QueueSettings]] = [(path, queue.settings) for path, queue in partition.queues.items()]
+    pools = [(name, pool.settings) for name, pool in partition.pools.items()]
+    return PartitionConfig(partition.settings, tuple(queues), tuple(pools))
+
+
+# -- on the present state ----------------------------------------------------------------------------------------
+
+
+def _live(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> dict[str, Any]:
+    partition, now = follower.state, question.now
+    past, runtimes = follower.past(now)
+    waiting = [job for job in partition.jobs.values() if not job.over and not job.live and not job.manager]
+    wanted = [job.id for job in waiting[:MOST_JOBS] if job.held_by is None]
+    resource = GPU if any(partition.nodes.capacity.get(GPU, ())) else CPU
+    workers = max(1, os.cpu_count() or 1)
+
+    def drawn(first: Sequence[AnyCommand]) -> list[Sample]:
+        return draw_futures(
+            partition, now, runtimes, past, wanted, SECONDS, SAMPLES, workers, first=first, resource=resource
+        )
+
+    before, after = drawn([]), drawn(supposed.commands())
+    for at, why in after[0].refused.items():
+        raise Refused("", f"the change would be refused: {why}", at)
+    until = min(sample.until for sample in (*before, *after))
+    rows = []
+    for job in waiting[:MOST_JOBS]:
+        old, never_before = _start(job, before)
+        new, never_after = _start(job, after)
+        rows.append(
+            {
+                "job": job.id,
+                "name": job.spec.name,
+                "user": job.user,
+                "queue": job.queue.path,
+                "wait_before": _wait(old, now),
+                "wait_after": _wait(new, now),
+                "never_before": never_before,
+                "never_after": never_after,
+            }
+        )
+    capacity = sum(
+        column[row]
+        for row in partition.nodes.rows.values()
+        for column in [partition.nodes.capacity.get(resource, [])]
+        if column
+    )
+    used = partition.root.account.used.get(resource, 0)
+    added = sum(dict(spec.capacity).get(resource, 0) for _, spec in supposed.nodes)
+    gone = sum(_amount(partition, name, resource) for name in supposed.removed)
+    return {
+        **_moves(rows),
+        "jobs": [row for row in rows if _move(row) in MOVED],
+        "waiting": len(waiting),
+        "compared": len(rows),
+        "futures": len(before),
+        "utilisation_before": _utilisation(before, now, until, used, capacity),
+        "utilisation_after": _utilisation(after, now, until, used, capacity + added - gone),
+        "until": until / SECOND,
+        "unknown_running": max(sample.unknown_running for sample in before),
+        "recorded_jobs": len(past.jobs),
+    }
+
+
+def _amount(partition: Partition, node: str, resource: str) -> int:
+    node_id = partition.nodes.find(node)
+    column = partition.nodes.capacity.get(resource)
+    return 0 if node_id is None or column is None else column[partition.nodes.rows[node_id]]
+
+
+def _start(job: Job, samples: Sequence[Sample]) -> tuple[Micros | None, bool]:
+    """Return the median start of a job; None and True if it does not start, None and False if that is unknown."""
+    found = sum_up(job.id, samples)
+    whole = all(sample.whole for sample in samples if job.id not in sample.starts)
+    never = found.stuck or (found.median is None and found.not_before is not None and whole)
+    return found.median, never or job.held_by is not None
+
+
+def _wait(when: Micros | None, now: Micros) -> float | None:
+    return None if when is None else (when - now) / SECOND
+
+
+def _move(row: Mapping[str, Any]) -> Move:
+    """Return how the start of a job moves. An unknown start counts as later than all known ones."""
+    before, after = row["wait_before"], row["wait_after"]
+    if row["never_after"]:
+        return "never" if row["never_before"] else "no_longer"
+    if before is None or after is None:
+        return "earlier" if after is not None else "later" if before is not None else "unknown"
+    return "same" if abs(after - before) * SECOND < SAME else "later" if after > before else "earlier"
+
+
+def _moves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Count the jobs that start earlier, later and so on, and return the mean waits before and after the change.
+
+    The means are over the jobs whose start is known before and after or, if there are none, over all that have one.
+    """
+    moved = [_move(row) for row in rows]
+    both = [row for row in rows if row["wait_before"] is not None and row["wait_after"] is not None] or rows
+    means = {}
+    for side in ("before", "after"):
+        waits = [row[f"wait_{side}"] for row in both if row[f"wait_{side}"] is not None]
+        means[f"mean_wait_{side}"] = round(fmean(waits), 3) if waits else None
+    return {**{move: moved.count(move) for move in get_args(Move)}, **means}
+
+
+def _utilisation(samples: Sequence[Sample], now: Micros, until: Micros, present: int, capacity: int) -> float | None:
+    """Return the used part of a capacity until a time, as the mean of the futures; None if there is no capacity.
+
+    Futures that end at once, because no job waits, tell the use of that moment.
+    """
+    if not capacity:
+        return None
+    parts = []
+    for sample in samples:
+        if until <= now:
+            parts.append((sample.used[-1][1] if sample.used else present) / capacity)
+            continue
+        # A future begins with the state of an earlier moment, so that its first uses may be of the past.
+        series = [(now, present), *sample.used, (until, 0)]
+        work = sum(used * max(0, min(until, end) - max(now, when)) for (when, used), (end, _) in pairwise(series))
+        parts.append(work / (capacity * (until - now)))
+    return round(fmean(parts), 4)
+
+
+# -- over the recorded past --------------------------------------------------------------------------------------
+
+
+def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> dict[str, Any]:
+    if supposed.priorities:
+        raise Refused("priorities", "a replay runs jobs of the past; leave priorities out, or leave the replay out")
+    past, _ = follower.past(question.now)
+    ended = past.replayed(question.now - question.replay).jobs
+    if not ended:
+        raise Refused("replay", "no job that ran and has ended was submitted in this time; name a longer time")
+    partition = follower.state
+    nodes = [parse_node(node) for node in node_documents(partition)]
+    config = present_config(partition)
+    left = [(name, spec) for name, spec in nodes if name not in supposed.removed]
+    sides = [(config, nodes), (supposed.config or config, [*left, *supposed.nodes])]
+    deadline = monotonic() + REPLAY_SECONDS
+
+    def one(side: int) -> dict[str, Any]:
+        settings, machines = sides[side]
+        # As in the simulator's own policies, all tasks that may start at one instant start in one cycle.
+        settings = replace(settings, settings=replace(settings.settings, max_placed=MAX_CANDIDATES))
+        trace = Trace("the past", [_arrival(job, ended[0].at) for job in ended], machines, LeftOut())
+        simulation = Simulation(trace, Policy("whatif", settings))
+        whole = simulation.run(None, lambda _: monotonic() > deadline)
+        starts = {arrival.id: simulation.record.job(at).started for at, arrival in enumerate(trace.arrivals)}
+        return {"starts": starts, "figures": figures(simulation.record, "whatif", 0.0), "whole": whole, "side": side}
+
+    before, after = sorted(in_processes(one, (0, 1), dict, 2), key=lambda result: int(result["side"]))
+    rows = []
+    for job in ended:
+        submitted = job.at - ended[0].at
+        old, new = before["starts"][job.id], after["starts"][job.id]
+        rows.append(
+            {
+                "job": job.id,
+                "name": job.spec.name,
+                "user": job.spec.user,
+                "queue": job.spec.queue,
+                "wait_before": _wait(old, submitted),
+                "wait_after": _wait(new, submitted),
+                "never_before": old is None and before["whole"],
+                "never_after": new is None and after["whole"],
+            }
+        )
+    return {
+        **_moves(rows),
+        "jobs": [row for row in rows if _move(row) in MOVED][:MOST_JOBS],
+        "compared": len(rows),
+        "whole": before["whole"] and after["whole"],
+        **{
+            f"{key}_{when}": side["figures"][key]
+            for when, side in (("before", before), ("after", after))
+            for key in ("utilisation", "median_wait_s", "p95_wait_s", "max_wait_s", "mean_bounded_slowdown_10s")
+        },
+    }
+
+
+def _arrival(job: PastJob, first: Micros) -> Arrival:
+    spec = replace(job.spec, after=tuple(map(job_id, job.spec.after)))
+    return Arrival(job.at - first, job.id, spec, job.run_times())

@@ -1,0 +1,98 @@
+"""The state of a partition at earlier times, replayed from the journal.
+
+Records before the oldest snapshot are deleted, so the journal reaches back only to that snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from fairlead.core.dump import dumped_at, load
+from fairlead.core.model import Micros
+from fairlead.core.resources import SECOND
+from fairlead.core.state import Partition
+from fairlead.forecast.replica import Follower
+from fairlead.journal.chained import ChainedJournal
+from fairlead.journal.codec import replay, stream_of, time_of
+from fairlead.journal.locate import open_journal
+from fairlead.views.nodemap import STATES, map_queues, node_row, ordered_rows, static_columns
+from fairlead.wire import api as wire
+from fairlead.wire.preview import PastMapQuestion, PastQueuesQuestion
+
+
+def past_map(follower: Follower, question: PastMapQuestion) -> Any:
+    """Return the map of nodes and queues at a time. The answer has no map if the journal does not reach back to it."""
+    with open_journal(follower.journal, read_only=True) as journal:
+        since = _reaches_back_to(journal, follower.name)
+        found = next(_states(journal, follower.name, [question.at]), None) if question.at >= since else None
+        answer = wire.PastMap(since=since / SECOND, map=None if found is None else _map(found, question.at))
+    return msgspec.to_builtins(answer)
+
+
+def past_queues(follower: Follower, question: PastQueuesQuestion) -> Any:
+    """Return share, entitlement, use and loan of queues at evenly spaced times, as far as the journal reaches back."""
+    with open_journal(follower.journal, read_only=True) as journal:
+        since = _reaches_back_to(journal, follower.name)
+        first = max(since, question.since)
+        last, points = max(first, question.until), question.points
+        times = sorted({first + (last - first) * point // max(1, points - 1) for point in range(points)})
+        queues: dict[str, wire.QueuePast] = {}
+        for at, state in zip(times, _states(journal, follower.name, times), strict=False):
+            for path, queue in map_queues(state, at).items():
+                past = queues.setdefault(path, wire.QueuePast(times=[], share=[], entitlement=[], use=[], loan=[]))
+                past.times.append(at / SECOND)
+                past.share.append(queue.share)
+                past.entitlement.append(queue.entitlement_percent)
+                past.use.append(queue.use_percent)
+                past.loan.append(queue.loan_percent)
+    return msgspec.to_builtins(wire.PastQueues(since=since / SECOND, queues=queues))
+
+
+def _map(state: Partition, at: Micros) -> wire.NodeMap:
+    rows = ordered_rows(state.nodes)
+    columns: dict[str, Any] = static_columns(state.nodes, rows)
+    return wire.NodeMap(
+        at="",
+        partition=state.name,
+        now=at / SECOND,
+        ready=True,
+        states=list(STATES),
+        rows=[node_row(state, row) for row in rows],
+        queues=list(map_queues(state, at).values()),
+        **columns,
+    )
+
+
+def _reaches_back_to(journal: ChainedJournal, partition: str) -> Micros:
+    """Return the earliest time whose state can be replayed."""
+    stream = stream_of(partition)
+    row, tail = journal.state_of(stream)
+    if row.base:
+        found = [journal.load_snapshot(stream, seq) for seq in journal.saved_snapshots(stream)]
+        return min([dumped_at(snapshot.payload) for snapshot in found if snapshot is not None])
+    return time_of(next(journal.read(stream)).payload, f"record 1 of {stream}") if tail.seq else 0
+
+
+def _states(journal: ChainedJournal, partition: str, times: list[Micros]) -> Iterator[Partition]:
+    """Yield the state at each of the given times, which are in order. All are the same object, replayed further."""
+    stream = stream_of(partition)
+    state, seq = Partition(partition), 0
+    for number in sorted(journal.saved_snapshots(stream), reverse=True):
+        snapshot = journal.load_snapshot(stream, number)
+        if snapshot is not None and dumped_at(snapshot.payload) <= times[0]:
+            state, seq = load(snapshot.payload), snapshot.seq
+            break
+    waiting = list(times)
+    for record in journal.read(stream, seq):
+        where = f"record {record.seq} of {stream}"
+        while waiting and time_of(record.payload, where) > waiting[0]:
+            waiting.pop(0)
+            yield state
+        if not waiting:
+            return
+        replay(state, record.payload, where)
+    for _ in waiting:
+        yield state

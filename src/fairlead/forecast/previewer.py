@@ -1,0 +1,131 @@
+"""The server's side of the preview process: starts the process at the first question, and sends questions to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import Process
+from contextlib import suppress
+
+import msgspec
+
+from fairlead.journal.locate import is_url
+from fairlead.journal.snapshot import DATABASE
+from fairlead.wire.preview import AnyQuestion, Document, Etas, Failure, Story, Unanswered
+
+HEAD = 4
+PATIENCE = 150.0
+"""Seconds to wait for an answer. A process that takes longer is ended."""
+GONE = (OSError, RuntimeError, asyncio.IncompleteReadError)
+"""Errors of a process that has ended. A RuntimeError is that of a pipe which uvloop has closed."""
+_decode_failure = msgspec.msgpack.Decoder(Failure).decode
+
+
+class Previewer:
+    """Asks the preview process, one question at a time. The child exits when its stdin closes."""
+
+    def __init__(self, journal: str | os.PathLike[str], history: str | os.PathLike[str]) -> None:
+        places = [os.fspath(journal), os.fspath(history)]
+        self._environment = dict(os.environ)
+        if is_url(places[0]):  # other users can read the arguments of a process, and the address may have a password
+            self._environment[DATABASE] = places[0]
+            places = ["-", "-"]
+        self._command = [sys.executable, "-P", "-m", "fairlead.forecast.process", *places]
+        self._process: Process | None = None
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    async def ask(self, question: AnyQuestion) -> Etas | Story | Document | Failure:
+        """Return the answer to a question."""
+        try:
+            payload = msgspec.msgpack.encode(question)
+        except OverflowError:
+            return Failure(problem="a number has more than 64 bits; write a smaller one")
+        async with self._turn:
+            if self._process is not None:
+                with suppress(*GONE):  # the process has exited, because it was idle
+                    return await self._answer(self._process, question, payload)
+            if not self._closed:
+                await self._start()
+            if self._closed or self._process is None:
+                await self._end()
+                raise Unanswered("the server is closing")
+            try:
+                return await self._answer(self._process, question, payload)
+            except GONE as problem:
+                raise Unanswered("the process that looks into the future ended") from problem
+
+    async def close(self) -> None:
+        self._closed = True
+        self._kill()  # ends the question that is being answered
+        async with self._turn:
+            await self._end()
+
+    async def _answer(
+        self, process: Process, question: AnyQuestion, payload: bytes
+    ) -> Etas | Story | Document | Failure:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return _read(question, await self._exchange(process, payload))
+        except TimeoutError as problem:
+            await self._end()
+            raise Unanswered(f"there was no answer within {PATIENCE:g} s") from problem
+        except BaseException:
+            await self._end()  # a late answer would be taken for that of the next question
+            raise
+
+    async def _start(self) -> None:
+        """Start the process. If the caller is cancelled meanwhile, the next question or `close` takes it over."""
+
+        async def start() -> None:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=self._environment,
+            )
+
+        starting = asyncio.create_task(start())
+        try:
+            await asyncio.shield(starting)
+        except OSError as problem:
+            raise Unanswered(f"the process that looks into the future cannot be started: {problem}") from problem
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])
+            raise
+
+    async def _exchange(self, process: Process, payload: bytes) -> bytes:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(len(payload).to_bytes(HEAD) + payload)
+        await process.stdin.drain()
+        size = int.from_bytes(await process.stdout.readexactly(HEAD))
+        return await process.stdout.readexactly(size)
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _end(self) -> None:
+        """End the process, and close all of its pipes before the loop is closed."""
+        self._kill()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(OSError, RuntimeError):
+            process.stdin.close()
+            await process.stdin.wait_closed()
+        with suppress(OSError, RuntimeError):
+            await process.stdout.read()
+        await process.wait()
+
+
+def _read(question: AnyQuestion, payload: bytes) -> Etas | Story | Document | Failure:
+    try:
+        failure = _decode_failure(payload)
+    except msgspec.ValidationError:
+        kind = {"eta": Etas, "story": Story}.get(question.__struct_config__.tag, Document)  # type: ignore[arg-type]
+        return msgspec.msgpack.decode(payload, type=kind)  # type: ignore[no-any-return]
+    return failure

@@ -1,0 +1,96 @@
+"""Answers to questions about the future of a partition."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from fairlead.core.commands import Submit
+from fairlead.core.errors import Refused
+from fairlead.core.model import JobSpec, unpack_spec
+from fairlead.forecast import comparison, eta
+from fairlead.forecast.moments import past_map, past_queues
+from fairlead.forecast.recorded_trace import trace_document
+from fairlead.forecast.replica import Follower
+from fairlead.forecast.runtimes import Runtimes
+from fairlead.wire.preview import (
+    AnyQuestion,
+    Document,
+    Eta,
+    EtaQuestion,
+    Etas,
+    PastMapQuestion,
+    PastQueuesQuestion,
+    Story,
+    StoryQuestion,
+    TraceQuestion,
+)
+
+SECONDS = 3.0
+"""Seconds within which futures are started."""
+
+
+def answer(follower: Follower, question: AnyQuestion) -> msgspec.Struct:
+    if isinstance(question, EtaQuestion):
+        return _etas(follower, question)
+    if isinstance(question, StoryQuestion):
+        return Story(since=follower.began, lines=follower.story(question.job, question.number))
+    if isinstance(question, TraceQuestion):
+        return Document(document=trace_document(follower, question.since, question.now))
+    if isinstance(question, PastMapQuestion):
+        return Document(document=past_map(follower, question))
+    if isinstance(question, PastQueuesQuestion):
+        return Document(document=past_queues(follower, question))
+    return Document(document=comparison.compare(follower, question))
+
+
+def workers() -> int:
+    return max(1, min(eta.SAMPLES, os.cpu_count() or 1))
+
+
+def _etas(follower: Follower, question: EtaQuestion) -> Etas:
+    past, runtimes = follower.past(question.now)
+    submits = [_submit(packed, at) for at, packed in enumerate(question.submissions)]
+    wanted = [*question.jobs, *(submit.id for submit in submits)]
+    samples = eta.draw_futures(
+        follower.state, question.now, runtimes, past, wanted, SECONDS, workers=workers(), first=submits
+    )
+    refused = samples[0].refused
+    specs = {submit.id: submit.spec for submit in submits}
+    specs |= {job: follower.state.jobs[job].spec for job in question.jobs if job in follower.state.jobs}
+    etas = {job: _eta(eta.sum_up(job, samples), job in specs and not _has_run(runtimes, specs[job])) for job in wanted}
+    return Etas(
+        jobs={job: etas[job] for job in question.jobs},
+        submissions=[refused.get(submit.id) or etas[submit.id] for submit in submits],
+        now=question.now,
+        futures=len(samples),
+        unknown_running=max(sample.unknown_running for sample in samples),
+        recorded_jobs=len(past.jobs),
+        cut=not all(sample.whole for sample in samples),
+        ran=bool(runtimes),
+    )
+
+
+def _has_run(runtimes: Runtimes, spec: JobSpec) -> bool:
+    return any(runtimes.has_run(spec.user, spec.name, stage.name) for stage in spec.stages)
+
+
+def _submit(packed: bytes, at: int) -> Submit:
+    spec = unpack_spec(packed)
+    if spec.manager:
+        raise Refused("manager", "its start cannot be foretold; leave it out")
+    return Submit(spec=spec, id=f"preview-{at}", user=spec.user, groups=spec.groups, operator=True)
+
+
+def _eta(found: eta.Eta, new: bool) -> Eta:
+    return Eta(
+        likely=found.likely,
+        median=found.median,
+        earliest=found.earliest,
+        latest=found.latest,
+        not_before=found.not_before,
+        stuck=found.stuck,
+        unknown_ahead=found.unknown_ahead,
+        new=new,
+    )

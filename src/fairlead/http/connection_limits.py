@@ -1,0 +1,144 @@
+"""Limits on open connections, for each kind of caller.
+
+A connection is a stranger until a valid token has arrived on it. Strangers never block other callers: when there are
+too many, from one address or in total, the oldest is closed. Each user has a limit, and some connections are reserved
+for agents and operators.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
+
+import msgspec
+
+from fairlead.identity.tokens import Token
+
+Client = tuple[str, int]
+"""Address and port of the client."""
+
+MAX_CONNECTIONS = 10_000
+DESCRIPTORS = 128
+"""File descriptors reserved for other uses."""
+
+
+class Shares(msgspec.Struct, frozen=True):
+    """Number of connections that each kind of caller may have."""
+
+    most: int
+    address: int
+    """Connections from one address without a token."""
+    strangers: int
+    """All connections without a token."""
+    user: int
+    """Connections of one user."""
+    users: int
+    """Connections of all users. The rest of `most` is for agents and operators."""
+
+
+def shares(most: int) -> Shares:
+    """Divide `most` connections among the kinds of callers."""
+    return Shares(most, max(1, most // 8), max(1, most // 4), max(1, most // 4), max(1, most - most // 8))
+
+
+def most_connections() -> int:
+    """Return the number of connections that this process has file descriptors for, at most `MAX_CONNECTIONS`."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(16, min(MAX_CONNECTIONS, soft - DESCRIPTORS))
+
+
+class Refusal(Exception):
+    """A connection that may not be used; the message says why and what to do."""
+
+
+class Connections:
+    """The open connections of a server, counted by kind of caller."""
+
+    def __init__(self, most: int = 0) -> None:
+        """Allow `most` connections at a time; with 0, as many as there are file descriptors for."""
+        self.shares = shares(most or most_connections())
+        self._strangers: dict[Client, Callable[[], None]] = {}
+        """Stranger → function that closes it, oldest first."""
+        self._by_address: dict[str, dict[Client, None]] = {}
+        """Address → its strangers, oldest first."""
+        self._trusted: dict[Client, str] = {}
+        """Connections with a valid token → the user; empty for agents and operators."""
+        self._by_user: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._strangers) + len(self._trusted)
+
+    def enter(self, client: Client, close: Callable[[], None]) -> bool:
+        """Count a new connection; False if the limit is reached. The oldest stranger may be closed to make way."""
+        if len(self) >= self.shares.most and not self._strangers:
+            return False
+        near = _near(client[0])
+        if len(self._by_address.get(near, ())) >= self.shares.address:
+            self._close(next(iter(self._by_address[near])))
+        elif len(self._strangers) >= self.shares.strangers or len(self) >= self.shares.most:
+            self._close(next(iter(self._strangers)))
+        self._strangers[client] = close
+        self._by_address.setdefault(near, {})[client] = None
+        return True
+
+    def stay(self, client: Client, close: Callable[[], None]) -> bool:
+        """Set the function that closes a connection without a valid token. Return False if it was closed already."""
+        if client in self._strangers:
+            self._strangers[client] = close
+        return client in self._strangers
+
+    def leave(self, client: Client) -> None:
+        """Remove a connection that has ended."""
+        if client in self._strangers:
+            self._forget_stranger(client)
+        user = self._trusted.pop(client, None)
+        if user:
+            self._uncount(user)
+
+    def trust(self, client: Client, caller: Token | None = None) -> None:
+        """Mark a connection as authenticated by a token or a node key. Raise `Refusal` if its user has too many."""
+        user = caller.user if caller is not None and caller.role == "user" else ""
+        if self._trusted.get(client) == user or (client not in self._trusted and client not in self._strangers):
+            return
+        if user and self._by_user[user] >= self.shares.user:
+            raise Refusal(f"{self.shares.user} connections of user {user} are open; close some")
+        if user and self._by_user.total() >= self.shares.users:
+            raise Refusal("all connections for users are taken; ask again in a moment")
+        self.leave(client)
+        self._trusted[client] = user
+        if user:
+            self._by_user[user] += 1
+
+    def _close(self, client: Client) -> None:
+        close = self._strangers[client]
+        self._forget_stranger(client)
+        close()
+
+    def _forget_stranger(self, client: Client) -> None:
+        del self._strangers[client]
+        near = _near(client[0])
+        del self._by_address[near][client]
+        if not self._by_address[near]:
+            del self._by_address[near]
+
+    def _uncount(self, user: str) -> None:
+        self._by_user[user] -= 1
+        if not self._by_user[user]:
+            del self._by_user[user]
+
+
+@lru_cache(10_000)
+def _near(host: str) -> str:
+    """Return the address to count connections by: for IPv6 the /64 prefix, which one machine may own."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
+        return f"{int(address) >> 64:x}"
+    return host

@@ -1,0 +1,227 @@
+"""Passes a request to the handler of its operation: finds the route, checks the role, reads the parameters, and turns
+answers and errors into responses.
+
+The operations say what is served where (`wire/operations.py`); handlers are registered with `serves`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from fairlead.core.errors import Refused
+from fairlead.core.reader import suggestion
+from fairlead.core.resources import shown
+from fairlead.http.context import Disconnected, Request, Services
+from fairlead.http.problems import plain, problem_of
+from fairlead.http.responses import Receive, Response, Scope, Send, problem_response
+from fairlead.identity.smallfile import FileProblem
+from fairlead.wire.operation import API, Answer, Operation, Parameter, Row, row_of
+from fairlead.wire.unserved import Unserved
+
+Asked = TypeVar("Asked", bound=Operation[Any])
+Handler = Callable[[Request, Any], Awaitable[Any]]
+ROLES = ("user", "operator", "admin")
+"""From the least role to the one that may do everything."""
+MAX_PARAMETERS = 1_000
+
+HANDLERS: dict[type[Operation[Any]], Handler] = {}
+"""The handler of each operation."""
+
+
+def serves(
+    operation: type[Operation[Answer]],
+) -> Callable[[Callable[[Request, Asked], Awaitable[Answer | Response]]], Handler]:
+    """Register a handler. It gets the request and the operation with its parameters, and returns the answer. The
+    document of a request is not checked here but by the readers of the core, whose errors name field and remedy."""
+
+    def register(handler: Callable[[Request, Asked], Awaitable[Answer | Response]]) -> Handler:
+        HANDLERS[operation] = handler
+        return handler
+
+    return register
+
+
+class Route:
+    """An operation and its handler."""
+
+    def __init__(self, row: Row, handler: Handler) -> None:
+        self.row = row
+        self.handler = handler
+        self.roles = ROLES[ROLES.index(row.route.role) :] if row.route.role else ()
+        self.in_path = [each for each in row.parameters if each.place == "path"]
+        self.in_query = {each.sent: each for each in row.parameters if each.place == "query"}
+        self.in_headers = [each for each in row.parameters if each.place == "header"]
+        self.required = [each for each in self.in_query.values() if each.required]
+        self.strict = row.route.path.startswith(API)
+        """False where tools of others send parameters of their own: at probes and metrics."""
+
+    async def answer(self, request: Request, variables: list[str]) -> Response:
+        """Answer a request. `variables` are the variable parts of its path."""
+        if self.roles and request.caller.role not in self.roles:
+            problem = f"a token of role {request.caller.role} may not do this; {self.roles[0]} may"
+            raise Refused("token", problem, "forbidden")
+        values: dict[str, Any] = {}
+        for parameter, text in zip(self.in_path, variables, strict=True):
+            values[parameter.name] = _read(parameter, text)
+        self._read_query(request.scope["query_string"], values)
+        for parameter in self.in_headers:
+            text = request.header(parameter.sent)
+            if text:
+                values[parameter.name] = _read(parameter, text)
+        if self.row.document is not None:
+            values[self.row.document.name] = _document(await request.body())
+        answer = await self.handler(request, self.row.operation(**values))
+        route = self.row.route
+        return answer if isinstance(answer, Response) else Response(answer, route.status, route.media)
+
+    def _read_query(self, query: bytes, values: dict[str, Any]) -> None:
+        given: dict[str, list[str]] = {}
+        if query:
+            try:
+                pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_PARAMETERS)
+            except ValueError:
+                problem = f"more than {MAX_PARAMETERS} parameters are too many; send fewer"
+                raise Refused("query", problem, "malformed") from None
+            for name, text in pairs:
+                given.setdefault(name, []).append(text)
+        for name, texts in given.items():
+            parameter = self.in_query.get(name)
+            if parameter is None:
+                if self.strict:
+                    raise _unknown(name, sorted(self.in_query))
+            elif parameter.many:
+                values[parameter.name] = _read(parameter, texts)
+            elif len(texts) > 1:
+                raise Refused(name, f"it is given {len(texts)} times; give it once", "malformed")
+            else:
+                values[parameter.name] = _read(parameter, texts[0])
+        for parameter in self.required:
+            if parameter.sent not in given:
+                raise Refused(parameter.sent, "missing; add it to the query", "malformed")
+
+
+def _unknown(name: str, known: list[str]) -> Refused:
+    it_has = f"it has {', '.join(known)}" if known else "leave it out"
+    return Refused(name[:64], f"this request has no such parameter{suggestion(name, known)}; {it_has}")
+
+
+def _read(parameter: Parameter, text: str | list[str]) -> Any:
+    try:
+        return msgspec.convert(text, parameter.type, strict=False)
+    except msgspec.ValidationError:
+        raise Refused(parameter.sent, _wrong(parameter, text), "malformed") from None
+
+
+def _wrong(parameter: Parameter, text: str | list[str]) -> str:
+    """Return what is wrong with the value of a parameter, and what to write."""
+    form = msgspec.json.schema(parameter.type)
+    form = next((each for each in form.get("anyOf", ()) if each.get("type") != "null"), form)
+    low, high = form.get("minimum"), form.get("maximum")
+    if parameter.choices:
+        return f"{shown(text)} is not one of {', '.join(parameter.choices)}; write one of them"
+    if form["type"] == "boolean":
+        return f"{shown(text)} is neither true nor false; write one of them"
+    if form["type"] == "array":
+        return f"{len(text)} values are not accepted; give {form.get('minItems', 0)} to {form['maxItems']}"
+    if form["type"] == "string":
+        return f"{len(text)} characters are too many; at most {form['maxLength']} are allowed"
+    span = "" if low is None else f" from {low} to {high}" if high is not None else f", {low} or more"
+    return f"{shown(text)} is not accepted; write a {'whole ' if form['type'] == 'integer' else ''}number{span}"
+
+
+def _document(body: bytes) -> Any:
+    if not body:
+        raise Refused("body", "missing; send a JSON document", "malformed")
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise Refused("body", f"it is not JSON: {str(problem)[:200]}; correct it", "malformed") from None
+
+
+class _Fork:
+    """A part of the paths: what follows it, by the next part, and the routes that end here, by method."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, _Fork] = {}
+        self.variable: _Fork | None = None
+        self.routes: dict[str, Route] = {}
+
+    def add(self, parts: list[str], route: Route) -> None:
+        if not parts:
+            self.routes[route.row.route.method] = route
+            return
+        first, *rest = parts
+        if first.startswith("{"):
+            self.variable = self.variable or _Fork()
+            self.variable.add(rest, route)
+        else:
+            self.named.setdefault(first, _Fork()).add(rest, route)
+
+    def find(self, parts: list[str], at: int = 0) -> Iterator[tuple[_Fork, list[str]]]:
+        """Yield the ends of a path with its variable parts. Where names match, they go before variable parts."""
+        if at == len(parts):
+            yield self, []
+            return
+        named = self.named.get(parts[at])
+        if named is not None:
+            yield from named.find(parts, at + 1)
+        if self.variable is not None:
+            for end, variables in self.variable.find(parts, at + 1):
+                yield end, [parts[at], *variables]
+
+
+class Dispatcher:
+    """All operations as an ASGI application. `caller` is in the scope of a request."""
+
+    def __init__(self, services: Services, handlers: Mapping[type[Operation[Any]], Handler]) -> None:
+        self._services = services
+        self._paths = _Fork()
+        for operation, handler in handlers.items():
+            row = row_of(operation)
+            self._paths.add(row.route.path.strip("/").split("/"), Route(row, handler))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(self._services, scope, receive)
+        try:
+            response = await self._answer(request)
+        except Disconnected:
+            return
+        await response.send(receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            parts = [part for part in request.scope["path"].split("/") if part]
+            method = request.scope["method"]
+            allowed: set[str] = set()
+            for end, variables in self._paths.find(parts):
+                if method in end.routes:
+                    return await end.routes[method].answer(request, variables)
+                allowed |= end.routes.keys()
+            if allowed:
+                served = ", ".join(sorted(allowed))
+                problem = plain(405, f"{method} is not served here, but {served}", "method")
+                return problem_response(problem, {"allow": served})
+            problem = plain(404, f"nothing is served here; {API}/openapi.json lists what is", "missing")
+            return problem_response(problem)
+        except (Refused, Unserved) as refusal:
+            return refused(refusal)
+        except FileProblem as problem:
+            self._services.fault(problem)
+            told = "nothing was done: the server could not write to its disk; ask again later, or ask its operator"
+            return refused(Unserved("unavailable", told, 10))
+        except Disconnected:
+            raise
+        except Exception as error:
+            self._services.fault(error)  # details go only to the log
+            told = "a fault of the server, which has been logged; ask its operator"
+            return problem_response(plain(500, told, "fault"))
+
+
+def refused(error: Refused | Unserved) -> Response:
+    """Answer a refusal with a problem document."""
+    retry_after = error.retry_after if isinstance(error, Unserved) else None
+    return problem_response(problem_of(error), None if retry_after is None else {"retry-after": str(retry_after)})

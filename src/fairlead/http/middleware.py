@@ -1,0 +1,230 @@
+"""The gate before every route: it limits the size, speed and rate of requests, and finds the caller.
+
+It is plain ASGI, so that refused requests cost little. A request that passes has `caller` in its scope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from fairlead.control.control import Control
+from fairlead.control.partition import REQUEST_USER, REVISION, Revision
+from fairlead.http.connection_limits import Connections, Refusal
+from fairlead.http.page import Page
+from fairlead.http.problems import MEDIA_TYPE, encoded, problem_of
+from fairlead.http.responses import App, Receive, Scope, Send
+from fairlead.identity.sessions import HEADER, Sessions
+from fairlead.identity.smallfile import FileProblem
+from fairlead.identity.tokens import Token, Tokens
+from fairlead.wire.operations import rows
+from fairlead.wire.unserved import Unserved
+
+OPEN_PATHS = frozenset(row.route.path for row in rows() if not row.route.role)
+"""Paths served without a token: their answers contain nothing about users."""
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits for callers."""
+
+    body: int = 8 * 2**20
+    """Bytes of one request."""
+    bodies: int = 4 * 8 * 2**20
+    """Bytes of all requests of one user in progress."""
+    body_seconds: float = 30.0
+    """Seconds in which a request has to arrive."""
+    requests: float = 5_000.0
+    """Requests per second with one token."""
+    burst: float = 10_000.0
+    failures: float = 5.0
+    """Requests per second without a valid token from one address."""
+    failures_burst: float = 50.0
+    streams: int = 100
+    """Open streams of one token."""
+    connections: int = 0
+    """Open connections of all callers; 0 derives it from the process's limit on file descriptors."""
+    poll_seconds: float = 60.0
+    """Seconds that a request may wait for a job to end."""
+
+
+class Buckets:
+    """Token buckets by name: each refills at `rate` per second, with a burst on top."""
+
+    def __init__(self, rate: float, burst: float, names: int = 10_000) -> None:
+        self._rate, self._burst, self._names = rate, burst, names
+        self._levels: dict[str, tuple[float, float]] = {}
+
+    def take(self, name: str, amount: float = 1.0) -> bool:
+        """Take `amount` from a bucket; True if it was allowed. With 0, only check."""
+        now = monotonic()
+        level, since = self._levels.get(name, (self._burst, now))
+        level = min(self._burst, level + (now - since) * self._rate)
+        allowed = level >= 1.0
+        if amount and allowed:
+            if len(self._levels) >= self._names and name not in self._levels:
+                self._levels.clear()  # too generous for a moment, but it bounds the table
+            self._levels[name] = (level - amount, now)
+        return allowed
+
+
+REVISION_HEADER = b"fairlead-revision"
+"""The response header with the last record of the partition that the answer reflects."""
+
+
+class Gate:
+    """The outermost ASGI application: it checks a request and passes it on."""
+
+    def __init__(
+        self, app: App, agents: App, tokens: Tokens, sessions: Sessions, bounds: Bounds, control: Control
+    ) -> None:
+        """Take the inner applications: `app` serves requests, `agents` the WebSockets of agents."""
+        self._control = control
+        self._page = Page()
+        self._sessions = sessions
+        self._app = app
+        self._agents = agents
+        self._tokens = tokens
+        self._bounds = bounds
+        self.connections = Connections(bounds.connections)
+        self._arrived: Counter[str] = Counter()
+        """User → bytes of the user's requests in progress."""
+        self._requests = Buckets(bounds.requests, bounds.burst)
+        self._failures = Buckets(bounds.failures, bounds.failures_burst)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        try:
+            if scope["type"] == "websocket":
+                return await self._agents(scope, receive, send)
+            if self._page.has(scope["path"]) and scope["method"] in ("GET", "HEAD"):
+                return await self._page(scope, receive, send)
+            caller = scope["caller"] = None if scope["path"] in OPEN_PATHS else await self._caller(scope)
+            REQUEST_USER.set(caller.user if caller is not None and not caller.operator else "")
+            if scope["method"] == "OPTIONS":
+                raise Unserved("method", "OPTIONS is not served: pages of other sites may not use this API")
+            body = Body(scope, receive, self._bounds, self._arrived)
+        except Unserved as refusal:
+            return await turn_away(scope, receive, send, refusal)
+        revision = Revision()
+        REVISION.set(revision)
+
+        async def send_with_revision(message: Any) -> None:
+            if message["type"] == "http.response.start" and revision.seq:
+                message["headers"] = [*message.get("headers", ()), (REVISION_HEADER, b"%d" % revision.seq)]
+            await send(message)
+
+        try:
+            await self._app(scope, body.receive, send_with_revision)
+        finally:
+            body.close()
+
+    async def _caller(self, scope: Scope) -> Token:
+        client = scope.get("client") or ("", 0)
+        secret = _bearer(scope)
+        key = _header(scope, HEADER).decode("latin-1")
+        if secret:
+            token = self._tokens.find(secret)
+        else:
+            token = self._sessions.find(_header(scope, b"cookie").decode("latin-1"), key) if key else None
+        if token is None:
+            # Tokens cannot be guessed; the limit bounds the cost of wrong ones.
+            if not self._failures.take(client[0]):
+                raise Unserved("too many", "too many requests without a valid token; wait a while", 10)
+            if key and not secret:
+                raise Unserved("unauthenticated", "the session has ended; log in again")
+            if secret:  # another server may have created it just now
+                with suppress(FileProblem):
+                    await asyncio.to_thread(self._tokens.refresh)
+                token = self._tokens.find(secret)
+        if token is None:
+            problem = "the token is not known, was revoked or has expired" if secret else "a token is needed"
+            raise Unserved("unauthenticated", f"{problem}; send Authorization: Bearer TOKEN")
+        if not self._requests.take(token.id):
+            raise Unserved("too many", f"more than {self._bounds.requests:g} requests a second; slow down", 1)
+        try:
+            self.connections.trust(client, token)
+        except Refusal as refusal:
+            raise Unserved("too many", str(refusal), 10) from None
+        return token
+
+
+class Body:
+    """The body of a request. Receiving it fails if it is too large or slow, or if its user sends too much at once."""
+
+    def __init__(self, scope: Scope, receive: Receive, bounds: Bounds, arrived: Counter[str]) -> None:
+        self._receive = receive
+        self._bounds = bounds
+        self._arrived = arrived
+        self._user: str = scope["caller"].user if scope["caller"] is not None else ""
+        self._seen = 0
+        self._whole = False
+        self._deadline = asyncio.get_running_loop().time() + bounds.body_seconds
+        length = _header(scope, b"content-length")
+        if length.isdigit() and int(length) > bounds.body:
+            raise self._too_large()
+
+    async def receive(self) -> Any:
+        if self._whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise Unserved("too slow", "the request took too long to arrive; send it again") from None
+        more = len(message.get("body", b""))
+        self._seen += more
+        self._arrived[self._user] += more
+        self._whole = not message.get("more_body", False)
+        if self._seen > self._bounds.body:
+            raise self._too_large()
+        if self._arrived[self._user] > self._bounds.bodies:
+            most = self._bounds.bodies
+            raise Unserved("too many", f"the requests in progress of one user have at most {most:,} bytes; wait", 1)
+        return message
+
+    def close(self) -> None:
+        """Stop counting the bytes of the request."""
+        self._arrived[self._user] -= self._seen
+        if not self._arrived[self._user]:
+            del self._arrived[self._user]
+
+    def _too_large(self) -> Unserved:
+        return Unserved("too large", f"a request has at most {self._bounds.body:,} bytes; send less at once")
+
+
+def _bearer(scope: Scope) -> str:
+    kind, _, secret = _header(scope, b"authorization").partition(b" ")
+    return secret.strip().decode("latin-1") if kind.lower() == b"bearer" else ""
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    for name, value in scope["headers"]:
+        if name == wanted:
+            return bytes(value)
+    return b""
+
+
+async def turn_away(scope: Scope, receive: Receive, send: Send, refusal: Unserved) -> None:
+    """Answer a request or a WebSocket with a refusal, and close the connection."""
+    problem = problem_of(refusal)
+    if scope["type"] == "websocket":
+        await receive()
+        return await send({"type": "websocket.close", "code": 4000 + problem.status, "reason": problem.detail[:100]})
+    body = encoded(problem)
+    headers = [
+        (b"content-type", MEDIA_TYPE.encode()),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+    ]
+    if problem.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if refusal.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % refusal.retry_after))
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,82 @@
+"""Answers to requests: bytes, or a stream of them, with status, media type and further headers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from fairlead.http.problems import MEDIA_TYPE
+from fairlead.wire.api import Problem
+from fairlead.wire.operation import JSON
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Response:
+    """An answer. Content other than bytes and text is sent as JSON."""
+
+    def __init__(
+        self, content: Any, status: int = 200, media: str = JSON, headers: Mapping[str, str] | None = None
+    ) -> None:
+        if isinstance(content, str):
+            content = content.encode()
+        self.body: bytes = content if isinstance(content, bytes) else msgspec.json.encode(content)
+        self.status = status
+        self.headers = {"content-type": media, "content-length": str(len(self.body)), **(headers or {})}
+
+    async def send(self, receive: Receive, send: Send) -> None:
+        await send(self._start())
+        await send({"type": "http.response.body", "body": self.body})
+
+    def _start(self) -> dict[str, Any]:
+        headers = [(name.encode(), value.encode("latin-1")) for name, value in self.headers.items()]
+        return {"type": "http.response.start", "status": self.status, "headers": headers}
+
+
+class Stream(Response):
+    """An answer in parts, which ends when the caller disconnects."""
+
+    def __init__(self, parts: AsyncGenerator[bytes], media: str, headers: Mapping[str, str]) -> None:
+        self.parts = parts
+        self.status = 200
+        self.headers = {"content-type": media, **headers}
+
+    async def send(self, receive: Receive, send: Send) -> None:
+        tasks = [asyncio.create_task(self._pass_on(send)), asyncio.create_task(disconnected(receive))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.parts.aclose()
+
+    async def _pass_on(self, send: Send) -> None:
+        await send(self._start())
+        async for part in self.parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the caller disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def cookie(name: str, value: str, path: str, seconds: int, secure: bool) -> dict[str, str]:
+    """Return the header of a cookie for this server only and out of reach of scripts."""
+    text = f"{name}={value}; HttpOnly; Max-Age={seconds}; Path={path}; SameSite=strict"
+    return {"set-cookie": f"{text}; Secure" if secure else text}
+
+
+def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(problem, problem.status, MEDIA_TYPE, headers)

@@ -1,0 +1,301 @@
+"""Handlers for predictions: when jobs start, and the effect of a change. A second process simulates them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from fairlead.control.partition import PartitionService
+from fairlead.core.commands import Rejected, SetPriority
+from fairlead.core.errors import Refused
+from fairlead.core.model import JobSpec, Micros, pack_spec
+from fairlead.core.reader import Reader
+from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
+from fairlead.core.state import Partition
+from fairlead.http.context import Request, Services, caller_fields, seen_by
+from fairlead.http.dispatch import serves
+from fairlead.http.routes.jobs import (
+    SEARCHING,
+    as_missing,
+    checked,
+    deadline,
+    find,
+    read_priority,
+    submission,
+    why_never,
+)
+from fairlead.views.answers import by_id
+from fairlead.views.dryrun import try_priority, try_submission
+from fairlead.views.summaries import shown_state
+from fairlead.views.whyanswers import dry_run_answer, priority_answer
+from fairlead.wire import api as wire
+from fairlead.wire import operations as op
+from fairlead.wire import preview
+from fairlead.wire.unserved import Unserved
+
+MOST_JOBS = 1_000
+Reply = TypeVar("Reply", bound=msgspec.Struct)
+
+
+async def ask(services: Services, question: preview.AnyQuestion, kind: type[Reply]) -> Reply:
+    """Return the second process's answer to a question. Each user has one question in progress at a time."""
+    if services.preview is None:
+        raise Unserved("unavailable", "this server has no second process for questions about past and future", 60)
+    async with services.preview_turns.take():
+        try:
+            answer = await services.preview.ask(question)
+        except preview.Unanswered as problem:
+            raise Unserved("unavailable", f"{problem}; ask again in a moment", 1) from None
+    if isinstance(answer, preview.Failure):
+        raise Refused(answer.field or "question", answer.problem)
+    assert isinstance(answer, kind)
+    return answer
+
+
+async def foretell(
+    services: Services, served: PartitionService, jobs: Sequence[str] = (), specs: Sequence[JobSpec] = ()
+) -> preview.Etas:
+    """Return the predicted starts of waiting jobs, and of jobs not submitted yet as if they were submitted now."""
+    question = preview.EtaQuestion(
+        partition=served.name,
+        seq=served.writer.seq,
+        now=served.now,
+        jobs=tuple(jobs),
+        submissions=tuple(pack_spec(spec) for spec in specs),
+    )
+    return await ask(services, question, preview.Etas)
+
+
+@serves(op.DryRun)
+async def dry_run(request: Request, asked: op.DryRun) -> wire.DryRun:
+    services, sees = request.services, seen_by(request)
+    command = submission(request.caller, asked.document, "", {})
+    served = services.control.find(asked.partition)
+    checked(services, served, command)
+
+    def attempt(state: Partition) -> bytes:
+        expired = deadline(SEARCHING)
+        tried = try_submission(state, command, served.writer.reasons, served.now)
+        if isinstance(tried, Rejected):
+            return msgspec.json.encode(tried)
+        answer = dry_run_answer(tried, tried.explained(by_id(state, sees), expired))
+        return msgspec.json.encode(answer)
+
+    answer = await served.on_copy(attempt, SEARCHING)
+    if not answer:
+        raise Unserved("busy", "the dry run took too long; try it again")
+    outcome = msgspec.json.decode(answer)
+    if outcome.get("type") == "rejected":
+        raise Refused(outcome["field"], outcome["problem"], outcome["code"])
+    tried = msgspec.convert(outcome, wire.DryRun)
+    if not asked.eta or tried.starts or tried.never:
+        return tried
+    spec = msgspec.structs.replace(command.spec, user=command.user, groups=command.groups)
+    foretold = await foretell(services, served, specs=[spec])
+    (found,) = foretold.submissions
+    if isinstance(found, str):
+        return tried  # the state has changed meanwhile: the job would be refused now
+    return msgspec.structs.replace(tried, eta=_answer("", "pending", None, found, foretold, served.now))
+
+
+@serves(op.TryPriority)
+async def try_other_priority(request: Request, asked: op.TryPriority) -> wire.PriorityStops:
+    priority = read_priority(asked.document)
+    sees = seen_by(request)
+    command = SetPriority(job=asked.job, priority=priority, **caller_fields(request))
+    served = request.services.control.find(asked.partition)
+
+    def attempt(state: Partition) -> bytes:
+        tried = try_priority(state, command, served.now)
+        if isinstance(tried, Rejected):
+            return msgspec.json.encode(tried)
+        return msgspec.json.encode(priority_answer(state, tried, sees))
+
+    answer = await served.on_copy(attempt, SEARCHING)
+    if not answer:
+        raise Unserved("busy", "the dry run took too long; try it again")
+    outcome = msgspec.json.decode(answer)
+    if outcome.get("type") == "rejected":
+        raise as_missing(asked.job, Refused(outcome["field"], outcome["problem"], outcome["code"]))
+    return msgspec.convert(outcome, wire.PriorityStops)
+
+
+@serves(op.Eta)
+async def eta(request: Request, asked: op.Eta) -> wire.Eta:
+    return (await _etas(request, [asked.job], asked.partition))[0]
+
+
+@serves(op.Etas)
+async def etas(request: Request, asked: op.Etas) -> wire.Etas:
+    read = Reader(asked.document, "", "a question")
+    names = read.texts("jobs", most=MOST_JOBS)
+    read.close()
+    if not names:
+        raise Refused("jobs", "missing; name at least one job")
+    return wire.Etas(etas=await _etas(request, list(dict.fromkeys(names)), asked.partition))
+
+
+async def _etas(request: Request, names: list[str], partition: str) -> list[wire.Eta]:
+    services, caller = request.services, request.caller
+    served = services.control.find(partition)
+
+    without: dict[str, str] = {}
+    """Jobs without a start to predict, with the reason."""
+
+    def look(state: Partition) -> list[tuple[str, str, Micros | None]]:
+        """Return each job's state, and its start if it has started."""
+        found = []
+        for name in names:
+            job = find(state, caller, name)
+            times = [
+                allocation.since if allocation.started is None else allocation.started
+                for stage in job.stages
+                for allocation in (stage.live or {}).values()
+                if not allocation.slots
+            ]
+            found.append((job.id, shown_state(job), min(times, default=None)))
+            if job.held_by is not None and not times:
+                without[job.id] = f"it is held; `fairlead release {job.id}` lets it start"
+        return found
+
+    found = await served.read(look)
+    waiting = [job for job, state, started in found if state == "pending" and started is None]
+    without |= await why_never(served, waiting)
+    waiting = [job for job in waiting if job not in without]
+    foretold = await foretell(services, served, waiting) if waiting else None
+    now = served.now
+    return [
+        _answer(job, state, started, foretold.jobs[job], foretold, now)
+        if foretold is not None and job in foretold.jobs
+        else _known(job, state, started, without.get(job, ""))
+        for job, state, started in found
+    ]
+
+
+PRESENT = {"pending": "starts at this moment", "running": "has started already", "stopping": "stops at this moment"}
+"""State → phrase for jobs that have no start to predict."""
+
+
+def _known(job: str, state: str, started: Micros | None, why: str) -> wire.Eta:
+    """Return the answer for a job without a prediction: it has started or ended, or `why` says the reason."""
+    return wire.Eta(
+        job=job,
+        state=state,
+        started=_seconds(started),
+        start=None,
+        median=None,
+        earliest=None,
+        latest=None,
+        not_before=None,
+        note=why,
+        text=f"job {job}: {why}" if why else f"job {job} {PRESENT.get(state, f'has ended: {state}')}",
+    )
+
+
+def _answer(
+    job: str, state: str, started: Micros | None, found: preview.Eta, etas: preview.Etas, now: Micros
+) -> wire.Eta:
+    notes = []
+    if etas.unknown_running:
+        earlier = "" if found.likely is None or found.likely <= etas.now else ", so it may start earlier"
+        notes.append(f"{unknown_running(etas.unknown_running)}{earlier}")
+    if found.stuck:
+        notes.append(f"`fairlead explain {job}` says why" if job else "the reasons above say why")
+    if found.unknown_ahead:
+        tasks = "1 task that starts" if found.unknown_ahead == 1 else f"{found.unknown_ahead} tasks that start"
+        notes.append(f"{tasks} before it {_no_end(found.unknown_ahead)}")
+    if not notes and found.likely is None and found.not_before is None and not found.stuck:
+        notes.append("tasks of jobs that are expected to be submitted have no known end")
+    if etas.cut:
+        notes.append("the server had no time to look further ahead")
+    if found.new and found.likely is not None and found.latest != etas.now:
+        notes.append("nothing like it has run before" if etas.ran else "no job has ended yet to learn run times from")
+    if not etas.recorded_jobs:
+        notes.append("no jobs are on record, so no new ones are expected")
+    return wire.Eta(
+        job=job,
+        state=state,
+        started=_seconds(started),
+        start=_seconds(found.likely),
+        median=_seconds(found.median),
+        earliest=_seconds(found.earliest),
+        latest=_seconds(found.latest),
+        not_before=_seconds(found.not_before),
+        note="; ".join(notes),
+        text=_told(job, sentence(found, etas.now, now), notes),
+    )
+
+
+def _told(job: str, start: str, notes: list[str]) -> str:
+    """Return the answer as a sentence. Without a predicted `start`, the notes say why there is none."""
+    if start:
+        return "; ".join([f"{f'job {job}' if job else 'it'} {start}", *notes])
+    unpredictable = f"{f'the start of job {job}' if job else 'its start'} cannot be predicted"
+    return f"{unpredictable}: {'; '.join(notes)}" if notes else unpredictable
+
+
+def unknown_running(tasks: int) -> str:
+    return f"{'1 running task' if tasks == 1 else f'{tasks} running tasks'} {_no_end(tasks)}"
+
+
+def _no_end(tasks: int) -> str:
+    return f"{'has' if tasks == 1 else 'have'} no known end (`--estimate` and `--time-limit` give one)"
+
+
+def sentence(eta: preview.Eta, began: Micros, now: Micros) -> str:
+    """Return the predicted start as a phrase, empty without one. `began` is when the simulated futures began."""
+    if eta.stuck:
+        return "does not start as the cluster is now"
+    if eta.likely is None:
+        if eta.not_before is None or eta.not_before - now < SECOND:
+            return ""
+        return f"does not start within {rounded(eta.not_before - now)}"
+    if eta.latest == began:
+        return "starts now"
+    waits = 0 if eta.earliest is None else eta.earliest - now
+    earliest = f"in {rounded(waits)}" if waits >= SECOND else "now"
+    if eta.latest is None:
+        sure = f"{earliest} or later"
+    else:
+        latest = rounded(eta.latest - now)
+        sure = f"{earliest} to {latest}" if waits >= SECOND else f"within {latest}"
+    return f"starts in about {rounded(max(SECOND, eta.likely - now))} (90 % sure: {sure})"
+
+
+def rounded(span: Micros) -> str:
+    """Return a duration, rounded as coarsely as fits an estimate."""
+    span = max(0, span)
+    if span < 100 * SECOND:
+        return f"{round(span / SECOND)}s"
+    step = MINUTE if span < HOUR else 5 * MINUTE if span < 2 * DAY else HOUR
+    span = round(span / step) * step
+    parts = [(span // DAY, "d"), (span % DAY // HOUR, "h"), (span % HOUR // MINUTE, "min")]
+    return "".join(f"{number}{unit}" for number, unit in parts if number)
+
+
+def _seconds(when: Micros | None) -> float | None:
+    return None if when is None else when / SECOND
+
+
+@serves(op.WhatIf)
+async def what_if(request: Request, asked: op.WhatIf) -> wire.WhatIf:
+    services = request.services
+    served = services.control.find(asked.partition)
+    read = Reader(asked.document, "", "a what-if")
+    replay = read.optional_duration("replay")
+    if replay == 0:
+        raise Refused("replay", "0 is no time to run again; write one such as 7d, or leave it out")
+    question = preview.WhatIfQuestion(
+        partition=served.name, seq=served.writer.seq, now=served.now, changes=dict(read.doc), replay=replay or 0
+    )
+    found = (await ask(services, question, preview.Document)).document
+    notes = [unknown_running(found["unknown_running"])] if found.get("unknown_running") else []
+    if found.get("waiting", 0) > found["compared"]:
+        notes.append(f"the first {found['compared']} of {found['waiting']} waiting jobs are compared")
+    if not found.get("whole", True):
+        notes.append("the server had no time to replay all of it")
+    keys = [name for name in wire.WhatIf.__struct_fields__ if name not in ("jobs", "note")]
+    moved = [wire.MovedStart(**{key: row[key] for key in wire.MovedStart.__struct_fields__}) for row in found["jobs"]]
+    return wire.WhatIf(**{key: found[key] for key in keys}, jobs=moved, note="; ".join(notes))

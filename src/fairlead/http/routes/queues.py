@@ -1,0 +1,51 @@
+"""Routes of queues: the tree, stop and start a queue, and loans between queues."""
+
+from __future__ import annotations
+
+from fairlead.core.commands import MoveQueue
+from fairlead.core.errors import Refused
+from fairlead.core.resources import shown
+from fairlead.core.state import Partition
+from fairlead.http.context import Request, caller_fields, order
+from fairlead.http.dispatch import serves
+from fairlead.views.answers import queue_answer
+from fairlead.views.loans import loan_answers
+from fairlead.wire import api as wire
+from fairlead.wire import operations as op
+
+
+@serves(op.Queues)
+async def queues(request: Request, asked: op.Queues) -> wire.Queues:
+    served = await request.services.control.reader(asked.partition, asked.min_revision)
+
+    def look(state: Partition) -> wire.Queues:
+        paths = sorted(state.queues)
+        return wire.Queues(queues=[queue_answer(state, state.queues[path], served.now) for path in paths])
+
+    return await served.read(look)
+
+
+@serves(op.Queue)
+async def queue(request: Request, asked: op.Queue) -> wire.Queue:
+    served = await request.services.control.reader(asked.partition, asked.min_revision)
+
+    def look(state: Partition) -> wire.Queue:
+        if asked.queue not in state.queues:
+            raise Refused(
+                "queue", f"there is no queue {shown(asked.queue)}; `fairlead queue list` shows them", "missing"
+            )
+        return queue_answer(state, state.queues[asked.queue], served.now)
+
+    return await served.read(look)
+
+
+@serves(op.MoveQueue)
+async def move_queue(request: Request, asked: op.MoveQueue) -> wire.Done:
+    command = MoveQueue(queue=asked.queue, action=asked.action, **caller_fields(request, asked.key))
+    return await order(request, asked.partition, command, "queue")
+
+
+@serves(op.Loans)
+async def loans(request: Request, asked: op.Loans) -> wire.Loans:
+    served = await request.services.control.reader(asked.partition, asked.min_revision)
+    return await served.read(lambda state: wire.Loans(loans=loan_answers(state, served.now)))

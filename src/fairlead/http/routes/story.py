@@ -1,0 +1,144 @@
+"""Handlers for the past: the story of a job, and all jobs as a trace. A second process reads the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from fairlead.core.model import Job, Micros
+from fairlead.core.ranges import count
+from fairlead.core.resources import SECOND
+from fairlead.core.state import Partition
+from fairlead.history.recorder import AttemptRow
+from fairlead.http.attempts import FLUSH_TIMEOUT
+from fairlead.http.context import Request, Services, seen_by
+from fairlead.http.dispatch import serves
+from fairlead.http.routes.forecast import ask
+from fairlead.http.routes.history import find_job, span_of
+from fairlead.views.answers import by_id
+from fairlead.views.narration import Narrator
+from fairlead.views.summaries import Waiting, explain_view
+from fairlead.wire import api as wire
+from fairlead.wire import operations as op
+from fairlead.wire import preview
+
+MOST_ATTEMPTS = 1_000
+LEFT_OUT = ("job", "level", "number")
+"""Fields left out of the lines of a story, because they are the same in all."""
+ANOTHER = "a job of another user"
+
+
+@serves(op.Story)
+async def story(request: Request, asked: op.Story) -> wire.Story:
+    services, caller = request.services, request.caller
+    number, user = await find_job(request, asked.job, asked.partition)
+    served = services.control.find(asked.partition)
+    question = preview.StoryQuestion(
+        partition=served.name, seq=served.writer.seq, now=served.now, job=asked.job, number=number
+    )
+    told = await ask(services, question, preview.Story)
+    sees = seen_by(request)
+
+    def look(state: Partition) -> tuple[Micros | None, dict[str, str], list[wire.StoryLine]]:
+        job = state.jobs.get(asked.job)
+        claimants = {_claimant(line.fields): None for line in told.lines}
+        named = {name: _named(name, state.jobs.get(name), caller.operator, sees) for name in claimants}
+        if job is None or job.number != number:
+            return None, named, []
+        views = explain_view(state, job, served.writer.reasons, served.now)
+        waits = [_wait(view.shown_to(by_id(state, sees)), served.now) for view in views]
+        return job.submitted, named, waits
+
+    submitted, named, waits = await served.read(look)
+    lines = [*await _earlier(services, served.name, asked.job, number, user, submitted, told), *told.lines]
+    narrator = Narrator(several=any(line.fields.get("tasks", 1) > 1 for line in lines))
+    return wire.Story(
+        job=asked.job,
+        lines=[*(_line(line, narrator, named) for line in lines), *waits],
+        complete_since=told.since / SECOND,
+    )
+
+
+async def _earlier(
+    services: Services,
+    partition: str,
+    job_id: str,
+    number: int,
+    user: str,
+    submitted: Micros | None,
+    told: preview.Story,
+) -> list[preview.StoryLine]:
+    """Return lines from the history for the time before the journal begins."""
+    lines: list[preview.StoryLine] = []
+    if submitted is None:
+        row = await services.threads.run(services.records.job, partition, job_id)
+        submitted = None if row is None or row.number != number else row.submitted
+        if row is not None and row.number == number and row.ended < told.since:
+            lines.append(preview.StoryLine(row.ended, "job over", {"state": row.state, "reason": row.reason}))
+    if submitted is not None and submitted < told.since:
+        lines.append(preview.StoryLine(submitted, "job submitted", {"user": user}))
+    await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
+    rows = await services.threads.run(services.records.attempts, partition, number, 0, MOST_ATTEMPTS)
+    for attempt in rows:
+        lines += _of_attempt(attempt, told.since)
+    order = {"job submitted": 0, "tasks running": 1, "tasks ended": 2, "job over": 3}
+    return sorted(lines, key=lambda line: (line.at, order.get(line.event, 1)))
+
+
+def _of_attempt(row: AttemptRow, before: Micros) -> list[preview.StoryLine]:
+    fields: dict[str, Any] = {"stage": row.stage, "tasks": count(row.indices), "attempt": row.attempt}
+    if row.node:
+        fields["node"] = row.node
+    lines = []
+    if row.started is not None and row.started < before:
+        lines.append(preview.StoryLine(row.started, "tasks running", fields))
+    if row.ended < before:
+        end: dict[str, Any] = {**fields, "outcome": row.outcome}
+        if row.reason:
+            end["reason"] = row.reason
+        if row.exit_code is not None:
+            end["exit_code"] = row.exit_code
+        lines.append(preview.StoryLine(row.ended, "tasks ended", end))
+    return lines
+
+
+def _claimant(fields: dict[str, Any]) -> str:
+    """Return the id of the job that tasks were stopped for; empty if there is none."""
+    what, _, name = str(fields.get("for") or "").partition(" ")
+    return name if what == "job" else ""
+
+
+def _named(name: str, job: Job | None, operator: bool, sees: Callable[[Job], bool]) -> str:
+    """Return a job as the caller may know it. The owner of a job that is no longer in the state is not known here."""
+    if operator or (job is not None and sees(job)):
+        return f"job {name}"
+    return "another job" if job is None else ANOTHER
+
+
+def _line(line: preview.StoryLine, narrator: Narrator, named: dict[str, str]) -> wire.StoryLine:
+    fields = {name: value for name, value in line.fields.items() if name not in LEFT_OUT}
+    claimant = _claimant(fields)
+    if claimant:
+        fields["for"] = named[claimant]
+    return wire.StoryLine(
+        at=line.at / SECOND, event=line.event, fields=fields, text=narrator.sentence(line.event, fields)
+    )
+
+
+def _wait(view: Waiting, now: Micros) -> wire.StoryLine:
+    """Return the last line of a story: why tasks of the job wait now."""
+    fields = {"stage": view.stage, "kind": view.kind, "tasks": view.count, "reason": str(view.reason or "")}
+    return wire.StoryLine(at=now / SECOND, event="tasks wait", fields=fields, text=f"now: {view}")
+
+
+@serves(op.Trace)
+async def trace(request: Request, asked: op.Trace) -> wire.RecordedTrace:
+    services = request.services
+    served = services.control.find(asked.partition)
+    first, _ = span_of(asked.since, "")
+    await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
+    question = preview.TraceQuestion(partition=served.name, seq=served.writer.seq, now=served.now, since=first or 0)
+    found = (await ask(services, question, preview.Document)).document
+    return msgspec.convert(found, wire.RecordedTrace)

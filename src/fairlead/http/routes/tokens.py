@@ -1,0 +1,117 @@
+"""Handlers for access: the caller, sessions of the web page, and tokens, which only administrators manage."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from fairlead.core.errors import Refused
+from fairlead.core.reader import Reader, check_name
+from fairlead.core.resources import SECOND
+from fairlead.http.context import NOT_STORED, Request
+from fairlead.http.dispatch import serves
+from fairlead.http.responses import Response, cookie
+from fairlead.identity.tokens import JOIN_SECONDS, ROLES, Token
+from fairlead.wire import api as wire
+from fairlead.wire import operations as op
+from fairlead.wire.operation import API
+from fairlead.wire.unserved import Unserved
+
+
+@serves(op.Whoami)
+async def whoami(request: Request, asked: op.Whoami) -> wire.Caller:
+    caller = request.caller
+    return wire.Caller(user=caller.user, groups=list(caller.groups), role=caller.role)
+
+
+@serves(op.Login)
+async def login(request: Request, asked: op.Login) -> Response:
+    services, caller = request.services, request.caller
+    value, key, expires = services.sessions.open(caller)
+    seconds = max(0, int(expires - services.tokens.now()))
+    answer = wire.Session(user=caller.user, groups=list(caller.groups), role=caller.role, key=key, expires=expires)
+    return Response(answer, 201, headers={**NOT_STORED, **_cookie(request, value, seconds)})
+
+
+@serves(op.Logout)
+async def logout(request: Request, asked: op.Logout) -> Response:
+    return Response(wire.Done(), headers=_cookie(request, "", 0))
+
+
+def _cookie(request: Request, value: str, seconds: int) -> dict[str, str]:
+    """Return the header with the cookie of a session."""
+    return cookie(request.services.sessions.cookie, value, API, seconds, secure=request.scope["scheme"] == "https")
+
+
+@serves(op.Tokens)
+async def tokens(request: Request, asked: op.Tokens) -> wire.Tokens:
+    return wire.Tokens(tokens=[_shown(token) for token in request.services.tokens.all()])
+
+
+@serves(op.CreateToken)
+async def create(request: Request, asked: op.CreateToken) -> wire.NewToken:
+    read = Reader(asked.document, "", "a token")
+    role = read.choice("role", ROLES)
+    note = read.text("note", "", most=200)
+    expires = read.optional_duration("expires_in")
+    if expires == 0:
+        raise Refused(
+            "expires_in", "0 would make a token that has expired already; leave it out, or give a longer time"
+        )
+    expires_in = None if expires is None else expires / SECOND
+    services = request.services
+    if role == "join":
+        partition, pool, node = (_name(read, field) for field in ("partition", "pool", "node"))
+        users = tuple(sorted(set(read.names("users", most=1_000))))
+        uses = read.count("uses", 1, 1, wire.MAX_USES)
+        read.close()
+        if node and uses > 1:
+            raise Refused("uses", f"a token for node {node} is used once; leave one of the two out")
+        seconds = JOIN_SECONDS if expires_in is None else expires_in
+        [(secret, token)] = await services.threads.run(
+            services.identities.invite, (node,), partition, pool, users, uses, note, seconds
+        )
+    else:
+        user = read.name("user")
+        groups = read.names("groups", most=1_000)
+        read.close()
+        secret, token = await services.threads.run(
+            services.tokens.create, cast(wire.Role, role), user, groups, note, expires_in
+        )
+    return wire.NewToken(secret=secret, token=_shown(token))
+
+
+@serves(op.RevokeToken)
+async def revoke(request: Request, asked: op.RevokeToken) -> wire.Done:
+    services = request.services
+    try:
+        await services.threads.run(services.tokens.revoke, asked.token)
+    except Refused as refusal:
+        raise Refused(refusal.field, refusal.problem, "missing") from None
+    except Unserved as problem:
+        services.log("revocation not written", {"token": asked.token, "problem": str(problem.__cause__)})
+        services.end_streams(asked.token)
+        raise
+    services.end_streams(asked.token)
+    return wire.Done()
+
+
+def _name(read: Reader, key: str) -> str:
+    """Return the name under a key, empty if there is none."""
+    return check_name(read.get(key), key) if read.get(key) not in (None, "") else ""
+
+
+def _shown(token: Token) -> wire.Token:
+    return wire.Token(
+        id=token.id,
+        role=token.role,
+        user=token.user,
+        groups=list(token.groups),
+        partition=token.partition,
+        pool=token.pool,
+        node=token.node,
+        users=list(token.users),
+        uses=token.uses,
+        note=token.note,
+        created=token.created,
+        expires=token.expires,
+    )

@@ -1,0 +1,91 @@
+"""Handler for the usage report: resources used by users, queues, partitions and jobs in a period."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from fairlead.core.errors import Refused
+from fairlead.core.model import FAR
+from fairlead.core.resources import HOUR, MEMORY, MILLI, SECOND, shown
+from fairlead.history.usage_report import GROUPS, Group, Taken, UsageReport, Use, running
+from fairlead.http.attempts import FLUSH_TIMEOUT
+from fairlead.http.context import Request
+from fairlead.http.dispatch import serves
+from fairlead.http.routes.history import span_of
+from fairlead.wire import api as wire
+from fairlead.wire import operations as op
+
+
+@serves(op.UsageReport)
+async def usage_report(request: Request, asked: op.UsageReport) -> wire.UsageReport:
+    services = request.services
+    caller = request.caller
+    groups = _groups(asked.by)
+    first, last = span_of(asked.since, asked.until)
+    user = asked.user
+    if not caller.operator:
+        if user not in ("", caller.user):
+            problem = "the use of other users is shown to operators; leave it out to see your own"
+            raise Refused("user", problem, "forbidden")
+        user = caller.user
+    control = services.control
+    served = [await control.reader(name) for name in ((asked.partition,) if asked.partition else control.names())]
+    report = UsageReport(groups, first or 0, FAR if last is None else last, user, asked.partition)
+    async with services.report_turns.take(), services.reporting:
+        taken = [await service.read(lambda state: running(state, control.now)) for service in served]
+        await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
+
+        def add_up() -> list[wire.Used]:
+            for part in taken:
+                report.add_running(part)
+            services.records.usage(report)
+            rows = sorted(report.rows.items(), key=lambda row: [_counted(name) for name in row[0]])
+            return [_used(dict(zip(groups, key, strict=True)), use) for key, use in rows]
+
+        rows = await services.threads.run(add_up)
+    return wire.UsageReport(
+        by=list(groups),
+        since=None if first is None else first / SECOND,
+        until=min(report.until, _latest(taken, control.now)) / SECOND,
+        rows=rows if groups else [],
+        total=_used({}, report.total),
+    )
+
+
+def _counted(name: str) -> tuple[int, str]:
+    """Return a sort key that orders numeric job ids as numbers: 2 before 10."""
+    return (int(name) if name.isdecimal() and name.isascii() else 0, name)
+
+
+def _groups(by: str) -> tuple[Group, ...]:
+    names = by.split(",") if by else []
+    for name in names:
+        if name not in GROUPS:
+            raise Refused("by", f"{shown(name)} is not one of {', '.join(GROUPS)}; write one or more, with commas")
+        if names.count(name) > 1:
+            raise Refused("by", f"{name} is named twice; drop one")
+    return cast(tuple[Group, ...], tuple(names))
+
+
+def _latest(taken: list[Taken], now: int) -> int:
+    """Return the present time of the partitions, up to which running tasks count."""
+    return max((part.now for part in taken), default=now)
+
+
+def _used(group: dict[str, str], use: Use) -> wire.Used:
+    mean = use.mean_wait()
+    median, most = use.waits_of(50, 95)
+    return wire.Used(
+        group=group,
+        jobs=use.jobs,
+        attempts=use.attempts,
+        preempted=use.preempted,
+        hours={name: amount / (HOUR * _unit(name)) for name, amount in sorted(use.amounts.items())},
+        wait_mean=None if mean is None else mean / SECOND,
+        wait_median=None if median is None else median / SECOND,
+        wait_95=None if most is None else most / SECOND,
+    )
+
+
+def _unit(resource: str) -> int:
+    return 1 if resource == MEMORY else MILLI

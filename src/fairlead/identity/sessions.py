@@ -1,0 +1,68 @@
+"""Sessions of the web page: a token opens a session, and a cookie and a key continue it.
+
+The cookie cannot be read by scripts, and the browser sends it to every port of the host. The key is kept by the page,
+and only pages of this origin can read it. A request needs both, so neither a page of another site nor another server on
+the same host can act for the user. Nothing is stored: the cookie names the token by its digest, and cookie and key are
+signed with a key of the server. A session ends with its token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+from http.cookies import CookieError, SimpleCookie
+
+import msgspec
+
+from fairlead.identity.tokens import Token, Tokens
+
+LASTS = 12 * 3600.0
+"""Seconds that a session lasts."""
+HEADER = b"fairlead-session"
+
+
+class Sessions:
+    """Opens sessions and finds their tokens."""
+
+    def __init__(self, tokens: Tokens, seed: Callable[[], bytes]) -> None:
+        """Find tokens in `tokens`. `seed` returns a secret that all servers of a cluster share."""
+        self._tokens = tokens
+        self._seed = seed
+
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie. It differs between clusters, because browsers share cookies among ports."""
+        return f"fairlead-{self._mac('name')[:8]}"
+
+    def open(self, token: Token) -> tuple[str, str, float]:
+        """Return the cookie's value, the key and the expiry of a new session."""
+        key = secrets.token_urlsafe(32)
+        expires = self._tokens.now() + LASTS
+        if token.expires is not None:
+            expires = min(expires, token.expires)
+        until = str(int(expires))
+        return f"{until}.{token.digest}.{self._mac(until, token.digest, key)}", key, float(until)
+
+    def find(self, cookies: str, key: str) -> Token | None:
+        """Return the token of a session, with the expiry of the session."""
+        try:
+            value = SimpleCookie(cookies).get(self.cookie)
+        except CookieError:
+            return None
+        if value is None or not key:
+            return None
+        until, _, rest = value.value.partition(".")
+        digest, _, mac = rest.partition(".")
+        sealed = self._mac(until, digest, key)
+        if not hmac.compare_digest(mac.encode(errors="replace"), sealed.encode()):
+            return None
+        token = self._tokens.find_digest(digest)
+        if token is None or float(until) <= self._tokens.now():
+            return None
+        return msgspec.structs.replace(token, expires=float(until))
+
+    def _mac(self, *parts: str) -> str:
+        text = "\n".join(("web session", *parts)).encode(errors="replace")
+        return hmac.digest(self._seed(), text, hashlib.sha256).hex()

@@ -1,0 +1,184 @@
+"""Small documents that are always replaced as a whole: files of the data directory, or rows of a database.
+
+Files are written atomically and are readable only by their owner. Rows are shared by the servers of a cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
+
+import msgspec
+
+from fairlead.journal.journal import JournalError
+
+Content = TypeVar("Content")
+Arguments = ParamSpec("Arguments")
+
+LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}")
+"""Matches the names of temporary files."""
+
+
+class FileProblem(Exception):
+    """A file that cannot be read or written; the message names the file and the remedy."""
+
+
+class Conflict(FileProblem):
+    """Another server has changed the document meanwhile. Nothing was written: read it again and retry."""
+
+
+TRIES = 10
+"""Retries of a change that meets conflicts."""
+
+
+def again_on_conflict(change: Callable[Arguments, Content]) -> Callable[Arguments, Content]:
+    """Decorate a change that reads the present content first: it is retried after a `Conflict`."""
+
+    @wraps(change)
+    def changed(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Content:
+        for _ in range(TRIES):
+            with suppress(Conflict):
+                return change(*args, **kwargs)
+        return change(*args, **kwargs)
+
+    return changed
+
+
+class Document(Protocol):
+    """A small document. `name` tells its location in messages. All methods raise `FileProblem`."""
+
+    name: str
+
+    def read(self) -> bytes | None:
+        """Return the content; None if the document does not exist."""
+
+    def write(self, content: bytes) -> None:
+        """Replace the content. Raise `Conflict` if another server has changed it since this one read or wrote it."""
+
+    def is_changed(self) -> bool:
+        """True if another server has changed the content since this one read or wrote it."""
+
+
+class SmallFile:
+    """A document in a file. No other process writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+
+    def read(self) -> bytes | None:
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            raise FileProblem(f"{self._path}: {problem.strerror}; check the rights on the file") from None
+
+    def write(self, content: bytes) -> None:
+        write_small(self._path, content)
+
+    def is_changed(self) -> bool:
+        return False
+
+
+class Rows(Protocol):
+    """Documents in a database, each with a version that grows. All methods raise `JournalError`."""
+
+    where: str
+
+    def get(self, name: str) -> tuple[int, bytes]:
+        """Return version and content; version 0 if there is no such document."""
+
+    def version(self, name: str) -> int: ...
+
+    def put(self, name: str, version: int, content: bytes) -> bool:
+        """Replace the content of version `version`. False if the document has another version."""
+
+
+class StoredDocument:
+    """A document in a database."""
+
+    def __init__(self, rows: Rows, name: str) -> None:
+        self.name = f"{rows.where}, document {name}"
+        self._rows = rows
+        self._row = name
+        self._version = 0
+
+    def read(self) -> bytes | None:
+        with _problems():
+            version, content = self._rows.get(self._row)
+        self._version = version
+        return content if version else None
+
+    def write(self, content: bytes) -> None:
+        with _problems():
+            written = self._rows.put(self._row, self._version, content)
+        if not written:
+            raise Conflict(f"{self.name}: another server has changed it meanwhile; try again")
+        self._version += 1
+
+    def is_changed(self) -> bool:
+        with _problems():
+            return self._rows.version(self._row) != self._version
+
+
+def document_at(place: Path | Document) -> Document:
+    return SmallFile(place) if isinstance(place, Path) else place
+
+
+@contextmanager
+def _problems() -> Iterator[None]:
+    try:
+        yield
+    except JournalError as problem:
+        raise FileProblem(str(problem)) from problem
+
+
+def write_small(path: Path, content: bytes) -> None:
+    """Replace the content of a file. After a crash at any moment the file has the old or the new content.
+
+    Each write uses its own temporary file, so parallel writes do not mix; the last to finish wins.
+    """
+    try:
+        _replace(path, path.with_name(f".{path.name}.{secrets.token_hex(8)}"), content)
+    except OSError as problem:
+        raise FileProblem(f"{path}: {problem.strerror}; check the disk and the rights on the file") from problem
+
+
+def is_leftover(name: str) -> bool:
+    """True if the name is that of a temporary file. Only a crash leaves one behind."""
+    return LEFTOVER.fullmatch(name) is not None
+
+
+def read_small(place: Path | Document, kind: type[Content], remedy: str) -> Content | None:
+    """Return the content of a JSON document, or None if it does not exist."""
+    document = document_at(place)
+    content = document.read()
+    try:
+        return None if content is None else msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # The error text may quote the content, which is secret.
+        raise FileProblem(f"{document.name}: the file is damaged; restore it from a copy, or {remedy}") from None
+
+
+def _replace(path: Path, beside: Path, content: bytes) -> None:
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,246 @@
+"""Tokens: user tokens, which requests carry, and join tokens, which admit machines as nodes.
+
+Only digests are stored, in one file that only its owner can read, or in the database of the cluster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from time import time
+from typing import Any
+
+import msgspec
+
+from fairlead.core.errors import Refused
+from fairlead.identity.smallfile import (
+    Conflict,
+    Document,
+    FileProblem,
+    again_on_conflict,
+    document_at,
+    read_small,
+    write_small,
+)
+from fairlead.wire.api import Role
+from fairlead.wire.unserved import Unserved
+from fairlead.writer.clock import Seconds
+
+ROLES: tuple[Role, ...] = ("user", "operator", "admin", "join")
+MAX_TOKENS = 100_000
+JOIN_SECONDS = 3600.0
+"""Default lifetime of a join token."""
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: str
+    digest: str
+    role: Role
+    user: str = ""
+    groups: tuple[str, ...] = ()
+    partition: str = ""
+    """For a join token: the only partition, pool and node that it admits to; empty for any."""
+    pool: str = ""
+    node: str = ""
+    users: tuple[str, ...] = ()
+    """For a join token: the only users whose tasks the node may take; empty for all."""
+    uses: int = 0
+    """For a join token: how many more machines it admits."""
+    note: str = ""
+    created: float = 0.0
+    expires: float | None = None
+
+    @property
+    def operator(self) -> bool:
+        return self.role in ("operator", "admin")
+
+
+class Tokens:
+    """The tokens of one control plane, in a file that no other process writes, or in a document that servers share."""
+
+    def __init__(self, place: Path | Document, now: Seconds = time) -> None:
+        """Load the tokens. `now` is the clock by which they expire."""
+        self._document = document_at(place)
+        self.now = now
+        self._lock = Lock()
+        """Held by each change until it is written."""
+        self._unwritten: set[str] = set()
+        """Revoked tokens that are still in the file."""
+        self._by_digest: dict[str, Token] = {}
+        self._load()
+
+    def _load(self) -> None:
+        remedy = "remove it: all tokens are gone then, and the next start makes new ones"
+        stored = read_small(self._document, list[Token], remedy)
+        self._by_digest = {token.digest: token for token in stored or ()}
+
+    def refresh(self) -> None:
+        """Read the tokens again if another server has changed them."""
+        with self._lock:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        if self._document.is_changed():
+            self._load()
+
+    def find(self, secret: str) -> Token | None:
+        """Return the valid token with this secret. Secrets are long and random, so a fast digest is safe."""
+        return self.find_digest(_digest(secret))
+
+    def find_digest(self, digest: str) -> Token | None:
+        """Return the valid token whose secret has this digest."""
+        token = self._by_digest.get(digest)
+        if token is None or (token.expires is not None and token.expires <= self.now()):
+            return None
+        return token
+
+    def is_known(self, token: Token) -> bool:
+        """True unless the token was revoked since `find` returned it."""
+        return token.digest in self._by_digest
+
+    def all(self) -> list[Token]:
+        return _in_order(self._by_digest)
+
+    def create(
+        self,
+        role: Role,
+        user: str,
+        groups: tuple[str, ...] = (),
+        note: str = "",
+        expires_in: float | None = None,
+        id: str = "",
+    ) -> tuple[str, Token]:
+        """Create a token for a user. Return its secret, which is not stored, and the token."""
+        secret, token = _new_token("fl", self.now(), expires_in, role=role, user=user, groups=groups, note=note)
+        if id:
+            token = msgspec.structs.replace(token, id=id)
+        self._add([token])
+        return secret, token
+
+    def invite(
+        self,
+        nodes: Sequence[str],
+        partition: str,
+        pool: str,
+        users: tuple[str, ...],
+        uses: int,
+        note: str,
+        expires_in: float,
+    ) -> list[tuple[str, Token]]:
+        """Create a join token for each of these nodes, and return the secrets and tokens. Node "" means any node."""
+        created = [
+            _new_token(
+                "fj",
+                self.now(),
+                expires_in,
+                node=node,
+                role="join",
+                partition=partition,
+                pool=pool,
+                users=users,
+                uses=uses,
+                note=note,
+            )
+            for node in nodes
+        ]
+        self._add([token for _, token in created])
+        return created
+
+    @again_on_conflict
+    def spend(self, secret: str, partition: str, node: str, fresh: bool) -> Token:
+        """Use a join token for a node. `fresh` is True if no valid key exists for the node's name."""
+        with self._lock:
+            self._refresh()
+            token = self.find(secret)
+            create = f"create another: fairlead token create --role join --node {node}"
+            if token is None or token.role != "join":
+                raise Refused("token", f"the join token is not known, was used before or has expired; {create}")
+            if token.partition not in ("", partition):
+                raise Refused("token", f"the join token is for partition {token.partition}, not {partition}; {create}")
+            if token.node not in ("", node):
+                raise Refused("token", f"the join token is for node {token.node}, not for {node}; {create}")
+            if not token.node and not fresh:
+                raise Refused("node", f"node {node} has joined with another key, and the token is for any; {create}")
+            left = {digest: other for digest, other in self._by_digest.items() if other is not token}
+            if token.uses > 1:
+                left[token.digest] = msgspec.structs.replace(token, uses=token.uses - 1)
+            try:
+                self._save(left)
+            except Conflict:
+                raise
+            except FileProblem as problem:
+                raise Refused("token", "the server could not write to its disk; try again", "unavailable") from problem
+            return token
+
+    @again_on_conflict
+    def revoke(self, id: str) -> None:
+        """Revoke a token. The token is refused immediately; the call returns when the revocation is durable."""
+        with self._lock:
+            with suppress(FileProblem):  # the token is revoked in this process even if that cannot be written
+                self._refresh()
+            left = {digest: token for digest, token in self._by_digest.items() if token.id != id}
+            if len(left) == len(self._by_digest) and id not in self._unwritten:
+                raise Refused("token", f"there is no token {id[:40]!r}; `fairlead token list` shows them", "unknown")
+            self._by_digest = left
+            self._unwritten.add(id)
+            try:
+                self._save(left)
+            except Conflict:
+                raise
+            except FileProblem as problem:
+                raise Unserved(
+                    "unwritten",
+                    f"token {id} is revoked for now, but the server could not write that to its disk, and would know "
+                    "the token again at its next start; make room there, and revoke the token again",
+                ) from problem
+
+    def standing(self, file: Path, id: str, role: Role, user: str, note: str) -> str:
+        """Return the secret stored in a file if its token is valid; otherwise create a token and store its secret."""
+        if file.exists():
+            secret = file.read_text().strip()
+            if self.find(secret) is not None:
+                return secret
+        if any(token.id == id for token in self._by_digest.values()):
+            self.revoke(id)
+        secret, _ = self.create(role, user, note=note, id=id)
+        write_small(file, secret.encode() + b"\n")
+        return secret
+
+    @again_on_conflict
+    def _add(self, tokens: list[Token]) -> None:
+        with self._lock:
+            self._refresh()
+            now = self.now()
+            # Pools create thousands of short-lived join tokens; drop the expired ones.
+            kept = {
+                digest: token
+                for digest, token in self._by_digest.items()
+                if token.role != "join" or token.expires is None or token.expires > now
+            }
+            if len(kept) + len(tokens) > MAX_TOKENS:
+                raise Refused("token", f"there are {MAX_TOKENS} tokens; revoke some first", "conflict")
+            self._save({**kept, **{token.digest: token for token in tokens}})
+
+    def _save(self, changed: dict[str, Token]) -> None:
+        """Write the tokens, then use them. If writing fails, the old ones stay."""
+        self._document.write(msgspec.json.format(msgspec.json.encode(_in_order(changed))))
+        self._by_digest = changed
+        self._unwritten.clear()
+
+
+def _new_token(kind: str, now: float, expires_in: float | None, **fields: Any) -> tuple[str, Token]:
+    secret = f"{kind}_{secrets.token_urlsafe(32)}"
+    expires = None if expires_in is None else now + expires_in
+    return secret, Token(id=secrets.token_hex(6), digest=_digest(secret), created=now, expires=expires, **fields)
+
+
+def _in_order(tokens: dict[str, Token]) -> list[Token]:
+    return sorted(tokens.values(), key=lambda token: (token.created, token.id))
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()

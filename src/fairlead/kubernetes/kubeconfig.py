@@ -1,0 +1,147 @@
+"""Finds the API server and the credentials for it: in a kubeconfig file, or in the files of a pod in the cluster."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import ssl
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import yaml
+
+from fairlead.kubernetes.api_client import Address, parse_url
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TOKEN_AGE = 60.0
+"""Seconds after which a token file is read again: tokens of pods are replaced before they expire."""
+
+
+class ConfigProblem(Exception):
+    """Raised if the configuration cannot be used. The text says where and what to do."""
+
+
+def find_address(kubeconfig: str = "", context: str = "") -> tuple[Address, str]:
+    """Return the address of the API server and the namespace to use there.
+
+    A named file comes first, then KUBECONFIG, then the files of a pod, then ~/.kube/config.
+    """
+    file = kubeconfig or os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
+    if file:
+        return read_kubeconfig(Path(file), context)
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return in_cluster()
+    home = Path.home() / ".kube/config"
+    if home.exists():
+        return read_kubeconfig(home, context)
+    raise ConfigProblem("no cluster is known; name a file with --kubeconfig, or set KUBECONFIG")
+
+
+def in_cluster(folder: Path = SERVICE_ACCOUNT) -> tuple[Address, str]:
+    """Return the address for a pod that runs in the cluster."""
+    host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    try:
+        tls = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+        namespace = (folder / "namespace").read_text().strip()
+    except OSError as problem:
+        raise ConfigProblem(f"{folder}: {problem.strerror or problem}; the pod needs a service account") from None
+    return Address(host, int(port), "", tls, token_file(folder / "token")), namespace
+
+
+def token_file(path: Path) -> Callable[[], str]:
+    """Return a function that returns the token in a file, and rereads the file from time to time."""
+    kept, read_at = "", 0.0
+
+    def token() -> str:
+        nonlocal kept, read_at
+        if not kept or monotonic() - read_at > TOKEN_AGE:
+            try:
+                kept = path.read_text().strip()
+            except OSError as problem:
+                raise ConfigProblem(f"{path}: {problem.strerror}; the token cannot be read") from None
+            read_at = monotonic()
+        return kept
+
+    return token
+
+
+def read_kubeconfig(path: Path, context: str = "") -> tuple[Address, str]:
+    """Return the address and the namespace of a context of a kubeconfig file; by default of its current context."""
+    try:
+        document = yaml.safe_load(path.read_text())
+    except OSError as problem:
+        raise ConfigProblem(f"{path}: {problem.strerror}; name a kubeconfig file that can be read") from None
+    except yaml.YAMLError as problem:
+        raise ConfigProblem(f"{path} is not YAML: {problem}") from None
+    if not isinstance(document, Mapping):
+        raise ConfigProblem(f"{path} is not a kubeconfig file; it has no clusters")
+    name = context or str(document.get("current-context") or "")
+    if not name:
+        raise ConfigProblem(f"{path} has no current-context; name one with --context")
+    chosen = _entry(path, document, "contexts", name, "context")
+    cluster = _entry(path, document, "clusters", str(chosen.get("cluster")), "cluster")
+    user = _entry(path, document, "users", str(chosen.get("user")), "user") if chosen.get("user") else {}
+    return _address(path, cluster, user), str(chosen.get("namespace") or "default")
+
+
+def _entry(path: Path, document: Mapping[str, Any], key: str, name: str, inner: str) -> Mapping[str, Any]:
+    entries = document.get(key) or []
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, Mapping) and entry.get("name") == name:
+            value = entry.get(inner)
+            return value if isinstance(value, Mapping) else {}
+    raise ConfigProblem(f"{path}: {key} has no entry {name}; name one that is there")
+
+
+def _address(path: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> Address:
+    try:
+        encrypted, host, port, prefix = parse_url(str(cluster.get("server") or ""))
+    except ValueError as problem:
+        raise ConfigProblem(f"{path}: clusters.cluster.server: {problem}") from None
+    for key in ("exec", "auth-provider"):
+        if user.get(key):
+            raise ConfigProblem(
+                f"{path}: users.user.{key} is not supported; use a token, a tokenFile or a client certificate"
+            )
+    tls = _tls(path, cluster, user) if encrypted else None
+    if user.get("tokenFile"):
+        return Address(host, port, prefix, tls, token_file(path.parent / str(user["tokenFile"])))
+    token = str(user.get("token") or "")
+    return Address(host, port, prefix, tls, lambda: token)
+
+
+def _tls(path: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
+    try:
+        authority = _content(path, cluster, "certificate-authority")
+        tls = ssl.create_default_context(cadata=authority.decode() if authority else None)
+        if cluster.get("insecure-skip-tls-verify"):
+            tls.check_hostname = False
+            tls.verify_mode = ssl.CERT_NONE
+        certificate, key = _content(path, user, "client-certificate"), _content(path, user, "client-key")
+        if certificate and key:
+            with tempfile.TemporaryDirectory() as folder:  # the ssl module reads keys only from files
+                pair = Path(folder, "certificate"), Path(folder, "key")
+                for file, content in zip(pair, (certificate, key), strict=True):
+                    file.touch(0o600)
+                    file.write_bytes(content)
+                tls.load_cert_chain(*map(str, pair))
+        return tls
+    except (OSError, ValueError) as problem:
+        raise ConfigProblem(f"{path}: the certificates cannot be used: {problem}") from None
+
+
+def _content(path: Path, entry: Mapping[str, Any], key: str) -> bytes:
+    """Return the bytes of `KEY-data`, or of the file that `KEY` names; empty if neither is given."""
+    if entry.get(f"{key}-data"):
+        try:
+            return base64.b64decode(str(entry[f"{key}-data"]), validate=True)
+        except binascii.Error:
+            raise ConfigProblem(f"{path}: {key}-data is not base64") from None
+    if entry.get(key):
+        return (path.parent / str(entry[key])).read_bytes()
+    return b""

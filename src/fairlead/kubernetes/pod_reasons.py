@@ -1,0 +1,184 @@
+"""Shows users why pods wait: a `PodScheduled` condition and an event, with the explanation of the partition.
+
+The reason `Unschedulable` makes cluster autoscalers buy nodes, so it is written only if capacity is missing. A pod that
+waits for a limit, a share, the rest of its gang or tasks that stop for it has another reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from time import monotonic
+
+import msgspec
+
+from fairlead.kubernetes.adapter_state import State
+from fairlead.kubernetes.api_client import Http, Lost, Reply
+from fairlead.kubernetes.partition_link import Link
+from fairlead.kubernetes.units import Member, Unit
+from fairlead.wire import api as wire
+
+UNSCHEDULABLE = "Unschedulable"
+REQUESTED = "ProvisioningRequested"
+EACH = 0.5
+"""Seconds between two rounds."""
+FIRST_AFTER = 0.5
+"""Seconds before the first explanation of a unit is requested; most are placed by then."""
+AGAIN_AFTER = 30.0
+MOST_UNITS = 500
+MOST_PODS, MOST_PODS_BUSY = 100, 5
+"""Pods to write to in one round; fewer while pods are being bound, which has precedence."""
+AT_ONCE = 8
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Reasons:
+    """Writes conditions and events of waiting pods."""
+
+    def __init__(
+        self,
+        state: State,
+        link: Link,
+        http: Http,
+        reporter: str,
+        busy: Callable[[], bool] = lambda: False,
+        note: Callable[[str, str], None] = lambda pod, problem: None,
+        provision: Callable[[Unit], Awaitable[bool]] | None = None,
+    ) -> None:
+        self._state = state
+        self._link = link
+        self._http = http
+        self._reporter = reporter
+        self._busy = busy
+        self._note = note
+        self._provision = provision or _not_provided
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._number = 0
+        self.written = 0
+        self.failed = 0
+
+    async def run(self) -> None:
+        """Write reasons until cancelled."""
+        while True:
+            await asyncio.sleep(EACH)
+            if self._state.adopted:
+                try:
+                    await self.look()
+                except Lost as lost:
+                    self._note("", str(lost))
+
+    async def look(self) -> None:
+        """Request the oldest explanations again, and write those that changed."""
+        now = monotonic()
+        units = [unit for unit in self._state.units.values() if _is_due(unit, now)]
+        units.sort(key=lambda unit: unit.explained)
+        chosen = units[:MOST_UNITS]
+        asked = [unit.job for unit in chosen if unit.sent and not unit.why[1]]
+        answers = {answer.job: answer for answer in await self._link.waiting(asked)} if asked else {}
+        most = MOST_PODS_BUSY if self._busy() else MOST_PODS
+        writing: list[tuple[Member, str, str]] = []
+        for unit in chosen:
+            if len(writing) >= most:
+                break
+            unit.explained = now
+            reason, text = unit.why
+            if not text and unit.job in answers:
+                reason, text = await self._explain(unit, answers[unit.job])
+            for member in unit.members.values() if text else ():
+                if not member.live and not member.stopping and member.told != (reason, text):
+                    writing.append((member, reason, text))
+        writing += [
+            (member, "NotBound", member.lost)
+            for member in self._state.pinned.values()
+            if member.lost and member.told != ("NotBound", member.lost)
+        ][:most]
+        if writing:
+            await asyncio.gather(*(self._write(*entry) for entry in writing))
+
+    async def _explain(self, unit: Unit, answer: wire.WaitingJob) -> tuple[str, str]:
+        """Return the reason and the text of an answer, and note the nodes that the unit misses."""
+        unit.missing = answer.missing
+        if not answer.missing:
+            return _words(answer.code), answer.reason
+        if unit.group is not None and unit.group.is_gang and await self._provision(unit):
+            return REQUESTED, answer.reason  # the autoscaler buys nodes for the whole gang, not for single pods
+        return UNSCHEDULABLE, answer.reason
+
+    async def _write(self, member: Member, reason: str, text: str) -> None:
+        async with self._slots:
+            if (member.live and not member.lost) or member.uid not in self._state.members:
+                return
+            before, member.told = member.told[0], (reason, text)
+            try:
+                if not member.gated:  # the API server writes the condition of a gated pod itself
+                    await self._condition(member, reason, text)
+                if before != reason:
+                    await self._event(member, reason, text)
+                self.written += 1
+            except Lost as lost:
+                self.failed += 1
+                member.told = (before, "")
+                self._note(f"{member.namespace}/{member.name}", str(lost))
+
+    async def _condition(self, member: Member, reason: str, text: str) -> None:
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": reason,
+            "message": text,
+            "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        body = {"metadata": {"uid": member.uid}, "status": {"conditions": [condition]}}
+        path = f"/api/v1/namespaces/{member.namespace}/pods/{member.name}/status"
+        reply = await self._http.call("PATCH", path, _encode(body), "application/strategic-merge-patch+json")
+        _check(reply)
+
+    async def _event(self, member: Member, reason: str, text: str) -> None:
+        self._number += 1
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        event = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": f"{member.name[:200]}.{self._number:x}.{int(monotonic() * 1e6):x}"},
+            "eventTime": now,
+            "reportingController": "fairlead",
+            "reportingInstance": self._reporter,
+            "action": "Scheduling",
+            "type": "Warning" if reason in (UNSCHEDULABLE, "Refused", "NotHonoured", "NotBound") else "Normal",
+            "reason": "FailedScheduling" if reason == UNSCHEDULABLE else reason,
+            "note": text[:1000],
+            "regarding": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "namespace": member.namespace,
+                "name": member.name,
+                "uid": member.uid,
+            },
+        }
+        path = f"/apis/events.k8s.io/v1/namespaces/{member.namespace}/events"
+        _check(await self._http.call("POST", path, _encode(event)))
+
+
+async def _not_provided(unit: Unit) -> bool:
+    return False
+
+
+def _check(reply: Reply) -> None:
+    """Raise `Lost` if a write failed. A pod that is gone needs no reason."""
+    if reply.status >= 300 and reply.status not in (404, 409):
+        raise Lost(f"{reply.status} {reply.content[:300].decode(errors='replace')}")
+
+
+def _is_due(unit: Unit, now: float) -> bool:
+    if unit.explained and now - unit.explained < AGAIN_AFTER:
+        return False
+    if unit.sent and now - unit.waiting_since < FIRST_AFTER:
+        return False
+    return any(not member.live for member in unit.members.values())
+
+
+def _words(code: str) -> str:
+    """Return the code of a reason in Kubernetes style: "over limit" becomes OverLimit."""
+    return "".join(word.capitalize() for word in code.split()) or "Waiting"

@@ -1,0 +1,235 @@
+"""List and watch: follows all objects of one kind, and survives whatever the API server does meanwhile.
+
+A list is read in pages, and the watch starts at the version of the list. A broken watch resumes after the last version
+it saw, which bookmarks keep recent. If that version is too old (410), the list is read again, and objects that are gone
+are dropped. Objects are passed on one by one; only their ids are kept here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from fairlead.kubernetes.api_client import Http, Lost, Reply
+
+PAGE = 2_000
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+WATCH_SECONDS = 300
+"""Seconds after which a watch ends and starts again, so that a dead connection is noticed."""
+QUIET_MARGIN = 30.0
+GONE = 410
+
+
+class Named(Protocol):
+    """The part of an object's metadata that a list needs."""
+
+    @property
+    def uid(self) -> str: ...
+
+
+class Followed(Protocol):
+    """An object that can be followed."""
+
+    @property
+    def metadata(self) -> Named: ...
+
+
+Kept = TypeVar("Kept", bound=Followed)
+
+
+class Meta(msgspec.Struct):
+    """The part of an object's metadata that following needs."""
+
+    uid: str = ""
+    resourceVersion: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class _Identity(msgspec.Struct):
+    metadata: Meta = msgspec.field(default_factory=Meta)
+
+
+class _Page(msgspec.Struct):
+    metadata: Meta
+    items: list[msgspec.Raw] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _Status(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
+_page = msgspec.json.Decoder(_Page).decode
+_event = msgspec.json.Decoder(_Event).decode
+_identity = msgspec.json.Decoder(_Identity).decode
+_status = msgspec.json.Decoder(_Status).decode
+
+
+def pause_after(failures: int) -> float:
+    """Return the seconds to wait after a number of failures in a row: doubled each time, with jitter."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 10)) * random.uniform(0.5, 1.0)
+
+
+class Follower(Generic[Kept]):
+    """Follows the objects of one path. `put` is called with each new or changed object, `drop` with the uid of each
+    removed one. `synced` is set after the first complete list."""
+
+    def __init__(
+        self,
+        http: Http,
+        path: str,
+        decode: Callable[[bytes | msgspec.Raw], Kept],
+        put: Callable[[Kept], None],
+        drop: Callable[[str], None],
+        selector: dict[str, str] | None = None,
+        note: Callable[[str, str], None] = lambda path, problem: None,
+        optional: bool = False,
+        listed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Follow `path`. An `optional` path that the API server does not know is empty, and is retried now and then."""
+        self.path = path
+        self.synced = asyncio.Event()
+        self.relists = 0
+        self.resumes = 0
+        self.exists = True
+        """False if the API server does not know the path."""
+        self._http = http
+        self._decode = decode
+        self._put = put
+        self._drop = drop
+        self._selector = selector or {}
+        self._note = note
+        self._optional = optional
+        self._listed = listed
+        self._known: set[str] = set()
+        self._version = ""
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                if self._version:
+                    await self._watch()
+            except Lost as lost:
+                await self._pause(str(lost))
+            except msgspec.DecodeError as problem:
+                self._version = ""
+                await self._pause(f"an answer cannot be read: {problem}")
+
+    async def _list(self) -> None:
+        seen: set[str] = set()
+        token = version = ""
+        while True:
+            reply = await self._http.call("GET", self._url(limit=str(PAGE), **({"continue": token} if token else {})))
+            if reply.status == 404 and self._optional:
+                self._absent()
+                await asyncio.sleep(LONGEST_PAUSE * 3)
+                return
+            if reply.status == GONE:  # the list took so long that its version is gone: start again
+                seen, token = set(), ""
+                await self._pause("the list became too old while it was read", reply)
+                continue
+            if reply.status != 200:
+                await self._pause(_problem(reply), reply)
+                continue
+            self.exists = True
+            page = _page(reply.content)
+            for raw in page.items or ():
+                seen.add(self._take(raw))
+            version, token = page.metadata.resourceVersion, page.metadata.continue_
+            if not token:
+                break
+        for uid in sorted(self._known - seen):
+            self._drop(uid)
+        self._known = seen
+        self._version = version
+        self._failures = 0
+        self.relists += 1
+        self._listed()
+        self.synced.set()
+
+    def _absent(self) -> None:
+        self.exists = False
+        for uid in sorted(self._known):
+            self._drop(uid)
+        self._known = set()
+        self._listed()
+        self.synced.set()
+
+    async def _watch(self) -> None:
+        seconds = WATCH_SECONDS + random.randrange(WATCH_SECONDS)
+        url = self._url(
+            watch="1", allowWatchBookmarks="true", resourceVersion=self._version, timeoutSeconds=str(seconds)
+        )
+        count = 0
+        async for part in self._http.stream(url, seconds + QUIET_MARGIN):
+            if isinstance(part, Reply):
+                if part.status == GONE:
+                    self._version = ""
+                    return
+                if part.status != 200:
+                    await self._pause(_problem(part), part)
+                    return
+                continue
+            if not part:
+                continue
+            if not self._handle(_event(part)):
+                return
+            self._failures = 0
+            count += 1
+            if count % 200 == 0:
+                await asyncio.sleep(0)  # thousands of events may be buffered: let other work run between them
+        self.resumes += 1
+        if not count:  # an answer that ends at once must not cause a busy loop
+            await self._pause("")
+
+    def _handle(self, event: _Event) -> bool:
+        """Handle an event. Return False if the watch cannot continue."""
+        if event.type == "ERROR":
+            status = _status(event.object)
+            self._note(self.path, f"watch ended: {status.code} {status.message}")
+            self._version = ""  # 410, or an error after which events may have been missed
+            return False
+        metadata = _identity(event.object).metadata
+        if event.type == "DELETED":
+            if metadata.uid in self._known:
+                self._known.discard(metadata.uid)
+                self._drop(metadata.uid)
+        elif event.type != "BOOKMARK":
+            self._known.add(self._take(event.object))
+        self._version = metadata.resourceVersion
+        return True
+
+    def _take(self, raw: msgspec.Raw) -> str:
+        found = self._decode(raw)
+        self._put(found)
+        return found.metadata.uid
+
+    async def _pause(self, problem: str, reply: Reply | None = None) -> None:
+        self._failures += 1
+        if problem:
+            self._note(self.path, problem)
+        await asyncio.sleep(max(pause_after(self._failures), reply.retry_after if reply else 0.0))
+
+    def _url(self, **parameters: str) -> str:
+        return f"{self.path}?{urlencode({**self._selector, **parameters})}"
+
+
+def _problem(reply: Reply) -> str:
+    try:
+        return f"{reply.status} {_status(reply.content).message}"
+    except msgspec.DecodeError:
+        return str(reply.status)

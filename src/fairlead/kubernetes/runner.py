@@ -1,0 +1,195 @@
+"""Runs an adapter: watches, link, actions, reasons, leader election, health and metrics.
+
+Nothing is sent to the partition before all lists are complete, and nothing is bound before the partition's state was
+compared with them. If the link breaks, the adapter registers again and compares anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from fairlead.kubernetes import objects
+from fairlead.kubernetes.actions import AT_ONCE, Performer, Target
+from fairlead.kubernetes.adapter import Adapter
+from fairlead.kubernetes.adapter_health import Health
+from fairlead.kubernetes.api_client import Http, Lost
+from fairlead.kubernetes.lease import Election
+from fairlead.kubernetes.names import GATE, SCHEDULER
+from fairlead.kubernetes.partition_link import Link
+from fairlead.kubernetes.pod_reasons import Reasons
+from fairlead.kubernetes.provision_requests import Provisioning
+from fairlead.kubernetes.reflector import Follower, pause_after
+from fairlead.kubernetes.rules import Rules
+
+BATCH = 0.003
+"""Seconds to collect changes for one update."""
+LOOK_AGAIN = 2.0
+
+Log = Callable[..., None]
+"""Called with an event and its fields."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of an adapter."""
+
+    scheduler: str = SCHEDULER
+    gate: str = GATE
+    rules: Rules = msgspec.field(default_factory=Rules)
+    lease: str = ""
+    """NAMESPACE/NAME of the lease for leader election; empty for none."""
+    listen: str = ""
+    """HOST:PORT of `/readyz`, `/healthz` and `/metrics`; empty for none."""
+    at_once: int = AT_ONCE
+    """Calls to the API server that may be in progress at a time."""
+
+
+class Runner:
+    """One adapter with all its parts."""
+
+    def __init__(self, http: Http, link: Link, settings: Settings, log: Log) -> None:
+        self._http = http
+        self._link = link
+        self._settings = settings
+        self._log = log
+        self.performer = Performer(
+            http,
+            self._done,
+            self._refused,
+            self._delayed,
+            settings.at_once,
+        )
+        self.adapter = Adapter(self.performer.add, settings.rules, settings.scheduler, settings.gate)
+        self.identity = f"{socket.gethostname()}-{os.getpid()}"
+        self.provisioning = Provisioning(
+            self.adapter, http, lambda job, problem: log("nodes not requested", job=job, problem=problem)
+        )
+        self.reasons = Reasons(
+            self.adapter,
+            link,
+            http,
+            self.identity,
+            lambda: self.performer.waiting() > 0,
+            lambda pod, problem: log("reason not written", pod=pod, problem=problem),
+            self.provisioning.ask_for,
+        )
+        self.followers = self._followers()
+        self.connected = False
+        self.health = Health(self)
+        self.started = monotonic()
+
+    async def run(self, up: Callable[[], None] = lambda: None) -> None:
+        """Run until cancelled, or until the lease is lost."""
+        settings = self._settings
+        namespace, _, name = settings.lease.partition("/")
+        election = Election(self._http, namespace, name, self.identity, lambda text: self._log("lease", note=text))
+        try:
+            async with asyncio.TaskGroup() as group:
+                if settings.listen:
+                    group.create_task(self.health.serve(settings.listen))
+                if settings.lease:
+                    await election.win()
+                    group.create_task(election.keep())
+                self.health.leads = True
+                for follower in self.followers:
+                    group.create_task(follower.run())
+                for follower in self.followers:
+                    await follower.synced.wait()
+                await self._http.open(settings.at_once)
+                self._log("lists complete", nodes=len(self.adapter.nodes), pods=len(self.adapter.members))
+                group.create_task(self.performer.run())
+                group.create_task(self.reasons.run())
+                group.create_task(self.provisioning.run())
+                group.create_task(self._look_again())
+                up()
+                await self._stay_connected()
+        finally:
+            with suppress(asyncio.CancelledError):
+                await election.give_up()
+            self._http.close()
+
+    async def _stay_connected(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._link.register()
+                state = await self._link.state()
+                self.adapter.adopt(state)
+                self.connected = True
+                self._log("registered", jobs=len(state.jobs), nodes=len(state.nodes))
+                failures = 0
+                async with asyncio.TaskGroup() as group:
+                    sender = group.create_task(self._send())
+                    async for events in self._link.events(state.seq):
+                        self.adapter.take_events(events)
+                    sender.cancel()
+                self._log("events were missed; the state is read again")
+            except* Lost as lost:
+                failures += 1
+                self._log("link lost", problem="; ".join(map(str, lost.exceptions)))
+            self.connected = self.adapter.adopted = False
+            if failures:
+                await asyncio.sleep(pause_after(failures))
+
+    async def _send(self) -> None:
+        adapter = self.adapter
+        while True:
+            await adapter.changed.wait()
+            await asyncio.sleep(BATCH)
+            items = adapter.update()
+            if items is None:
+                continue
+            answers = await self._link.update(items)
+            for problem in adapter.answered(items, answers)[:20]:
+                self._log("item refused", problem=problem)
+
+    async def _look_again(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_AGAIN)
+            self.adapter.retry()
+
+    def _done(self, target: Target) -> None:
+        self.adapter.done(target)
+
+    def _refused(self, target: Target, problem: str) -> None:
+        self._log("action refused", verb=target.verb, pod=f"{target.namespace}/{target.name}", problem=problem)
+        self.adapter.refused(target, problem)
+
+    def _delayed(self, target: Target, problem: str) -> None:
+        self._log("action delayed", verb=target.verb, pod=f"{target.namespace}/{target.name}", problem=problem)
+
+    def _followers(self) -> list[Follower[Any]]:
+        adapter = self.adapter
+
+        def decoder(kind: type) -> Callable[[Any], Any]:
+            return msgspec.json.Decoder(kind).decode
+
+        def note(path: str, problem: str) -> None:
+            self._log("watch", path=path, problem=problem)
+
+        follow: list[Follower[Any]] = [
+            Follower(
+                self._http, "/api/v1/nodes", decoder(objects.Node), adapter.put_node, adapter.drop_node, note=note
+            ),
+            # Succeeded pods use nothing: they leave the selection and are dropped. Failed pods use nothing either, but
+            # only their object says whether the kubelet ended them, which is a loss.
+            Follower(
+                self._http,
+                "/api/v1/pods",
+                decoder(objects.Pod),
+                adapter.put_pod,
+                adapter.drop_pod,
+                {"fieldSelector": "status.phase!=Succeeded"},
+                note,
+            ),
+        ]
+        for path, kind, put, drop in adapter.objects.followed():
+            follow.append(Follower(self._http, path, decoder(kind), put, drop, note=note, optional=True))
+        return follow

@@ -1,0 +1,1 @@
+"""The running server: builds it from its concrete classes, and copies its data."""

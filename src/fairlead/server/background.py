@@ -1,0 +1,48 @@
+"""Periodic work of a server: it removes old output and old history, and reads what other servers changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from structlog.typing import FilteringBoundLogger
+
+from fairlead.core.model import Micros
+from fairlead.history.outputs import OutputStore
+from fairlead.history.store import History
+from fairlead.identity.smallfile import FileProblem
+from fairlead.journal.journal import JournalError
+
+REFRESH = 2.0
+"""Seconds between two checks for changes by other servers."""
+SWEEP = 3600.0
+"""Seconds between two removals of old output."""
+
+
+async def refresh(documents: Sequence[Callable[[], None]]) -> None:
+    """Reload tokens, keys and secrets that other servers changed. Nothing changes while the database is away."""
+    while True:
+        await asyncio.sleep(REFRESH)
+        for reload in documents:
+            with suppress(FileProblem):
+                await asyncio.to_thread(reload)
+
+
+async def sweep(
+    outputs: OutputStore, history: History, now: Callable[[], Micros], age: Micros, log: FilteringBoundLogger
+) -> None:
+    """Remove old output, and history older than `age` if that is not 0, at the start and from time to time."""
+    while True:
+        try:
+            await asyncio.to_thread(outputs.shrink)
+        except OSError as problem:
+            log.warning("old output not removed", problem=str(problem))
+        try:
+            oldest = now() - age if age else 0
+            dropped = await asyncio.to_thread(history.drop_before, oldest) if oldest > 0 else 0
+            if dropped:
+                log.info("old history removed", jobs=dropped)
+        except JournalError as problem:
+            log.warning("old history not removed", problem=str(problem))
+        await asyncio.sleep(SWEEP)

@@ -1,0 +1,40 @@
+"""The error with which operations of the server package fail, and how other errors become it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fairlead.core.errors import Refused
+from fairlead.identity.smallfile import FileProblem
+from fairlead.journal.journal import JournalError
+
+
+class Failed(Exception):
+    """Raised if an operation failed. `field` is the field of a document, if the problem is in one."""
+
+    def __init__(self, problem: str, field: str = "") -> None:
+        super().__init__(problem, field)
+        self.problem = problem
+        self.field = field
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.problem}" if self.field else self.problem
+
+
+@contextmanager
+def refusals_as_failed() -> Iterator[None]:
+    """Raise refusals of the core as `Failed`, which the command line handles."""
+    try:
+        yield
+    except Refused as refusal:
+        raise Failed(refusal.problem, refusal.field) from refusal
+
+
+@contextmanager
+def storage_problems_as_failed() -> Iterator[None]:
+    """Raise problems of journals and files as `Failed`."""
+    try:
+        yield
+    except (JournalError, FileProblem) as problem:
+        raise Failed(str(problem)) from problem

@@ -1,0 +1,48 @@
+"""Checks what users give to commands: configurations, names of nodes, durations. Wrong input raises `Failed`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairlead import policies
+from fairlead.core.config import parse_config
+from fairlead.core.documents import parse_node
+from fairlead.core.resources import SECOND, parse_duration
+from fairlead.core.settings import PartitionConfig
+from fairlead.pools.provider_settings import check_providers
+from fairlead.server.failure import Failed, refusals_as_failed
+from fairlead.views.config_document import config_view
+
+
+def load_policies() -> None:
+    """Load the policies of installed packages, which configurations may name."""
+    try:
+        policies.load()
+    except policies.PolicyError as problem:
+        raise Failed(str(problem)) from problem
+
+
+def checked_config(document: object, defaults: bool) -> dict[str, Any]:
+    """Parse and check a configuration, and return it as it would be written in a file."""
+    load_policies()
+    with refusals_as_failed():
+        return config_view(parsed_config(document), defaults)
+
+
+def parsed_config(document: object) -> dict[str, PartitionConfig]:
+    """Parse and check a configuration. Raises `Refused`."""
+    configs = parse_config(document)
+    check_providers(configs)
+    return configs
+
+
+def check_node(name: str, resources: dict[str, str]) -> None:
+    """Raise `Failed` if no node can have this name or these resources."""
+    with refusals_as_failed():
+        parse_node({"name": name, "resources": {"cpu": 1, **resources}})
+
+
+def whole_seconds(text: str, field: str) -> int:
+    """Return the seconds of a duration, at least 1."""
+    with refusals_as_failed():
+        return max(1, parse_duration(text, field) // SECOND)

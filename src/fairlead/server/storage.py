@@ -1,0 +1,97 @@
+"""The journal, its snapshots, the history and the stored outputs of a server: where they are, and opening them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from secrets import token_hex
+
+from structlog.typing import FilteringBoundLogger
+
+from fairlead.history.s3 import SCHEME, ObjectStore, Unusable
+from fairlead.history.store import History
+from fairlead.history.stores import FolderStore, Store
+from fairlead.journal.disk_space import need_disk_space
+from fairlead.journal.journal import Journal, JournalError
+from fairlead.journal.roster import Roster
+from fairlead.journal.snapshot import Snapshots
+from fairlead.journal.sql import SqliteJournal
+from fairlead.server.failure import Failed, storage_problems_as_failed
+from fairlead.server.server_options import Limits, ServerOptions
+
+
+class Storage:
+    """The journal and the history of a server, in its data directory or in a database."""
+
+    def __init__(self, options: ServerOptions, limits: Limits, log: FilteringBoundLogger) -> None:
+        self.journal_place = options.database or options.directory / "journal"
+        self.history_place = options.database or options.directory / "history"
+        with storage_problems_as_failed():
+            self.history = History(
+                self.history_place, limits.history_size, note=lambda text: log.error("history", problem=text)
+            )
+        self._options = options
+        self._limits = limits
+        self._server = token_hex(8)
+        """The name under which this process holds leases."""
+        self._turn = threading.Lock()
+        """Held by the journal object that writes: an SQLite file has one writer at a time."""
+        self._snapshots: dict[str, Snapshots] = {}
+
+    def open_journal(self) -> Journal:
+        """Open the journal for one thread."""
+        if self._options.database:
+            from fairlead.journal.postgresql import PostgresJournal
+
+            return PostgresJournal(self._options.database, self._server, self._options.url, self._limits.lease)
+        need_disk_space(self._options.directory)
+        return SqliteJournal(self.journal_place, turn=self._turn)
+
+    def roster(self) -> Roster | None:
+        """Return the roster of the servers on the database; None for a data directory, which one server uses."""
+        if not self._options.database:
+            return None
+        from fairlead.journal.pgroster import PostgresRoster
+
+        return PostgresRoster(self._options.database, self._server, self._options.url, self._limits.lease)
+
+    def snapshot(self, partition: str, seq: int) -> None:
+        """Start a snapshot of a partition if one is due after record `seq`."""
+        if partition not in self._snapshots:
+            self._snapshots[partition] = Snapshots(self.journal_place, partition, seq, age=self._limits.journal_age)
+        self._snapshots[partition].poll(seq)
+
+    def warnings(self) -> list[str]:
+        """Return what makes the database unsafe."""
+        if not self._options.database:
+            return []
+        from fairlead.journal.pgconnection import connect
+        from fairlead.journal.pgsafety import warnings_of
+
+        try:
+            with connect(self._options.database, "check") as connection:
+                return warnings_of(connection)
+        except JournalError as problem:
+            return [f"the settings of the database cannot be read: {problem}"]
+
+    def close(self) -> None:
+        for snapshots in self._snapshots.values():
+            snapshots.close()
+        self.history.close()
+
+
+def output_place(options: ServerOptions) -> Store:
+    """Return the folder or object store that the options name. Raises `Failed` if it cannot be used."""
+    named = options.outputs
+    try:
+        if named.startswith(SCHEME):
+            return ObjectStore(named, options.directory / "incoming", options.outputs_endpoint)
+        if "://" in named:
+            raise Unusable(f"{named} is neither a folder nor s3://BUCKET/PREFIX; write one of them with --outputs")
+        if options.outputs_endpoint:
+            raise Unusable("--outputs-endpoint is for an object store; name one with --outputs s3://BUCKET/PREFIX")
+        return FolderStore(Path(named) if named else options.directory / "outputs")
+    except Unusable as problem:
+        raise Failed(str(problem)) from problem
+    except OSError as problem:
+        raise Failed(f"{problem.filename}: {problem.strerror}; name another folder with --outputs") from problem

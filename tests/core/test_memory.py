@@ -1,0 +1,51 @@
+"""What phases remember can be thrown away before any cycle: the cycle decides the same without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import Phase, settings
+
+from fairlead.core import cycle
+from fairlead.core.changes import Placed
+from fairlead.core.commands import AnyCommand
+from fairlead.core.cycle import Cycle, Watch
+from fairlead.core.model import Micros
+from fairlead.core.ranges import indices
+from fairlead.core.state import Partition
+from tests.core.test_machine import Machine, afresh
+
+DECIDE = cycle.run
+
+
+def decide_also_without_memory(
+    partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch: Watch = lambda phase: None
+) -> Cycle:
+    without = DECIDE(afresh(partition), commands, now)
+    decided = DECIDE(partition, commands, now, watch)
+    assert placed(decided) == placed(without)
+    if len(decided.changes) == len(without.changes):  # else tasks that start together are grouped in another way
+        assert decided.changes == without.changes
+    return decided
+
+
+def placed(decided: Cycle) -> list[object]:
+    """Return where each task starts, and all changes that place none."""
+    starts = {
+        (change.job, change.stage, index): (part.node, change.attempt)
+        for change in decided.changes
+        if isinstance(change, Placed)
+        for part in change.parts
+        for index in indices(part.indices)
+    }
+    return [sorted(starts.items()), *(change for change in decided.changes if not isinstance(change, Placed))]
+
+
+@pytest.fixture(autouse=True)
+def _compare_every_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cycle, "run", decide_also_without_memory)
+
+
+class TestForgetful(Machine.TestCase):
+    settings = settings(max_examples=30, stateful_step_count=30, deadline=None, phases=[Phase.generate])

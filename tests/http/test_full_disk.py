@@ -1,0 +1,112 @@
+"""A real server on a disk that is full for a while: it reports that, loses no acknowledged work, and recovers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.http.serving import JOB
+from tests.live import PROGRAM, SECONDS
+from tests.until import until
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own."""
+    found = tmp_path / "disk"
+    found.mkdir(mode=0o700)
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "tmpfs", str(found)]
+    if os.getuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk can be mounted by root only")
+    try:
+        yield found
+    finally:
+        subprocess.run(["umount", "--lazy", str(found)], check=True)
+
+
+class Server:
+    """`fairlead server` on a data directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [PROGRAM, "server", "--data", str(folder), "--port", "0", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.url: str = json.loads(self.process.stdout.readline())["url"]
+        headers = {"Authorization": f"Bearer {(folder / 'token').read_text().strip()}"}
+        self.client = httpx.Client(base_url=self.url, headers=headers, timeout=SECONDS)
+
+    def close(self) -> int:
+        self.client.close()
+        self.process.terminate()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return self.process.wait(SECONDS)
+
+
+def fill(file: Path) -> None:
+    """Take all room of the disk that the file is on."""
+    with file.open("ab", buffering=0) as out:
+        for size in (1 << 20, 4096, 1):
+            try:
+                while out.write(b"x" * size) == size:
+                    pass
+            except OSError:
+                continue
+
+
+def test_a_full_disk_is_reported_and_passes(disk: Path) -> None:
+    server = Server(disk / "data")
+    try:
+        taken = []
+
+        def submit(**more: object) -> int:
+            answer = server.client.post("/api/v1/jobs", json={**JOB, **more})
+            if answer.status_code == 201:
+                taken.append(answer.json()["job"])
+            return answer.status_code
+
+        assert submit() == 201
+        until(lambda: server.client.get("/readyz").status_code == 200)
+        for _ in range(2):  # twice, because recovery must work more than once
+            fill(disk / "filler")
+            # The log of the journal has some room of its own; large jobs use that up first.
+            large = {"name": "x", "labels": {f"l{at}": "x" * 60 for at in range(60)}}
+            deadline = time.monotonic() + SECONDS
+            while submit(**large) == 201:
+                assert time.monotonic() < deadline
+                fill(disk / "filler")
+            refused = 0
+            began = time.monotonic()
+            while time.monotonic() < began + 2:
+                # While a submission is refused, the server does not call itself ready.
+                refused += submit(**large) == 503
+                health = server.client.get("/readyz")
+                assert (health.status_code, health.json()["ready"]) == (503, False)
+                assert health.json()["problem"] and str(disk) not in health.text
+                assert server.client.get("/healthz").status_code == 200
+                assert server.client.put("/api/v1/secrets/s", json={"value": "x" * 60_000}).status_code == 503
+                assert server.process.poll() is None
+                time.sleep(0.1)
+            assert refused and "disk is full" in health.json()["problem"]
+            (disk / "filler").unlink()
+            until(lambda: server.client.get("/readyz").status_code == 200)
+            assert submit() == 201
+            assert server.client.put("/api/v1/secrets/s", json={"value": "x"}).status_code == 200
+        assert server.close() == 0
+        assert "log lines lost" in (disk / "data" / "server.log").read_text()
+        server = Server(disk / "data")
+        found = {job["id"] for job in server.client.get("/api/v1/jobs", params={"limit": 1000}).json()["jobs"]}
+        assert found >= set(taken[-1000:])
+    finally:
+        server.close()
