@@ -396,6 +396,25 @@ def test_shares(up: Up) -> None:
     assert up.ask("share", "match", "nothing").returncode == 2
 
 
+def test_shares_tell_when_loans_return(tmp_path: Path) -> None:
+    config = tmp_path / "lent.yaml"
+    config.write_text("partitions: {default: {queues: {root: {default: {share: 10}, own: {share: 90}}}}}")
+    up = Up(tmp_path / "data", "--name", "box", "--resource", "cpu=4", "--resource", "memory=8Gi")
+    try:
+        up.run("config", "apply", str(config))
+        limited = up.run("submit", "--time-limit", "1h", "--", "sleep", "600").strip()
+        up.until("ps", said="1 running")
+        assert re.search(r"root\.default +10 .* (in 1h|in 60min|in 59min)", up.run("share", "list"))
+        assert "its newest tasks may be stopped when other queues need their shares" in up.run("explain", limited)
+        up.run("submit", "--", "sleep", "600")
+        up.until("share", "list", said="the rest not known")
+        up.run("kill", limited)
+        up.until("share", "list", said=" not known")
+        up.run("down", "--kill")
+    finally:
+        up.close()
+
+
 def test_a_secret_reaches_the_task_and_nothing_else(up: Up) -> None:
     up.run("secret", "set", "db", text="hidden-value\n")
     assert up.run("secret", "list") == "db\n"

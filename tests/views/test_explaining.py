@@ -123,6 +123,27 @@ def test_a_running_job_and_the_choice_of_its_nodes() -> None:
     assert not why.waiting
 
 
+def test_tasks_that_run_on_loan() -> None:
+    w = World({"queues": {"root": {"own": {"share": 90}, "ads": {"share": 10}}}})
+    w.nodes(1, cpu=4)
+    few = w.submit(name="few", queue="root.own", stages=[stage(1)])
+    many = w.submit(name="many", queue="root.ads", stages=[stage(3)])
+    w.advance(1)
+    assert w.why(few).sentence == "job few runs on n0, the only node that can run it"
+    assert w.why(many).sentence == (
+        "job many runs on n0, the only node that can run them; queue root.ads uses 75 % of the cluster and its share "
+        "is 10 %, so its newest tasks may be stopped when other queues need their shares"
+    )
+
+
+def test_nothing_is_on_loan_if_loans_are_not_stopped() -> None:
+    w = World({"rebalance_after": 0, "queues": {"root": {"own": {"share": 90}, "ads": {"share": 10}}}})
+    w.nodes(1, cpu=4)
+    many = w.submit(name="many", queue="root.ads", stages=[stage(3)])
+    w.advance(1)
+    assert w.why(many).sentence == "job many runs on n0, the only node that can run them"
+
+
 def test_a_job_that_stops_for_another_and_waits_again() -> None:
     w = World()
     w.nodes(1, cpu=1)

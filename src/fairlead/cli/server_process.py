@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     import asyncio
     import socket
 
-ONE_MACHINE = {
-    "partitions": {"default": {"ready_after": "5s", "queues": {"root": {"default": {"share": 100, "order": "fair"}}}}}
-}
-"""The first configuration of `up`. Only one agent reports after a start, so `ready_after` can be short."""
 JOINING = 5.0
 """Seconds after which `up` says that it waits for its agent."""
 
@@ -45,8 +41,6 @@ def run_server(options: ServerOptions, network: NetworkOptions, agent: list[str]
     directory = directory_of(options.data)
     held = _open_directory(directory, network)
     document = _document(options.config)
-    if document is None and agent is not None:
-        document = ONE_MACHINE
     from fairlead.server.failure import Failed
     from fairlead.server.server_options import ServerOptions
 

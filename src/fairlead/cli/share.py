@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairlead.cli.config import show_differences
 from fairlead.cli.option_values import wrong
 from fairlead.cli.options import Common, QueuePath
-from fairlead.cli.output import print_json, print_table, print_text
+from fairlead.cli.output import ahead, print_json, print_table, print_text
 from fairlead.cli.typer_commands import Group
+
+if TYPE_CHECKING:
+    from fairlead.wire.api import Loan
 
 share = Group("share", "Show and set the shares of queues.")
 
@@ -19,8 +22,8 @@ share = Group("share", "Show and set the shares of queues.")
 def list_shares(common: Common) -> None:
     """Show the shares of queues and their use.
 
-    Also shown are the patterns that choose the queue of a user, and when a queue gets back what other queues have
-    borrowed.
+    Also shown are when loans return if no other task of the queue starts, by the estimates and time limits of its
+    tasks, the patterns that choose the queue of a user, and when a queue gets back what other queues have borrowed.
     """
     from fairlead.wire import operations as op
 
@@ -30,6 +33,7 @@ def list_shares(common: Common) -> None:
         return
     with common.client() as client:
         queues = {queue.path: queue for queue in client.queues()}
+    returns = {loan.queue: _returns(loan) for loan in common.request(op.Loans()).loans}
     listed = [(queues[path], percent) for path, percent in shares.shares.items() if path in queues]
     rows = [
         (
@@ -38,11 +42,12 @@ def list_shares(common: Common) -> None:
             f"{queue.entitlement_percent:.1f}%",
             f"{queue.use_percent:.1f}%",
             f"{queue.loan_percent:.1f}%",
+            returns.get(queue.path, ""),
             f"{queue.past_percent:.1f}%",
         )
         for queue, percent in listed
     ]
-    print_table(("QUEUE", "SHARE", "ENTITLED", "USES", "ON LOAN", "PAST"), rows)
+    print_table(("QUEUE", "SHARE", "ENTITLED", "USES", "ON LOAN", "RETURNS", "PAST"), rows)
     for queue in queues.values():
         for user in queue.users:
             print_text(f"{queue.path}: {user.user} uses {user.use_percent:.1f}%, past {user.past_percent:.1f}%")
@@ -51,6 +56,15 @@ def list_shares(common: Common) -> None:
     if shares.rebalance_threshold != 0 and shares.rebalance_after:
         apart = "" if shares.rebalance_threshold is None else f" while queues are {shares.rebalance_threshold}% apart"
         typer.echo(f"loans are stopped when their owner has waited for {shares.rebalance_after:g} s{apart}")
+
+
+def _returns(loan: Loan) -> str:
+    """Return when a loan returns by itself, in a few words."""
+    if not loan.returns:
+        return "not known"
+    last = loan.returns[-1]
+    when = f"in {ahead(last.at)}"
+    return when if loan.unknown_percent < 0.05 else f"{last.percent:.1f}% {when}, the rest not known"
 
 
 @share.command("set")

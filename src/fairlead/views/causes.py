@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fairlead.core.admission import is_unpreemptible
+from fairlead.core.entitlement import has_shares
 from fairlead.core.model import Allocation, Job, Micros, Stage
 from fairlead.core.outcomes import claimant_of, live_of
+from fairlead.core.preempt.loans import is_on
 from fairlead.core.ranges import count
 from fairlead.core.resources import format_moment
 from fairlead.core.state import Partition
@@ -102,6 +105,19 @@ class Stopping(Cause, frozen=True):
         return f"{of_stage(self.stage)}{self._counted} {self._verb('stops', 'stop')} on {where}{why}"
 
 
+class OnLoan(Cause, frozen=True):
+    """Tasks run in a queue that uses more than its share, so that the newest tasks of the queue may be stopped."""
+
+    queue: str
+    use: int
+    share: int
+    """Both in percent of the whole partition."""
+
+    def __str__(self) -> str:
+        whose = f"queue {self.queue} uses {self.use} % of the cluster and its share is {self.share} %"
+        return f"{whose}, so its newest tasks may be stopped when other queues need their shares"
+
+
 class LastAttempt(Cause, frozen=True):
     """How the last attempt of waiting tasks ended: preempted and for which job, lost, failed, or not launched."""
 
@@ -142,7 +158,20 @@ def causes_of(partition: Partition, job: Job) -> list[Cause]:
     for stage in job.stages:
         causes += _live(partition, stage)
         causes += [] if job.over else _last_attempts(partition, stage)
-    return causes
+    running = sum(cause.tasks for cause in causes if isinstance(cause, RunsOn))
+    return [*causes, *_on_loan(partition, job, running)] if running else causes
+
+
+def _on_loan(partition: Partition, job: Job, running: int) -> Iterator[OnLoan]:
+    """Find the first level on which the queue of a job has a loan that may be taken back from it."""
+    if not is_on(partition) or is_unpreemptible(partition, job):
+        return
+    rights = partition.entitlements()
+    for queue in job.queue.line()[1:] if rights.whole else ():
+        if queue.parent is not None and has_shares(queue.parent) and rights.loaned(queue):
+            use, share = (100 * part // rights.whole for part in (rights.used(queue), rights.of(queue)))
+            yield OnLoan("", running, queue.path, use, share)
+            return
 
 
 def _live(partition: Partition, stage: Stage) -> Iterator[Cause]:

@@ -23,7 +23,7 @@ from fairlead.core.why.reasons import (
 )
 from fairlead.core.why.remedies import find_remedies
 from fairlead.core.why.remedy_steps import Remedy
-from fairlead.views.causes import Cause, LastAttempt, Launching, Over, RunsOn, Stopping, causes_of
+from fairlead.views.causes import Cause, LastAttempt, Launching, OnLoan, Over, RunsOn, Stopping, causes_of
 from fairlead.views.outlook import listed, shortened
 from fairlead.views.summaries import Waiting, explain_view, shown_state
 
@@ -117,11 +117,11 @@ def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...])
         parts.append(_waits(job, waiting))
     elif job.held_by is not None:
         parts.append(f"is {held_back(job)}")
-    alone = not waiting and len(causes) == 1
-    about_job = bool(parts) or (alone and _is_whole(causes[0], job))
-    for cause in causes:
-        if isinstance(cause, RunsOn | Launching | Stopping | LastAttempt):
-            parts.append(_told(cause, job, alone))
+    told = [cause for cause in causes if isinstance(cause, RunsOn | Launching | Stopping | LastAttempt)]
+    alone = not waiting and len(told) == 1
+    about_job = bool(parts) or (alone and _is_whole(told[0], job))
+    parts += [_told(cause, job, alone) for cause in told]
+    parts += [str(cause) for cause in causes if isinstance(cause, OnLoan)]
     if not parts and job.manager:
         return f"job {job.id} has no tasks: {job.manager} asks for none now"
     if not parts:

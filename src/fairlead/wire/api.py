@@ -487,8 +487,8 @@ class Remedy(Answer, frozen=True, kw_only=True):
 
 
 class Cause(Answer, frozen=True, kw_only=True):
-    """Why tasks run, launch or stop where they do, or how they ended. `code` is `runs on`, `launching`, `stopping`,
-    `last attempt` or `over`."""
+    """Why tasks run, launch or stop where they do, or how they ended. `code` is `runs on`, `on loan`, `launching`,
+    `stopping`, `last attempt` or `over`."""
 
     code: str
     text: str
