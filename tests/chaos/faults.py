@@ -181,6 +181,9 @@ WITH_POOLS = 0.3
 """Fraction of the scenarios with pools that grow and shrink."""
 
 
+WITH_MIN_FREE = 0.3
+"""Fraction of the pools that keep CPUs free."""
+
 WITH_LOANS = 0.4
 """Fraction of the scenarios that take loans back."""
 
@@ -211,6 +214,10 @@ def draw_scenario(seed: int, profile: Profile) -> Scenario:
     if apart.random() < WITH_POOLS:
         pools = {name: _pool(apart) for name in ("p", "q")[: apart.randint(1, 2)]}
         config = {**config, **_pool_settings(apart), "pools": pools}
+        spare = Random(f"{seed} min_free")
+        for pool in pools.values():
+            if spare.random() < WITH_MIN_FREE:
+                pool["min_free"] = {"cpu": spare.randint(1, 2 * pool["node"]["cpu"])}
         nodes = dict(list(nodes.items())[: apart.choice((0, 1, 2, 5))])
         events = [_for_pools(apart, event, pools) for event in events if _concerns(event, nodes)]
         events += _pool_events(apart, profile, pools)

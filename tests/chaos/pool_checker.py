@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fairlead.core.changes import Change, GivenBack, Ordered
+from fairlead.core.commands import AnyCommand, ScalePool
 from fairlead.core.model import PoolSettings, Stage
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE
@@ -32,13 +33,16 @@ class PoolChecker:
             self._orders.add(number)
             self._names.update(order.coming)
 
-    def decided(self, partition: Partition, changes: Sequence[Change[Any]]) -> None:
-        """Check the orders of a durable cycle, and the nodes it gave back."""
+    def decided(
+        self, partition: Partition, changes: Sequence[Change[Any]], commands: Sequence[AnyCommand] = ()
+    ) -> None:
+        """Check the orders of a durable cycle, and the nodes it gave back. Operators may undercut `min_free`."""
+        by_hand = {command.pool for command in commands if isinstance(command, ScalePool)}
         for change in changes:
             if isinstance(change, Ordered):
                 self._check_ordered(partition, change, changes)
             elif isinstance(change, GivenBack):
-                self._check_given_back(partition, change)
+                self._check_given_back(partition, change, change.pool in by_hand)
         self._names.update(partition.nodes.joins)
 
     def check(self, partition: Partition, now: Micros) -> None:
@@ -117,7 +121,7 @@ class PoolChecker:
         )
         need(meant <= wanted, f"nodes are ordered for {meant} tasks of {job} {stage.name}, and {wanted} wait")
 
-    def _check_given_back(self, partition: Partition, change: GivenBack) -> None:
+    def _check_given_back(self, partition: Partition, change: GivenBack, by_hand: bool) -> None:
         left = [
             node_id
             for node_id in _nodes_of(partition, change.pool)
@@ -128,7 +132,7 @@ class PoolChecker:
         least = partition.pools[change.pool].settings.min
         size = len(left) + _coming(partition, change.pool)
         need(size >= least, f"{change.pool} gives nodes back, has {size} left, and should have {least}")
-        for name, amount in partition.pools[change.pool].settings.min_free:
+        for name, amount in () if by_hand else partition.pools[change.pool].settings.min_free:
             free = sum(_there(partition, partition.nodes.rows[node_id]).has(name) for node_id in left)
             need(free >= amount, f"{change.pool} gives nodes back, has {free} {name} free, and should have {amount}")
         for node_id in change.nodes:

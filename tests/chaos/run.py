@@ -352,7 +352,7 @@ class Trial:
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         self.answers.seen(decided.plan.partition, decided.plan.partition.touched.jobs)
-        self.pools.decided(decided.plan.partition, decided.changes)
+        self.pools.decided(decided.plan.partition, decided.changes, decided.commands)
         self.door.cycle(decided, seconds)
         self.loans.decided(decided.plan)
         self.connections.decided(decided.plan.partition, decided.changes, self.server.connected, self.now)
