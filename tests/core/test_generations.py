@@ -237,6 +237,21 @@ def test_growth_joins_the_generation() -> None:
     assert (states(w, job), stage.generation, stage.world_size()) == ("rrrrr", 2, 5)
 
 
+def test_a_stage_with_missing_tasks_that_becomes_a_strict_gang_by_a_new_size() -> None:
+    w = World()
+    w.node("n0", cpu=4)
+    w.node("n1", cpu=2)
+    job = w.submit(stages=[{"name": "w", "count": 6, "min": 5, "resources": {"cpu": 1}}])
+    w.advance(1)
+    w.fail_node("n1")
+    w.advance(1)
+    for size, missed in ((5, False), (7, True)):  # a strict gang starts again whole, so `replace_within` is not for it
+        w.scale(job, "w", size)
+        w.advance(1)
+        w.restart()
+        assert bool(w.partition().derived.short) == missed
+
+
 def test_the_causes_are_told() -> None:
     w = world()
     job = gang(w, tries=2)

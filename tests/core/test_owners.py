@@ -251,3 +251,20 @@ def test_an_owner_waits_at_most_the_bound(seed: int, loans: int, estimates: bool
     w.cycle()
     w.advance(random.randint(0, 100))
     assert wait(w, submit(w, "a", count=count, resources={"cpu": cpu}), BOUND + 1) <= BOUND
+
+
+def test_a_gang_that_is_stopped_for_one_owner_is_not_waited_for_by_the_next() -> None:
+    # The tasks on n1 end soon by their estimate, but those on n0 have passed theirs, so the gang stops as a whole.
+    w = World({"queues": {"root": {"lent": {"share": 50}, "own": {"share": 50}}}})
+    w.node("n0", cpu=4)
+    w.node("n1", cpu=2)
+    w.hold_acks("n1")
+    loan = {"name": "s", "count": 6, "min": 5, "scaling": "partial", "resources": {"cpu": 1}, "estimate": "53s"}
+    w.submit(name="loan", queue="root.lent", stages=[loan])
+    w.advance(0.05)
+    w.release_acks("n1")
+    w.advance(17)
+    stages = [{"name": name, "count": count, "resources": {"cpu": 1}} for name, count in (("two", 2), ("one", 1))]
+    w.submit(name="owner", queue="root.own", stages=stages)
+    w.advance(110)
+    assert w.job("owner").state == "running"

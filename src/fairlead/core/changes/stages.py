@@ -83,6 +83,7 @@ class StageScaled(Change[StageScaledUndo], frozen=True, tag="stage scaled"):
         else:
             _shrink(partition, stage, self.count)
         stage.count = self.count
+        partition.mark_short(stage, stage.short_since)  # a stage that is no strict gang any more has another `on_loss`
         partition.update_short(stage)
         partition.wake_lanes(stage)
         partition.touched.jobs[self.job] = None

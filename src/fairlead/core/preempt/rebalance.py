@@ -220,7 +220,7 @@ class Balance:
         for number, end in self._ending.items():
             allocation = self.partition.allocations[number]
             node_id = allocation.node
-            if number in self._ended:
+            if number in self._ended or clearing.is_victim(allocation):
                 continue
             if node_id not in own:
                 if lacking <= 0 or not _is_single(head) or whatif.fitting(node_id, shape, 1):

@@ -204,6 +204,10 @@ class Clearing:
         self._gone.setdefault(allocation.id, Ranges()).add(allocation.indices)
         self._rests.clear()
 
+    def is_victim(self, allocation: Allocation) -> bool:
+        """True if tasks of an allocation count as ended."""
+        return allocation.id in self._gone
+
     def blocks(self, victim: Victim) -> list[Block]:
         """Return the tasks of a victim that do not count as ended yet."""
         return self._left(victim.tasks)
