@@ -252,6 +252,19 @@ def test_a_stage_with_missing_tasks_that_becomes_a_strict_gang_by_a_new_size() -
         assert bool(w.partition().derived.short) == missed
 
 
+def test_tasks_that_fail_for_good_cost_other_stages_of_their_job_no_try() -> None:
+    w = world()
+    spare = {"name": "spare", "count": 2, "min": 1, "resources": {"cpu": 1}, "on_failure": "restart", "tries": 1}
+    main = {"name": "main", "count": 2, "resources": {"cpu": 1}, "tries": 5}
+    job = w.submit(gang="job", stages=[main, spare])
+    w.advance(1)
+    w.finish(job, "spare", 0, exit_code=1)
+    w.finish(job, "spare", 1, exit_code=1)
+    w.advance(1)
+    assert w.task(job, "main", 0).tries_used == 0
+    assert w.task(job, "spare", 1).state == "failed"
+
+
 def test_the_causes_are_told() -> None:
     w = world()
     job = gang(w, tries=2)

@@ -154,9 +154,12 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
         yield Line("info", "tasks returned", fields) if returned else Line("warning", event, fields)
 
     def _count_failure(self, stage: Stage, more: int) -> None:
-        """Count one failure for each stage of a gang that restarts, however many of its tasks failed."""
+        """Count one failure for each stage of a gang that restarts, however many of its tasks failed.
+
+        A failure for good of a stage that goes on without the task costs the other stages no try.
+        """
         if self.tried and stage.on_failure == "restart":
-            for member in stage.gang():
+            for member in stage.gang() if self.again != NOT_AGAIN else (stage,):
                 member.failures += more
 
     def _histories(self, stage: Stage, before: Allocation) -> dict[int, History | None]:
