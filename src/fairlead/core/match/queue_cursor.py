@@ -78,17 +78,21 @@ class QueueCursor:
         if partition.nodes.held and not joined:
             self._find_owners(lanes)
         users: dict[Lane, list[Account | None]] = {lane: lane.users() for lane in (*lanes, *asleep)}
-        if leaf.order.by_user and len({user for of_lane in users.values() for user in of_lane}) > 1:
-            self._turns = {}
-            self.moves = True
-        self.counts = self._by_running or self._turns is not None
+        self.counts = self._by_running
         """True if starts must be reported with `count`."""
+        if leaf.order.by_user and len({user for of_lane in users.values() for user in of_lane}) > 1:
+            self._take_turns()
         for lane in lanes:
             self._open_lane(lane, users[lane], joined)
         heads = [(lane, lane.head()) for lane in asleep]
         self._asleep = [(self.place(lane, head), lane.text, lane, head) for lane, head in heads if head is not None]
         """A heap of the heads of sleeping lanes whose turn has not come."""
         heapify(self._asleep)
+
+    def _take_turns(self) -> None:
+        """Order the asks by the use of their users."""
+        self._turns = {}
+        self.moves = self.counts = True
 
     def _open_lane(self, lane: Lane, users: list[Account | None], joined: bool) -> None:
         lane.memory.moved = False
@@ -143,7 +147,10 @@ class QueueCursor:
         """Return the present first ask of a lane, with its place."""
         heap = self._lines[lane]
         if lane.memory.moved:
-            firsts = [(lane.after(user, self._passed), Line(user, iter(()))) for user in lane.users()]
+            users = lane.users()
+            if self._turns is None and len(users) > 1:  # tasks of another user were stopped in this match, and wait now
+                self._take_turns()
+            firsts = [(lane.after(user, self._passed), Line(user, iter(()))) for user in users]
             heap[:] = [(self.place(lane, ask), ask, line) for ask, line in firsts if ask is not None]
             heapify(heap)
             for _, _, line in heap:
