@@ -18,8 +18,6 @@ from fairlead.core.model import KINDS, Allocation, Ask, Micros, Stage
 from fairlead.core.ranges import count, difference
 from fairlead.core.state import Partition
 
-__all__ = ["Chained", "ChainedUndo", "Measured", "Recalled", "SlotPassed", "SlotPassedUndo"]
-
 
 class Measured(Change[Micros | None], frozen=True, tag="measured"):
     """The measured run time of the tasks of a stage; None if they are not quick."""

@@ -16,20 +16,6 @@ from fairlead.core.resources import Vector
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Counters, Partition
 
-__all__ = [
-    "ConfigVersioned",
-    "NumbersContinued",
-    "PartitionRemoved",
-    "PoolsSet",
-    "QueueMoved",
-    "QueuesAdded",
-    "QueuesRemoved",
-    "QueuesSet",
-    "QueuesSetUndo",
-    "SettingsSet",
-    "SettingsSetUndo",
-]
-
 
 class SettingsSetUndo(msgspec.Struct, frozen=True, gc=False):
     settings: PartitionSettings

@@ -27,8 +27,6 @@ from fairlead.core.model import (
 from fairlead.core.ranges import Ranges, count, difference, indices, split
 from fairlead.core.state import Partition
 
-__all__ = ["NOT_AGAIN", "Ended", "EndedUndo", "PendingEnded", "PendingEndedUndo", "Revived", "RevivedUndo"]
-
 NOT_AGAIN = -1
 """Used in place of a kind for a task that does not become pending again."""
 

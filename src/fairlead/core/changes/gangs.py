@@ -13,8 +13,6 @@ from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Asks, Members, Micros,
 from fairlead.core.ranges import Ranges
 from fairlead.core.state import Partition
 
-__all__ = ["Began", "BeganUndo", "Regrouped", "RegroupedUndo", "StageUndo"]
-
 
 class BeganUndo(msgspec.Struct, frozen=True, gc=False):
     stages: tuple[Stage, ...]

@@ -13,8 +13,6 @@ from fairlead.core.model import Ask, ClaimCause, Earmark, Hold, Micros, Place, P
 from fairlead.core.ranges import count
 from fairlead.core.state import Partition
 
-__all__ = ["Held", "Promised", "Released", "ReleasedUndo", "Trimmed", "TrimmedUndo"]
-
 
 class Held(Change[Hold], frozen=True, tag="held"):
     """Holds nodes: from now on only one ask may start tasks there.

@@ -26,21 +26,6 @@ from fairlead.core.model import (
 )
 from fairlead.core.state import Partition
 
-__all__ = [
-    "Asked",
-    "AskedUndo",
-    "JobAdded",
-    "JobAddedUndo",
-    "JobForgotten",
-    "JobForgottenUndo",
-    "JobHeld",
-    "JobHeldUndo",
-    "JobMoved",
-    "JobMovedUndo",
-    "JobPrioritised",
-    "JobReleased",
-]
-
 
 class JobAddedUndo(msgspec.Struct, frozen=True, gc=False):
     job: Job

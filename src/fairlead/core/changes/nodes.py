@@ -14,22 +14,6 @@ from fairlead.core.model import Amounts, Closure, Micros, NodeState, Pairs
 from fairlead.core.resources import SECOND, format_vector
 from fairlead.core.state import Partition
 
-__all__ = [
-    "Avoidance",
-    "ClosureSet",
-    "NodeAdded",
-    "NodeAvoided",
-    "NodeMoved",
-    "NodeMovedUndo",
-    "NodeRemoved",
-    "NodeRemovedUndo",
-    "NodeSet",
-    "NodeSpec",
-    "NodesConnected",
-    "as_added",
-    "spec_of",
-]
-
 
 class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     """The properties of a node."""

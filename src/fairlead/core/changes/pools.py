@@ -11,19 +11,6 @@ from fairlead.core.changes.lines import NAMED, Line, Names
 from fairlead.core.model import Ask, Meant, Micros, NodeOrder, OrderCause
 from fairlead.core.state import Partition
 
-__all__ = [
-    "Arrived",
-    "ArrivedUndo",
-    "GivenBack",
-    "Idled",
-    "OrderFailed",
-    "OrderFailedUndo",
-    "Ordered",
-    "OrderedUndo",
-    "PoolMoved",
-    "PoolMovedUndo",
-]
-
 
 def node_name(pool: str, order: int, position: int) -> str:
     """Return the name of an ordered node.

@@ -6,8 +6,6 @@ from fairlead.core.changes.change import Change
 from fairlead.core.model import Micros, Runs, RunsKey
 from fairlead.core.state import Partition
 
-__all__ = ["RunsNoted", "StartPlanned"]
-
 
 class RunsNoted(Change[dict[RunsKey, Runs | None]], frozen=True, tag="runs noted"):
     """Records the last run times of some users and job names, and drops old ones."""

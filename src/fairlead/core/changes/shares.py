@@ -10,8 +10,6 @@ from fairlead.core.policy.decay import after_shift
 from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
 
-__all__ = ["LandmarkMoved", "LandmarkMovedUndo", "SpreadSeen"]
-
 
 class SpreadSeen(Change[Micros | None], frozen=True, tag="spread seen"):
     """Records since when the use of a queue's children has been too far from their shares; None if it no longer is."""

@@ -25,8 +25,6 @@ from fairlead.core.model import (
 from fairlead.core.ranges import Ranges, SharedRanges
 from fairlead.core.state import Partition
 
-__all__ = ["SinglesEnded", "SinglesPlaced", "SinglesPlacedUndo"]
-
 ONLY = (0, 1)
 """The block of the only task of a stage."""
 

@@ -14,8 +14,6 @@ from fairlead.core.model import NEW, Asks, History, Micros, Pending, Stage, Stag
 from fairlead.core.ranges import Ranges, difference
 from fairlead.core.state import Partition
 
-__all__ = ["StageAdded", "StageScaled", "StageScaledUndo"]
-
 
 class StageAdded(Change[Stage], frozen=True, tag="stage added"):
     """Adds a stage to a job of a resource manager, made from the manager's ask."""

@@ -13,8 +13,6 @@ from fairlead.core.model import Stage, Strange
 from fairlead.core.ranges import Ranges, count
 from fairlead.core.state import Partition
 
-__all__ = ["StrangeFound", "StrangeFoundUndo"]
-
 
 class StrangeFoundUndo(msgspec.Struct, frozen=True, gc=False):
     found: Strange | None

@@ -21,8 +21,6 @@ from fairlead.core.model import KINDS, Allocation, Ask, JobState, Members, Micro
 from fairlead.core.ranges import count, difference, indices
 from fairlead.core.state import Partition
 
-__all__ = ["Acknowledged", "MovedUndo", "Part", "Placed", "PlacedUndo", "StopOverdue", "Stopped"]
-
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The tasks of a block that go to one node, and their devices, task by task."""
