@@ -27,7 +27,8 @@ from fairlead.core.commands import Accepted, Item, RegisterManager, RemoveManage
 from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY, parse_node, parse_stage
 from fairlead.core.errors import Refused
 from fairlead.core.intake import nodes
-from fairlead.core.intake.jobs import add_job, check_resources, find_job, rescale
+from fairlead.core.intake.jobs import add_job, check_resources, rescale
+from fairlead.core.intake.lookup import find_job, find_node, need_live, unknown
 from fairlead.core.intake.rights import need_operator
 from fairlead.core.lifecycle import IllegalTransition
 from fairlead.core.model import NEW, REPLACE, Gang, Job, JobSpec, Stage, StageSpec
@@ -35,7 +36,7 @@ from fairlead.core.outcomes import add_ask, avoid, confirm_stop, end_pending, fi
 from fairlead.core.plan import Plan
 from fairlead.core.policy.fit import overbook_devices
 from fairlead.core.ranges import Ranges
-from fairlead.core.reader import Reader, check_name, suggestion
+from fairlead.core.reader import Reader, check_name
 from fairlead.core.resources import printable, shown
 
 MAX_ITEMS = 100_000
@@ -58,10 +59,7 @@ def remove(plan: Plan, command: RemoveManager) -> Accepted:
     need_operator(command, "remove a resource manager")
     partition = plan.partition
     if command.name not in partition.managers:
-        close = suggestion(command.name, partition.managers)
-        raise Refused(
-            "name", f"there is no resource manager {shown(command.name)}{close}; name one that is known", "unknown"
-        )
+        raise unknown("name", "resource manager", command.name, partition.managers)
     own_jobs = [job for job in partition.jobs.values() if job.manager == command.name and not job.over]
     for job in sorted(own_jobs, key=lambda job: job.number):
         finish(plan, job, "killed", f"resource manager {command.name} was removed")
@@ -370,7 +368,7 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
     name = read.name("ask")
     node_name = read.name("node")
     index = read.count("index", 0, 0, MAX_TASKS - 1)
-    node_id = nodes.find(plan, node_name, "node")
+    node_id = find_node(partition, node_name, "node")
     if partition.nodes.manager[partition.nodes.rows[node_id]] != command.name:
         raise Refused(
             read.at("node"), f"node {node_name} is not one of {command.name}'s; name one that is", "forbidden"
@@ -440,6 +438,5 @@ def _own_job(plan: Plan, command: UpdateManager, job_id: str) -> Job:
     job = find_job(plan.partition, job_id)
     if job.manager != command.name:
         raise Refused("job", f"job {job_id} is not one of {command.name}'s; name one that is", "forbidden")
-    if job.over:
-        raise Refused("job", f"job {job_id} is over ({job.state}); add it again under another id", "conflict")
+    need_live(job, "; add it again under another id")
     return job
