@@ -1,4 +1,7 @@
-"""Causes: why tasks run where they run, stop, or wait again, as typed values. Reasons say why tasks wait."""
+"""Causes as typed values: why tasks run on their nodes, why they stop, and how earlier attempts ended.
+
+Reasons say why tasks wait.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from fairlead.core.why.reasons import Reason, of_stage
 from fairlead.views.outlook import listed
 
 NAMED = 5
-"""At most this number of nodes, and of different ends of earlier attempts, are named."""
+"""The greatest number of nodes, and of different ends of earlier attempts, that are named."""
 LOOKED_AT = 1_000
-"""At most this number of waiting tasks are searched for the end of their last attempt."""
+"""The greatest number of tasks that are searched for the ends of earlier attempts."""
 
 
 class Cause(Reason, frozen=True):
@@ -41,16 +44,17 @@ class RunsOn(Cause, frozen=True):
     of: int
     """The number of the nodes."""
     place: str
+    """The placement of the partition."""
     suitable: int
-    """The number of nodes that take such tasks and are large enough for one."""
+    """The number of nodes that accept such tasks and are large enough for one."""
     known: int
     """The number of all nodes."""
     held: bool = False
     """True if nodes were held for the tasks before they started."""
     near: str = ""
-    """The label by which the nodes were kept close together."""
+    """The label by which nodes close to each other were chosen."""
     by_cost: bool = False
-    """True if the costs of pools decided, too: those of the suitable nodes differ."""
+    """True if the cost of pools had an influence, because the suitable nodes have different costs."""
 
     def __str__(self) -> str:
         return f"{of_stage(self.stage)}{self._counted} {self._verb('runs', 'run')} on {self.where}, {self.why}"
@@ -61,7 +65,7 @@ class RunsOn(Cause, frozen=True):
 
     @property
     def why(self) -> str:
-        """Why they run there, as the end of a sentence."""
+        """Return why they run there, as the end of a sentence."""
         of = "" if self.known == self.suitable else f" of {self.known}"
         them = self._verb("it", "them")
         if self.suitable == 1:
@@ -103,7 +107,7 @@ class Stopping(Cause, frozen=True):
 
 
 class LastAttempt(Cause, frozen=True):
-    """How the last attempt of waiting tasks ended: preempted and for which job, lost, failed, or not launched."""
+    """How the last attempt of waiting tasks ended, such as by a failure, a preemption or a failed launch."""
 
     ended: str
     tries_used: int
@@ -134,7 +138,7 @@ class Over(Cause, frozen=True):
 
 
 def causes_of(partition: Partition, job: Job) -> list[Cause]:
-    """Return the causes of a job's present state, apart from reasons for waiting."""
+    """Return the causes of a job's present state. Reasons for waiting are not among them."""
     causes: list[Cause] = []
     if job.over:
         tasks = sum(stage.count for stage in job.stages)

@@ -1,4 +1,4 @@
-"""Turns a configuration into a document as people write it. Reading it back gives the same configuration."""
+"""Configurations as documents, as people write them. Reading a document back gives the same configuration."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _pool(pool: PoolSettings, defaults: bool) -> dict[str, Any]:
 
 
 def _fields(record: msgspec.Struct, default: msgspec.Struct, defaults: bool) -> dict[str, Any]:
-    """Return the fields of a record by name. None means not set; such fields are left out."""
+    """Return the fields of a record by name, without those that are None."""
     document: dict[str, Any] = {}
     for name in record.__struct_fields__:
         value = getattr(record, name)

@@ -1,4 +1,4 @@
-"""Dry runs: tell what the next cycle would do with a submission, by running the core on a copy of the state."""
+"""Dry runs: what the next cycles would do with a submission or a priority, tried on a copy of the state."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ SUBMITTED = "submitted now, it"
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """A submission that was tried. `partition` is the copy after the cycle, with the job in it.
-
-    A forecast of its start can continue from there.
-    """
+    """The result of a tried submission. `partition` is the copy after the cycle; a forecast can continue from there."""
 
     partition: Partition
     job: Job
@@ -63,7 +60,7 @@ class Tried(msgspec.Struct, frozen=True):
         return with_remedies(view, remedies_of(self.partition, self.job, self.now, expired), sees)
 
     def _where(self) -> str:
-        """Return where the job starts, and with how many tasks if not with all."""
+        """Return the nodes where the job starts, and the number of tasks if not all of them start."""
         tasks, all_tasks = sum(tasks for _, _, tasks in self.placed), sum(stage.count for stage in self.job.stages)
         nodes = tuple(dict.fromkeys(node for _, node, _ in self.placed))
         part = "" if tasks == all_tasks else f"with {tasks} of {all_tasks} tasks "
@@ -71,7 +68,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 CYCLES = 8
-"""Cycles that are run at most to see what a change of priority stops."""
+"""The greatest number of cycles that are run to see which tasks a change of priority stops."""
 
 
 def try_priority(partition: Partition, command: SetPriority, now: Micros) -> list[Allocation] | Rejected:
@@ -95,7 +92,7 @@ def try_priority(partition: Partition, command: SetPriority, now: Micros) -> lis
 def try_submission(
     partition: Partition, command: Submit, reasons: dict[tuple[str, str, int], Reason], now: Micros
 ) -> Tried | Rejected:
-    """Submit a job to a copy of a partition and run the next cycle there. Returns the refusal if the job is refused."""
+    """Submit a job to a copy of a partition, and run the next cycle there. A refused job gives the refusal."""
     now = max(now, partition.now)
     decided = cycle.run(partition, [msgspec.structs.replace(command, key="")], now)
     answer = decided.answers[0]

@@ -1,4 +1,4 @@
-"""Explanations: one sentence about a job, then the typed reasons. `World`, the API and the command line show these."""
+"""Explanations of jobs: one sentence, with typed reasons and causes. `World`, the API and the command line use them."""
 
 from __future__ import annotations
 
@@ -28,24 +28,22 @@ from fairlead.views.outlook import listed, shortened
 from fairlead.views.summaries import Waiting, explain_view, shown_state
 
 SEARCHED = 3
-"""Remedies are searched for at most this number of asks of a job."""
+"""The greatest number of asks of a job for which remedies are searched."""
 SHOWN = 3
-"""At most this number of remedies is shown for an ask, the cheapest."""
+"""The greatest number of remedies that are shown for an ask."""
 
 FoundRemedies = dict[tuple[str, str], tuple[Remedy, ...]]
 """Stage and kind → remedies."""
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """Why a job is in its state."""
+    """A job's state, and why it is in this state."""
 
     job: str
     state: str
     sentence: str
     waiting: tuple[Waiting, ...]
-    """Why tasks wait."""
     causes: tuple[Cause, ...]
-    """Why other tasks run where they run or stop, and how earlier attempts of waiting tasks ended."""
 
     def __str__(self) -> str:
         return self.sentence
@@ -58,14 +56,14 @@ def explained(
     now: Micros,
     sees: Sees = lambda job: True,
 ) -> Explained:
-    """Explain a job to a reader, as of a time. Job ids that the reader may not see are left out."""
+    """Explain a job at a time. Ids of jobs that the reader may not see are left out."""
     waiting = tuple(view.shown_to(sees) for view in explain_view(partition, job, reasons, now))
     causes = tuple(causes_of(partition, job))
     return Explained(job.id, shown_state(job), _sentence(job, waiting, causes), waiting, causes)
 
 
 def with_remedies(view: Explained, found: FoundRemedies, sees: Sees) -> Explained:
-    """Return an explanation with remedies, as a reader may see them."""
+    """Add remedies to an explanation. Ids of jobs that the reader may not see are left out."""
     waiting = tuple(
         msgspec.structs.replace(
             ask, remedies=tuple(remedy.shown_to(sees) for remedy in found.get((ask.stage, ask.kind), ()))
@@ -93,7 +91,7 @@ def remedies_of(
 
 
 def _chosen(remedies: list[Remedy]) -> tuple[Remedy, ...]:
-    """Return the cheapest remedies: first the cheapest of each kind, then others."""
+    """Return up to `SHOWN` remedies: the cheapest of each kind, then the next ones of each kind."""
     kinds: dict[int, int] = {}
     ranked: list[tuple[int, int, Remedy]] = []
     for at, remedy in enumerate(remedies):
@@ -130,12 +128,11 @@ def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...])
 
 
 def _is_whole(cause: Cause, job: Job) -> bool:
-    """True if a cause concerns all tasks of a job."""
     return len(job.stages) == 1 and cause.tasks == job.stages[0].count
 
 
 def _told(cause: Cause, job: Job, alone: bool) -> str:
-    """Return a cause as part of a sentence; with all details if it is the only one."""
+    """Return a cause as part of the sentence. `alone` adds all details."""
     tasks = "1 task" if cause.tasks == 1 else f"{cause.tasks} tasks"
     several = len(job.stages) > 1
     whole = alone and _is_whole(cause, job)
@@ -176,7 +173,7 @@ def _waits(job: Job, waiting: tuple[Waiting, ...]) -> str:
 
 
 def _waits_for(view: Waiting, job: Job) -> str:
-    """Return why tasks can never start, if that is known, and what they wait for now."""
+    """Return why tasks can never start, if so, and what they wait for now."""
     if not view.never:
         return f"{_waits_now(view, job)}{view.afterwards}"
     never = f"can never run as the cluster is now: {why_never_told(view.then or view.reason)}"
@@ -232,7 +229,7 @@ def _waits_for_capacity(reason: NoCapacity) -> str:
 
 
 def _free(reason: NoCapacity, fitting: int) -> str:
-    """Return how much of the missing resource is free; empty if that is beside the point."""
+    """Return how much of the missing resource is free; empty if enough is free and another cause decides."""
     amount = format_quantity(reason.lacks, reason.unused)
     are = "is" if reason.unused <= MILLI and reason.lacks != MEMORY else "are"
     if reason.free:
@@ -251,7 +248,7 @@ def _free(reason: NoCapacity, fitting: int) -> str:
 
 
 def _where_it_can_run(reason: NoCapacity) -> str:
-    """Return on how many nodes tasks can run, and how many others are lost, as the end of a sentence."""
+    """Return the number of nodes that can run the tasks, and of lost nodes, as the end of a sentence."""
     only = "the only node" if reason.taking == 1 else f"the {reason.taking} of {reason.nodes} nodes"
     lost = dict(reason.failed).get("lost", 0)
     others = "1 other node is lost" if lost == 1 else f"{lost} other nodes are lost"

@@ -21,7 +21,7 @@ from fairlead.views.answers import code_of, seconds
 from fairlead.wire import api as wire
 
 LOOKED_AT = 100
-"""Number of asks at the head of a lane that are searched for the one without capacity."""
+"""The number of asks at the head of a lane that are searched for one without capacity."""
 
 
 def manager_answers(partition: Partition) -> list[wire.Manager]:
@@ -84,13 +84,9 @@ def _manager_ask(partition: Partition, stage: Stage) -> wire.ManagerAsk:
 
 
 def waiting_answers(
-    partition: Partition,
-    manager: str,
-    jobs: Iterable[str],
-    reasons: dict[tuple[str, str, int], Reason],
-    now: Micros,
+    partition: Partition, manager: str, jobs: Iterable[str], reasons: dict[tuple[str, str, int], Reason], now: Micros
 ) -> list[wire.WaitingJob]:
-    """Return why jobs of a resource manager wait. Nodes are counted once per lane, for its head."""
+    """Return why jobs of a resource manager wait. Nodes are counted only once for all jobs of a lane."""
     details: dict[LaneKey, Reason | None] = {}
     answers: list[wire.WaitingJob] = []
     for job_id in jobs:
@@ -117,7 +113,7 @@ def _why_waits(
     details: dict[LaneKey, Reason | None],
     now: Micros,
 ) -> tuple[Reason | None, bool]:
-    """Return the reason of an ask, and True if it is the reason of an earlier ask of its lane."""
+    """Return why an ask waits, and True if the reason is that of an ask ahead of it in its lane."""
     own = _reason_of(ask, reasons)
     if isinstance(own, NeverFits):
         return why_never(partition, ask.stage, own), False
@@ -141,7 +137,7 @@ def _why_waits(
 def _why_closed(
     partition: Partition, asks: Iterable[Ask], reasons: dict[tuple[str, str, int], Reason], now: Micros
 ) -> Reason | None:
-    """Return the reason of the first ask that closes a lane for the asks behind it; None if none does."""
+    """Return the reason of the first ask without which later asks of the lane could start; None if there is none."""
     for ask in asks:
         reason = _reason_of(ask, reasons)
         if isinstance(reason, NoCapacity):
@@ -156,7 +152,7 @@ def _reason_of(ask: Ask, reasons: dict[tuple[str, str, int], Reason]) -> Reason 
 
 
 def _is_missing(reason: Reason | None) -> bool:
-    """True if more nodes would help. For other reasons a cluster must not grow."""
+    """True if more nodes would help, so that the manager's cluster should grow."""
     if isinstance(reason, NoCapacity):
         return not (reason.coming or reason.without_share)
     return isinstance(reason, NeverFits)

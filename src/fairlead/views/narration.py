@@ -1,4 +1,4 @@
-"""Sentences for the story of a job: one for each event of the log that concerns it."""
+"""Sentences for the story of a job: one for each line of the log about it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MACHINES = ("the scheduler", "the server", "the agent of its node")
 
 
 class Narrator:
-    """Tells the events of one job."""
+    """Turns the log lines of one job into sentences."""
 
     def __init__(self, several: bool) -> None:
         self._several = several
@@ -72,12 +72,10 @@ def _span(seconds: float) -> str:
 
 
 def _after(fields: Fields, name: str, text: str) -> str:
-    """Return a text that ends with a duration; empty if the field is missing."""
     return "" if fields.get(name) is None else f"{text} {_span(fields[name])}"
 
 
 def _named(names: object, one: str, several: str) -> str:
-    """Return names in a phrase; empty if there are none."""
     texts = tuple(map(str, names or ()))  # type: ignore[call-overload]
     return f"{one if len(texts) == 1 else several} {listed(texts, len(texts))}" if texts else ""
 

@@ -24,9 +24,9 @@ from fairlead.core.why.never import could_take
 from fairlead.core.why.reasons import HIDDEN, NoCapacity, OverLimit, Reason, Sees, ShareSpent
 
 NAMED = 3
-"""At most this number of nodes and of jobs is named."""
+"""The greatest number of nodes and of jobs that are named."""
 LOOKED_AT = 1_000
-"""At most this number of nodes, and of tasks on each of them, is looked at for tasks that end."""
+"""The greatest number of nodes, and of allocations on each, that are searched for tasks that will end."""
 
 
 class Coming(msgspec.Struct, frozen=True):
@@ -90,7 +90,6 @@ def _stopping_tasks(partition: Partition, ask: Ask) -> Iterator[Coming]:
 
 
 def _end_of_protection(partition: Partition, ask: Ask, now: Micros) -> Iterator[Coming]:
-    """Say when running tasks may stop for the ask: now they have just begun, or began from a hold."""
     until = claims_again_at(partition, ask)
     if now < until < FAR:
         when = shortened(until - now)
@@ -148,7 +147,6 @@ def _expected_ends(partition: Partition, node_ids: list[int], now: Micros) -> It
 
 
 def _end_of_tasks(needed: list[Allocation], left: Micros) -> Coming:
-    """Say that tasks end after a time: by their limits, or by estimates if one of them has no limit."""
     jobs = list(dict.fromkeys(each.stage.job.id for each in needed))
     tasks = sum(count(each.indices) for each in needed)
     if all(each.expected is None and each.stage.terms.estimate is None for each in needed):
@@ -160,7 +158,6 @@ def _end_of_tasks(needed: list[Allocation], left: Micros) -> Coming:
 
 
 def _own_tasks(ask: Ask, reason: Reason | None) -> Iterator[Coming]:
-    """Say that a task can start when a running task of the same stage ends."""
     if isinstance(reason, NoCapacity | OverLimit | ShareSpent) and gang_size(ask) == 1 and not ask.whole:
         running = sum(allocation.state == "running" for allocation in (ask.stage.live or {}).values())
         if running:

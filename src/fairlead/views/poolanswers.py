@@ -14,7 +14,7 @@ from fairlead.wire import api as wire
 
 
 def usage_answer(partition: Partition) -> wire.Usage:
-    """Return the use of each pool, for configured pools and pools that nodes name, and of the nodes without a pool."""
+    """Return the use of configured pools, of pools that only nodes name, and of the nodes without a pool."""
     figures = pool_figures(partition, others=True)
     if figures is None:
         return wire.Usage(partition=partition.name, ready=False, pools={})
@@ -22,7 +22,7 @@ def usage_answer(partition: Partition) -> wire.Usage:
 
 
 def pool_answers(partition: Partition, pools: Iterable[Pool], sees: SeesJob, now: Micros) -> list[wire.Pool]:
-    """Return the pools at a time, from the state alone. The caller adds reports of the providers."""
+    """Return the pools at a time, as the state knows them. The caller adds the name and reports of each provider."""
     figures = pool_figures(partition)
     return [_pool_answer(partition, pool, None if figures is None else figures[pool.name], sees, now) for pool in pools]
 

@@ -39,13 +39,13 @@ class SpanSender:
         self._scope = InstrumentationScope("fairlead", version)
         self._sent = Counter(
             "fairlead_spans_sent_total",
-            "Spans that the collector has taken. It and the next one are there only with --traces.",
+            "Spans that the collector accepted. Only with --traces.",
             registry=registry,
         )
         self._dropped = Counter(
             "fairlead_spans_dropped_total",
-            "Spans that were not sent: too many waited (full), or the collector did not take them (failed). Jobs "
-            "without spans count as one, because too many jobs have them (jobs).",
+            "Spans that were not sent: too many waited (full), or the collector did not accept them (failed). A job "
+            "that gets no spans because too many jobs have them counts as one (jobs). Only with --traces.",
             ["why"],
             registry=registry,
         )
@@ -86,7 +86,7 @@ class SpanSender:
                 return
 
     def _export(self, batch: list[Span]) -> bool:
-        """Send spans; False if the collector did not accept them, so that they are lost."""
+        """Send spans, and return True if the collector accepted them. Otherwise they are lost."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         try:

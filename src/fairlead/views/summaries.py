@@ -33,7 +33,7 @@ from fairlead.views.outlook import Coming, number_of_tasks, what_comes, why_no_h
 KINDS_TOLD = {"new": ("", ""), "scale": ("added ", ""), "replace": ("", " to run again")}
 """Kind of waiting tasks → words before and after "tasks wait"."""
 WALKED = 2_000
-"""Asks ahead of another one are counted up to this number."""
+"""The greatest number of asks ahead of another one that are counted."""
 
 
 class StageView(msgspec.Struct, frozen=True):
@@ -225,12 +225,7 @@ def _note(partition: Partition, allocation: Allocation) -> str:
 def ask_view(ask: Ask) -> AskView:
     stage = ask.stage
     return AskView(
-        stage.job.id,
-        "" if ask.whole else stage.name,
-        KINDS[ask.kind],
-        ask.count,
-        ask.asked,
-        ask.waiting_since,
+        stage.job.id, "" if ask.whole else stage.name, KINDS[ask.kind], ask.count, ask.asked, ask.waiting_since
     )
 
 
@@ -430,7 +425,6 @@ def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, i
 
 
 def _in_chains(stage: Stage) -> list[Waiting]:
-    """Return the tasks of a stage that wait in chains, by kind."""
     kinds: dict[int, list[Allocation]] = {}
     for allocation in {allocation.id: allocation for allocation in (stage.live or {}).values()}.values():
         if allocation.slots and allocation.state == "assigned":

@@ -134,7 +134,6 @@ def _step_answer(step: Step) -> wire.Step:
 
 
 def _details(step: Step) -> dict[str, Any]:
-    """Return the fields of a document that depend on the kind of step."""
     match step:
         case EndTasks(blocks=blocks):
             jobs = sorted({block.job for block in blocks if block.job})

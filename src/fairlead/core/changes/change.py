@@ -30,7 +30,7 @@ class Change(msgspec.Struct, Generic[Undo], frozen=True, array_like=True, gc=Fal
     """Base class of changes. Each subclass has its own tag, by which the journal finds the class."""
 
     warns: ClassVar[bool] = False
-    """True if `lines` may return warnings. It is then called even if only warnings are logged."""
+    """True if `lines` may return warnings. Otherwise it is not called when only warnings are logged."""
 
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__(**config)
@@ -57,7 +57,7 @@ class Change(msgspec.Struct, Generic[Undo], frozen=True, array_like=True, gc=Fal
         return ""
 
     def demand(self, before: Undo) -> Iterable[tuple[Stage, int]]:
-        """Return the stages whose pending tasks or asks changed, and by how many their pending tasks grew."""
+        """Return the stages whose pending tasks or asks changed, with the increase of their pending tasks."""
         return ()
 
     def counts(self, partition: Partition, before: Undo) -> Iterable[tuple[str, int]]:
@@ -65,7 +65,7 @@ class Change(msgspec.Struct, Generic[Undo], frozen=True, array_like=True, gc=Fal
         return ()
 
     def completed(self, before: Undo) -> Iterable[Ask]:
-        """Return the asks that are complete: their last task was placed."""
+        """Return the asks of which the last task was placed."""
         return ()
 
     def lines(self, names: Names, before: Undo) -> Iterable[Line]:

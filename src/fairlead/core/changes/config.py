@@ -64,7 +64,7 @@ class ConfigVersioned(Change[int], frozen=True, tag="config versioned"):
 
 
 class NumbersContinued(Change[Counters], frozen=True, tag="numbers continued"):
-    """Lets a new partition go on from the numbers of a removed partition of the same name."""
+    """Lets a new partition continue the numbers of a removed partition of the same name."""
 
     counters: Counters
 
@@ -161,10 +161,7 @@ class PoolsSet(Change[dict[str, Pool]], frozen=True, tag="pools set"):
 
 
 def _same_pool(before: Pool | None, name: str, settings: PoolSettings) -> Pool:
-    """Return a pool with new settings.
-
-    If the pool existed before, it keeps its pause and the error of its last order.
-    """
+    """Return a pool with new settings. An existing pool keeps its pause and the error of its last order."""
     return Pool(name, settings) if before is None else msgspec.structs.replace(before, settings=settings)
 
 

@@ -15,10 +15,7 @@ from fairlead.core.state import Partition
 
 
 class Held(Change[Hold], frozen=True, tag="held"):
-    """Holds nodes: from now on only one ask may start tasks there.
-
-    With `recalled`, the ask waits for tasks on loan to end.
-    """
+    """Holds nodes for an ask: only its tasks may start there. With `recalled`, it waits for tasks on loan to end."""
 
     job: str
     stage: int
@@ -50,7 +47,7 @@ class Held(Change[Hold], frozen=True, tag="held"):
 
 
 class Promised(Change[Promise], frozen=True, tag="promised"):
-    """Promises nodes to an ask: allocations stop there, and only this ask may use the freed capacity.
+    """Promises nodes to an ask: the allocations `victims` stop there, and only this ask may use the freed capacity.
 
     With the cause `order`, the nodes were ordered for the ask and are kept until the other ordered nodes have joined.
     """
@@ -100,10 +97,7 @@ class TrimmedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Trimmed(Change[TrimmedUndo], frozen=True, tag="trimmed"):
-    """Releases the nodes of an earmark that can no longer serve its ask.
-
-    The other nodes stay earmarked until the same time as before.
-    """
+    """Releases the nodes of an earmark that can no longer serve its ask. The end of the earmark does not change."""
 
     ask: int
     places: tuple[Place, ...]
@@ -132,14 +126,11 @@ class Trimmed(Change[TrimmedUndo], frozen=True, tag="trimmed"):
 class ReleasedUndo(msgspec.Struct, frozen=True, gc=False):
     earmark: Hold | Promise
     until: Micros
-    """The earlier time until which the ask got no hold or promise; 0 if the change does not set one."""
+    """The earlier value of the time that the change sets; 0 if it sets none."""
 
 
 class Released(Change[ReleasedUndo], frozen=True, tag="released"):
-    """Opens earmarked nodes to all asks.
-
-    If `until` is above 0, the ask they were kept for gets no new earmark before then.
-    """
+    """Opens earmarked nodes to all asks. With `until` above 0, their ask gets no new earmark before that time."""
 
     ask: int
     why: str
@@ -163,7 +154,7 @@ class Released(Change[ReleasedUndo], frozen=True, tag="released"):
         yield Line("info", "nodes released", {**fields, "reason": self.why})
 
     def _bar(self, partition: Partition, earmark: Hold | Promise, until: Micros) -> Micros:
-        """Set the time before which an ask gets no new hold or promise. Returns the earlier value."""
+        """Set the time before which the ask gets no new earmark of this type. Returns the earlier value."""
         ask = partition.ask_of_earmark(earmark)
         if ask is None:
             return 0

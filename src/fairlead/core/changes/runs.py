@@ -1,4 +1,4 @@
-"""Changes for expected run times: the last runs by user and job name, and the latest planned start of an ask."""
+"""Changes for expected run times: the last run times by user and job name, and the latest planned start of an ask."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RunsNoted(Change[dict[RunsKey, Runs | None]], frozen=True, tag="runs noted
 
 
 class StartPlanned(Change[None], frozen=True, tag="start planned"):
-    """Records the latest planned start of the first ask without capacity. Later asks must not delay it further."""
+    """Records the latest planned start of the first ask without capacity. Asks behind it must not delay it further."""
 
     job: str
     stage: int

@@ -33,9 +33,9 @@ class LandmarkMovedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class LandmarkMoved(Change[LandmarkMovedUndo], frozen=True, tag="landmark moved"):
-    """Moves the landmark of past use, the time that its weights count from, by whole half-lives.
+    """Moves the landmark, the time from which the weights of past use count, by whole half-lives.
 
-    So the numbers stay small.
+    Past use grows in weight with the time since the landmark. Moving it keeps the numbers small.
     """
 
     landmark: Micros

@@ -69,7 +69,6 @@ def _queues(plan: Plan, command: Configure) -> None:
 
 
 def _check_parent(partition: Partition, path: str) -> None:
-    """Refuse a new queue below a leaf that has jobs."""
     parent = partition.queues.get(path.rpartition(".")[0])
     if parent is not None and not parent.children and parent.jobs:
         raise Refused(

@@ -35,7 +35,6 @@ class Ends:
             self._ended = {}
 
     def _find(self, report: Report) -> Allocation | None:
-        """Return the allocation of a report that the fast path covers; otherwise None."""
         partition = self.plan.partition
         job = partition.jobs.get(report.job)
         if job is None or not _is_plain(report) or partition.removed:

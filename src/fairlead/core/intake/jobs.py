@@ -306,7 +306,6 @@ def _check_tasks(stage: Stage, given: tuple[int, ...]) -> Ranges:
 
 
 def _need_own(job: Job, action: str) -> None:
-    """Refuse an action on a job of a resource manager."""
     if job.manager:
         raise Refused("job", f"job {job.id} belongs to {job.manager}; {action} there", "conflict")
 

@@ -235,7 +235,6 @@ def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
 
 
 def _ask_for_stage(plan: Plan, job: Job, name: str, read: Reader) -> None:
-    """Add a stage with an ask, or ask again for an equal stage."""
     stage = job.stage(name)
     if stage is None and job.whole:
         raise Refused(
@@ -295,7 +294,6 @@ def _ask_again(plan: Plan, stage: Stage, count: int) -> None:
 
 
 def _release(plan: Plan, command: UpdateManager, read: Reader) -> str:
-    """End the allocations of one task, of an ask, or of a whole job."""
     job_id = read.text("job", "", most=63)
     name = read.text("ask", "", most=63)
     index = read.optional_count("index", 0, MAX_TASKS)
@@ -334,7 +332,6 @@ def _release_stage(plan: Plan, stage: Stage, index: int | None, withdraw: bool =
 
 
 def _lose_stage(plan: Plan, stage: Stage, index: int | None, reason: str) -> None:
-    """Declare tasks lost that the manager could not start, and avoid their nodes for a while."""
     for number, block in _live_blocks(stage, index):
         allocation = plan.partition.allocations.get(number)
         if allocation is not None:
@@ -399,7 +396,6 @@ def _recovered_stage(plan: Plan, job: Job, name: str, index: int, read: Reader) 
 
 
 def _book(plan: Plan, stage: Stage, index: int, node_id: int, read: Reader) -> None:
-    """Place a task on the node where it runs already."""
     partition, block = plan.partition, (index, index + 1)
     if any(index in ranges for ranges in (stage.ended or {}).values()):
         plan.do(Revived(stage.job.id, stage.position, NEW, block))

@@ -172,7 +172,6 @@ def close(plan: Plan, command: CloseNodes) -> Accepted:
 
 
 def _check_closure(partition: Partition, labels: Pairs, lasts: Micros) -> None:
-    """Refuse a command without labels, with too many sets of labels, or that enables nodes that are not disabled."""
     if not labels:
         raise Refused("labels", "no label is named; write such as rack=r1")
     if labels in partition.closures:

@@ -91,7 +91,6 @@ def welcome(plan: Plan, names: Iterable[str]) -> None:
 
 
 def _has_failed_orders(partition: Partition) -> bool:
-    """True if a waiting ask has failed orders."""
     return any(ask.failed_orders for lane in partition.lanes.values() for ask in lane)
 
 

@@ -220,7 +220,6 @@ def _refuse_foreign(plan: Plan, command: Report, index: int, node: str) -> NoRet
 
 
 def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: Report, reason: str) -> None:
-    """Carry out a report for live tasks of one allocation."""
     state, node = command.state, command.node
     if state == "running":
         if allocation.state == "assigned":

@@ -246,7 +246,6 @@ class Packing:
         return [node_id for node_id in node_ids if self._future.fitting(node_id, shape, 1)]
 
     def _nodes_with(self, stage: Stage) -> dict[int, None]:
-        """Return the nodes with a task of a stage, running or packed."""
         own = (stage.job.id, stage.position)
         if own not in self._apart:
             self._apart[own] = {allocation.node: None for allocation in (stage.live or {}).values()}

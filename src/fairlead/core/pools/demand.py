@@ -39,7 +39,6 @@ def demand(plan: Plan) -> None:
 
 
 def _resize(plan: Plan, pools: list[Pool]) -> None:
-    """Order and give back nodes, and note when to look again."""
     partition, scaling = plan.partition, plan.partition.memory.scaling
     outlook = plan_capacity(partition) if _is_needed(partition, pools) else Outlook({}, {}, {}, 0)
     for pool in pools:
@@ -107,7 +106,6 @@ def idle_nodes(partition: Partition, pool: Pool) -> list[int]:
 
 
 def _note_idle(plan: Plan) -> None:
-    """Record which nodes of pools became idle or busy."""
     partition = plan.partition
     node_ids = partition.touched.nodes
     if partition.memory.scaling.pools != partition.derived.pools_version:
@@ -220,7 +218,6 @@ def _not_needed_free(partition: Partition, pool: Pool, idle: list[int], outlook:
 
 
 def _shrinks(partition: Partition, pool: Pool) -> Iterator[Micros]:
-    """Yield the times when idle nodes may be given back."""
     for node_id in idle_nodes(partition, pool):
         yield max(_idle_since(partition, node_id) + pool.settings.idle_for, _cool_at(partition, pool))
 

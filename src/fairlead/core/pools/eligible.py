@@ -119,7 +119,6 @@ def wants_in_turn(partition: Partition, rights: Entitlements) -> Iterator[Want]:
 
 
 def _most(tree: Tree, branch: ShareNode, leaf: Leaf, ask: Ask) -> int:
-    """Return the number of single tasks that may start in this turn."""
     if leaf.moves:
         return 1
     return tree.run(branch, ask.stage.shape.resources, ask.count) if branch.rivals else ask.count
@@ -147,7 +146,6 @@ def _turn(admission: Admission, ask: Ask, given: dict[int, int], most: int) -> t
 
 
 def _rest_of_whole(admission: Admission, ask: Ask) -> list[Want]:
-    """Return the tasks of a whole job beyond those that must start together."""
     return [
         want
         for stage in ask.stages

@@ -48,7 +48,6 @@ def _watch(plan: Plan, queue: Queue, wanting: dict[str, None]) -> None:
 
 
 def _due(partition: Partition, since: Micros) -> Micros:
-    """Return when a spread will have lasted for too long."""
     return partition.readiness.counts_from(since) + partition.settings.rebalance_after + 1
 
 

@@ -189,7 +189,6 @@ def _claim_later(partition: Partition, lane: Lane, when: Micros) -> None:
 
 
 def _may_claim(partition: Partition, lane: Lane, ask: Ask) -> bool:
-    """True if tasks may be stopped for the priority or a guarantee of an ask."""
     stage = ask.stage
     if stage.asks[ask.kind] is not ask or not stage.job.preempts:
         return False
@@ -467,7 +466,6 @@ class _Claim:
         return needed
 
     def _keeps(self, losses: Losses, last: Sequence[Losses]) -> bool:
-        """True if all queues except the claimant's own keep their guarantees."""
         own = self.job.queue.line()
         for path, (lost, _) in losses.items():
             queue = self.partition.queues[path]

@@ -26,15 +26,7 @@ from fairlead.core.model import Allocation, Ask, Micros, Place, Queue, Stage
 from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import turn_key
 from fairlead.core.policy.victim_sets import FEW, lowest_level
-from fairlead.core.preempt.victims import (
-    Clearing,
-    Losses,
-    Victim,
-    own_nodes,
-    ranked,
-    stop_victims,
-    victims_of,
-)
+from fairlead.core.preempt.victims import Clearing, Losses, Victim, own_nodes, ranked, stop_victims, victims_of
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND, Vector, add
 from fairlead.core.shape import Shape
@@ -69,7 +61,6 @@ def rebalance(plan: Plan, parent: Queue) -> Micros | None:
 
 
 def _claimants(partition: Partition, child: Queue) -> Iterator[tuple[Lane, Ask]]:
-    """Yield the lanes below a queue that have an ask without capacity, with the first such ask."""
     lanes = [lane for lane in partition.lanes.values() if child in lane.queue.line()]
     for lane in sorted(lanes, key=lambda lane: (lane.queue.path, lane.text)):
         head = lane.no_capacity()
@@ -422,7 +413,6 @@ class Balance:
     # -- victims
 
     def _on_loan(self) -> Iterator[Victim]:
-        """Yield the possible victims below children that have a loan."""
         for leaf in self.partition.leaves():
             line = leaf.line()
             if self.parent in line[:-1] and self.rights.loaned(line[line.index(self.parent) + 1]):
@@ -447,5 +437,4 @@ class Balance:
 
 
 def _is_single(ask: Ask) -> bool:
-    """True if the tasks of an ask start one by one."""
     return gang_size(ask) == 1 and not ask.whole

@@ -275,7 +275,6 @@ class Clearing:
     def _offer(
         self, heap: list[Offer], version: dict[int, int], node_id: int, stage: Stage, wanted: int, level: int
     ) -> None:
-        """Push an offer: the cheapest victims that free capacity for a task on a node. Nothing if there are none."""
         if node_id not in self._on or not self.whatif.takes(node_id, stage.shape):
             return
         if stage.shape.key.apart and self._is_near(node_id, stage):

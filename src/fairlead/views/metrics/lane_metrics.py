@@ -34,7 +34,6 @@ class LaneFigures:
     """
 
     def __init__(self, partition: Partition) -> None:
-        """Compute the figures from the whole state, once."""
         self._lock = Lock()
         tasks: dict[LaneKey, int] = {}
         for job in partition.jobs.values():

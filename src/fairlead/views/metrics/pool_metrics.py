@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 
-from fairlead.core.pools.capacity import plan_capacity
+from fairlead.core.pools.capacity import Outlook, plan_capacity
 from fairlead.core.pools.sizes import coming_nodes
 from fairlead.core.state import Partition
 from fairlead.wire.api import PoolUse
@@ -33,14 +33,7 @@ def pool_figures(partition: Partition, others: bool = False) -> dict[str, PoolUs
         missing = len(outlook.new.get(name, ())) * (LOOKED + outlook.left) // LOOKED
         use["pending"] = outlook.coming.get(name, 0) + missing
         use["ordered"] = coming_nodes(partition, partition.pools[name]) if name in partition.pools else 0
-    for node_id, row in nodes.rows.items():
-        counted = uses.get(nodes.pool[row])
-        if counted is None or nodes.manager[row] or nodes.state[row] == "lost":
-            continue
-        counted["total"] += 1
-        counted["disabled"] += nodes.state[row] == "disabled"
-        counted["available"] += nodes.placeable(row) and not nodes.allocations[row] and node_id not in nodes.held
-        counted["pending"] += node_id in outlook.used
+    _count_nodes(partition, outlook, uses)
     return {
         name: PoolUse(
             ready=True,
@@ -49,3 +42,15 @@ def pool_figures(partition: Partition, others: bool = False) -> dict[str, PoolUs
         )
         for name, use in uses.items()
     }
+
+
+def _count_nodes(partition: Partition, outlook: Outlook, uses: dict[str, Tally[str]]) -> None:
+    nodes = partition.nodes
+    for node_id, row in nodes.rows.items():
+        use = uses.get(nodes.pool[row])
+        if use is None or nodes.manager[row] or nodes.state[row] == "lost":
+            continue
+        use["total"] += 1
+        use["disabled"] += nodes.state[row] == "disabled"
+        use["available"] += nodes.placeable(row) and not nodes.allocations[row] and node_id not in nodes.held
+        use["pending"] += node_id in outlook.used

@@ -107,7 +107,6 @@ class Scraped(Collector):
 def _samples(
     scraped: list[tuple[str, ScrapedFigures]], of: Callable[[ScrapedFigures], Mapping[str, int]]
 ) -> list[Sample]:
-    """Return figures by partition and the label that they are counted by."""
     return [((partition, label), number) for partition, figures in scraped for label, number in of(figures).items()]
 
 
