@@ -189,7 +189,7 @@ class Spans:
 
 
 def _first_reports(decided: Cycle) -> Iterator[tuple[Allocation, int, str]]:
-    """Yield the allocations that got their first report, with the number of tasks and any reason why they do not run."""
+    """Yield allocations that got their first report, with the number of tasks and the reason if they do not run."""
     for change, before in decided.plan.done:
         if isinstance(change, Acknowledged):
             yield before.allocation, count(change.indices), ""
