@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from heapq import merge
-from typing import Literal
+from typing import Any, Literal
 
 from fairlead.core.config import QUEUE_KEYS
 from fairlead.core.holds.earmarks import ends_at
@@ -17,7 +17,7 @@ from fairlead.core.state import Partition
 from fairlead.core.why.reasons import Reason
 from fairlead.views.metrics.lane_metrics import LaneFigures
 from fairlead.views.metrics.share_metrics import figures_of
-from fairlead.views.summaries import ask_view, short_reason, shown_state, task_view, users_view, waiting_since
+from fairlead.views.summaries import Reasons, ask_view, short_reason, shown_state, task_view, users_view, waiting_since
 from fairlead.wire import api as wire
 
 SeesJob = Callable[[Job], bool]
@@ -47,7 +47,7 @@ def optional_seconds(micros: Micros | None) -> float | None:
 # -- jobs --------------------------------------------------------------------------------------------------------
 
 
-def job_answer(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], sees: SeesJob) -> wire.Job:
+def job_answer(partition: Partition, job: Job, reasons: Reasons, sees: SeesJob) -> wire.Job:
     spec = job.spec
     return wire.Job(
         id=job.id,
@@ -237,12 +237,7 @@ def queue_answer(partition: Partition, queue: Queue, now: Micros) -> wire.Queue:
 
 
 def lane_answers(
-    partition: Partition,
-    figures: LaneFigures,
-    lanes: int,
-    first: int,
-    sees: SeesJob,
-    reasons: dict[tuple[str, str, int], Reason],
+    partition: Partition, figures: LaneFigures, lanes: int, first: int, sees: SeesJob, reasons: Reasons
 ) -> list[wire.Lane]:
     """Return the lanes with the most pending tasks, each with the first asks that the caller may see."""
     sees_id = by_id(partition, sees)
@@ -272,33 +267,20 @@ def lane_answers(
 
 def hold_answers(partition: Partition, sees: SeesJob, now: Micros) -> list[wire.Hold]:
     """Return the holds of jobs that the caller may see, the oldest first."""
-    nodes = partition.nodes
+    holds = sorted(partition.holds.values(), key=lambda hold: (hold.since, hold.seq))
     return [
-        wire.Hold(
-            job=hold.job,
-            stage=partition.jobs[hold.job].stages[hold.stage].name,
-            tasks=hold.tasks,
-            nodes=[nodes.name[nodes.rows[node_id]] for node_id in hold.nodes],
-            held=_held(partition, hold),
-            since=seconds(hold.since),
-            until=seconds(ends_at(partition, hold, now)),
-        )
-        for hold in sorted(partition.holds.values(), key=lambda hold: (hold.since, hold.seq))
+        wire.Hold(**_earmark_fields(partition, hold), until=seconds(ends_at(partition, hold, now)))
+        for hold in holds
         if sees(partition.jobs[hold.job])
     ]
 
 
 def promise_answers(partition: Partition, sees: SeesJob) -> list[wire.Promise]:
     """Return the promises to jobs that the caller may see, the oldest first."""
-    nodes, allocations = partition.nodes, partition.allocations
+    allocations = partition.allocations
     return [
         wire.Promise(
-            job=promise.job,
-            stage=partition.jobs[promise.job].stages[promise.stage].name,
-            tasks=promise.tasks,
-            nodes=[nodes.name[nodes.rows[node_id]] for node_id in promise.nodes],
-            held=_held(partition, promise),
-            since=seconds(promise.since),
+            **_earmark_fields(partition, promise),
             stopping=sum(count(allocations[number].indices) for number in promise.victims if number in allocations),
             ordered=promise.ordered,
         )
@@ -307,9 +289,19 @@ def promise_answers(partition: Partition, sees: SeesJob) -> list[wire.Promise]:
     ]
 
 
-def _ask_answer(
-    partition: Partition, ask: Ask, reasons: dict[tuple[str, str, int], Reason], sees_id: Callable[[str], bool]
-) -> wire.Ask:
+def _earmark_fields(partition: Partition, earmark: Earmark) -> dict[str, Any]:
+    nodes = partition.nodes
+    return {
+        "job": earmark.job,
+        "stage": partition.jobs[earmark.job].stages[earmark.stage].name,
+        "tasks": earmark.tasks,
+        "nodes": [nodes.name[nodes.rows[node_id]] for node_id in earmark.nodes],
+        "held": _held(partition, earmark),
+        "since": seconds(earmark.since),
+    }
+
+
+def _ask_answer(partition: Partition, ask: Ask, reasons: Reasons, sees_id: Callable[[str], bool]) -> wire.Ask:
     view = ask_view(ask)
     job = ask.stage.job
     return wire.Ask(

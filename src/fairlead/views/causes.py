@@ -14,7 +14,7 @@ from fairlead.core.resources import format_moment
 from fairlead.core.state import Partition
 from fairlead.core.why.never import could_take
 from fairlead.core.why.reasons import Reason, of_stage
-from fairlead.views.outlook import listed
+from fairlead.views.outlook import listed, number_of_tasks
 
 NAMED = 5
 """The greatest number of nodes, and of different ends of earlier attempts, that are named."""
@@ -30,19 +30,28 @@ class Cause(Reason, frozen=True):
 
     @property
     def _counted(self) -> str:
-        return "1 task" if self.tasks == 1 else f"{self.tasks} tasks"
+        return number_of_tasks(self.tasks)
 
     def _verb(self, one: str, several: str) -> str:
         return one if self.tasks == 1 else several
 
 
-class RunsOn(Cause, frozen=True):
-    """Tasks run, on nodes that the placement of the partition chose."""
+class OnNodes(Cause, frozen=True):
+    """Base class of causes that concern tasks on nodes."""
 
     nodes: tuple[str, ...]
     """The first of the nodes."""
     of: int
     """The number of the nodes."""
+
+    @property
+    def where(self) -> str:
+        return listed(self.nodes, self.of)
+
+
+class RunsOn(OnNodes, frozen=True):
+    """Tasks run, on nodes that the placement of the partition chose."""
+
     place: str
     """The placement of the partition."""
     suitable: int
@@ -60,10 +69,6 @@ class RunsOn(Cause, frozen=True):
         return f"{of_stage(self.stage)}{self._counted} {self._verb('runs', 'run')} on {self.where}, {self.why}"
 
     @property
-    def where(self) -> str:
-        return listed(self.nodes, self.of)
-
-    @property
     def why(self) -> str:
         """Return why they run there, as the end of a sentence."""
         of = "" if self.known == self.suitable else f" of {self.known}"
@@ -77,23 +82,19 @@ class RunsOn(Cause, frozen=True):
         return chosen + (", after nodes were held for it" if self.held else "")
 
 
-class Launching(Cause, frozen=True):
+class Launching(OnNodes, frozen=True):
     """Tasks were sent to their nodes, and the agents there have not acknowledged them yet."""
 
-    nodes: tuple[str, ...]
-    of: int
     since: Micros
 
     def __str__(self) -> str:
-        where = f"{listed(self.nodes, self.of)} since {format_moment(self.since)}"
-        return f"{of_stage(self.stage)}{self._counted} {self._verb('is', 'are')} starting on {where}"
+        starting = f"{self._verb('is', 'are')} starting on {self.where} since {format_moment(self.since)}"
+        return f"{of_stage(self.stage)}{self._counted} {starting}"
 
 
-class Stopping(Cause, frozen=True):
+class Stopping(OnNodes, frozen=True):
     """Tasks were told to stop and have not stopped yet."""
 
-    nodes: tuple[str, ...]
-    of: int
     cause: str
     """Why: `kill`, `scale`, `time limit`, `preempt`, `gang`, `requeue`, `replace` or `done`."""
     stops_for: str
@@ -102,7 +103,7 @@ class Stopping(Cause, frozen=True):
 
     def __str__(self) -> str:
         why = f" for {self.stops_for}" if self.stops_for else f" ({self.cause})"
-        where = f"{listed(self.nodes, self.of)} since {format_moment(self.since)}"
+        where = f"{self.where} since {format_moment(self.since)}"
         return f"{of_stage(self.stage)}{self._counted} {self._verb('stops', 'stop')} on {where}{why}"
 
 

@@ -11,11 +11,12 @@ from fairlead.core.model import Amounts, Limits, PoolSettings, QueueSettings
 from fairlead.core.resources import format_duration, format_quantity
 from fairlead.core.settings import PartitionConfig, PartitionSettings
 
-DURATIONS = frozenset(
-    "batch_window launch_timeout replace_within ready_after heartbeat lease chain starving_after hold_for "
-    "preempt_grace rebalance_after promise_for pool_pause keep_ended keep_keys idle_for share_memory recall_after "
-    "min_runtime".split()
-)
+DURATIONS = {
+    name
+    for record in (PartitionSettings, PoolSettings)
+    for name, kind in record.__annotations__.items()
+    if kind.startswith("Micros")
+}
 
 
 def config_view(configs: Mapping[str, PartitionConfig], defaults: bool = True) -> dict[str, Any]:

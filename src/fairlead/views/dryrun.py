@@ -17,6 +17,7 @@ from fairlead.core.why.reasons import NoNodeYet, Reason, Sees
 from fairlead.views.causes import NAMED
 from fairlead.views.explanation import Explained, explained, remedies_of, with_remedies
 from fairlead.views.outlook import listed
+from fairlead.views.summaries import Reasons
 
 SUBMITTED = "submitted now, it"
 
@@ -26,7 +27,7 @@ class Tried(msgspec.Struct, frozen=True):
 
     partition: Partition
     job: Job
-    reasons: dict[tuple[str, str, int], Reason]
+    reasons: Reasons
     now: Micros
 
     @property
@@ -89,9 +90,7 @@ def try_priority(partition: Partition, command: SetPriority, now: Micros) -> lis
     ]
 
 
-def try_submission(
-    partition: Partition, command: Submit, reasons: dict[tuple[str, str, int], Reason], now: Micros
-) -> Tried | Rejected:
+def try_submission(partition: Partition, command: Submit, reasons: Reasons, now: Micros) -> Tried | Rejected:
     """Submit a job to a copy of a partition, and run the next cycle there. A refused job gives the refusal."""
     now = max(now, partition.now)
     decided = cycle.run(partition, [msgspec.structs.replace(command, key="")], now)

@@ -24,8 +24,8 @@ from fairlead.core.why.reasons import (
 from fairlead.core.why.remedies import find_remedies
 from fairlead.core.why.remedy_steps import Remedy
 from fairlead.views.causes import Cause, LastAttempt, Launching, Over, RunsOn, Stopping, causes_of
-from fairlead.views.outlook import listed, shortened
-from fairlead.views.summaries import Waiting, explain_view, shown_state
+from fairlead.views.outlook import are, listed, number_of_nodes, number_of_tasks, shortened
+from fairlead.views.summaries import Reasons, Waiting, explain_view, shown_state
 
 SEARCHED = 3
 """The greatest number of asks of a job for which remedies are searched."""
@@ -50,11 +50,7 @@ class Explained(msgspec.Struct, frozen=True):
 
 
 def explained(
-    partition: Partition,
-    job: Job,
-    reasons: dict[tuple[str, str, int], Reason],
-    now: Micros,
-    sees: Sees = lambda job: True,
+    partition: Partition, job: Job, reasons: Reasons, now: Micros, sees: Sees = lambda job: True
 ) -> Explained:
     """Explain a job at a time. Ids of jobs that the reader may not see are left out."""
     waiting = tuple(view.shown_to(sees) for view in explain_view(partition, job, reasons, now))
@@ -133,7 +129,7 @@ def _is_whole(cause: Cause, job: Job) -> bool:
 
 def _told(cause: Cause, job: Job, alone: bool) -> str:
     """Return a cause as part of the sentence. `alone` adds all details."""
-    tasks = "1 task" if cause.tasks == 1 else f"{cause.tasks} tasks"
+    tasks = number_of_tasks(cause.tasks)
     several = len(job.stages) > 1
     whole = alone and _is_whole(cause, job)
     subject = "" if whole else f"{tasks} of {cause.stage} " if several else f"{tasks} "
@@ -142,10 +138,10 @@ def _told(cause: Cause, job: Job, alone: bool) -> str:
         case RunsOn():
             return f"{subject}{'runs' if one else 'run'} on {cause.where}{f', {cause.why}' if alone else ''}"
         case Launching():
-            return f"{subject}{'is' if one else 'are'} starting on {listed(cause.nodes, cause.of)}"
+            return f"{subject}{'is' if one else 'are'} starting on {cause.where}"
         case Stopping():
             why = f"for {cause.stops_for}" if cause.stops_for else f"because of {STOPS.get(cause.cause, cause.cause)}"
-            return f"{subject}{'stops' if one else 'stop'} on {listed(cause.nodes, cause.of)} {why}"
+            return f"{subject}{'stops' if one else 'stop'} on {cause.where} {why}"
         case LastAttempt():
             return f"the last attempt of {tasks}: {cause.ended}"
     return str(cause)
@@ -220,9 +216,9 @@ def _waits_for_capacity(reason: NoCapacity) -> str:
     if reason.coming:
         details.append("tasks stop for it")
     if reason.held:
-        details.append(f"{reason.held} {'node is' if reason.held == 1 else 'nodes are'} held for it")
+        details.append(f"{number_of_nodes(reason.held)} {are(reason.held)} held for it")
     if reason.ordered:
-        details.append(f"{reason.ordered} {'node is' if reason.ordered == 1 else 'nodes are'} ordered for it")
+        details.append(f"{number_of_nodes(reason.ordered)} {are(reason.ordered)} ordered for it")
     else:
         details += reason.pools
     return f"{text}: {'; '.join(details)}" if details else text
@@ -231,20 +227,20 @@ def _waits_for_capacity(reason: NoCapacity) -> str:
 def _free(reason: NoCapacity, fitting: int) -> str:
     """Return how much of the missing resource is free; empty if enough is free and another cause decides."""
     amount = format_quantity(reason.lacks, reason.unused)
-    are = "is" if reason.unused <= MILLI and reason.lacks != MEMORY else "are"
+    verb = "is" if reason.unused <= MILLI and reason.lacks != MEMORY else "are"
     if reason.free:
         names = listed(tuple(name for name, _ in reason.free), reason.free_nodes)
         if fitting >= reason.wanted:
             return ""  # it is counted otherwise by the core
-        return f"{amount} {are} free on {names}, enough for {fitting}"
+        return f"{amount} {verb} free on {names}, enough for {fitting}"
     where = "" if reason.taking == reason.nodes else _where_it_can_run(reason)
     if not reason.taking:
         return nodes_in_words(reason.failed[:3], reason.wanted)
     if not reason.unused:
         return f"no {noun_of(reason.lacks, MILLI)} is free{where}"
     if reason.largest == reason.unused:
-        return f"only {amount} {are} free{where}"
-    return f"{amount} {are} free{where}, at most {format_quantity(reason.lacks, reason.largest)} on one node"
+        return f"only {amount} {verb} free{where}"
+    return f"{amount} {verb} free{where}, at most {format_quantity(reason.lacks, reason.largest)} on one node"
 
 
 def _where_it_can_run(reason: NoCapacity) -> str:
@@ -258,5 +254,4 @@ def _where_it_can_run(reason: NoCapacity) -> str:
 def _held(hold: HeldFor) -> str:
     names = listed(hold.names, hold.nodes)
     waited = f", which has waited {shortened(hold.waited)}" if hold.waited else ""
-    are = "is" if hold.nodes == 1 else "are"
-    return f"{names} {are} held for {f'job {hold.job}' if hold.job else HIDDEN}{waited}"
+    return f"{names} {are(hold.nodes)} held for {f'job {hold.job}' if hold.job else HIDDEN}{waited}"

@@ -18,6 +18,7 @@ from fairlead.core.why.explain import why_no_capacity
 from fairlead.core.why.never import why_never
 from fairlead.core.why.reasons import NeverFits, NoCapacity, NotReady, Reason
 from fairlead.views.answers import code_of, seconds
+from fairlead.views.summaries import Reasons
 from fairlead.wire import api as wire
 
 LOOKED_AT = 100
@@ -84,7 +85,7 @@ def _manager_ask(partition: Partition, stage: Stage) -> wire.ManagerAsk:
 
 
 def waiting_answers(
-    partition: Partition, manager: str, jobs: Iterable[str], reasons: dict[tuple[str, str, int], Reason], now: Micros
+    partition: Partition, manager: str, jobs: Iterable[str], reasons: Reasons, now: Micros
 ) -> list[wire.WaitingJob]:
     """Return why jobs of a resource manager wait. Nodes are counted only once for all jobs of a lane."""
     details: dict[LaneKey, Reason | None] = {}
@@ -107,11 +108,7 @@ def waiting_answers(
 
 
 def _why_waits(
-    partition: Partition,
-    ask: Ask,
-    reasons: dict[tuple[str, str, int], Reason],
-    details: dict[LaneKey, Reason | None],
-    now: Micros,
+    partition: Partition, ask: Ask, reasons: Reasons, details: dict[LaneKey, Reason | None], now: Micros
 ) -> tuple[Reason | None, bool]:
     """Return why an ask waits, and True if the reason is that of an ask ahead of it in its lane."""
     own = _reason_of(ask, reasons)
@@ -134,9 +131,7 @@ def _why_waits(
     return found or own, own is None
 
 
-def _why_closed(
-    partition: Partition, asks: Iterable[Ask], reasons: dict[tuple[str, str, int], Reason], now: Micros
-) -> Reason | None:
+def _why_closed(partition: Partition, asks: Iterable[Ask], reasons: Reasons, now: Micros) -> Reason | None:
     """Return the reason of the first ask without which later asks of the lane could start; None if there is none."""
     for ask in asks:
         reason = _reason_of(ask, reasons)
@@ -147,7 +142,7 @@ def _why_closed(
     return None
 
 
-def _reason_of(ask: Ask, reasons: dict[tuple[str, str, int], Reason]) -> Reason | None:
+def _reason_of(ask: Ask, reasons: Reasons) -> Reason | None:
     return reasons.get((ask.stage.job.id, ask.stage.name, ask.kind))
 
 

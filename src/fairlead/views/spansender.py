@@ -38,9 +38,7 @@ class SpanSender:
         self._resource = Resource.create({"service.name": "fairlead", "service.version": version})
         self._scope = InstrumentationScope("fairlead", version)
         self._sent = Counter(
-            "fairlead_spans_sent_total",
-            "Spans that the collector accepted. Only with --traces.",
-            registry=registry,
+            "fairlead_spans_sent_total", "Spans that the collector accepted. Only with --traces.", registry=registry
         )
         self._dropped = Counter(
             "fairlead_spans_dropped_total",

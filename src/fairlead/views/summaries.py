@@ -30,6 +30,8 @@ from fairlead.core.why.reasons import (
 from fairlead.core.why.remedy_steps import Remedy
 from fairlead.views.outlook import Coming, number_of_tasks, what_comes, why_no_hold
 
+Reasons = dict[tuple[str, str, int], Reason]
+"""Job, stage and kind of an ask → why it was not placed in the last cycle that tried it."""
 KINDS_TOLD = {"new": ("", ""), "scale": ("added ", ""), "replace": ("", " to run again")}
 """Kind of waiting tasks → words before and after "tasks wait"."""
 WALKED = 2_000
@@ -285,9 +287,7 @@ def usage_view(partition: Partition, queue: str) -> Vector:
     return dict(sorted(partition.queues[queue].account.used.items()))
 
 
-def explain_view(
-    partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros
-) -> list[Waiting]:
+def explain_view(partition: Partition, job: Job, reasons: Reasons, now: Micros) -> list[Waiting]:
     """Return why the tasks of a job wait at a time: for jobs in `after`, or by the place and reason of each ask."""
     unmet = partition.unmet(job)
     after = AfterUnmet(unmet, never_before(partition, job)) if unmet else None
@@ -407,7 +407,7 @@ def _user_ahead(partition: Partition, ask: Ask, now: Micros) -> str:
     return f"users take turns: {texts[0]}, {texts[1]}"
 
 
-def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], sees: Sees) -> str:
+def short_reason(partition: Partition, job: Job, reasons: Reasons, sees: Sees) -> str:
     """Return in a few words why the first waiting tasks of a job wait. Quick: reads no nodes and no long lane."""
     kinds = [(stage, kind) for stage in job.stages for kind, wanted in enumerate(stage.pending) if wanted is not None]
     if not kinds:

@@ -7,7 +7,6 @@ from typing import Any
 from fairlead.core.model import Allocation, Job, Micros
 from fairlead.core.ranges import count
 from fairlead.core.state import Partition
-from fairlead.core.why.reasons import Reason
 from fairlead.core.why.remedy_steps import (
     AddNodes,
     AskLess,
@@ -24,16 +23,14 @@ from fairlead.core.why.remedy_steps import (
     Step,
 )
 from fairlead.views.answers import SeesJob, amounts, by_id, code_of
-from fairlead.views.causes import Cause, Launching, RunsOn, Stopping
+from fairlead.views.causes import Cause, OnNodes, Stopping
 from fairlead.views.dryrun import Tried
 from fairlead.views.explanation import Explained, explained
-from fairlead.views.summaries import Waiting
+from fairlead.views.summaries import Reasons, Waiting
 from fairlead.wire import api as wire
 
 
-def explanation(
-    partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros, sees: SeesJob
-) -> wire.Explanation:
+def explanation(partition: Partition, job: Job, reasons: Reasons, now: Micros, sees: SeesJob) -> wire.Explanation:
     """Explain a job, without remedies."""
     return explained_answer(explained(partition, job, reasons, now, by_id(partition, sees)))
 
@@ -44,7 +41,7 @@ def _cause_answer(cause: Cause) -> wire.Cause:
         text=str(cause),
         stage=cause.stage,
         tasks=cause.tasks,
-        nodes=list(cause.nodes) if isinstance(cause, RunsOn | Launching | Stopping) else [],
+        nodes=list(cause.nodes) if isinstance(cause, OnNodes) else [],
         stops_for=cause.stops_for if isinstance(cause, Stopping) else "",
     )
 

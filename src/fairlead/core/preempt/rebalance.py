@@ -136,9 +136,9 @@ class Balance:
     def serve(self, child: Queue, lane: Lane, head: Ask) -> None:
         """Find victims for the asks of a lane in order, as long as its queue is below its entitlement.
 
-        A gang within the entitlement that gets none ends the search: later asks do not pass it. A gang beyond the
-        entitlement is skipped, but later asks then need nodes of their own: a gang gets them by its claim, and single
-        tasks start only on nodes that are held for them.
+        A gang within the entitlement that gets none ends the search: later asks do not pass it. Behind any other gang
+        the search goes on, but later asks need nodes of their own: a gang gets them by its claim, and single tasks
+        start only on nodes that are held for them.
         """
         hidden = False
         for ask in islice(dropwhile(lambda ask: ask is not head, lane), LOOKED_AT):
