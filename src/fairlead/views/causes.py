@@ -50,7 +50,7 @@ class OnNodes(Cause, frozen=True):
 
 
 class RunsOn(OnNodes, frozen=True):
-    """Tasks run, on nodes that the placement of the partition chose."""
+    """Tasks run on nodes that placement chose."""
 
     place: str
     """The placement of the partition."""
@@ -96,7 +96,7 @@ class Stopping(OnNodes, frozen=True):
     """Tasks were told to stop and have not stopped yet."""
 
     cause: str
-    """Why: `kill`, `scale`, `time limit`, `preempt`, `gang`, `requeue`, `replace` or `done`."""
+    """The cause of the stop: `kill`, `scale`, `time limit`, `preempt`, `gang`, `requeue`, `replace` or `done`."""
     stops_for: str
     """The job or queue for which tasks are preempted, as its owner may know it; otherwise empty."""
     since: Micros

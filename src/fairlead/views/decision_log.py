@@ -98,7 +98,7 @@ ALARMS = {"alarm": "unknown attempt", "foreign": "foreign report"}
 
 
 def _answers(decided: Cycle, all_levels: bool) -> Iterator[Line]:
-    """Yield alarms, and lines for commands that were refused or that no change describes."""
+    """Yield alarms, and the lines of commands that were refused or that no change describes."""
     refused: Tally[tuple[str, str, str]] = Tally()
     first = 0
     for command, answer, last in zip(decided.commands, decided.answers, decided.marks, strict=True):
@@ -202,7 +202,7 @@ def _gangs(decided: Cycle) -> Iterator[Line]:
 # -- floods ------------------------------------------------------------------------------------------------------
 
 FEW = 8
-"""Up to this number, one-task jobs and single tasks get a line each."""
+"""Up to this number of one-task jobs, or of single tasks, each gets a line."""
 SUBMITTED, PLACED, STOPPED = "job submitted", "tasks placed", "tasks stopped"
 PLACED_SINGLES = "single tasks placed"
 

@@ -32,7 +32,7 @@ class Tried(msgspec.Struct, frozen=True):
 
     @property
     def starts(self) -> bool:
-        """True if all stages start, at least with the tasks that they need."""
+        """True if all stages start, each with at least `min` tasks."""
         return all(stage.started for stage in self.job.stages)
 
     @property

@@ -192,7 +192,7 @@ def _waits_now(view: Waiting, job: Job) -> str:
 
 
 def why_never_told(reason: Reason | None) -> str:
-    """Return why a job can never run, as the rest of a sentence that says so."""
+    """Return why a job can never run, as the end of a sentence."""
     return reason.why if isinstance(reason, NeverFits) else str(reason)
 
 

@@ -1,4 +1,4 @@
-"""Loans of queues, and when they return: by the expected ends of their running tasks."""
+"""Loans of queues, and when they return. Running tasks with an expected end return capacity."""
 
 from __future__ import annotations
 

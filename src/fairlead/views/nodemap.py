@@ -1,4 +1,4 @@
-"""The map of a partition's nodes for the web page, in columns, and its changes."""
+"""The map of a partition's nodes for the web page: one row for each node, and columns that seldom change."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fairlead.wire import api as wire
 
 STATES = ("up", "disconnected", "draining", "disabled", "lost")
 MAX_VALUES = 200
-"""A label with more values does not group nodes usefully and is left out."""
+"""Labels with more values are left out, because they do not group nodes usefully."""
 MAX_STAGES = 60
-"""At most this number of stages is listed with the tasks of a node."""
+"""The greatest number of stages of which tasks are listed for a node."""
 TENTHS = "0123456789A"
 
 

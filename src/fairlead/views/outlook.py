@@ -44,7 +44,7 @@ class Coming(msgspec.Struct, frozen=True):
         return self.text.replace("{jobs}", named or (HIDDEN if self.of == 1 else "other users' jobs"))
 
     def shown_to(self, sees: Sees) -> Coming:
-        """Return this without the ids of jobs that a reader may not see."""
+        """Return this event without the ids of jobs that a reader may not see."""
         return msgspec.structs.replace(self, jobs=tuple(job for job in self.jobs if sees(job)))
 
 
@@ -102,7 +102,7 @@ def _ordered_nodes(reason: Reason | None) -> Iterator[Coming]:
 
 
 def _ending_tasks(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> Iterator[Coming]:
-    """Find the first time at which the tasks fit if running tasks end as expected, and nothing else starts."""
+    """Find when the tasks of an ask will fit, if running tasks end as expected and nothing else starts."""
     if not isinstance(reason, NoCapacity) or reason.stages or partition.earmark_of(ask.seq) is not None:
         return
     shape, wanted = ask.stage.shape, gang_size(ask)
@@ -166,7 +166,7 @@ def _own_tasks(ask: Ask, reason: Reason | None) -> Iterator[Coming]:
 
 
 def _loans(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> Iterator[Coming]:
-    """Find the first level on which the queue of the ask waits below its entitlement while a sibling has a loan."""
+    """Say when loans return to the ask's queue, or to the first queue above it that waits below its entitlement."""
     if not isinstance(reason, NoCapacity) or partition.earmark_of(ask.seq) in partition.promises.values():
         return
     rights = partition.entitlements()
@@ -250,7 +250,7 @@ def number_of_nodes(number: int) -> str:
 
 
 def shortened(span: Micros) -> str:
-    """Return a duration with as many digits as a reader needs, such as 45s, 12min or 3h20min."""
+    """Return a duration in one or two units, such as 45s, 12min or 3h20min."""
     if span < 2 * MINUTE:
         return f"{max(1, -(-span // SECOND))}s"
     step = MINUTE if span < DAY else HOUR

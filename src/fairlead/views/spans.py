@@ -221,7 +221,7 @@ def _traced(partition: Partition, job: Job) -> Traced:
 
 
 def _continued(trace: Traced, origin: Origin | None) -> Traced | None:
-    """Return a job's trace as part of the caller's trace; None if the caller records no spans."""
+    """Make a job's trace a part of its caller's trace. None if the caller says that it is not recorded."""
     if origin is None:
         return trace
     trace.since = min(trace.since, origin.received)

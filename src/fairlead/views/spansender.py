@@ -55,7 +55,7 @@ class SpanSender:
         self._thread.start()
 
     def send(self, span: Span) -> None:
-        """Queue a span; drop it if too many wait."""
+        """Queue a span, or drop it if too many wait."""
         if len(self._waiting) < WAITING:
             self._waiting.append(span)
         else:
@@ -66,7 +66,7 @@ class SpanSender:
         self._dropped.labels("jobs").inc()
 
     def close(self) -> None:
-        """Send the waiting spans, if the collector accepts them at once, and end the thread."""
+        """Send the waiting spans until the collector accepts no more, and end the thread."""
         self._closing.set()
         self._thread.join(SECONDS)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]

@@ -53,7 +53,7 @@ class JobView(msgspec.Struct, frozen=True):
     user: str
     queue: str
     matched: str | None
-    """The requestor pattern that chose the queue; None if the job named the queue or it is the default."""
+    """The requestor pattern that chose the queue; None if the job named the queue, or got the default queue."""
     state: str
     priority: int
     submitted: float
@@ -88,7 +88,7 @@ class AskView(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Why the pending tasks of one kind of a stage wait. `position` 0 is the head of the lane."""
+    """Why the pending tasks of one kind of a stage wait. Their ask is the head of its lane if `position` is 0."""
 
     stage: str
     kind: str
@@ -408,7 +408,7 @@ def _user_ahead(partition: Partition, ask: Ask, now: Micros) -> str:
 
 
 def short_reason(partition: Partition, job: Job, reasons: Reasons, sees: Sees) -> str:
-    """Return in a few words why the first waiting tasks of a job wait. Quick: reads no nodes and no long lane."""
+    """Return in a few words why the first waiting tasks of a job wait. Reads no nodes and no long lane."""
     kinds = [(stage, kind) for stage in job.stages for kind, wanted in enumerate(stage.pending) if wanted is not None]
     if not kinds:
         return ""

@@ -1,4 +1,4 @@
-"""Turns explanations and dry runs into documents of the API."""
+"""Explanations and dry runs as documents of the API."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Change(msgspec.Struct, Generic[Undo], frozen=True, array_like=True, gc=Fal
         return ()
 
     def manager_to_notify(self, partition: Partition, before: Undo) -> str:
-        """Return the resource manager that gets the news of tasks and nodes; empty for none."""
+        """Return the resource manager that is told the news of tasks and nodes; empty for none."""
         return ""
 
     def demand(self, before: Undo) -> Iterable[tuple[Stage, int]]:
@@ -61,7 +61,7 @@ class Change(msgspec.Struct, Generic[Undo], frozen=True, array_like=True, gc=Fal
         return ()
 
     def counts(self, partition: Partition, before: Undo) -> Iterable[tuple[str, int]]:
-        """Return increments of metrics, by the names in `views.metrics`. `partition` is the state after the cycle."""
+        """Return what metrics count, by the events of `COUNTERS` in `views.metrics`, in the state after the cycle."""
         return ()
 
     def completed(self, before: Undo) -> Iterable[Ask]:

@@ -24,7 +24,7 @@ class SettingsSetUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class SettingsSet(Change[SettingsSetUndo], frozen=True, tag="settings set"):
-    """Sets new settings. If `share_memory` changes, the past use of each account stays the same part of the total."""
+    """Sets new settings. If `share_memory` changes, each account keeps its part of all past use."""
 
     settings: PartitionSettings
 
@@ -50,7 +50,7 @@ class SettingsSet(Change[SettingsSetUndo], frozen=True, tag="settings set"):
 
 
 class ConfigVersioned(Change[int], frozen=True, tag="config versioned"):
-    """Records the version of the cluster's configuration that the partition follows."""
+    """Records which version of the cluster's configuration the partition has applied."""
 
     version: int
 
@@ -166,7 +166,7 @@ def _same_pool(before: Pool | None, name: str, settings: PoolSettings) -> Pool:
 
 
 class PartitionRemoved(Change[None], frozen=True, tag="partition removed"):
-    """Ends a partition: the last change in its journal. Its jobs, allocations and nodes were released before."""
+    """Ends a partition without jobs and nodes. It is the last change in the partition's journal."""
 
     warns = True
 

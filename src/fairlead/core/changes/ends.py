@@ -176,7 +176,7 @@ class PendingEndedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
-    """Ends pending tasks without assigning them: killed, withdrawn, or failed for good."""
+    """Ends pending tasks that are killed, withdrawn, or out of tries."""
 
     job: str
     stage: int
@@ -223,7 +223,7 @@ class RevivedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Revived(Change[RevivedUndo], frozen=True, tag="revived"):
-    """Makes withdrawn or ended tasks pending again. All of them had the same outcome."""
+    """Makes withdrawn or ended tasks of one outcome pending again."""
 
     job: str
     stage: int

@@ -53,7 +53,7 @@ class Began(Change[BeganUndo], frozen=True, tag="began"):
 
 
 def _begin_generation(stages: tuple[Stage, ...]) -> None:
-    """Give ranks to the tasks that a whole job starts with, by stage and index."""
+    """Give the tasks that a whole job starts with ranks, in the order of stages and indices."""
     placed = [
         [(index, task.generation) for index, task in sorted((stage.live or {}).items()) if task.state != "stopping"]
         for stage in stages

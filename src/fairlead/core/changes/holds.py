@@ -1,4 +1,4 @@
-"""Changes of holds and promises: nodes are kept for an ask, or released."""
+"""Changes of holds and promises, both called earmarks: nodes are kept for an ask, or released."""
 
 from __future__ import annotations
 
@@ -93,7 +93,6 @@ class Promised(Change[Promise], frozen=True, tag="promised"):
 class TrimmedUndo(msgspec.Struct, frozen=True, gc=False):
     earmark: Hold | Promise
     places: tuple[Place, ...]
-    """All places before the change."""
 
 
 class Trimmed(Change[TrimmedUndo], frozen=True, tag="trimmed"):

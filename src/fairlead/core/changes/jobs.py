@@ -1,4 +1,4 @@
-"""Changes of jobs: added, asking for tasks, new state or priority, forgotten."""
+"""Changes of jobs: they are added, ask for their tasks, get another state or priority, and are forgotten."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ class JobForgottenUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobForgotten(Change[JobForgottenUndo], frozen=True, tag="job forgotten"):
-    """Drops a job that ended some time ago from the state. The history still has it."""
+    """Removes a job that ended some time ago from the state. The history still has it."""
 
     job: str
 

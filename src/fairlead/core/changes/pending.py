@@ -54,7 +54,7 @@ def ungrow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
 
 
 def take(partition: Partition, stage: Stage, kind: int, block: tuple[int, ...]) -> Ask | None:
-    """Remove tasks from the pending ones of a kind. If none is left, drop their ask and return it."""
+    """Make tasks of a kind no longer pending. If none is left, drop their ask and return it."""
     wanted = stage.pending[kind]
     if wanted is None:
         raise ValueError(f"no {kind} tasks are pending")
@@ -77,5 +77,5 @@ def give_back(partition: Partition, stage: Stage, kind: int, block: tuple[int, .
 
 
 def still_asks(whole: Ask) -> bool:
-    """True if a stage of a whole job still has pending tasks that belong to the job's shared ask."""
+    """True if any stage of a whole job still has pending tasks, so that the job's shared ask must stay."""
     return any(stage.pending[whole.kind] is not None for stage in whole.stages)

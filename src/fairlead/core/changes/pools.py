@@ -26,7 +26,7 @@ class OrderedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ordered(Change[OrderedUndo], frozen=True, tag="ordered"):
-    """Orders nodes from a pool. `nodes` has pairs: a number of nodes, and the asks that each of them is meant for."""
+    """Orders nodes from a pool. `nodes` has pairs: a number of equal nodes, and the tasks that each is meant for."""
 
     number: int
     pool: str
@@ -104,9 +104,9 @@ class OrderFailedUndo(msgspec.Struct, frozen=True, gc=False):
     order: NodeOrder
     coming: dict[str, tuple[Meant, ...]]
     failed: tuple[AskRow, ...]
-    """The asks that already counted the order as failed."""
+    """The asks for which the order had been counted as failed before."""
     waiting: list[Ask]
-    """The asks that count the order as failed since this change."""
+    """The asks for which this change counts the order as failed."""
     paused_until: Micros
     pool_problem: str
 
@@ -248,7 +248,7 @@ def _expect(partition: Partition, order: NodeOrder, coming: dict[str, tuple[Mean
 
 
 def _newly_failed(partition: Partition, order: NodeOrder, names: tuple[str, ...]) -> list[Ask]:
-    """Return the waiting asks that these nodes were meant for and that do not count the order as failed yet."""
+    """Return the waiting asks that these nodes were meant for, and that do not count the order as failed yet."""
     asks: dict[int, Ask] = {}
     for name in names:
         for job, stage, kind, _ in order.coming[name]:

@@ -1,4 +1,4 @@
-"""Changes of shares: since when queues have been too far from their shares, and the landmark of past use."""
+"""Changes of shares: the time since which queues are too far from their shares, and the landmark of past use."""
 
 from __future__ import annotations
 

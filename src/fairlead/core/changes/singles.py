@@ -17,7 +17,7 @@ from fairlead.core.ranges import Ranges, SharedRanges
 from fairlead.core.state import Partition
 
 ONLY = (0, 1)
-"""The block of the only task of a stage."""
+"""The indices of a stage with one task."""
 
 ALL_WELL: dict[str, Ranges] = {"succeeded": SharedRanges(ONLY)}
 """`Stage.ended` of a stage with one task that succeeded: one object shared by all such stages, never altered."""

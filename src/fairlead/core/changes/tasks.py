@@ -23,7 +23,7 @@ from fairlead.core.state import Partition
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The tasks of a block that go to one node, and their devices, task by task."""
+    """The tasks of a block that are placed on one node, and their devices in the order of the tasks."""
 
     node: int
     indices: tuple[int, ...]
@@ -218,7 +218,7 @@ class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
         return before.allocation.stage.job.manager
 
     def lines(self, names: Names, before: MovedUndo) -> Iterator[Line]:
-        if self.cause != "gang":  # `views.logs` has one line for the whole gang
+        if self.cause != "gang":  # `views.decision_log` has one line for the whole gang
             stage = before.allocation.stage
             fields = {
                 "job": stage.job.id,
@@ -233,7 +233,7 @@ class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
 
 
 class StopOverdue(Change[Allocation], frozen=True, tag="stop overdue"):
-    """Marks tasks that did not stop in time: their capacity is no longer expected to become free."""
+    """Marks tasks that did not stop in time. Nothing counts on their capacity any more."""
 
     allocation: int
 

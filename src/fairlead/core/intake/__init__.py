@@ -141,7 +141,7 @@ def _take_once(plan: Plan, command: AnyCommand) -> Answer:
 
 
 UNCOMPARED: dict[type[AnyCommand], dict[str, Any]] = {Submit: {"origin": msgspec.UNSET}}
-"""Fields that may differ between a request and its repetition with the same key."""
+"""Fields that may differ when a command is repeated with the same key."""
 
 
 def _digest(command: AnyCommand) -> bytes:

@@ -13,14 +13,14 @@ from fairlead.core.plan import Plan
 
 
 class Ends:
-    """Collects reports that become one change. `make` must be called before other code reads the state."""
+    """Collects reports for one change. `make` must be called before other code reads the state."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._ended: dict[int, None] = {}
 
     def take(self, report: Report) -> bool:
-        """Collect a report if the fast path covers it; True if so."""
+        """Collect a report. False if the fast path does not cover it."""
         allocation = self._find(report)
         if allocation is None or allocation.id in self._ended:
             return False

@@ -151,7 +151,7 @@ def check_resources(partition: Partition, stage: StageSpec, field: str) -> None:
 
 
 def no_such_job(field: str, name: str) -> Refused:
-    """Return the error for a job in `after` that does not exist, or that the caller may not see."""
+    """Return the error for a job in `after` that does not exist. A job that the caller may not see gets the same."""
     return Refused(field, f"there is no job {shown(name)} in this partition; name one that is known", "unknown")
 
 
@@ -350,7 +350,7 @@ def _replace(plan: Plan, ask: Ask, **fields: int) -> None:
 
 
 def release_hold(plan: Plan, command: ReleaseHold) -> Accepted:
-    """End the holds of a job. As after a hold that expired, its asks get no new hold for a while."""
+    """End the holds of a job. Its asks get no new hold for a while, as after a hold that expired."""
     need_operator(command, "release a hold")
     partition = plan.partition
     job = find_job(partition, command.job)

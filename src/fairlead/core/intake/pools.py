@@ -84,7 +84,7 @@ def move(plan: Plan, command: MovePool) -> Accepted:
 
 
 def welcome(plan: Plan, names: Iterable[str]) -> None:
-    """Resume pools that are new in the configuration, so that asks with failed orders get nodes from them."""
+    """Forget failed orders of asks if the configuration has new pools, so that nodes are ordered from these."""
     if _has_failed_orders(plan.partition):
         for name in names:
             plan.do(PoolMoved(name, paused=False))
@@ -116,7 +116,7 @@ def scale(plan: Plan, command: ScalePool) -> Accepted:
 
 
 def _order_by_hand(plan: Plan, pool: Pool, wanted: int) -> Accepted:
-    """Order nodes up to the pool's `max`. Nodes that are lost, or given back and not gone yet, count towards `max`."""
+    """Order nodes up to the pool's `max`, which includes lost nodes, and nodes that are given back but not gone yet."""
     left = nodes_left(plan.partition, pool)
     add = wanted if left is None else min(wanted, left)
     if add:

@@ -51,7 +51,7 @@ class Bin:
         self._devices = [0] * (self._free.get(GPU, 0) // WHOLE_DEVICE)
         self._meant: dict[AskKey, int] = {}
         self._alone: dict[tuple[str, int], None] = {}
-        """Stages with `apart` that have a task here."""
+        """The stages with `apart` of which a task is here."""
 
     @property
     def meant(self) -> tuple[Meant, ...]:
@@ -85,7 +85,7 @@ class Bin:
 
 
 Step = tuple[Bin | int, Stage, int, int, tuple[int, ...]]
-"""One placement: the bin or the id of an existing node, stage, kind, number of tasks, and devices."""
+"""One placement: a bin or the id of an existing node, then stage, kind, number of tasks, and devices."""
 
 
 class Packing:
@@ -97,7 +97,7 @@ class Packing:
         """True if an ask was left out because pools may not have more nodes."""
         self.looked = len(partition.allocations) // 10
         self._on: dict[int, int] = {}
-        """Existing node → the number of tasks put there."""
+        """Existing node → the number of tasks that were packed there."""
         self.bins: list[Bin] = []
         self._bounded = bounded
         self._future = WhatIf(partition)
@@ -116,7 +116,7 @@ class Packing:
         self._fitting: dict[Shape, list[int]] = {}
         self._apart: dict[tuple[str, int], dict[int, None]] = {}
         self._from: dict[Shape, int] = {}
-        """Shape → the number of leading bins that are full for it."""
+        """Shape → the number of bins at the beginning of `bins` without capacity for it."""
         pools = [pool for pool in partition.pools.values() if not bounded or grows(partition, pool, partition.now)]
         self._pools = sorted(pools, key=lambda pool: (pool.settings.cost, pool.name))
         self._left = {pool.name: nodes_left(partition, pool) if bounded else None for pool in pools}
@@ -125,7 +125,7 @@ class Packing:
         """Shape → the names of pools whose nodes accept it."""
         self._steps: list[Step] = []
         self._not_fitting: set[int] = set()
-        """The numbers of gangs' asks that were left out."""
+        """The asks, by number, of gangs that do not fit."""
 
     @property
     def used(self) -> dict[int, None]:

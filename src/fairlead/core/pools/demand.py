@@ -93,7 +93,7 @@ def give_back(plan: Plan, pool: Pool, node_ids: list[int]) -> None:
 
 
 def idle_nodes(partition: Partition, pool: Pool) -> list[int]:
-    """Return the nodes of a pool that could take work and have none, the longest idle first."""
+    """Return the empty nodes of a pool that accept work, the longest idle first."""
     nodes = partition.nodes
     node_ids = [
         node_id

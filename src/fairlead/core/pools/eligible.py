@@ -34,7 +34,7 @@ class Leaf:
 
     def __init__(self, lanes: list[Lane], uses: Uses) -> None:
         self.moves = lanes[0].queue.order.moves
-        """True if starts move asks to other places."""
+        """True if asks change their places in the order when tasks start."""
         self._key = lanes[0].key
         self._user = lanes[0].user
         self._uses = uses

@@ -17,7 +17,7 @@ from fairlead.core.state import Partition
 
 
 def shares(plan: Plan) -> None:
-    """Measure the spread between queues; take loans back where it has been too large for too long without a break."""
+    """Measure the spread between queues, and take loans back where it has been too large for too long."""
     partition = plan.partition
     if not partition.readiness.ready or plan.more:
         return
@@ -95,7 +95,7 @@ def _waits_below_entitlement(partition: Partition, parent: Queue, wanting: dict[
 
 
 def shares_due(partition: Partition) -> Iterator[Micros]:
-    """Yield the times when a spread between queues will have lasted for too long."""
+    """Yield the times at which rebalance is due, if the spreads between queues last."""
     if is_on(partition):
         for path in partition.uneven:
             since = partition.queues[path].uneven_since
@@ -104,7 +104,7 @@ def shares_due(partition: Partition) -> Iterator[Micros]:
 
 
 def _wanting(partition: Partition) -> dict[str, None]:
-    """Return the queues with an ask, in or below them, that was allowed to start and found no capacity."""
+    """Return the queues that have, in or below them, an ask that may start and found no capacity."""
     return {
         queue.path: None
         for lane in partition.lanes.values()

@@ -250,14 +250,14 @@ class _Claim:
         self.is_coming = False
         """True if the claim failed because stopping tasks already free enough capacity for the ask."""
         self.again_at: Micros = FAR
-        """When the first protection of a possible victim ends."""
+        """When a claim may succeed later: the first end of a possible victim's protection."""
         self.job = ask.stage.job
         self.needs = minimum_by_stage(ask)
         self.asked = asked_by(ask)
         self.binding = self._binding(ask)
         self.own = own_nodes(self.partition, ask)
         self._left: dict[str, Vector] = {}
-        """Queue → its use without stopping tasks."""
+        """Queue → its use when all stopping tasks have ended."""
         self.guaranteed: list[Queue] = []
         for queue in self.job.queue.line():
             # Promises to other asks below the queue already use a part of its guarantee.

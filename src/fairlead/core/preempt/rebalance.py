@@ -76,7 +76,7 @@ class Claim(NamedTuple):
 
 
 class Balance:
-    """Free capacity and use of queues, updated claim by claim."""
+    """A plan of claims below one queue, with the capacity and the use of queues that result from them."""
 
     def __init__(self, partition: Partition, parent: Queue, now: Micros) -> None:
         self.partition = partition
@@ -244,7 +244,7 @@ class Balance:
         return fitting_in(*left, shape, 1)[0] > 0
 
     def _admission(self) -> Admission:
-        """Return an admission that counts the claims so far, so that no tasks stop for an ask over a limit."""
+        """Return an admission that counts the claims so far, because no tasks may stop for an ask over a limit."""
         admission = Admission(self.partition)
         for ask, needs in self._met:
             admission.count(ask, needs)
@@ -360,7 +360,7 @@ class Balance:
         self._used[queue.path] = (more, before + tasks)
 
     def _use_of_ended(self, allocation: Allocation) -> None:
-        """Count the tasks of an allocation as ended: a queue must keep its share without them."""
+        """Count the tasks of an allocation as ended in the use of its queues."""
         for queue in allocation.stage.job.queue.line():
             self._use(queue, allocation.stage, -count(allocation.indices))
 
@@ -404,7 +404,7 @@ class Balance:
         return True
 
     def _was_on_loan(self, queue: Queue, less: Vector, tasks: int, last: Losses) -> bool:
-        """True if a queue would use more than its entitlement without the loss of one unit."""
+        """True if a queue with these losses would be above its entitlement if it kept one unit."""
         amounts, more = last.get(queue.path, ({}, 0))
         used = dict(less)
         add(used, amounts)

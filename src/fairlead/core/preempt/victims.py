@@ -45,7 +45,7 @@ Keeps = Callable[[Losses, Sequence[Losses]], bool]
 
 
 class Victim(NamedTuple):
-    """A unit of tasks that may be stopped, with their allocations."""
+    """Tasks that may be stopped together: a single task, or a whole gang."""
 
     unit: Unit
     stage: Stage
@@ -93,11 +93,11 @@ class Clearing:
         self._lost: dict[StageKey, int] = {}
         """Stage → the number of its single tasks that count as ended."""
         self._rests: dict[int, tuple[int, dict[int, list[Block]]]] = {}
-        """Victim → its remaining tasks: their number, and the blocks on each node. A cache."""
+        """A cache. Id of a victim → its tasks that do not count as ended: their number, and the blocks on each node."""
         self._gangs: dict[tuple[str, int], tuple[list[Victim], list[Victim]]] = {}
         """Gang → the victims that are single tasks of it, and the victim that is the whole gang."""
         self.overlaps = False
-        """True if some chosen victims may no longer be needed, because others were chosen later on the same node."""
+        """True if victims chosen later may make earlier ones on the same node unneeded."""
         self._on: dict[int, list[Victim]] = {}
         self._levels: dict[int, None] = {}
         for victim in victims:
@@ -403,7 +403,7 @@ def _lose(losses: Losses, blocks: Iterable[Block]) -> None:
 
 
 def victims_of(job: Job) -> Iterator[Victim]:
-    """Yield the units in which tasks of a job can be stopped."""
+    """Yield the single tasks and gangs of a job that may be stopped."""
     if job.preemptible and all(queue.settings.preemptible for queue in job.queue.line()):
         live = [stage for stage in job.stages if stage.live]
         for stage in live[:1] if job.whole else live:

@@ -286,7 +286,7 @@ class Metrics:
             self._series[name].counters["ready" if ready else "not ready"].inc()
 
     def _follow_plan(self, name: str, late: Histogram, decided: Cycle) -> None:
-        """Observe whether the first ask without capacity started as planned, and remember the present plan."""
+        """Measure how late the first ask without capacity started, and remember its present plan."""
         expected = self._planned.get(name)
         if expected is not None:
             job, kind, when = expected

@@ -22,7 +22,7 @@ QUEUES = 200
 
 
 class QueueFigures(NamedTuple):
-    """Figures of a queue: its share in percent of the sum of its siblings, the others in percent of the partition."""
+    """Percentages of a queue: `share` is of the sum of its siblings' shares, the others are of the partition."""
 
     share: float
     entitlement: float
