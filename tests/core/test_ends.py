@@ -133,3 +133,19 @@ def test_a_job_whose_other_task_was_scaled_away_waits_for_its_stop() -> None:
     cycle(w, report)
     w.check()
     assert w.job("j").state == "running" and len(w.partition().allocations) == 1
+
+
+def test_a_repeated_report_of_a_task_after_a_scale_down_to_it() -> None:
+    w = World()
+    w.node("n1", cpu=2)
+    job = w.submit(stages=[{"name": "w", "count": 2, "min": 1, "resources": {"cpu": 1}}])
+    w.cycle()
+    w.cycle()
+    w.ignore_stops(job)
+    w.finish(job, "w", 0)
+    w.cycle()
+    w.scale(job, "w", 1)  # task 1 still stops, so the job has one task and no live attempt of it
+    w.cycle()
+    w.report(job, "w", 0, 1, "succeeded", node="n1", exit_code=0)
+    w.cycle()
+    assert w.job(job).state == "running"

@@ -15,7 +15,8 @@ from fairlead.core.documents import parse_job, parse_node
 from fairlead.journal import MemoryJournal
 from fairlead.pools.call_metrics import Figures
 from fairlead.testing import World
-from fairlead.views.metrics.metrics import LANES, Metrics
+from fairlead.views.metrics.lane_metrics import LANES
+from fairlead.views.metrics.metrics import Metrics
 from fairlead.views.metrics.scraped import InboxFigures
 from fairlead.writer.writer import Stopped, Writer
 

@@ -534,10 +534,7 @@ class World:
         figures = pool_figures(state)
         if figures is None:
             return {name: {"ready": False} for name in sorted(state.pools)}
-        return {
-            name: {"ready": True, **msgspec.structs.asdict(sizes), "idle": sizes.idle}
-            for name, sizes in figures.items()
-        }
+        return {name: msgspec.structs.asdict(use) for name, use in figures.items()}
 
     def usage(self, queue: str, partition: str | None = None) -> dict[str, float]:
         """Return the use of a queue, in the units that users write: CPUs, bytes, GPUs."""

@@ -1,11 +1,11 @@
-"""Turns the state into documents of the API, in the units that people write. Called between cycles."""
+"""Documents of the API, made from the state between two cycles, in the units that people write."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from heapq import merge
-from typing import Literal
+from typing import Any, Literal
 
 from fairlead.core.config import QUEUE_KEYS
 from fairlead.core.holds.earmarks import ends_at
@@ -17,20 +17,13 @@ from fairlead.core.state import Partition
 from fairlead.core.why.reasons import Reason
 from fairlead.views.metrics.lane_metrics import LaneFigures
 from fairlead.views.metrics.share_metrics import figures_of
-from fairlead.views.summaries import (
-    ask_view,
-    short_reason,
-    shown_state,
-    task_view,
-    users_view,
-    waiting_since,
-)
+from fairlead.views.summaries import Reasons, ask_view, short_reason, shown_state, task_view, users_view, waiting_since
 from fairlead.wire import api as wire
 
 SeesJob = Callable[[Job], bool]
 """True if the caller may see a job."""
 NAMED = 20
-"""Lists that may be very long name at most this number of entries."""
+"""The greatest number of entries in lists that could be very long."""
 
 
 def units(name: str, amount: int) -> int | float:
@@ -54,7 +47,7 @@ def optional_seconds(micros: Micros | None) -> float | None:
 # -- jobs --------------------------------------------------------------------------------------------------------
 
 
-def job_answer(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], sees: SeesJob) -> wire.Job:
+def job_answer(partition: Partition, job: Job, reasons: Reasons, sees: SeesJob) -> wire.Job:
     spec = job.spec
     return wire.Job(
         id=job.id,
@@ -79,7 +72,7 @@ def job_answer(partition: Partition, job: Job, reasons: dict[tuple[str, str, int
 
 
 def by_id(partition: Partition, sees: SeesJob) -> Callable[[str], bool]:
-    """Return a function that says whether the caller may see the job with an id."""
+    """Return a predicate of job ids: True if the job exists and the caller may see it."""
     jobs = partition.jobs
     return lambda job_id: job_id in jobs and sees(jobs[job_id])
 
@@ -102,7 +95,7 @@ def _stage_answer(stage: Stage) -> wire.Stage:
 
 
 def task_answers(partition: Partition, job: Job, stages: Iterable[Stage], after: int, limit: int) -> wire.TaskPage:
-    """Return tasks by stage and index. The cursor counts tasks from the first task of the first stage."""
+    """Return a page of tasks by stage and index. `after` is the number of tasks on earlier pages."""
     tasks: list[wire.Task] = []
     at = 0
     for stage in stages:
@@ -167,13 +160,12 @@ def node_answer(partition: Partition, row: int, sees: SeesJob) -> wire.Node:
 
 
 def _held_for(partition: Partition, node_id: int) -> list[str]:
-    """Return the jobs that a node is held for or promised to."""
     earmarks = [partition.earmark_of(seq) for seq in partition.nodes.held.get(node_id, ())]
     return sorted({earmark.job for earmark in earmarks if earmark is not None})
 
 
 def _held_on(partition: Partition, node_id: int) -> dict[str, int | float]:
-    """Return what the tasks need that a node is held for or promised to."""
+    """Return the resources that are held or promised on a node."""
     needed: Vector = {}
     for seq, places in partition.nodes.held.get(node_id, {}).items():
         earmark = partition.earmark_of(seq)
@@ -183,7 +175,7 @@ def _held_on(partition: Partition, node_id: int) -> dict[str, int | float]:
 
 
 def _held(partition: Partition, earmark: Earmark) -> dict[str, dict[str, int | float]]:
-    """Return the nodes of an earmark by name, with what its tasks need there."""
+    """Return the nodes of an earmark by name, with the resources that its tasks need there."""
     needed: dict[int, Vector] = {}
     for place in earmark.places:
         _add_needs(needed.setdefault(place[0], {}), partition, earmark, (place,))
@@ -204,14 +196,13 @@ def node_state(partition: Partition, row: int) -> str:
 
 
 def _disconnected_since(partition: Partition, row: int) -> Micros | None:
-    """Return since when the agent of a node is away: at the earliest since the server's start, if it came before."""
+    """Return since when the agent of a node is disconnected; after a restart of the server, since the restart."""
     nodes = partition.nodes
     since = nodes.disconnected.get(nodes.node_id[row])
     return partition.readiness.silent_since(nodes, row) if since is None else since
 
 
 def _asks_below(queue: Queue) -> int:
-    """Return the number of asks in a leaf, or in all leaves below a queue."""
     return queue.asks + sum(_asks_below(child) for child in queue.children.values())
 
 
@@ -246,12 +237,7 @@ def queue_answer(partition: Partition, queue: Queue, now: Micros) -> wire.Queue:
 
 
 def lane_answers(
-    partition: Partition,
-    figures: LaneFigures,
-    lanes: int,
-    first: int,
-    sees: SeesJob,
-    reasons: dict[tuple[str, str, int], Reason],
+    partition: Partition, figures: LaneFigures, lanes: int, first: int, sees: SeesJob, reasons: Reasons
 ) -> list[wire.Lane]:
     """Return the lanes with the most pending tasks, each with the first asks that the caller may see."""
     sees_id = by_id(partition, sees)
@@ -281,33 +267,20 @@ def lane_answers(
 
 def hold_answers(partition: Partition, sees: SeesJob, now: Micros) -> list[wire.Hold]:
     """Return the holds of jobs that the caller may see, the oldest first."""
-    nodes = partition.nodes
+    holds = sorted(partition.holds.values(), key=lambda hold: (hold.since, hold.seq))
     return [
-        wire.Hold(
-            job=hold.job,
-            stage=partition.jobs[hold.job].stages[hold.stage].name,
-            tasks=hold.tasks,
-            nodes=[nodes.name[nodes.rows[node_id]] for node_id in hold.nodes],
-            held=_held(partition, hold),
-            since=seconds(hold.since),
-            until=seconds(ends_at(partition, hold, now)),
-        )
-        for hold in sorted(partition.holds.values(), key=lambda hold: (hold.since, hold.seq))
+        wire.Hold(**_earmark_fields(partition, hold), until=seconds(ends_at(partition, hold, now)))
+        for hold in holds
         if sees(partition.jobs[hold.job])
     ]
 
 
 def promise_answers(partition: Partition, sees: SeesJob) -> list[wire.Promise]:
     """Return the promises to jobs that the caller may see, the oldest first."""
-    nodes, allocations = partition.nodes, partition.allocations
+    allocations = partition.allocations
     return [
         wire.Promise(
-            job=promise.job,
-            stage=partition.jobs[promise.job].stages[promise.stage].name,
-            tasks=promise.tasks,
-            nodes=[nodes.name[nodes.rows[node_id]] for node_id in promise.nodes],
-            held=_held(partition, promise),
-            since=seconds(promise.since),
+            **_earmark_fields(partition, promise),
             stopping=sum(count(allocations[number].indices) for number in promise.victims if number in allocations),
             ordered=promise.ordered,
         )
@@ -316,9 +289,19 @@ def promise_answers(partition: Partition, sees: SeesJob) -> list[wire.Promise]:
     ]
 
 
-def _ask_answer(
-    partition: Partition, ask: Ask, reasons: dict[tuple[str, str, int], Reason], sees_id: Callable[[str], bool]
-) -> wire.Ask:
+def _earmark_fields(partition: Partition, earmark: Earmark) -> dict[str, Any]:
+    nodes = partition.nodes
+    return {
+        "job": earmark.job,
+        "stage": partition.jobs[earmark.job].stages[earmark.stage].name,
+        "tasks": earmark.tasks,
+        "nodes": [nodes.name[nodes.rows[node_id]] for node_id in earmark.nodes],
+        "held": _held(partition, earmark),
+        "since": seconds(earmark.since),
+    }
+
+
+def _ask_answer(partition: Partition, ask: Ask, reasons: Reasons, sees_id: Callable[[str], bool]) -> wire.Ask:
     view = ask_view(ask)
     job = ask.stage.job
     return wire.Ask(
@@ -349,7 +332,7 @@ def partition_answer(partition: Partition) -> wire.Partition:
 def differences(
     before: Mapping[str, object], after: Mapping[str, object], at: tuple[str, ...] = ()
 ) -> list[wire.Difference]:
-    """Return the differences between two configurations, as documents by partition."""
+    """Return the entries that differ between two configurations. Both are documents of the partitions by name."""
     changes: list[wire.Difference] = []
     for key in [*before, *(key for key in after if key not in before)]:
         old, new = before.get(key), after.get(key)
@@ -362,7 +345,7 @@ def differences(
 
 
 def loss_of(partition: Partition, key: str, pool: str = "") -> wire.Loss:
-    """Return what is lost if a partition, or one of its pools, leaves the configuration."""
+    """Return how many jobs and nodes are lost if a partition, or one of its pools, leaves the configuration."""
     nodes = partition.nodes
     present = [row for row in nodes.rows.values() if not pool or nodes.pool[row] == pool]
     coming = [name for order in partition.orders.values() if not pool or order.pool == pool for name in order.coming]
@@ -371,7 +354,7 @@ def loss_of(partition: Partition, key: str, pool: str = "") -> wire.Loss:
 
 
 def _changed(path: tuple[str, ...]) -> Literal["partition", "queue", "pool", "setting"]:
-    """Return the kind of entry that a path of keys names. The path starts with the partition."""
+    """Return the kind of entry at a path of keys, which begins with the name of the partition."""
     match path:
         case (_,):
             return "partition"

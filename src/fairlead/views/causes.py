@@ -1,4 +1,7 @@
-"""Causes: why tasks run where they run, stop, or wait again, as typed values. Reasons say why tasks wait."""
+"""Causes as typed values: why tasks run on their nodes, why they stop, and how earlier attempts ended.
+
+Reasons say why tasks wait.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from fairlead.core.resources import format_moment
 from fairlead.core.state import Partition
 from fairlead.core.why.never import could_take
 from fairlead.core.why.reasons import Reason, of_stage
-from fairlead.views.outlook import listed
+from fairlead.views.outlook import listed, number_of_tasks
 
 NAMED = 5
-"""At most this number of nodes, and of different ends of earlier attempts, are named."""
+"""The greatest number of nodes, and of different ends of earlier attempts, that are named."""
 LOOKED_AT = 1_000
-"""At most this number of waiting tasks are searched for the end of their last attempt."""
+"""The greatest number of tasks that are searched for the ends of earlier attempts."""
 
 
 class Cause(Reason, frozen=True):
@@ -30,41 +33,47 @@ class Cause(Reason, frozen=True):
 
     @property
     def _counted(self) -> str:
-        return "1 task" if self.tasks == 1 else f"{self.tasks} tasks"
+        return number_of_tasks(self.tasks)
 
     def _verb(self, one: str, several: str) -> str:
         return one if self.tasks == 1 else several
 
 
-class RunsOn(Cause, frozen=True):
-    """Tasks run, on nodes that the placement of the partition chose."""
+class OnNodes(Cause, frozen=True):
+    """Base class of causes that concern tasks on nodes."""
 
     nodes: tuple[str, ...]
     """The first of the nodes."""
     of: int
     """The number of the nodes."""
-    place: str
-    suitable: int
-    """The number of nodes that take such tasks and are large enough for one."""
-    known: int
-    """The number of all nodes."""
-    held: bool = False
-    """True if nodes were held for the tasks before they started."""
-    near: str = ""
-    """The label by which the nodes were kept close together."""
-    by_cost: bool = False
-    """True if the costs of pools decided, too: those of the suitable nodes differ."""
-
-    def __str__(self) -> str:
-        return f"{of_stage(self.stage)}{self._counted} {self._verb('runs', 'run')} on {self.where}, {self.why}"
 
     @property
     def where(self) -> str:
         return listed(self.nodes, self.of)
 
+
+class RunsOn(OnNodes, frozen=True):
+    """Tasks run on nodes that placement chose."""
+
+    place: str
+    """The placement of the partition."""
+    suitable: int
+    """The number of nodes that accept such tasks and are large enough for one."""
+    known: int
+    """The number of all nodes."""
+    held: bool = False
+    """True if nodes were held for the tasks before they started."""
+    near: str = ""
+    """The label by which nodes close to each other were chosen."""
+    by_cost: bool = False
+    """True if the cost of pools had an influence, because the suitable nodes have different costs."""
+
+    def __str__(self) -> str:
+        return f"{of_stage(self.stage)}{self._counted} {self._verb('runs', 'run')} on {self.where}, {self.why}"
+
     @property
     def why(self) -> str:
-        """Why they run there, as the end of a sentence."""
+        """Return why they run there, as the end of a sentence."""
         of = "" if self.known == self.suitable else f" of {self.known}"
         them = self._verb("it", "them")
         if self.suitable == 1:
@@ -76,32 +85,28 @@ class RunsOn(Cause, frozen=True):
         return chosen + (", after nodes were held for it" if self.held else "")
 
 
-class Launching(Cause, frozen=True):
+class Launching(OnNodes, frozen=True):
     """Tasks were sent to their nodes, and the agents there have not acknowledged them yet."""
 
-    nodes: tuple[str, ...]
-    of: int
     since: Micros
 
     def __str__(self) -> str:
-        where = f"{listed(self.nodes, self.of)} since {format_moment(self.since)}"
-        return f"{of_stage(self.stage)}{self._counted} {self._verb('is', 'are')} starting on {where}"
+        starting = f"{self._verb('is', 'are')} starting on {self.where} since {format_moment(self.since)}"
+        return f"{of_stage(self.stage)}{self._counted} {starting}"
 
 
-class Stopping(Cause, frozen=True):
+class Stopping(OnNodes, frozen=True):
     """Tasks were told to stop and have not stopped yet."""
 
-    nodes: tuple[str, ...]
-    of: int
     cause: str
-    """Why: `kill`, `scale`, `time limit`, `preempt`, `gang`, `requeue`, `replace` or `done`."""
+    """The cause of the stop: `kill`, `scale`, `time limit`, `preempt`, `gang`, `requeue`, `replace` or `done`."""
     stops_for: str
     """The job or queue for which tasks are preempted, as its owner may know it; otherwise empty."""
     since: Micros
 
     def __str__(self) -> str:
         why = f" for {self.stops_for}" if self.stops_for else f" ({self.cause})"
-        where = f"{listed(self.nodes, self.of)} since {format_moment(self.since)}"
+        where = f"{self.where} since {format_moment(self.since)}"
         return f"{of_stage(self.stage)}{self._counted} {self._verb('stops', 'stop')} on {where}{why}"
 
 
@@ -119,7 +124,7 @@ class OnLoan(Cause, frozen=True):
 
 
 class LastAttempt(Cause, frozen=True):
-    """How the last attempt of waiting tasks ended: preempted and for which job, lost, failed, or not launched."""
+    """How the last attempt of waiting tasks ended, such as by a failure, a preemption or a failed launch."""
 
     ended: str
     tries_used: int
@@ -150,7 +155,7 @@ class Over(Cause, frozen=True):
 
 
 def causes_of(partition: Partition, job: Job) -> list[Cause]:
-    """Return the causes of a job's present state, apart from reasons for waiting."""
+    """Return the causes of a job's present state. Reasons for waiting are not among them."""
     causes: list[Cause] = []
     if job.over:
         tasks = sum(stage.count for stage in job.stages)

@@ -1,4 +1,4 @@
-"""Turns a configuration into a document as people write it. Reading it back gives the same configuration."""
+"""Configurations as documents, as people write them. Reading a document back gives the same configuration."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from fairlead.core.model import Amounts, Limits, PoolSettings, QueueSettings
 from fairlead.core.resources import format_duration, format_quantity
 from fairlead.core.settings import PartitionConfig, PartitionSettings
 
-DURATIONS = frozenset(
-    "batch_window launch_timeout replace_within ready_after heartbeat lease chain starving_after hold_for "
-    "preempt_grace rebalance_after promise_for pool_pause keep_ended keep_keys idle_for share_memory recall_after "
-    "min_runtime".split()
-)
+DURATIONS = {
+    name
+    for record in (PartitionSettings, PoolSettings)
+    for name, kind in record.__annotations__.items()
+    if kind.startswith("Micros")
+}
 
 
 def config_view(configs: Mapping[str, PartitionConfig], defaults: bool = True) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def _pool(pool: PoolSettings, defaults: bool) -> dict[str, Any]:
 
 
 def _fields(record: msgspec.Struct, default: msgspec.Struct, defaults: bool) -> dict[str, Any]:
-    """Return the fields of a record by name. None means not set; such fields are left out."""
+    """Return the fields of a record by name, without those that are None."""
     document: dict[str, Any] = {}
     for name in record.__struct_fields__:
         value = getattr(record, name)

@@ -1,12 +1,13 @@
 """Logs: one line for each decision that a person may ask about, with its reason, from sealed plans.
 
 `Logs` is an observer of writers. The application configures the logger, not this module. docs/metrics.md lists the
-fields of each line. Changes describe themselves; lines of a flood are merged here.
+fields of each line. Changes describe themselves; here, many equal lines of a cycle become one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from logging import DEBUG, ERROR, INFO, WARNING
@@ -30,7 +31,7 @@ from fairlead.core.changes import (
     Stopped,
 )
 from fairlead.core.changes.lines import NAMED
-from fairlead.core.commands import BringToFront, MarkReady, Rejected, Report, ResetLane, UpdateManager
+from fairlead.core.commands import Accepted, AnyCommand, BringToFront, MarkReady, Report, ResetLane, UpdateManager
 from fairlead.core.cycle import Cycle
 from fairlead.core.model import KINDS
 from fairlead.core.ranges import count
@@ -42,7 +43,7 @@ Line = tuple[int, str, Fields]
 """Level, event and fields."""
 
 LEVELS = {"info": INFO, "warning": WARNING}
-"""Level names of changes → levels of `logging`."""
+"""Level of a line of a change → level of `logging`."""
 
 
 class Logs:
@@ -51,7 +52,7 @@ class Logs:
     def __init__(self, logger: FilteringBoundLogger) -> None:
         self._logger: FilteringBoundLogger = logger.bind()  # bind once: a lazy logger would be bound by each call
         self._ready: dict[str, bool] = {}
-        """Partition → True if its readiness was logged."""
+        """Partition → True if the log says already that it is ready."""
 
     def began(self, partition: Partition) -> None:
         self._ready[partition.name] = partition.readiness.ready
@@ -97,30 +98,33 @@ ALARMS = {"alarm": "unknown attempt", "foreign": "foreign report"}
 
 
 def _answers(decided: Cycle, all_levels: bool) -> Iterator[Line]:
-    """Yield alarms, and lines for commands that were refused or that no change describes."""
-    refused: dict[tuple[str, str, str], int] = {}
+    """Yield alarms, and the lines of commands that were refused or that no change describes."""
+    refused: Tally[tuple[str, str, str]] = Tally()
     first = 0
     for command, answer, last in zip(decided.commands, decided.answers, decided.marks, strict=True):
-        if isinstance(answer, Rejected):
-            if isinstance(command, Report):
-                if answer.code in ALARMS:
-                    yield ERROR, ALARMS[answer.code], {"reason": str(answer)}
-            elif all_levels:
-                key = (str(command.__struct_config__.tag), command.user, str(answer))
-                refused[key] = refused.get(key, 0) + 1
-        elif all_levels and isinstance(command, BringToFront) and last > first:
-            yield INFO, "asks brought to front", {"job": command.job, "stage": command.stage, **_by(command.user)}
-        elif all_levels and isinstance(command, ResetLane) and last > first:
-            fields = {"queue": command.queue, "job": command.job, "cancelled": command.cancel}
-            yield INFO, "lane reset", {**fields, **_by(command.user)}
-        elif all_levels and isinstance(command, UpdateManager):
-            reasons = [item.reason for item in answer.items if not item.accepted]
-            if reasons:
-                fields = {"manager": command.name, "items": len(reasons), "problem": reasons[0]}
-                yield INFO, "manager items refused", {**fields, **_by(command.user)}
+        if isinstance(answer, Accepted):
+            yield from _accepted(command, answer, last > first) if all_levels else ()
+        elif not isinstance(command, Report):
+            refused[str(command.__struct_config__.tag), command.user, str(answer)] += 1
+        elif answer.code in ALARMS:
+            yield ERROR, ALARMS[answer.code], {"reason": str(answer)}
         first = last
-    for (what, user, problem), times in refused.items():
+    for (what, user, problem), times in refused.items() if all_levels else ():
         yield INFO, "command refused", {"command": what, "problem": problem, "times": times, **_by(user)}
+
+
+def _accepted(command: AnyCommand, answer: Accepted, changed: bool) -> Iterator[Line]:
+    """Yield the line of an accepted command that no change describes."""
+    if isinstance(command, BringToFront) and changed:
+        yield INFO, "asks brought to front", {"job": command.job, "stage": command.stage, **_by(command.user)}
+    elif isinstance(command, ResetLane) and changed:
+        fields = {"queue": command.queue, "job": command.job, "cancelled": command.cancel}
+        yield INFO, "lane reset", {**fields, **_by(command.user)}
+    elif isinstance(command, UpdateManager):
+        reasons = [item.reason for item in answer.items if not item.accepted]
+        if reasons:
+            fields = {"manager": command.name, "items": len(reasons), "problem": reasons[0]}
+            yield INFO, "manager items refused", {**fields, **_by(command.user)}
 
 
 def _by(user: str) -> Fields:
@@ -131,7 +135,6 @@ def _by(user: str) -> Fields:
 
 
 def _changes(decided: Cycle, all_levels: bool) -> Iterator[Line]:
-    """Yield the lines of the changes, each with the user whose command caused it, if any."""
     done = decided.plan.done
     removed = {change.node_id: before.node.name for change, before in done if isinstance(change, NodeRemoved)}
     names = Names(decided.plan.partition, decided.plan.now, removed)
@@ -199,13 +202,13 @@ def _gangs(decided: Cycle) -> Iterator[Line]:
 # -- floods ------------------------------------------------------------------------------------------------------
 
 FEW = 8
-"""Up to this number, one-task jobs and single tasks get a line each."""
+"""Up to this number of one-task jobs, or of single tasks, each gets a line."""
 SUBMITTED, PLACED, STOPPED = "job submitted", "tasks placed", "tasks stopped"
 PLACED_SINGLES = "single tasks placed"
 
 
 def _merged(all_lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield the lines of a cycle, with successive lines of a flood merged."""
+    """Yield the lines of a cycle. Many equal lines in a row become one."""
     for kind, run in groupby(all_lines, key=_kind_of_flood):
         if kind == SUBMITTED:
             yield from _submissions([fields for _, _, fields in run])
@@ -218,7 +221,7 @@ def _merged(all_lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def _kind_of_flood(line: Line) -> str:
-    """Return the event of a line that may be part of a flood, otherwise nothing."""
+    """Return the event of a line that may become one with others; empty for other lines."""
     _, event, fields = line
     if event == SUBMITTED:
         return SUBMITTED if fields["tasks"] == 1 and not fields["after"] else ""
@@ -228,7 +231,7 @@ def _kind_of_flood(line: Line) -> str:
 
 
 def _submissions(run: list[Fields]) -> Iterator[Line]:
-    """Yield one line for many one-task jobs of one user, queue and priority; few get a line each."""
+    """Yield one line for more than `FEW` one-task jobs of a user, queue and priority; otherwise a line for each."""
     floods: dict[tuple[object, ...], list[Fields]] = {}
     for fields in run:
         key = (fields["user"], fields["queue"], fields["priority"], fields.get("by"))
@@ -243,7 +246,7 @@ def _submissions(run: list[Fields]) -> Iterator[Line]:
 
 
 def _placements(run: list[Line]) -> Iterator[Line]:
-    """Yield one line for many single tasks of a queue, with all their nodes; few get a line each."""
+    """Yield one line for more than `FEW` single tasks of a queue; otherwise a line for each."""
     if len(run) <= FEW and all(event == PLACED for _, event, _ in run):
         yield from run
         return
@@ -258,14 +261,13 @@ def _placements(run: list[Line]) -> Iterator[Line]:
 
 
 def _stops(run: list[Fields]) -> Iterator[Line]:
-    """Yield one line for the tasks of a stage that stop for the same cause, with all their nodes."""
+    """Yield one line for all tasks of a stage that stop for the same cause."""
     for _, alike in groupby(run, key=lambda fields: [fields[name] for name in ("job", "stage", "cause", "for")]):
         parts = list(alike)
         yield INFO, STOPPED, {**parts[0], **_summed(parts)}
 
 
 def _summed(parts: list[Fields]) -> Fields:
-    """Return the tasks and nodes of all parts."""
     nodes = dict.fromkeys(node for fields in parts for node in fields["on"])
     tasks = sum(fields["tasks"] for fields in parts)
     return {"tasks": tasks, "nodes": len(nodes), "on": list(nodes)[:NAMED]}

@@ -1,4 +1,4 @@
-"""Dry runs: tell what the next cycle would do with a submission, by running the core on a copy of the state."""
+"""Dry runs: what the next cycles would do with a submission or a priority, tried on a copy of the state."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ from fairlead.core.why.reasons import NoNodeYet, Reason, Sees
 from fairlead.views.causes import NAMED
 from fairlead.views.explanation import Explained, explained, remedies_of, with_remedies
 from fairlead.views.outlook import listed
+from fairlead.views.summaries import Reasons
 
 SUBMITTED = "submitted now, it"
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """A submission that was tried. `partition` is the copy after the cycle, with the job in it.
-
-    A forecast of its start can continue from there.
-    """
+    """The result of a tried submission. `partition` is the copy after the cycle; a forecast can continue from there."""
 
     partition: Partition
     job: Job
-    reasons: dict[tuple[str, str, int], Reason]
+    reasons: Reasons
     now: Micros
 
     @property
     def starts(self) -> bool:
-        """True if all stages start, at least with the tasks that they need."""
+        """True if all stages start, each with at least `min` tasks."""
         return all(stage.started for stage in self.job.stages)
 
     @property
@@ -63,7 +61,7 @@ class Tried(msgspec.Struct, frozen=True):
         return with_remedies(view, remedies_of(self.partition, self.job, self.now, expired), sees)
 
     def _where(self) -> str:
-        """Return where the job starts, and with how many tasks if not with all."""
+        """Return the nodes where the job starts, and the number of tasks if not all of them start."""
         tasks, all_tasks = sum(tasks for _, _, tasks in self.placed), sum(stage.count for stage in self.job.stages)
         nodes = tuple(dict.fromkeys(node for _, node, _ in self.placed))
         part = "" if tasks == all_tasks else f"with {tasks} of {all_tasks} tasks "
@@ -71,7 +69,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 CYCLES = 8
-"""Cycles that are run at most to see what a change of priority stops."""
+"""The greatest number of cycles that are run to see which tasks a change of priority stops."""
 
 
 def try_priority(partition: Partition, command: SetPriority, now: Micros) -> list[Allocation] | Rejected:
@@ -92,10 +90,8 @@ def try_priority(partition: Partition, command: SetPriority, now: Micros) -> lis
     ]
 
 
-def try_submission(
-    partition: Partition, command: Submit, reasons: dict[tuple[str, str, int], Reason], now: Micros
-) -> Tried | Rejected:
-    """Submit a job to a copy of a partition and run the next cycle there. Returns the refusal if the job is refused."""
+def try_submission(partition: Partition, command: Submit, reasons: Reasons, now: Micros) -> Tried | Rejected:
+    """Submit a job to a copy of a partition, and run the next cycle there. A refused job gives the refusal."""
     now = max(now, partition.now)
     decided = cycle.run(partition, [msgspec.structs.replace(command, key="")], now)
     answer = decided.answers[0]

@@ -1,4 +1,4 @@
-"""Turns the changes of a cycle into events for watchers: jobs, tasks and nodes that changed state."""
+"""Events for watchers: the jobs, tasks and nodes that changed state in a cycle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def events_of(decided: Cycle) -> tuple[Event, ...]:
     at = decided.plan.now / SECOND
     events: list[Event] = []
     gone: dict[str, Job] = {}
-    """Jobs that ended in an earlier cycle and whose last process has ended in this one."""
+    """Jobs that were over before this cycle and of which tasks have ended in it."""
     for news in decided.plan.news():
         events.append(_event(partition, at, news))
         if isinstance(news, TaskNews) and news.what == "ended" and news.stage.job.over:

@@ -1,4 +1,4 @@
-"""Explanations: one sentence about a job, then the typed reasons. `World`, the API and the command line show these."""
+"""Explanations of jobs: one sentence, with typed reasons and causes. `World`, the API and the command line use them."""
 
 from __future__ import annotations
 
@@ -24,48 +24,42 @@ from fairlead.core.why.reasons import (
 from fairlead.core.why.remedies import find_remedies
 from fairlead.core.why.remedy_steps import Remedy
 from fairlead.views.causes import Cause, LastAttempt, Launching, OnLoan, Over, RunsOn, Stopping, causes_of
-from fairlead.views.outlook import listed, shortened
-from fairlead.views.summaries import Waiting, explain_view, shown_state
+from fairlead.views.outlook import are, listed, number_of_nodes, number_of_tasks, shortened
+from fairlead.views.summaries import Reasons, Waiting, explain_view, shown_state
 
 SEARCHED = 3
-"""Remedies are searched for at most this number of asks of a job."""
+"""The greatest number of asks of a job for which remedies are searched."""
 SHOWN = 3
-"""At most this number of remedies is shown for an ask, the cheapest."""
+"""The greatest number of remedies that are shown for an ask."""
 
 FoundRemedies = dict[tuple[str, str], tuple[Remedy, ...]]
 """Stage and kind → remedies."""
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """Why a job is in its state."""
+    """A job's state, and why it is in this state."""
 
     job: str
     state: str
     sentence: str
     waiting: tuple[Waiting, ...]
-    """Why tasks wait."""
     causes: tuple[Cause, ...]
-    """Why other tasks run where they run or stop, and how earlier attempts of waiting tasks ended."""
 
     def __str__(self) -> str:
         return self.sentence
 
 
 def explained(
-    partition: Partition,
-    job: Job,
-    reasons: dict[tuple[str, str, int], Reason],
-    now: Micros,
-    sees: Sees = lambda job: True,
+    partition: Partition, job: Job, reasons: Reasons, now: Micros, sees: Sees = lambda job: True
 ) -> Explained:
-    """Explain a job to a reader, as of a time. Job ids that the reader may not see are left out."""
+    """Explain a job at a time. Ids of jobs that the reader may not see are left out."""
     waiting = tuple(view.shown_to(sees) for view in explain_view(partition, job, reasons, now))
     causes = tuple(causes_of(partition, job))
     return Explained(job.id, shown_state(job), _sentence(job, waiting, causes), waiting, causes)
 
 
 def with_remedies(view: Explained, found: FoundRemedies, sees: Sees) -> Explained:
-    """Return an explanation with remedies, as a reader may see them."""
+    """Add remedies to an explanation. Ids of jobs that the reader may not see are left out."""
     waiting = tuple(
         msgspec.structs.replace(
             ask, remedies=tuple(remedy.shown_to(sees) for remedy in found.get((ask.stage, ask.kind), ()))
@@ -93,7 +87,7 @@ def remedies_of(
 
 
 def _chosen(remedies: list[Remedy]) -> tuple[Remedy, ...]:
-    """Return the cheapest remedies: first the cheapest of each kind, then others."""
+    """Return up to `SHOWN` remedies: the cheapest of each kind, then the next ones of each kind."""
     kinds: dict[int, int] = {}
     ranked: list[tuple[int, int, Remedy]] = []
     for at, remedy in enumerate(remedies):
@@ -130,13 +124,12 @@ def _sentence(job: Job, waiting: tuple[Waiting, ...], causes: tuple[Cause, ...])
 
 
 def _is_whole(cause: Cause, job: Job) -> bool:
-    """True if a cause concerns all tasks of a job."""
     return len(job.stages) == 1 and cause.tasks == job.stages[0].count
 
 
 def _told(cause: Cause, job: Job, alone: bool) -> str:
-    """Return a cause as part of a sentence; with all details if it is the only one."""
-    tasks = "1 task" if cause.tasks == 1 else f"{cause.tasks} tasks"
+    """Return a cause as part of the sentence. `alone` adds all details."""
+    tasks = number_of_tasks(cause.tasks)
     several = len(job.stages) > 1
     whole = alone and _is_whole(cause, job)
     subject = "" if whole else f"{tasks} of {cause.stage} " if several else f"{tasks} "
@@ -145,10 +138,10 @@ def _told(cause: Cause, job: Job, alone: bool) -> str:
         case RunsOn():
             return f"{subject}{'runs' if one else 'run'} on {cause.where}{f', {cause.why}' if alone else ''}"
         case Launching():
-            return f"{subject}{'is' if one else 'are'} starting on {listed(cause.nodes, cause.of)}"
+            return f"{subject}{'is' if one else 'are'} starting on {cause.where}"
         case Stopping():
             why = f"for {cause.stops_for}" if cause.stops_for else f"because of {STOPS.get(cause.cause, cause.cause)}"
-            return f"{subject}{'stops' if one else 'stop'} on {listed(cause.nodes, cause.of)} {why}"
+            return f"{subject}{'stops' if one else 'stop'} on {cause.where} {why}"
         case LastAttempt():
             return f"the last attempt of {tasks}: {cause.ended}"
     return str(cause)
@@ -176,7 +169,7 @@ def _waits(job: Job, waiting: tuple[Waiting, ...]) -> str:
 
 
 def _waits_for(view: Waiting, job: Job) -> str:
-    """Return why tasks can never start, if that is known, and what they wait for now."""
+    """Return why tasks can never start, if so, and what they wait for now."""
     if not view.never:
         return f"{_waits_now(view, job)}{view.afterwards}"
     never = f"can never run as the cluster is now: {why_never_told(view.then or view.reason)}"
@@ -199,7 +192,7 @@ def _waits_now(view: Waiting, job: Job) -> str:
 
 
 def why_never_told(reason: Reason | None) -> str:
-    """Return why a job can never run, as the rest of a sentence that says so."""
+    """Return why a job can never run, as the end of a sentence."""
     return reason.why if isinstance(reason, NeverFits) else str(reason)
 
 
@@ -223,35 +216,35 @@ def _waits_for_capacity(reason: NoCapacity) -> str:
     if reason.coming:
         details.append("tasks stop for it")
     if reason.held:
-        details.append(f"{reason.held} {'node is' if reason.held == 1 else 'nodes are'} held for it")
+        details.append(f"{number_of_nodes(reason.held)} {are(reason.held)} held for it")
     if reason.ordered:
-        details.append(f"{reason.ordered} {'node is' if reason.ordered == 1 else 'nodes are'} ordered for it")
+        details.append(f"{number_of_nodes(reason.ordered)} {are(reason.ordered)} ordered for it")
     else:
         details += reason.pools
     return f"{text}: {'; '.join(details)}" if details else text
 
 
 def _free(reason: NoCapacity, fitting: int) -> str:
-    """Return how much of the missing resource is free; empty if that is beside the point."""
+    """Return how much of the missing resource is free; empty if enough is free and another cause decides."""
     amount = format_quantity(reason.lacks, reason.unused)
-    are = "is" if reason.unused <= MILLI and reason.lacks != MEMORY else "are"
+    verb = "is" if reason.unused <= MILLI and reason.lacks != MEMORY else "are"
     if reason.free:
         names = listed(tuple(name for name, _ in reason.free), reason.free_nodes)
         if fitting >= reason.wanted:
             return ""  # it is counted otherwise by the core
-        return f"{amount} {are} free on {names}, enough for {fitting}"
+        return f"{amount} {verb} free on {names}, enough for {fitting}"
     where = "" if reason.taking == reason.nodes else _where_it_can_run(reason)
     if not reason.taking:
         return nodes_in_words(reason.failed[:3], reason.wanted)
     if not reason.unused:
         return f"no {noun_of(reason.lacks, MILLI)} is free{where}"
     if reason.largest == reason.unused:
-        return f"only {amount} {are} free{where}"
-    return f"{amount} {are} free{where}, at most {format_quantity(reason.lacks, reason.largest)} on one node"
+        return f"only {amount} {verb} free{where}"
+    return f"{amount} {verb} free{where}, at most {format_quantity(reason.lacks, reason.largest)} on one node"
 
 
 def _where_it_can_run(reason: NoCapacity) -> str:
-    """Return on how many nodes tasks can run, and how many others are lost, as the end of a sentence."""
+    """Return the number of nodes that can run the tasks, and of lost nodes, as the end of a sentence."""
     only = "the only node" if reason.taking == 1 else f"the {reason.taking} of {reason.nodes} nodes"
     lost = dict(reason.failed).get("lost", 0)
     others = "1 other node is lost" if lost == 1 else f"{lost} other nodes are lost"
@@ -261,5 +254,4 @@ def _where_it_can_run(reason: NoCapacity) -> str:
 def _held(hold: HeldFor) -> str:
     names = listed(hold.names, hold.nodes)
     waited = f", which has waited {shortened(hold.waited)}" if hold.waited else ""
-    are = "is" if hold.nodes == 1 else "are"
-    return f"{names} {are} held for {f'job {hold.job}' if hold.job else HIDDEN}{waited}"
+    return f"{names} {are(hold.nodes)} held for {f'job {hold.job}' if hold.job else HIDDEN}{waited}"

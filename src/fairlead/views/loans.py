@@ -1,4 +1,4 @@
-"""Loans of queues, and when they return: by the expected ends of their running tasks."""
+"""Loans of queues, and when they return. Running tasks with an expected end return capacity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairlead.core.state import Partition
 from fairlead.wire import api as wire
 
 STEPS = 4
-"""A loan is shown as returning in this number of steps at most."""
+"""The greatest number of steps in which the return of a loan is shown."""
 
 
 def loan_answers(partition: Partition, now: Micros) -> list[wire.Loan]:
@@ -34,7 +34,7 @@ def _loan(partition: Partition, queue: Queue, ends: list[tuple[Micros, Allocatio
     entitled, used, tasks = rights.of(queue), dict(queue.account.used), queue.account.tasks
     loan = left = rights.loaned(queue)
     falls: list[tuple[Micros, int]] = []
-    """Times at which the loan falls, with what is left of it then."""
+    """Times at which the loan becomes smaller, with the rest of it then."""
     for end, allocation in sorted(ends, key=lambda pair: (pair[0], pair[1].id)):
         ended = count(allocation.indices)
         add(used, dict(allocation.stage.spec.resources), -ended)

@@ -18,10 +18,11 @@ from fairlead.core.why.explain import why_no_capacity
 from fairlead.core.why.never import why_never
 from fairlead.core.why.reasons import NeverFits, NoCapacity, NotReady, Reason
 from fairlead.views.answers import code_of, seconds
+from fairlead.views.summaries import Reasons
 from fairlead.wire import api as wire
 
 LOOKED_AT = 100
-"""Number of asks at the head of a lane that are searched for the one without capacity."""
+"""The number of asks at the head of a lane that are searched for one without capacity."""
 
 
 def manager_answers(partition: Partition) -> list[wire.Manager]:
@@ -84,13 +85,9 @@ def _manager_ask(partition: Partition, stage: Stage) -> wire.ManagerAsk:
 
 
 def waiting_answers(
-    partition: Partition,
-    manager: str,
-    jobs: Iterable[str],
-    reasons: dict[tuple[str, str, int], Reason],
-    now: Micros,
+    partition: Partition, manager: str, jobs: Iterable[str], reasons: Reasons, now: Micros
 ) -> list[wire.WaitingJob]:
-    """Return why jobs of a resource manager wait. Nodes are counted once per lane, for its head."""
+    """Return why jobs of a resource manager wait. Nodes are counted only once for all jobs of a lane."""
     details: dict[LaneKey, Reason | None] = {}
     answers: list[wire.WaitingJob] = []
     for job_id in jobs:
@@ -111,13 +108,9 @@ def waiting_answers(
 
 
 def _why_waits(
-    partition: Partition,
-    ask: Ask,
-    reasons: dict[tuple[str, str, int], Reason],
-    details: dict[LaneKey, Reason | None],
-    now: Micros,
+    partition: Partition, ask: Ask, reasons: Reasons, details: dict[LaneKey, Reason | None], now: Micros
 ) -> tuple[Reason | None, bool]:
-    """Return the reason of an ask, and True if it is the reason of an earlier ask of its lane."""
+    """Return why an ask waits, and True if the reason is that of an ask ahead of it in its lane."""
     own = _reason_of(ask, reasons)
     if isinstance(own, NeverFits):
         return why_never(partition, ask.stage, own), False
@@ -138,10 +131,8 @@ def _why_waits(
     return found or own, own is None
 
 
-def _why_closed(
-    partition: Partition, asks: Iterable[Ask], reasons: dict[tuple[str, str, int], Reason], now: Micros
-) -> Reason | None:
-    """Return the reason of the first ask that closes a lane for the asks behind it; None if none does."""
+def _why_closed(partition: Partition, asks: Iterable[Ask], reasons: Reasons, now: Micros) -> Reason | None:
+    """Return the reason of the first ask without which later asks of the lane could start; None if there is none."""
     for ask in asks:
         reason = _reason_of(ask, reasons)
         if isinstance(reason, NoCapacity):
@@ -151,12 +142,12 @@ def _why_closed(
     return None
 
 
-def _reason_of(ask: Ask, reasons: dict[tuple[str, str, int], Reason]) -> Reason | None:
+def _reason_of(ask: Ask, reasons: Reasons) -> Reason | None:
     return reasons.get((ask.stage.job.id, ask.stage.name, ask.kind))
 
 
 def _is_missing(reason: Reason | None) -> bool:
-    """True if more nodes would help. For other reasons a cluster must not grow."""
+    """True if more nodes would help, so that the manager's cluster should grow."""
     if isinstance(reason, NoCapacity):
         return not (reason.coming or reason.without_share)
     return isinstance(reason, NeverFits)

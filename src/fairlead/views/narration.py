@@ -1,4 +1,4 @@
-"""Sentences for the story of a job: one for each event of the log that concerns it."""
+"""Sentences for the story of a job: one for each line of the log about it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from typing import Any
 
 from fairlead.core.resources import SECOND
 from fairlead.core.why.reasons import of_stage
-from fairlead.views.outlook import listed, shortened
+from fairlead.views.outlook import are, listed, number_of_nodes, number_of_tasks, shortened
 
 Fields = Mapping[str, Any]
 
 RIGHTS = {
-    "priority": "which has a higher priority",
-    "guarantee": "whose queue is below its guarantee",
-    "share": "whose queue is below its share",
+    "priority": ("which has a higher priority", "because it has a higher priority"),
+    "guarantee": ("whose queue is below its guarantee", "because its queue is below its guarantee"),
+    "share": ("whose queue is below its share", "because its queue is below its share"),
 }
-"""Right by which tasks stop for a job → relative clause."""
-RUN_AGAIN = {"requeue": " and run again later, requeued", "replace": " and run again, replaced"}
-"""Cause of a stop by a user → what follows."""
+"""Right by which tasks stop for a job → the words about another job, and about the job of the story."""
 MACHINES = ("the scheduler", "the server", "the agent of its node")
-"""Deciders that a sentence does not name."""
+"""Values of `by` that a sentence leaves out: only users are named."""
 
 
 class Narrator:
-    """Tells the events of one job."""
+    """Turns the log lines of one job into sentences."""
 
     def __init__(self, several: bool) -> None:
         self._several = several
@@ -41,11 +39,11 @@ class Narrator:
         tasks = fields.get("tasks", 1)
         if not self._several:
             return verb
-        return f"1 task {verb}" if tasks == 1 else f"{tasks} tasks {plural_verb or verb}"
+        return f"{number_of_tasks(tasks)} {verb if tasks == 1 else plural_verb or verb}"
 
-    def again(self, fields: Fields, when: str = "again") -> str:
+    def again(self, fields: Fields) -> str:
         """Return "; it will run again" if the tasks wait again."""
-        if not fields.get(when):
+        if not fields.get("again"):
             return ""
         if not self._several:
             return "; the task will run again"
@@ -73,18 +71,28 @@ def _span(seconds: float) -> str:
     return shortened(round(seconds * SECOND))
 
 
-def _nodes(number: int) -> str:
-    return "1 node" if number == 1 else f"{number} nodes"
+def _after(fields: Fields, name: str, text: str) -> str:
+    return "" if fields.get(name) is None else f"{text} {_span(fields[name])}"
+
+
+def _named(names: object, one: str, several: str) -> str:
+    texts = tuple(map(str, names or ()))  # type: ignore[call-overload]
+    return f"{one if len(texts) == 1 else several} {listed(texts, len(texts))}" if texts else ""
+
+
+def _kept(fields: Fields) -> str:
+    number = int(fields["nodes"])
+    return f"{number_of_nodes(number)} {are(number)}"
 
 
 def _listing(event: str, fields: Fields) -> str:
-    """Return an event without a sentence of its own, with its fields."""
+    """Return an event that has no sentence of its own, with its fields."""
     told = [(name, value) for name, value in fields.items() if value not in (None, False, "", [])]
     details = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in told if name != "stage")
     return f"{event}: {details}" if details else event
 
 
-# -- the job -----------------------------------------------------------------------------------------------------
+# -- sentences ---------------------------------------------------------------------------------------------------
 
 
 def _submitted(teller: Narrator, fields: Fields) -> str:
@@ -93,217 +101,131 @@ def _submitted(teller: Narrator, fields: Fields) -> str:
     if by and by not in MACHINES and by.partition(" ")[2] != user:
         text = f"submitted{_by(fields)} for {user}"
     text += f" to queue {fields['queue']}" if fields.get("queue") else ""
-    tasks = fields.get("tasks")
-    text += f", {tasks} tasks" if tasks is not None and tasks != 1 else ""
+    text += f", {fields['tasks']} tasks" if fields.get("tasks", 1) != 1 else ""
     text += f", with priority {fields['priority']}" if fields.get("priority") else ""
-    after = tuple(map(str, fields.get("after") or ()))
-    return text + (
-        f", to start after {'job' if len(after) == 1 else 'jobs'} {listed(after, len(after))}" if after else ""
-    )
-
-
-def _held(teller: Narrator, fields: Fields) -> str:
-    return f"held{_by(fields)}: no task starts until the job is released"
-
-
-def _released(teller: Narrator, fields: Fields) -> str:
-    seconds = fields.get("held_seconds")
-    return f"released{_by(fields)}" + (f", after it was held for {_span(seconds)}" if seconds is not None else "")
-
-
-def _prioritised(teller: Narrator, fields: Fields) -> str:
-    return f"priority changed from {fields['before']} to {fields['priority']}{_by(fields)}"
-
-
-def _scaled(teller: Narrator, fields: Fields) -> str:
-    return f"scaled from {fields['before']} to {fields['tasks']} tasks{_by(fields)}"
+    return text + _named(fields.get("after"), ", to start after job", ", to start after jobs")
 
 
 def _over(teller: Narrator, fields: Fields) -> str:
-    state = str(fields["state"])
-    text = f"the job {'was killed' if state == 'killed' else state}"
     seconds = fields.get("lasted_seconds")
-    text += f", {_span(seconds)} after it was submitted" if seconds is not None else ""
-    return text + _why(fields)
-
-
-def _configured(teller: Narrator, fields: Fields) -> str:
-    changed = tuple(fields.get("changed") or ())
-    return f"the configuration of the cluster was changed{_by(fields)}" + (
-        f": {listed(changed, len(changed))}" if changed else ""
-    )
-
-
-# -- waiting tasks -----------------------------------------------------------------------------------------------
-
-
-def _cancelled(teller: Narrator, fields: Fields) -> str:
-    return f"{teller.subject(fields, 'cancelled')}{_by(fields)} before the start"
-
-
-def _asked_again(teller: Narrator, fields: Fields) -> str:
-    return f"{teller.subject(fields, 'waits', 'wait')} again after being cancelled"
-
-
-def _to_front(teller: Narrator, fields: Fields) -> str:
-    return f"moved to the front of its queue{_by(fields)}"
-
-
-def _to_tail(teller: Narrator, fields: Fields) -> str:
-    return f"moved to the end of its queue{_by(fields)}"
-
-
-def _nodes_held(teller: Narrator, fields: Fields) -> str:
-    waited = fields.get("waited_seconds")
-    after = "" if waited is None else f", because it has waited for {_span(waited)}"
-    return f"{_kept(fields)} kept free for it{_on(fields, 'now:')}{after}"
-
-
-def _kept(fields: Fields) -> str:
-    number = int(fields["nodes"])
-    return f"{_nodes(number)} {'is' if number == 1 else 'are'}"
+    lasted = "" if seconds is None else f", {_span(seconds)} after it was submitted"
+    return f"the job {'was killed' if fields['state'] == 'killed' else fields['state']}{lasted}{_why(fields)}"
 
 
 def _promised(teller: Narrator, fields: Fields) -> str:
-    right = {
-        "priority": "because it has a higher priority",
-        "guarantee": "because its queue is below its guarantee",
-        "share": "because its queue is below its share",
-    }.get(str(fields.get("cause")))
-    where = _on(fields)
+    right = RIGHTS.get(str(fields.get("cause")))
     if right is None:
         return f"nodes that were ordered for it have joined: {_kept(fields)} kept free for it"
-    return f"tasks of other jobs{where} were told to stop for it, {right}"
-
-
-def _some_let_go(teller: Narrator, fields: Fields) -> str:
-    kept = int(fields["kept"])
-    return f"{_kept(fields)} no longer kept free for it ({kept} still {'is' if kept == 1 else 'are'}){_why(fields)}"
-
-
-def _let_go(teller: Narrator, fields: Fields) -> str:
-    return f"{_kept(fields)} no longer kept free for it{_why(fields)}"
-
-
-# -- running tasks -----------------------------------------------------------------------------------------------
+    return f"tasks of other jobs{_on(fields)} were told to stop for it, {right[1]}"
 
 
 def _placed(teller: Narrator, fields: Fields) -> str:
     text = teller.subject(fields, "sent") + (" together" if fields.get("gang") else "") + _on(fields, "to")
     waited = fields.get("waited_seconds")
-    text += "" if waited is None else " at once" if waited < 1 else f" after waiting {_span(waited)}"
+    text += " at once" if waited is not None and waited < 1 else _after(fields, "waited_seconds", " after waiting")
     return text + (", to replace others" if fields.get("kind") == "replace" else "")
 
 
-def _sent_ahead(teller: Narrator, fields: Fields) -> str:
-    return f"{teller.subject(fields, 'sent')} ahead{_on(fields, 'to')}, to start when a task there ends"
-
-
-def _recalled(teller: Narrator, fields: Fields) -> str:
-    return f"{teller.subject(fields, 'called')} back{_on(fields, 'from')}, unless already started there"
-
-
-def _returned(teller: Narrator, fields: Fields) -> str:
-    return f"{teller.subject(fields, 'came')} back{_on(fields, 'from')} before the start{_why(fields)}" + teller.again(
-        fields
-    )
-
-
-def _running(teller: Narrator, fields: Fields) -> str:
-    return f"{teller.subject(fields, 'started')}{_on(fields)} (attempt {fields['attempt']})"
-
-
 def _stopped(teller: Narrator, fields: Fields) -> str:
-    text = teller.subject(fields, "told") + " to stop" + _on(fields)
-    cause, claimant = fields.get("cause"), str(fields.get("for") or "")
+    text = f"{teller.subject(fields, 'told')} to stop{_on(fields)}"
+    cause, claimant = str(fields.get("cause")), str(fields.get("for") or "")
+    by = f" by {claimant}" if claimant else ""
     if cause == "preempt":
-        right = RIGHTS.get(str(fields.get("right")), "")
+        right = str(fields.get("right"))
+        which = f", {RIGHTS[right][0]}" if right in RIGHTS else ""
         if claimant.startswith("queue "):
-            right = "which is below its share"
-        return text + (f" for {claimant}" if claimant else " for another job") + (f", {right}" if right else "")
-    if cause in RUN_AGAIN:
-        return text + RUN_AGAIN[str(cause)] + (f" by {claimant}" if claimant else "")
+            which = ", which is below its share"
+        return f"{text} for {claimant or 'another job'}{which}"
     return text + {
-        "kill": f", killed by {claimant}" if claimant else ", because the job was killed",
-        "done": f", because {claimant}" if claimant else ", because the job is done",
+        "requeue": f" and run again later, requeued{by}",
+        "replace": f" and run again, replaced{by}",
+        "kill": f", killed{by}" if claimant else ", because the job was killed",
+        "done": f", because {claimant or 'the job is done'}",
         "scale": ", because the job was scaled down",
         "time limit": ", because the time limit was reached",
-    }.get(str(cause), "")
-
-
-def _stopping(teller: Narrator, fields: Fields) -> str:
-    # Only tasks of a gang that is taken back stop without a line of their own.
-    return (
-        teller.subject(fields, "told") + f" to stop{_on(fields)}, because tasks that must run together are incomplete"
-    )
-
-
-def _not_stopped(teller: Narrator, fields: Fields) -> str:
-    text = teller.subject(fields, "still runs", "still run") + _on(fields)
-    return f"{text} {_span(fields['after'])} after being told to stop"
+    }.get(cause, "")
 
 
 def _not_launched(teller: Narrator, fields: Fields) -> str:
-    return f"{teller.subject(fields, 'did')} not start{_on(fields)}{_why(fields)}" + teller.again(fields)
-
-
-def _lost(teller: Narrator, fields: Fields) -> str:
-    return f"{teller.subject(fields, 'lost')}{_why(fields) or _on(fields)}" + teller.again(fields)
-
-
-def _failed(teller: Narrator, fields: Fields) -> str:
-    return f"{teller.subject(fields, 'failed')}{_on(fields)}{_why(fields)}" + teller.again(fields)
+    return f"{teller.subject(fields, 'did')} not start{_on(fields)}{_why(fields)}{teller.again(fields)}"
 
 
 def _ended(teller: Narrator, fields: Fields) -> str:
     outcome, code = str(fields.get("outcome") or ""), fields.get("exit_code")
-    on = _on(fields)
     if outcome == "pending":
         return _not_launched(teller, fields)
-    if outcome == "preempted":
-        waits = teller.again({**fields, "again": True})
-        return f"{teller.subject(fields, 'stopped')}{on}{_why(fields)}{waits}"
-    if outcome == "killed":
-        return f"{teller.subject(fields, 'stopped')}{on}{_why(fields)}"
-    reason = str(fields.get("reason") or ("" if not code else f"exit code {code}"))
-    return f"{teller.subject(fields, outcome or 'ended')}{on}" + (f": {reason}" if reason else "")
-
-
-def _unknown(teller: Narrator, fields: Fields) -> str:
-    tasks = fields.get("tasks", 1)
-    return (
-        f"node {fields['node']} runs {'1 task' if tasks == 1 else f'{tasks} tasks'} of it that the server never started"
-    )
+    if outcome in ("preempted", "killed"):
+        again = teller.again({**fields, "again": outcome == "preempted"})
+        return f"{teller.subject(fields, 'stopped')}{_on(fields)}{_why(fields)}{again}"
+    why = _why(fields) or (f": exit code {code}" if code else "")
+    return f"{teller.subject(fields, outcome or 'ended')}{_on(fields)}{why}"
 
 
 TOLD: dict[str, Callable[[Narrator, Fields], str]] = {
+    # The job
     "job submitted": _submitted,
-    "job held": _held,
-    "job released": _released,
-    "priority changed": _prioritised,
-    "stage scaled": _scaled,
-    "configuration applied": _configured,
-    "tasks cancelled": _cancelled,
-    "tasks asked again": _asked_again,
-    "asks brought to front": _to_front,
-    "asks moved to tail": _to_tail,
-    "nodes held": _nodes_held,
-    "nodes promised": _promised,
-    "some nodes released": _some_let_go,
-    "nodes released": _let_go,
-    "tasks placed": _placed,
-    "tasks sent ahead": _sent_ahead,
-    "tasks recalled": _recalled,
-    "tasks returned": _returned,
-    "tasks running": _running,
-    "tasks stopped": _stopped,
-    "tasks stopping": _stopping,
-    "tasks did not stop": _not_stopped,
-    "launch undone": _not_launched,
-    "tasks lost": _lost,
-    "tasks failed": _failed,
-    "tasks ended": _ended,
+    "job held": lambda _, fields: f"held{_by(fields)}: no task starts until the job is released",
+    "job released": lambda _, fields: (
+        f"released{_by(fields)}{_after(fields, 'held_seconds', ', after it was held for')}"
+    ),
+    "priority changed": lambda _, fields: (
+        f"priority changed from {fields['before']} to {fields['priority']}{_by(fields)}"
+    ),
+    "stage scaled": lambda _, fields: f"scaled from {fields['before']} to {fields['tasks']} tasks{_by(fields)}",
+    "configuration applied": lambda _, fields: (
+        f"the configuration of the cluster was changed{_by(fields)}{_named(fields.get('changed'), ':', ':')}"
+    ),
     "job over": _over,
-    "unknown tasks found": _unknown,
+    # Waiting tasks
+    "tasks cancelled": lambda teller, fields: f"{teller.subject(fields, 'cancelled')}{_by(fields)} before the start",
+    "tasks asked again": lambda teller, fields: (
+        f"{teller.subject(fields, 'waits', 'wait')} again after being cancelled"
+    ),
+    "asks brought to front": lambda _, fields: f"moved to the front of its queue{_by(fields)}",
+    "asks moved to tail": lambda _, fields: f"moved to the end of its queue{_by(fields)}",
+    "nodes held": lambda _, fields: (
+        f"{_kept(fields)} kept free for it{_on(fields, 'now:')}"
+        f"{_after(fields, 'waited_seconds', ', because it has waited for')}"
+    ),
+    "nodes promised": _promised,
+    "some nodes released": lambda _, fields: (
+        f"{_kept(fields)} no longer kept free for it ({fields['kept']} still {are(fields['kept'])}){_why(fields)}"
+    ),
+    "nodes released": lambda _, fields: f"{_kept(fields)} no longer kept free for it{_why(fields)}",
+    # Running tasks
+    "tasks placed": _placed,
+    "tasks sent ahead": lambda teller, fields: (
+        f"{teller.subject(fields, 'sent')} ahead{_on(fields, 'to')}, to start when a task there ends"
+    ),
+    "tasks recalled": lambda teller, fields: (
+        f"{teller.subject(fields, 'called')} back{_on(fields, 'from')}, unless already started there"
+    ),
+    "tasks returned": lambda teller, fields: (
+        f"{teller.subject(fields, 'came')} back{_on(fields, 'from')} before the start{_why(fields)}"
+        f"{teller.again(fields)}"
+    ),
+    "tasks running": lambda teller, fields: (
+        f"{teller.subject(fields, 'started')}{_on(fields)} (attempt {fields['attempt']})"
+    ),
+    "tasks stopped": _stopped,
+    # Only tasks of a gang that is taken back stop without a line of their own.
+    "tasks stopping": lambda teller, fields: (
+        f"{teller.subject(fields, 'told')} to stop{_on(fields)}, because tasks that must run together are incomplete"
+    ),
+    "tasks did not stop": lambda teller, fields: (
+        f"{teller.subject(fields, 'still runs', 'still run')}{_on(fields)} {_span(fields['after'])} after being told "
+        "to stop"
+    ),
+    "launch undone": _not_launched,
+    "tasks lost": lambda teller, fields: (
+        f"{teller.subject(fields, 'lost')}{_why(fields) or _on(fields)}{teller.again(fields)}"
+    ),
+    "tasks failed": lambda teller, fields: (
+        f"{teller.subject(fields, 'failed')}{_on(fields)}{_why(fields)}{teller.again(fields)}"
+    ),
+    "tasks ended": _ended,
+    "unknown tasks found": lambda _, fields: (
+        f"node {fields['node']} runs {number_of_tasks(fields.get('tasks', 1))} of it that the server never started"
+    ),
 }
 """Event → its sentence."""

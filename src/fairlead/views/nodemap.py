@@ -1,4 +1,4 @@
-"""The map of a partition's nodes for the web page, in columns, and its changes."""
+"""The map of a partition's nodes for the web page: one row for each node, and columns that seldom change."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fairlead.wire import api as wire
 
 STATES = ("up", "disconnected", "draining", "disabled", "lost")
 MAX_VALUES = 200
-"""A label with more values does not group nodes usefully and is left out."""
+"""Labels with more values are left out, because they do not group nodes usefully."""
 MAX_STAGES = 60
-"""At most this number of stages is listed with the tasks of a node."""
+"""The greatest number of stages of which tasks are listed for a node."""
 TENTHS = "0123456789A"
 
 
@@ -70,7 +70,7 @@ def _groups(column: list[str | None]) -> wire.NodeGroups:
 
 
 def map_tasks(partition: Partition, names: Iterable[str], sees: SeesJob, now: Micros) -> wire.MapTasks:
-    """Return the live tasks of nodes, those that started first before others. Unknown nodes are left out."""
+    """Return the live tasks of nodes in the order of their start. Unknown nodes are left out."""
     nodes = partition.nodes
     found: list[wire.NodeTasks] = []
     more = False
@@ -94,29 +94,40 @@ def _since(allocation: Allocation) -> Micros:
 
 
 def _tasks_answer(node: str, group: list[Allocation], sees: SeesJob, now: Micros) -> wire.NodeTasks:
+    """Return tasks of one stage and state on a node. Only callers that may see their job learn whose tasks they are."""
     stage = group[0].stage
-    seen = sees(stage.job)
-    ends = [end_of(allocation, now) for allocation in group]
-    known = [end for end in ends if end is not None]
-    first = (index for allocation in group for index in indices(allocation.indices))
-    return wire.NodeTasks(
+    answer = wire.NodeTasks(
         node=node,
-        job=stage.job.id if seen else "",
-        name=stage.job.spec.name if seen else "",
-        stage=stage.name if seen else "",
-        user=stage.job.user if seen else "",
+        job="",
+        name="",
+        stage="",
+        user="",
         state=group[0].state,
         tasks=sum(count(allocation.indices) for allocation in group),
-        indices=sorted(islice(first, NAMED)) if seen else [],
+        indices=[],
         resources=amounts(stage.spec.resources),
         devices=sorted(device for allocation in group for device in allocation.devices),
         since=min(map(_since, group)) / SECOND,
-        ends=max(known) / SECOND if seen and len(known) == len(ends) else None,
+        ends=None,
+    )
+    if not sees(stage.job):
+        return answer
+    ends = [end_of(allocation, now) for allocation in group]
+    known = [end for end in ends if end is not None]
+    first = (index for allocation in group for index in indices(allocation.indices))
+    return msgspec.structs.replace(
+        answer,
+        job=stage.job.id,
+        name=stage.job.spec.name,
+        stage=stage.name,
+        user=stage.job.user,
+        indices=sorted(islice(first, NAMED)),
+        ends=max(known) / SECOND if len(known) == len(ends) else None,
     )
 
 
 def map_queues(partition: Partition, now: Micros, paths: Iterable[str] | None = None) -> dict[str, wire.Queue]:
-    """Return queues by path, with percentages rounded to tenths, so that invisible changes do not alter a map."""
+    """Return queues by path. Percentages are rounded to tenths, so that a map changes only visibly."""
     queues = {path: partition.queues[path] for path in (sorted(partition.queues) if paths is None else paths)}
     return {path: _rounded(queue_answer(partition, queue, now)) for path, queue in queues.items()}
 

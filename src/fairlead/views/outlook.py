@@ -1,11 +1,10 @@
-"""What comes by itself for tasks that wait: held and ordered nodes, tasks that stop or end, loans, holds of later.
-
-Each kind is a small value with a text, made by one function. A new kind is one more of both, and a row of `LOOKS`.
+"""The events that will help waiting tasks without any remedy: held or ordered nodes, tasks that stop or end, the
+return of loans, later holds. `what_comes` calls one function for each kind of event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -19,305 +18,214 @@ from fairlead.core.preempt.preempt import claims_again_at
 from fairlead.core.preempt.rebalance import Balance
 from fairlead.core.ranges import count
 from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
+from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 from fairlead.core.why.never import could_take
-from fairlead.core.why.reasons import HIDDEN, NoCapacity, OverLimit, Reason, Sees, ShareSpent, in_words
+from fairlead.core.why.reasons import HIDDEN, NoCapacity, OverLimit, Reason, Sees, ShareSpent
 
 NAMED = 3
-"""At most this number of nodes and of jobs is named."""
+"""The greatest number of nodes and of jobs that are named."""
 LOOKED_AT = 1_000
-"""At most this number of nodes, and of tasks on each of them, is looked at for tasks that end."""
+"""The greatest number of nodes, and of allocations on each, that are searched for tasks that will end."""
 
 
-class Coming(msgspec.Struct, frozen=True, tag=in_words):
-    """Base class of what comes by itself."""
+class Coming(msgspec.Struct, frozen=True):
+    """An event that will help waiting tasks without any remedy."""
 
-    def __str__(self) -> str:
-        raise NotImplementedError
-
-    def shown_to(self, sees: Sees) -> Coming:
-        """Return this without the ids of jobs that a reader may not see."""
-        return self
-
-
-class NodesHeld(Coming, frozen=True):
-    """Nodes are held for the tasks and take no other work."""
-
-    nodes: tuple[str, ...]
-    of: int
-    recalled: bool = False
-    """True if tasks on loan run there, which are not followed by others."""
-
-    def __str__(self) -> str:
-        names = listed(self.nodes, self.of)
-        if self.recalled:
-            return f"{names} {'is' if self.of == 1 else 'are'} set aside for it until the tasks on loan there end"
-        return f"{names} {'is held for it and takes' if self.of == 1 else 'are held for it and take'} no other tasks"
-
-
-class TasksStop(Coming, frozen=True):
-    """Tasks were told to stop for these tasks."""
-
-    tasks: int
-    nodes: tuple[str, ...]
-    of: int
-
-    def __str__(self) -> str:
-        stop = "1 task stops" if self.tasks == 1 else f"{self.tasks} tasks stop"
-        return f"{stop} for it on {listed(self.nodes, self.of)}"
-
-
-class TasksProtected(Coming, frozen=True):
-    """Running tasks could stop for these tasks, but are still protected: they have just begun, or began from a hold."""
-
-    left: Micros
-
-    def __str__(self) -> str:
-        return (
-            f"running tasks may stop for it in {shortened(self.left)}: until then min_runtime or hold_for protects them"
-        )
-
-
-class NodesOrdered(Coming, frozen=True):
-    """Nodes are ordered from a pool for these tasks."""
-
-    nodes: int
-
-    def __str__(self) -> str:
-        return f"{'1 node is' if self.nodes == 1 else f'{self.nodes} nodes are'} ordered for it"
-
-
-class TasksEnd(Coming, frozen=True):
-    """Running tasks end by their time limit or estimate, and then these tasks fit."""
-
-    tasks: int
-    jobs: tuple[str, ...]
-    """The first of their jobs, of those that the reader may see."""
-    of: int
-    """The number of their jobs."""
-    left: Micros
-    sure: bool
-    """True if all of them have a time limit, so that they end by then."""
-
-    def __str__(self) -> str:
-        end = "1 task" if self.tasks == 1 else f"{self.tasks} tasks"
-        whose = f"{'job' if self.of == 1 else 'jobs'} {listed(self.jobs, self.of)}" if self.jobs else ""
-        whose = whose or (HIDDEN if self.of == 1 else "other users' jobs")
-        when = f"in {shortened(self.left)} at the latest (time limit)" if self.sure else ""
-        when = when or f"in about {shortened(self.left)} (estimate)"
-        return f"{end} of {whose} {'ends' if self.tasks == 1 else 'end'} {when}"
-
-    def shown_to(self, sees: Sees) -> TasksEnd:
-        return msgspec.structs.replace(self, jobs=tuple(job for job in self.jobs if sees(job)))
-
-
-class OwnTasksEnd(Coming, frozen=True):
-    """Tasks of the same stage run. When one of them ends, another one can start."""
-
-    tasks: int
-
-    def __str__(self) -> str:
-        running = "its running task ends" if self.tasks == 1 else f"one of its {self.tasks} running tasks ends"
-        return f"1 can start when {running}"
-
-
-class LoansStop(Coming, frozen=True):
-    """The queue of the tasks is below its share, and tasks on loan to other queues are stopped at a time."""
-
-    queue: str
-    use: int
-    share: int
-    """Both in percent of the whole partition."""
-    left: Micros
-    """The time until the loans have returned, or until the next look if none can be stopped then."""
-    ends: int = 0
-    """The number of tasks that end by themselves."""
-    stops: int = 0
-    """The number of tasks that are stopped."""
-    possible: bool = True
-    """False if no tasks on loan may be stopped for the ask: it can start when they end."""
-
-    def __str__(self) -> str:
-        text = f"queue {self.queue} uses {self.use} % of its {self.share} %"
-        when = shortened(self.left)
-        if not self.possible:
-            return f"{text}: no tasks on loan can be stopped for it so far; the next look is in {when}"
-        counts = [f"{_tasks(self.ends)} {'ends' if self.ends == 1 else 'end'}"] if self.ends else []
-        counts += [f"{_tasks(self.stops)} {'is' if self.stops == 1 else 'are'} stopped"] if self.stops else []
-        return f"{text}: loans return within {when} ({', '.join(counts) or 'nothing is stopped'})"
-
-
-class HoldLater(Coming, frozen=True):
-    """Nodes will be held for the tasks if they still wait after the time `left`, which is at most a day."""
-
-    left: Micros
-    backfills: bool = False
-
-    def __str__(self) -> str:
-        smaller = "tasks that fit and do not delay it (backfill)" if self.backfills else "smaller tasks that fit"
-        held = f"if it still waits in {shortened(self.left)} (starving_after), nodes are held for it"
-        return f"{held}; until then {smaller} may start before it"
-
-
-class HoldAfterOthers(Coming, frozen=True):
-    """Nodes can be held for the tasks once no nodes are held for other jobs."""
-
-    jobs: tuple[str, ...]
-    """The first of these jobs, of those that the reader may see."""
-    of: int
+    text: str
+    """The event in words. `{jobs}` stands for the jobs that it names."""
+    jobs: tuple[str, ...] = ()
+    """The first of these jobs, without those that the reader may not see."""
+    of: int = 0
     """The number of these jobs."""
 
     def __str__(self) -> str:
-        whose = f"{'job' if self.of == 1 else 'jobs'} {listed(self.jobs, self.of)}" if self.jobs else ""
-        whose = whose or (HIDDEN if self.of == 1 else "other users' jobs")
-        return f"nodes can be held for it once none are held for {whose}"
+        named = f"{'job' if self.of == 1 else 'jobs'} {listed(self.jobs, self.of)}" if self.jobs else ""
+        return self.text.replace("{jobs}", named or (HIDDEN if self.of == 1 else "other users' jobs"))
 
-    def shown_to(self, sees: Sees) -> HoldAfterOthers:
+    def shown_to(self, sees: Sees) -> Coming:
+        """Return this event without the ids of jobs that a reader may not see."""
         return msgspec.structs.replace(self, jobs=tuple(job for job in self.jobs if sees(job)))
 
 
-class NoHold(msgspec.Struct, frozen=True):
-    """No nodes are held for the tasks, however long they wait: they need more than `held_nodes_percent` allows."""
-
-    now: int
-    enough: int
-
-    def __str__(self) -> str:
-        return (
-            f"no nodes will be held for it: it needs more nodes than held_nodes_percent: {self.now} allows; "
-            f"an operator can raise it to {self.enough}, or set hold_large"
-        )
-
-
 def what_comes(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> tuple[Coming, ...]:
-    """Return what comes by itself for the first ask of a lane, as far as it is known at a time."""
-    found: list[Coming] = []
-    for look in LOOKS:
-        found += look(partition, ask, reason, now)
-    if any(isinstance(coming, TasksEnd) and ask.stage.job.id in coming.jobs for coming in found):
-        found = [coming for coming in found if not isinstance(coming, OwnTasksEnd)]
+    """Return what will help the first ask of a lane by itself, as far as it is known at a time."""
+    found = [
+        *_held_nodes(partition, ask),
+        *_stopping_tasks(partition, ask),
+        *_end_of_protection(partition, ask, now),
+        *_ordered_nodes(reason),
+    ]
+    ends = list(_ending_tasks(partition, ask, reason, now))
+    found += ends
+    if not any(ask.stage.job.id in coming.jobs for coming in ends):
+        found += _own_tasks(ask, reason)
+    found += [*_loans(partition, ask, reason, now), *_later_hold(partition, ask, reason, now)]
     return tuple(found)
 
 
-def _held(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> Iterator[Coming]:
+def _held_nodes(partition: Partition, ask: Ask) -> Iterator[Coming]:
     hold = partition.holds.get(ask.seq)
-    if hold is not None:
-        nodes = partition.nodes
-        names = tuple(nodes.name[nodes.rows[each]] for each in list(hold.nodes)[:NAMED])
-        yield NodesHeld(names, len(hold.nodes), hold.recalled)
+    if hold is None:
+        return
+    nodes = partition.nodes
+    number = len(hold.nodes)
+    names = listed(tuple(nodes.name[nodes.rows[node_id]] for node_id in list(hold.nodes)[:NAMED]), number)
+    if hold.recalled:
+        yield Coming(f"{names} {are(number)} set aside for it until the tasks on loan there end")
+    else:
+        yield Coming(f"{names} {are(number)} held for it and {'takes' if number == 1 else 'take'} no other tasks")
 
 
-def _stopping(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> Iterator[Coming]:
+def _stopping_tasks(partition: Partition, ask: Ask) -> Iterator[Coming]:
     promise = partition.promises.get(ask.seq)
     victims = [] if promise is None else [partition.allocations.get(number) for number in promise.victims]
     live = [victim for victim in victims if victim is not None]
     if live:
         nodes = partition.nodes
         names = list(dict.fromkeys(nodes.name[nodes.rows[victim.node]] for victim in live))
-        yield TasksStop(sum(count(victim.indices) for victim in live), tuple(names[:NAMED]), len(names))
+        tasks = sum(count(victim.indices) for victim in live)
+        stop = f"{number_of_tasks(tasks)} {'stops' if tasks == 1 else 'stop'}"
+        yield Coming(f"{stop} for it on {listed(tuple(names[:NAMED]), len(names))}")
 
 
-def _protected(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> Iterator[Coming]:
+def _end_of_protection(partition: Partition, ask: Ask, now: Micros) -> Iterator[Coming]:
     until = claims_again_at(partition, ask)
     if now < until < FAR:
-        yield TasksProtected(until - now)
+        when = shortened(until - now)
+        yield Coming(f"running tasks may stop for it in {when}: until then min_runtime or hold_for protects them")
 
 
-def _ordered(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> Iterator[Coming]:
+def _ordered_nodes(reason: Reason | None) -> Iterator[Coming]:
     if isinstance(reason, NoCapacity) and reason.ordered:
-        yield NodesOrdered(reason.ordered)
+        yield Coming(f"{number_of_nodes(reason.ordered)} {are(reason.ordered)} ordered for it")
 
 
-def _ending(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> Iterator[Coming]:
-    """Find the first time at which the tasks fit if running tasks end as expected, and nothing else starts."""
+def _ending_tasks(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> Iterator[Coming]:
+    """Find when the tasks of an ask will fit, if running tasks end as expected and nothing else starts."""
     if not isinstance(reason, NoCapacity) or reason.stages or partition.earmark_of(ask.seq) is not None:
         return
-    nodes, shape, wanted = partition.nodes, ask.stage.shape, gang_size(ask)
-    whatif = WhatIf(partition)
+    shape, wanted = ask.stage.shape, gang_size(ask)
     most = 1 if shape.key.apart else wanted
-    ends: list[tuple[Micros, int, Allocation]] = []
-    fitting: dict[int, int] = {}
-    for row in nodes.in_order():
-        node_id = nodes.node_id[row]
-        if len(fitting) == LOOKED_AT:
-            return  # which of more nodes is free first is not known
-        if whatif.takes(node_id, shape) and could_take(partition, row, shape):
-            fitting[node_id] = whatif.slots(node_id, shape, most)
-            live = list(nodes.allocations[row].values())[:LOOKED_AT]
-            known = [(end_of(each, now), each) for each in live if not each.slots and each.state == "running"]
-            ends += [(end, each.id, each) for end, each in known if end is not None]
-    ended: list[Allocation] = []
-    for end, _, allocation in sorted(ends, key=lambda entry: entry[:2]):
+    whatif = WhatIf(partition)
+    suitable = _suitable_nodes(partition, whatif, shape)
+    if suitable is None:
+        return
+    fitting = {node_id: whatif.slots(node_id, shape, most) for node_id in suitable}
+    ends = sorted(
+        ((end, each.id, each) for each, end in _expected_ends(partition, suitable, now)), key=lambda entry: entry[:2]
+    )
+    for at, (end, _, allocation) in enumerate(ends):
         whatif.end(allocation)
-        ended.append(allocation)
         fitting[allocation.node] = whatif.slots(allocation.node, shape, most)
         if sum(fitting.values()) >= wanted:
-            needed = [each for each in ended if fitting[each.node]]
-            jobs = list(dict.fromkeys(each.stage.job.id for each in needed))
-            sure = all(each.expected is None and each.stage.terms.estimate is None for each in needed)
-            tasks = sum(count(each.indices) for each in needed)
-            yield TasksEnd(tasks, tuple(jobs[:NAMED]), len(jobs), end - now, sure)
+            needed = [each for _, _, each in ends[: at + 1] if fitting[each.node]]
+            yield _end_of_tasks(needed, end - now)
             return
 
 
-def _own(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> Iterator[Coming]:
-    stage = ask.stage
+def _suitable_nodes(partition: Partition, whatif: WhatIf, shape: Shape) -> list[int] | None:
+    """Return the nodes that can run a shape; None if there are too many to look at."""
+    nodes = partition.nodes
+    found: list[int] = []
+    for row in nodes.in_order():
+        if len(found) == LOOKED_AT:
+            return None
+        if whatif.takes(nodes.node_id[row], shape) and could_take(partition, row, shape):
+            found.append(nodes.node_id[row])
+    return found
+
+
+def _expected_ends(partition: Partition, node_ids: list[int], now: Micros) -> Iterator[tuple[Allocation, Micros]]:
+    """Yield the running tasks of nodes whose end is known by a time limit or an estimate."""
+    nodes = partition.nodes
+    for node_id in node_ids:
+        for allocation in list(nodes.allocations[nodes.rows[node_id]].values())[:LOOKED_AT]:
+            end = None if allocation.slots or allocation.state != "running" else end_of(allocation, now)
+            if end is not None:
+                yield allocation, end
+
+
+def _end_of_tasks(needed: list[Allocation], left: Micros) -> Coming:
+    jobs = list(dict.fromkeys(each.stage.job.id for each in needed))
+    tasks = sum(count(each.indices) for each in needed)
+    if all(each.expected is None and each.stage.terms.estimate is None for each in needed):
+        when = f"in {shortened(left)} at the latest (time limit)"
+    else:
+        when = f"in about {shortened(left)} (estimate)"
+    text = f"{number_of_tasks(tasks)} of {{jobs}} {'ends' if tasks == 1 else 'end'} {when}"
+    return Coming(text, tuple(jobs[:NAMED]), len(jobs))
+
+
+def _own_tasks(ask: Ask, reason: Reason | None) -> Iterator[Coming]:
     if isinstance(reason, NoCapacity | OverLimit | ShareSpent) and gang_size(ask) == 1 and not ask.whole:
-        running = sum(allocation.state == "running" for allocation in (stage.live or {}).values())
+        running = sum(allocation.state == "running" for allocation in (ask.stage.live or {}).values())
         if running:
-            yield OwnTasksEnd(running)
+            ends = "its running task ends" if running == 1 else f"one of its {running} running tasks ends"
+            yield Coming(f"1 can start when {ends}")
 
 
 def _loans(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> Iterator[Coming]:
-    """Find the first level on which the queue of the ask waits below its entitlement while a sibling has a loan."""
+    """Say when loans return to the ask's queue, or to the first queue above it that waits below its entitlement."""
     if not isinstance(reason, NoCapacity) or partition.earmark_of(ask.seq) in partition.promises.values():
         return
     rights = partition.entitlements()
     for queue in ask.stage.job.queue.line()[1:] if rights.whole else ():
         since = queue.parent.uneven_since if queue.parent is not None else None
-        if since is not None and rights.used(queue) < rights.of(queue):
-            assert queue.parent is not None
-            looks_at = max(now, partition.readiness.counts_from(since) + partition.settings.rebalance_after + 1)
-            use, share = (100 * part // rights.whole for part in (rights.used(queue), rights.of(queue)))
-            found = Balance(partition, queue.parent, looks_at).settle().served.get(ask.seq)
-            when, ends, stops = (looks_at, 0, 0) if found is None else found
-            yield LoansStop(queue.path, use, share, when - now, ends, stops, found is not None)
+        if since is None or rights.used(queue) >= rights.of(queue):
+            continue
+        assert queue.parent is not None
+        looks_at = max(now, partition.readiness.counts_from(since) + partition.settings.rebalance_after + 1)
+        use, share = (100 * part // rights.whole for part in (rights.used(queue), rights.of(queue)))
+        text = f"queue {queue.path} uses {use} % of its {share} %"
+        found = Balance(partition, queue.parent, looks_at).settle().served.get(ask.seq)
+        if found is None:
+            when = shortened(looks_at - now)
+            yield Coming(f"{text}: no tasks on loan can be stopped for it so far; the next look is in {when}")
             return
+        when_returned, ends, stops = found
+        counts = [f"{number_of_tasks(ends)} {'ends' if ends == 1 else 'end'}"] if ends else []
+        counts += [f"{number_of_tasks(stops)} {are(stops)} stopped"] if stops else []
+        within = f"{shortened(when_returned - now)} ({', '.join(counts) or 'nothing is stopped'})"
+        yield Coming(f"{text}: loans return within {within}")
+        return
 
 
-def _held_later(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> Iterator[Coming]:
+def _later_hold(partition: Partition, ask: Ask, reason: Reason | None, now: Micros) -> Iterator[Coming]:
+    """Say when nodes will be held for the ask if it still waits, within a day, or which holds must end first."""
     if not _may_be_held_for(partition, ask, reason):
         return
     chance, when = hold_chance(partition, ask), starves_at(partition, ask)
     if chance.holders:
-        yield HoldAfterOthers(chance.holders[:NAMED], len(chance.holders))
+        holders = tuple(chance.holders[:NAMED])
+        yield Coming("nodes can be held for it once none are held for {jobs}", holders, len(chance.holders))
     elif chance.possible and now < when <= now + DAY:
-        yield HoldLater(when - now - 1, partition.settings.backfills)
+        backfills = partition.settings.backfills
+        smaller = "tasks that fit and do not delay it (backfill)" if backfills else "smaller tasks that fit"
+        held = f"if it still waits in {shortened(when - now - 1)} (starving_after), nodes are held for it"
+        yield Coming(f"{held}; until then {smaller} may start before it")
 
 
 def _may_be_held_for(partition: Partition, ask: Ask, reason: Reason | None) -> bool:
-    """True if nodes are held for an ask once it has waited long enough and if they can be."""
+    """True if nodes are held for an ask when it has waited long enough, unless something else prevents the hold."""
     lane = partition.lanes[lane_key(ask)]
     waits = isinstance(reason, NoCapacity) and lane.no_capacity() is ask
     return waits and partition.settings.hold_for > 0 and may_starve(partition, lane, ask)
 
 
-def why_no_hold(partition: Partition, ask: Ask, reason: Reason | None) -> NoHold | None:
-    """Return what keeps the first ask of a lane from a hold, however long it waits; None if nothing does."""
+def why_no_hold(partition: Partition, ask: Ask, reason: Reason | None) -> str:
+    """Say why no nodes will be held for the first ask of a lane, however long it waits; empty if nothing prevents it.
+
+    The only cause is that it needs more nodes than `held_nodes_percent` allows.
+    """
     percent = hold_chance(partition, ask).percent if _may_be_held_for(partition, ask, reason) else None
-    return None if percent is None else NoHold(partition.settings.held_nodes_percent, percent)
-
-
-LOOKS: tuple[Callable[[Partition, Ask, Reason | None, Micros], Iterator[Coming]], ...] = (
-    _held,
-    _stopping,
-    _protected,
-    _ordered,
-    _ending,
-    _own,
-    _loans,
-    _held_later,
-)
+    if percent is None:
+        return ""
+    allowed = f"held_nodes_percent: {partition.settings.held_nodes_percent}"
+    return (
+        f"no nodes will be held for it: it needs more nodes than {allowed} allows; "
+        f"an operator can raise it to {percent}, or set hold_large"
+    )
 
 
 def listed(names: tuple[str, ...], of: int) -> str:
@@ -328,12 +236,21 @@ def listed(names: tuple[str, ...], of: int) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _tasks(number: int) -> str:
+def are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def number_of_tasks(number: int) -> str:
+    """Return a number of tasks in words, such as "1 task" or "3 tasks"."""
     return "1 task" if number == 1 else f"{number} tasks"
 
 
+def number_of_nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"
+
+
 def shortened(span: Micros) -> str:
-    """Return a duration with as many digits as a reader needs, such as 45s, 12min or 3h20min."""
+    """Return a duration in one or two units, such as 45s, 12min or 3h20min."""
     if span < 2 * MINUTE:
         return f"{max(1, -(-span // SECOND))}s"
     step = MINUTE if span < DAY else HOUR

@@ -9,28 +9,25 @@ from fairlead.core.pools.sizes import paused_until
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.views.answers import SeesJob, amounts, optional_seconds, seconds
-from fairlead.views.metrics.pool_metrics import PoolFigures, pool_figures
+from fairlead.views.metrics.pool_metrics import pool_figures
 from fairlead.wire import api as wire
 
 
 def usage_answer(partition: Partition) -> wire.Usage:
-    """Return the use of each pool, for configured pools and pools that nodes name, and of the nodes without a pool."""
+    """Return the use of configured pools, of pools that only nodes name, and of the nodes without a pool."""
     figures = pool_figures(partition, others=True)
     if figures is None:
         return wire.Usage(partition=partition.name, ready=False, pools={})
-    uses = {name: _use(pool) for name, pool in figures.items()}
-    return wire.Usage(partition=partition.name, ready=True, without_pool=uses.pop(""), pools=uses)
+    return wire.Usage(partition=partition.name, ready=True, without_pool=figures.pop(""), pools=figures)
 
 
 def pool_answers(partition: Partition, pools: Iterable[Pool], sees: SeesJob, now: Micros) -> list[wire.Pool]:
-    """Return the pools at a time, from the state alone. The caller adds reports of the providers."""
+    """Return the pools at a time, as the state knows them. The caller adds the name and reports of each provider."""
     figures = pool_figures(partition)
     return [_pool_answer(partition, pool, None if figures is None else figures[pool.name], sees, now) for pool in pools]
 
 
-def _pool_answer(
-    partition: Partition, pool: Pool, figures: PoolFigures | None, sees: SeesJob, now: Micros
-) -> wire.Pool:
+def _pool_answer(partition: Partition, pool: Pool, use: wire.PoolUse | None, sees: SeesJob, now: Micros) -> wire.Pool:
     settings, nodes = pool.settings, partition.nodes
     return wire.Pool(
         name=pool.name,
@@ -46,7 +43,7 @@ def _pool_answer(
         idle_for=seconds(settings.idle_for),
         cost=settings.cost,
         min_free=amounts(settings.min_free),
-        use=None if figures is None else _use(figures),
+        use=use,
         paused=pool.paused,
         paused_until=paused_until(partition, pool) / SECOND if paused_until(partition, pool) > now else None,
         problem=pool.problem,
@@ -61,18 +58,6 @@ def _pool_answer(
             if nodes.pool[nodes.rows[node_id]] == pool.name
         ],
         orphans=[],
-    )
-
-
-def _use(figures: PoolFigures) -> wire.PoolUse:
-    return wire.PoolUse(
-        ready=True,
-        total=figures.total,
-        available=figures.available,
-        pending=figures.pending,
-        idle=figures.idle,
-        ordered=figures.ordered,
-        disabled=figures.disabled,
     )
 
 

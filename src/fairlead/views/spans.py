@@ -30,7 +30,7 @@ from fairlead.core.state import Partition
 from fairlead.core.why.reasons import Reason
 
 TRACED = 100_000
-"""Maximum number of unfinished jobs of a partition with spans. Further jobs get none."""
+"""Maximum number of unfinished jobs of a partition with spans. Jobs beyond it get none."""
 CHILDREN = 100
 """Maximum number of spans of a job besides its own."""
 NAMED = 8
@@ -71,10 +71,12 @@ class Traced(msgspec.Struct):
 
 
 class Spans:
-    """Gives the spans of jobs to `send`, which must be quick; an observer of writers."""
+    """Gives the spans of jobs to `send`, which must be quick; an observer of writers.
+
+    Calls `left_out` for each job that gets no spans because `TRACED` jobs have them already.
+    """
 
     def __init__(self, send: Callable[[Span], None], left_out: Callable[[], None] = lambda: None) -> None:
-        """`left_out` is called for each job that gets no spans because too many jobs have them."""
         self._send = send
         self._left_out = left_out
         self._jobs: dict[str, dict[str, Traced | None]] = {}
@@ -149,7 +151,7 @@ class Spans:
         self._child("waiting", ask.stage.job, trace, ask.waiting_since, now, fields)
 
     def _launched(self, decided: Cycle, known: dict[str, Traced | None]) -> None:
-        """Send the spans of launches that were acknowledged or ended without acknowledgement, and of their jobs."""
+        """Send the spans of launches that were acknowledged or ended in a cycle, and of jobs that run since then."""
         partition, now = decided.plan.partition, decided.plan.now
         launches: dict[tuple[str, str, int, str], list[tuple[Allocation, int]]] = {}
         for allocation, tasks, problem in _first_reports(decided):
@@ -176,14 +178,7 @@ class Spans:
                 self._send(_own(partition, job, trace, now, ""))
 
     def _child(
-        self,
-        name: str,
-        job: Job,
-        trace: Traced,
-        start: Micros,
-        end: Micros,
-        fields: dict[str, Any],
-        problem: str = "",
+        self, name: str, job: Job, trace: Traced, start: Micros, end: Micros, fields: dict[str, Any], problem: str = ""
     ) -> None:
         if trace.children >= CHILDREN:
             return
@@ -194,7 +189,7 @@ class Spans:
 
 
 def _first_reports(decided: Cycle) -> Iterator[tuple[Allocation, int, str]]:
-    """Yield allocations that got their first report, the number of these tasks, and why they do not run, if so."""
+    """Yield allocations that got their first report, with the number of tasks and the reason if they do not run."""
     for change, before in decided.plan.done:
         if isinstance(change, Acknowledged):
             yield before.allocation, count(change.indices), ""
@@ -221,13 +216,12 @@ def _own(partition: Partition, job: Job, trace: Traced, end: Micros, problem: st
 
 
 def _traced(partition: Partition, job: Job) -> Traced:
-    """Return a new trace for a job."""
     parts = (partition.name, job.number, job.submitted)
     return Traced(_hashed(16, *parts), _hashed(8, *parts), 0, job.submitted)
 
 
 def _continued(trace: Traced, origin: Origin | None) -> Traced | None:
-    """Return a job's trace as part of the caller's trace; None if the caller records no spans."""
+    """Make a job's trace a part of its caller's trace. None if the caller says that it is not recorded."""
     if origin is None:
         return trace
     trace.since = min(trace.since, origin.received)
@@ -240,5 +234,5 @@ def _continued(trace: Traced, origin: Origin | None) -> Traced | None:
 
 
 def _hashed(size: int, *parts: object) -> int:
-    """Return a hash of the parts: a number above 0 of this size in bytes."""
+    """Return a hash of the parts: a number above 0 with at most `size` bytes."""
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=size).digest(), "big") or 1

@@ -38,14 +38,12 @@ class SpanSender:
         self._resource = Resource.create({"service.name": "fairlead", "service.version": version})
         self._scope = InstrumentationScope("fairlead", version)
         self._sent = Counter(
-            "fairlead_spans_sent_total",
-            "Spans that the collector has taken. It and the next one are there only with --traces.",
-            registry=registry,
+            "fairlead_spans_sent_total", "Spans that the collector accepted. Only with --traces.", registry=registry
         )
         self._dropped = Counter(
             "fairlead_spans_dropped_total",
-            "Spans that were not sent: too many waited (full), or the collector did not take them (failed). Jobs "
-            "without spans count as one, because too many jobs have them (jobs).",
+            "Spans that were not sent: too many waited (full), or the collector did not accept them (failed). A job "
+            "that gets no spans because too many jobs have them counts as one (jobs). Only with --traces.",
             ["why"],
             registry=registry,
         )
@@ -57,7 +55,7 @@ class SpanSender:
         self._thread.start()
 
     def send(self, span: Span) -> None:
-        """Queue a span; drop it if too many wait."""
+        """Queue a span, or drop it if too many wait."""
         if len(self._waiting) < WAITING:
             self._waiting.append(span)
         else:
@@ -68,7 +66,7 @@ class SpanSender:
         self._dropped.labels("jobs").inc()
 
     def close(self) -> None:
-        """Send the waiting spans, if the collector accepts them at once, and end the thread."""
+        """Send the waiting spans until the collector accepts no more, and end the thread."""
         self._closing.set()
         self._thread.join(SECONDS)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
@@ -86,7 +84,7 @@ class SpanSender:
                 return
 
     def _export(self, batch: list[Span]) -> bool:
-        """Send spans; False if the collector did not accept them, so that they are lost."""
+        """Send spans, and return True if the collector accepted them. Otherwise they are lost."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         try:

@@ -1,4 +1,4 @@
-"""Turns the state into views of jobs, tasks, lanes and queues. Times are in microseconds, amounts in base units."""
+"""Views of jobs, tasks, lanes and queues, and why tasks wait. Times are in microseconds, amounts in base units."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from fairlead.core.why.reasons import (
     of_stage,
 )
 from fairlead.core.why.remedy_steps import Remedy
-from fairlead.views.outlook import Coming, NoHold, what_comes, why_no_hold
+from fairlead.views.outlook import Coming, number_of_tasks, what_comes, why_no_hold
 
+Reasons = dict[tuple[str, str, int], Reason]
+"""Job, stage and kind of an ask → why it was not placed in the last cycle that tried it."""
 KINDS_TOLD = {"new": ("", ""), "scale": ("added ", ""), "replace": ("", " to run again")}
 """Kind of waiting tasks → words before and after "tasks wait"."""
 WALKED = 2_000
-"""At most this number of asks ahead of another one are counted."""
+"""The greatest number of asks ahead of another one that are counted."""
 
 
 class StageView(msgspec.Struct, frozen=True):
@@ -51,7 +53,7 @@ class JobView(msgspec.Struct, frozen=True):
     user: str
     queue: str
     matched: str | None
-    """The requestor pattern that chose the queue; None if the job named the queue or it is the default."""
+    """The requestor pattern that chose the queue; None if the job named the queue, or got the default queue."""
     state: str
     priority: int
     submitted: float
@@ -86,7 +88,7 @@ class AskView(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Why the pending tasks of one kind of a stage wait. `position` 0 is the head of the lane."""
+    """Why the pending tasks of one kind of a stage wait. Their ask is the head of its lane if `position` is 0."""
 
     stage: str
     kind: str
@@ -97,28 +99,27 @@ class Waiting(msgspec.Struct, frozen=True):
     tasks_ahead: int = 0
     """The number of tasks of other jobs ahead of it in its lane."""
     then: Reason | None = None
-    """What will keep it waiting after that, as far as it is known now."""
+    """The reason that will hold when `reason` no longer does, as far as it is known now."""
     never: bool = False
-    """True if `then`, or else `reason`, keeps it waiting as long as nodes, pools and settings stay as they are."""
+    """True if `then`, or `reason` without one, holds as long as nodes, pools and settings stay as they are."""
     turns: str = ""
-    """If asks of other users are ahead because these users use less: the uses that count."""
+    """The use of the ask's user and of the user ahead, if users take turns and the next turn is another user's."""
     at_least: bool = False
     """True if not all asks ahead were counted: `position`, `jobs_ahead` and `tasks_ahead` are lower bounds."""
     remedies: tuple[Remedy, ...] = ()
     """Remedies, each of which would be enough to start it in the next cycle; only on request."""
     queue: str = ""
     first: bool = True
-    """True if no other tasks of the queue go before it, of whatever size they are, nor when running tasks end."""
+    """True if no task of another lane of the queue goes before it, now or when running tasks end."""
     comes: tuple[Coming, ...] = ()
-    """What will help without any remedy, such as tasks that end by their time limit or nodes that are ordered."""
-    no_hold: NoHold | None = None
-    """Why no nodes will be held for it, however long it waits; None if they will be, or if that is not known."""
+    """Events that will help without any remedy, such as the end of tasks with a time limit."""
+    no_hold: str = ""
+    """Why no nodes will be held for it, however long it waits; empty if they will be, or if that is not known."""
 
     def __str__(self) -> str:
-        one = self.count == 1
         what, then = KINDS_TOLD[self.kind]
         place = f", first in queue {self.queue}" if self.first else f"; other jobs of queue {self.queue} may go first"
-        text = f"{of_stage(self.stage)}{self.count} {what}{'task waits' if one else 'tasks wait'}{then}"
+        text = f"{of_stage(self.stage)}{self.count} {what}{'task waits' if self.count == 1 else 'tasks wait'}{then}"
         text += f" {self.behind} in queue {self.queue}" if self.jobs_ahead else ""
         if isinstance(self.reason, AfterUnmet):
             text += str(self.reason).removeprefix("waits")
@@ -132,7 +133,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
     @property
     def afterwards(self) -> str:
-        """Return what keeps it waiting after its reason, as the end of a sentence; empty if that is not known."""
+        """Return the reason `then` as the end of a sentence; empty without one."""
         if isinstance(self.then, NeverFits) and not isinstance(self.then, NoNodeYet):
             return f"; even {'when released' if isinstance(self.reason, HeldBack) else 'then'} it {self.then}"
         return f"; after that: {self.then}" if self.then else ""
@@ -143,8 +144,7 @@ class Waiting(msgspec.Struct, frozen=True):
         if not self.jobs_ahead:
             return ""
         jobs = "1 job" if self.jobs_ahead == 1 else f"{self.jobs_ahead} jobs"
-        tasks = f"{self.tasks_ahead} {'task' if self.tasks_ahead == 1 else 'tasks'}"
-        return f"behind {'at least ' if self.at_least else ''}{jobs} ({tasks})"
+        return f"behind {'at least ' if self.at_least else ''}{jobs} ({number_of_tasks(self.tasks_ahead)})"
 
     def shown_to(self, sees: Sees) -> Waiting:
         """Return this view without the ids of jobs that a reader may not see."""
@@ -227,12 +227,7 @@ def _note(partition: Partition, allocation: Allocation) -> str:
 def ask_view(ask: Ask) -> AskView:
     stage = ask.stage
     return AskView(
-        stage.job.id,
-        "" if ask.whole else stage.name,
-        KINDS[ask.kind],
-        ask.count,
-        ask.asked,
-        ask.waiting_since,
+        stage.job.id, "" if ask.whole else stage.name, KINDS[ask.kind], ask.count, ask.asked, ask.waiting_since
     )
 
 
@@ -248,7 +243,7 @@ def lanes_view(partition: Partition) -> dict[tuple[str, str], list[AskView]]:
 
 
 def holds_view(partition: Partition) -> dict[str, list[tuple[str, str, int]]]:
-    """Return the held nodes by name, with job, stage and number of tasks."""
+    """Return the held nodes by name, with the job, the stage and the number of tasks that each is held for."""
     nodes = partition.nodes
     return {
         nodes.name[nodes.rows[node_id]]: [
@@ -292,10 +287,8 @@ def usage_view(partition: Partition, queue: str) -> Vector:
     return dict(sorted(partition.queues[queue].account.used.items()))
 
 
-def explain_view(
-    partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros
-) -> list[Waiting]:
-    """Return why tasks of a job wait at a given time: jobs in `after`, or the position and reason of its asks."""
+def explain_view(partition: Partition, job: Job, reasons: Reasons, now: Micros) -> list[Waiting]:
+    """Return why the tasks of a job wait at a time: for jobs in `after`, or by the place and reason of each ask."""
     unmet = partition.unmet(job)
     after = AfterUnmet(unmet, never_before(partition, job)) if unmet else None
     waiting: list[Waiting] = []
@@ -310,14 +303,18 @@ def explain_view(
 
 
 def _waiting(partition: Partition, stage: Stage, kind: int, tasks: int, reason: Reason | None, now: Micros) -> Waiting:
-    """Return why the pending tasks of one kind of a stage wait; `reason` is what is known from the last cycle."""
+    """Return why the pending tasks of one kind of a stage wait. `reason` comes from the last cycle."""
     ask = stage.asks[kind]
-    position, jobs_ahead, tasks_ahead, at_least = (None, 0, 0, False) if ask is None else _ahead(partition, ask)
     if reason is None and ask is not None:
         reason = why_passed(partition, ask)
     reason = why_now(partition, stage, kind, reason, now)
     if reason is None and not partition.readiness.ready:
         reason = NotReady()
+    queue = stage.job.queue.path
+    if ask is None:
+        then, never = _prospect(partition, stage, reason, None)
+        return Waiting(stage.name, KINDS[kind], tasks, None, reason, then=then, never=never, queue=queue)
+    position, jobs_ahead, tasks_ahead, at_least = _ahead(partition, ask)
     then, never = _prospect(partition, stage, reason, ask if position else None)
     return Waiting(
         stage.name,
@@ -329,19 +326,22 @@ def _waiting(partition: Partition, stage: Stage, kind: int, tasks: int, reason: 
         tasks_ahead,
         then,
         never,
-        _user_ahead(partition, ask, now) if ask is not None and position else "",
+        _user_ahead(partition, ask, now) if position else "",
         at_least,
-        queue=stage.job.queue.path,
-        first=ask is None or not _others_may_go_first(partition, ask),
-        comes=() if ask is None or position else what_comes(partition, ask, reason, now),
-        no_hold=None if ask is None or position else why_no_hold(partition, ask, reason),
+        queue=queue,
+        first=not _others_may_go_first(partition, ask),
+        comes=() if position else what_comes(partition, ask, reason, now),
+        no_hold="" if position else why_no_hold(partition, ask, reason),
     )
 
 
 def _prospect(
     partition: Partition, stage: Stage, reason: Reason | None, behind: Ask | None
 ) -> tuple[Reason | None, bool]:
-    """Return what keeps tasks waiting after the reason, and True if they never start. `behind` is not a lane's head."""
+    """Return the reason that will hold after the present one, and True if the tasks can never start.
+
+    `behind` is their ask, if other asks of its lane are ahead.
+    """
     never = reason if isinstance(reason, NeverFits) else never_runs(partition, stage.job, stage)
     then = None if never is None or _is_said(never, reason) else never
     if never is None and reason is None and behind is not None:
@@ -351,7 +351,7 @@ def _prospect(
 
 
 def _is_said(never: Reason, reason: Reason | None) -> bool:
-    """True if the present reason is also the reason why the tasks can never start."""
+    """True if the present reason already says why the tasks can never start."""
     return never == (msgspec.structs.replace(reason, used=0) if isinstance(reason, OverLimit) else reason)
 
 
@@ -373,7 +373,7 @@ def _ahead(partition: Partition, ask: Ask) -> tuple[int, int, int, bool]:
 
 
 def _others_may_go_first(partition: Partition, ask: Ask) -> bool:
-    """True if tasks of another lane of its queue go before an ask, or will when running tasks of their job end."""
+    """True if another lane of the queue has a head that goes before the ask, or will when tasks of its job end."""
     own = partition.lanes[lane_key(ask)]
     others = [lane for lane in partition.lanes.values() if lane.queue is own.queue and lane is not own]
     heads = [(lane, head) for lane in others if (head := lane.head()) is not None]
@@ -381,7 +381,10 @@ def _others_may_go_first(partition: Partition, ask: Ask) -> bool:
 
 
 def users_view(partition: Partition, queue: Queue, now: Micros) -> list[tuple[str, float, float]]:
-    """Return the users of a leaf queue that take turns, in order, with present and average past use as fractions."""
+    """Return the users that take turns in a leaf queue, in the order of turns.
+
+    Each has its present use and the average of its past use, as fractions of the partition.
+    """
     rights = partition.entitlements()
     users: list[tuple[str, float, float]] = []
     for user, account in queue.users.items() if queue.order.by_user else ():
@@ -391,7 +394,7 @@ def users_view(partition: Partition, queue: Queue, now: Micros) -> list[tuple[st
 
 
 def _user_ahead(partition: Partition, ask: Ask, now: Micros) -> str:
-    """Return the use of an ask's user and of the first user in its lane, if that is another user with less use."""
+    """Return the use of an ask's user and of the first user in its lane, in words; empty if it is the same user."""
     job, head = ask.stage.job, partition.lanes[lane_key(ask)].head()
     if head is None or not job.queue.order.by_user or head.stage.job.user == job.user:
         return ""
@@ -404,43 +407,38 @@ def _user_ahead(partition: Partition, ask: Ask, now: Micros) -> str:
     return f"users take turns: {texts[0]}, {texts[1]}"
 
 
-def short_reason(partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], sees: Sees) -> str:
-    """Return in a few words why the first waiting tasks of a job wait. Quick: reads no nodes and no long lane."""
-    for stage in job.stages:
-        for kind, wanted in enumerate(stage.pending):
-            if wanted is None:
-                continue
-            held = held_back(job)
-            if held is not None:
-                return held.short
-            unmet = partition.unmet(job)
-            if unmet:
-                return AfterUnmet(unmet).short
-            reason = reasons.get((job.id, stage.name, kind))
-            if reason is not None:
-                return reason.shown_to(sees).short
-            ask = stage.asks[kind]
-            if not partition.readiness.ready:
-                return NotReady().short
-            if ask is not None and partition.lanes[lane_key(ask)].head() is not ask:
-                return "behind other jobs"
-            return ""
-    return ""
+def short_reason(partition: Partition, job: Job, reasons: Reasons, sees: Sees) -> str:
+    """Return in a few words why the first waiting tasks of a job wait. Reads no nodes and no long lane."""
+    kinds = [(stage, kind) for stage in job.stages for kind, wanted in enumerate(stage.pending) if wanted is not None]
+    if not kinds:
+        return ""
+    stage, kind = kinds[0]
+    unmet = partition.unmet(job)
+    reason = held_back(job) or (AfterUnmet(unmet) if unmet else reasons.get((job.id, stage.name, kind)))
+    if reason is not None:
+        return reason.shown_to(sees).short
+    if not partition.readiness.ready:
+        return NotReady().short
+    ask = stage.asks[kind]
+    behind = ask is not None and partition.lanes[lane_key(ask)].head() is not ask
+    return "behind other jobs" if behind else ""
 
 
 def _in_chains(stage: Stage) -> list[Waiting]:
-    """Return the tasks of a stage that wait in chains, by kind."""
-    waiting = {
-        allocation.id: allocation
-        for allocation in (stage.live or {}).values()
-        if allocation.slots and allocation.state == "assigned"
-    }
-    tasks: dict[int, int] = {}
-    nodes: dict[int, set[int]] = {}
-    for allocation in waiting.values():
-        tasks[allocation.kind] = tasks.get(allocation.kind, 0) + count(allocation.indices)
-        nodes.setdefault(allocation.kind, set()).add(allocation.node)
-    return [Waiting(stage.name, KINDS[kind], tasks[kind], None, InChain(len(nodes[kind]))) for kind in sorted(tasks)]
+    kinds: dict[int, list[Allocation]] = {}
+    for allocation in {allocation.id: allocation for allocation in (stage.live or {}).values()}.values():
+        if allocation.slots and allocation.state == "assigned":
+            kinds.setdefault(allocation.kind, []).append(allocation)
+    return [
+        Waiting(
+            stage.name,
+            KINDS[kind],
+            sum(count(allocation.indices) for allocation in waiting),
+            None,
+            InChain(len({allocation.node for allocation in waiting})),
+        )
+        for kind, waiting in sorted(kinds.items())
+    ]
 
 
 def _stage_view(stage: Stage) -> StageView:

@@ -1,21 +1,18 @@
-"""Turns explanations and dry runs into documents of the API."""
+"""Explanations and dry runs as documents of the API."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from fairlead.core.model import Allocation, Job, Micros
 from fairlead.core.ranges import count
 from fairlead.core.state import Partition
-from fairlead.core.why.reasons import Reason
 from fairlead.core.why.remedy_steps import (
     AddNodes,
     AskLess,
-    DropPool,
     DropSelector,
     EndTasks,
-    FewerTasks,
     JobsSucceed,
-    LimitStep,
-    QueueStep,
     RaiseLimit,
     RaiseMaxJobs,
     RaiseShare,
@@ -23,21 +20,17 @@ from fairlead.core.why.remedy_steps import (
     ReleaseJob,
     Remedy,
     StageRequest,
-    StartQueue,
     Step,
-    Tolerate,
 )
 from fairlead.views.answers import SeesJob, amounts, by_id, code_of
-from fairlead.views.causes import Cause, Launching, RunsOn, Stopping
+from fairlead.views.causes import Cause, OnNodes, Stopping
 from fairlead.views.dryrun import Tried
 from fairlead.views.explanation import Explained, explained
-from fairlead.views.summaries import Waiting
+from fairlead.views.summaries import Reasons, Waiting
 from fairlead.wire import api as wire
 
 
-def explanation(
-    partition: Partition, job: Job, reasons: dict[tuple[str, str, int], Reason], now: Micros, sees: SeesJob
-) -> wire.Explanation:
+def explanation(partition: Partition, job: Job, reasons: Reasons, now: Micros, sees: SeesJob) -> wire.Explanation:
     """Explain a job, without remedies."""
     return explained_answer(explained(partition, job, reasons, now, by_id(partition, sees)))
 
@@ -48,12 +41,12 @@ def _cause_answer(cause: Cause) -> wire.Cause:
         text=str(cause),
         stage=cause.stage,
         tasks=cause.tasks,
-        nodes=list(cause.nodes) if isinstance(cause, RunsOn | Launching | Stopping) else [],
+        nodes=list(cause.nodes) if isinstance(cause, OnNodes) else [],
         stops_for=cause.stops_for if isinstance(cause, Stopping) else "",
     )
 
 
-def waiting_answer(view: Waiting) -> wire.Waiting:
+def _waiting_answer(view: Waiting) -> wire.Waiting:
     return wire.Waiting(
         stage=view.stage,
         kind=view.kind,
@@ -67,9 +60,9 @@ def waiting_answer(view: Waiting) -> wire.Waiting:
         then="" if view.then is None else str(view.then),
         text=str(view),
         at_least=view.at_least,
-        remedies=[remedy_answer(remedy) for remedy in view.remedies],
+        remedies=[_remedy_answer(remedy) for remedy in view.remedies],
         comes=list(map(str, view.comes)),
-        no_hold="" if view.no_hold is None else str(view.no_hold),
+        no_hold=view.no_hold,
     )
 
 
@@ -77,7 +70,7 @@ def explained_answer(view: Explained) -> wire.Explanation:
     return wire.Explanation(
         job=view.job,
         state=view.state,
-        waiting=[waiting_answer(waiting) for waiting in view.waiting],
+        waiting=[_waiting_answer(waiting) for waiting in view.waiting],
         sentence=view.sentence,
         causes=[_cause_answer(cause) for cause in view.causes],
     )
@@ -92,7 +85,7 @@ def dry_run_answer(tried: Tried, view: Explained) -> wire.DryRun:
         never="" if never is None else str(never),
         sentence=view.sentence,
         placements=[wire.Placement(stage=stage, node=node, tasks=tasks) for stage, node, tasks in tried.placed],
-        waiting=[waiting_answer(waiting) for waiting in view.waiting],
+        waiting=[_waiting_answer(waiting) for waiting in view.waiting],
     )
 
 
@@ -118,9 +111,13 @@ def priority_answer(partition: Partition, stopped: list[Allocation], sees: SeesJ
 # -- remedies ----------------------------------------------------------------------------------------------------
 
 
-def remedy_answer(remedy: Remedy) -> wire.Remedy:
+def _remedy_answer(remedy: Remedy) -> wire.Remedy:
     steps = [_step_answer(step) for step in remedy.steps]
     return wire.Remedy(text=str(remedy), operator=remedy.operator, steps=steps)
+
+
+SAME = ("node", "nodes", "tasks", "pool", "taint", "queue", "group")
+"""The fields of steps that the documents have under the same names."""
 
 
 def _step_answer(step: Step) -> wire.Step:
@@ -128,54 +125,32 @@ def _step_answer(step: Step) -> wire.Step:
         code=str(type(step).__struct_config__.tag),
         text=str(step),
         operator=step.operator,
-        node=getattr(step, "node", ""),
-        nodes=step.nodes if isinstance(step, AddNodes) else 0,
-        tasks=_tasks(step),
-        jobs=_jobs(step),
-        stage=step.stage if isinstance(step, StageRequest) else "",
-        resources=_resources(step),
-        labels=_labels(step),
-        pool=step.pool if isinstance(step, AddNodes | DropPool) else "",
-        taint=step.taint if isinstance(step, Tolerate) else "",
-        queue=step.queue if isinstance(step, QueueStep | StartQueue) else "",
-        user=step.user if isinstance(step, LimitStep) else "",
-        group=step.group if isinstance(step, LimitStep) else "",
-        value=step.max_jobs if isinstance(step, RaiseMaxJobs) else step.share if isinstance(step, RaiseShare) else None,
+        **{name: getattr(step, name) for name in SAME if hasattr(step, name)},
+        **_details(step),
     )
 
 
-def _tasks(step: Step) -> int:
-    if isinstance(step, EndTasks):
-        return sum(count(block.indices) for block in step.blocks)
-    return step.tasks if isinstance(step, AddNodes | FewerTasks) else 0
-
-
-def _jobs(step: Step) -> list[str]:
+def _details(step: Step) -> dict[str, Any]:
     match step:
         case EndTasks(blocks=blocks):
-            return sorted({block.job for block in blocks if block.job})
-        case JobsSucceed(jobs=jobs):
-            return list(jobs)
+            jobs = sorted({block.job for block in blocks if block.job})
+            return {"tasks": sum(count(block.indices) for block in blocks), "jobs": jobs}
+        case AddNodes():
+            return {"resources": amounts(step.resources), "labels": dict(step.labels)}
         case ReleaseHold(job=job) | ReleaseJob(job=job):
-            return [job] if job else []
-    return []
-
-
-def _resources(step: Step) -> dict[str, int | float]:
-    match step:
-        case AddNodes():
-            return amounts(step.resources)
+            return {"jobs": [job] if job else []}
+        case JobsSucceed(jobs=jobs):
+            return {"jobs": list(jobs)}
         case RaiseLimit():
-            return amounts([(step.resource, step.limit)])
+            return {"user": step.user, "resources": amounts([(step.resource, step.limit)])}
+        case RaiseMaxJobs():
+            return {"user": step.user, "value": step.max_jobs}
+        case RaiseShare():
+            return {"value": step.share}
         case AskLess():
-            return amounts([(step.resource, step.amount_asked)])
-    return {}
-
-
-def _labels(step: Step) -> dict[str, str]:
-    match step:
-        case AddNodes():
-            return dict(step.labels)
+            return {"stage": step.stage, "resources": amounts([(step.resource, step.amount_asked)])}
         case DropSelector():
-            return {step.label: ",".join(step.values)}
+            return {"stage": step.stage, "labels": {step.label: ",".join(step.values)}}
+        case StageRequest():
+            return {"stage": step.stage}
     return {}

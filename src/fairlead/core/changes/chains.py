@@ -1,6 +1,6 @@
 """Changes of chains: tasks wait on a node for a slot (the capacity of one task), take one over, or are recalled.
 
-Tasks in a chain have no devices, so an allocation can be split by its indices alone.
+Tasks in a chain have no devices, so a part of an allocation is known by its indices alone.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from fairlead.core.model import KINDS, Allocation, Ask, Micros, Stage
 from fairlead.core.ranges import count, difference
 from fairlead.core.state import Partition
 
-__all__ = ["Chained", "ChainedUndo", "Measured", "Recalled", "SlotPassed", "SlotPassedUndo"]
-
 
 class Measured(Change[Micros | None], frozen=True, tag="measured"):
-    """The measured run time of the tasks of a stage; None if they are not quick."""
+    """Sets the measured run time of the tasks of a stage; None if they run too long for chains."""
 
     job: str
     stage: int
@@ -40,31 +38,25 @@ class Measured(Change[Micros | None], frozen=True, tag="measured"):
 class ChainedUndo(msgspec.Struct, frozen=True, gc=False):
     front: Allocation
     """The allocation behind which the tasks wait."""
-    completed: Ask | None
-    """The ask that this change completed."""
-    begins: bool
-    """True if the allocation was in no chain before."""
+    completed_ask: Ask | None
+    begins_chain: bool
     top: int
     short_since: Micros | None
-    counter: int
-    """The next allocation number."""
+    next_allocation: int
 
 
 class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
-    """Assigns pending tasks to a node, under a new attempt.
-
-    They wait there for slots in the chain of a running allocation.
-    """
+    """Assigns pending tasks to a node, under a new attempt. There they wait for slots of a running allocation."""
 
     allocation: int
-    """An allocation that has slots. If it is in no chain yet, this change starts one."""
+    """The running allocation. If it is in no chain yet, this change begins one."""
     kind: int
     indices: tuple[int, ...]
     attempt: int
     into: int
     """The number of the new allocation of the waiting tasks."""
     slots: int
-    """The number of slots of the chain."""
+    """The number of slots for which the tasks wait."""
 
     def apply(self, partition: Partition) -> ChainedUndo:
         front = partition.allocations[self.allocation]
@@ -98,12 +90,12 @@ class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
 
     def undo(self, partition: Partition, before: ChainedUndo) -> None:
         front = before.front
-        partition.counters.allocation = before.counter
+        partition.counters.allocation = before.next_allocation
         front.stage.top = before.top
         partition.unbook(partition.allocations[self.into], moves=True)
-        give_back(partition, front.stage, self.kind, self.indices, before.completed)
+        give_back(partition, front.stage, self.kind, self.indices, before.completed_ask)
         partition.mark_short(front.stage, before.short_since)
-        if before.begins:
+        if before.begins_chain:
             partition.unlink(front)
             front.chain = 0
 
@@ -120,7 +112,7 @@ class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
         return (("placed", count(self.indices)),)
 
     def completed(self, before: ChainedUndo) -> Iterable[Ask]:
-        return () if before.completed is None else (before.completed,)
+        return () if before.completed_ask is None else (before.completed_ask,)
 
     def lines(self, names: Names, before: ChainedUndo) -> Iterator[Line]:
         fields = {"kind": KINDS[self.kind], "attempt": self.attempt, "tasks": count(self.indices)}
@@ -129,13 +121,11 @@ class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
 
 class SlotPassedUndo(msgspec.Struct, frozen=True, gc=False):
     allocation: Allocation
-    """The allocation that the tasks were in."""
-    counter: int
-    """The next allocation number."""
+    next_allocation: int
 
 
 class SlotPassed(Change[SlotPassedUndo], frozen=True, tag="room passed"):
-    """Gives free slots of a chain to its waiting tasks (`slots` is 0), or makes tasks wait for any of `slots` slots."""
+    """Gives free slots of a chain to its waiting tasks (`slots` is 0), or sets for how many slots tasks wait."""
 
     allocation: int
     indices: tuple[int, ...]
@@ -158,7 +148,7 @@ class SlotPassed(Change[SlotPassedUndo], frozen=True, tag="room passed"):
         return SlotPassedUndo(before, counter)
 
     def undo(self, partition: Partition, before: SlotPassedUndo) -> None:
-        partition.counters.allocation = before.counter
+        partition.counters.allocation = before.next_allocation
         if self.into:
             partition.unbook(partition.allocations[self.into], moves=True)
         partition.unbook(partition.allocations[self.allocation], moves=True)
@@ -166,7 +156,7 @@ class SlotPassed(Change[SlotPassedUndo], frozen=True, tag="room passed"):
 
 
 class Recalled(Change[Allocation], frozen=True, tag="called back"):
-    """Recalls tasks that wait in a chain. Tasks that the agent has already started keep running."""
+    """Asks an agent to give back tasks that wait in a chain. Tasks that it has already started keep running."""
 
     allocation: int
 

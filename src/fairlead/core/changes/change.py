@@ -30,7 +30,7 @@ class Change(msgspec.Struct, Generic[Undo], frozen=True, array_like=True, gc=Fal
     """Base class of changes. Each subclass has its own tag, by which the journal finds the class."""
 
     warns: ClassVar[bool] = False
-    """True if `lines` may return warnings. It is then called even if only warnings are logged."""
+    """True if `lines` may return warnings. Otherwise it is not called when only warnings are logged."""
 
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__(**config)
@@ -53,19 +53,19 @@ class Change(msgspec.Struct, Generic[Undo], frozen=True, array_like=True, gc=Fal
         return ()
 
     def manager_to_notify(self, partition: Partition, before: Undo) -> str:
-        """Return the resource manager that gets the news of tasks and nodes; empty for none."""
+        """Return the resource manager that is told the news of tasks and nodes; empty for none."""
         return ""
 
     def demand(self, before: Undo) -> Iterable[tuple[Stage, int]]:
-        """Return the stages whose pending tasks or asks changed, and by how many their pending tasks grew."""
+        """Return the stages whose pending tasks or asks changed, with the increase of their pending tasks."""
         return ()
 
     def counts(self, partition: Partition, before: Undo) -> Iterable[tuple[str, int]]:
-        """Return increments of metrics, by the names in `views.metrics`. `partition` is the state after the cycle."""
+        """Return what metrics count, by the events of `COUNTERS` in `views.metrics`, in the state after the cycle."""
         return ()
 
     def completed(self, before: Undo) -> Iterable[Ask]:
-        """Return the asks that are complete: their last task was placed."""
+        """Return the asks of which the last task was placed."""
         return ()
 
     def lines(self, names: Names, before: Undo) -> Iterable[Line]:

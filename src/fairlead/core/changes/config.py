@@ -16,20 +16,6 @@ from fairlead.core.resources import Vector
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Counters, Partition
 
-__all__ = [
-    "ConfigVersioned",
-    "NumbersContinued",
-    "PartitionRemoved",
-    "PoolsSet",
-    "QueueMoved",
-    "QueuesAdded",
-    "QueuesRemoved",
-    "QueuesSet",
-    "QueuesSetUndo",
-    "SettingsSet",
-    "SettingsSetUndo",
-]
-
 
 class SettingsSetUndo(msgspec.Struct, frozen=True, gc=False):
     settings: PartitionSettings
@@ -38,7 +24,7 @@ class SettingsSetUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class SettingsSet(Change[SettingsSetUndo], frozen=True, tag="settings set"):
-    """Sets new settings. If `share_memory` changes, the past use of each account stays the same part of the total."""
+    """Sets new settings. If `share_memory` changes, each account keeps its part of all past use."""
 
     settings: PartitionSettings
 
@@ -64,7 +50,7 @@ class SettingsSet(Change[SettingsSetUndo], frozen=True, tag="settings set"):
 
 
 class ConfigVersioned(Change[int], frozen=True, tag="config versioned"):
-    """Records the version of the cluster's configuration that the partition follows."""
+    """Records which version of the cluster's configuration the partition has applied."""
 
     version: int
 
@@ -78,7 +64,7 @@ class ConfigVersioned(Change[int], frozen=True, tag="config versioned"):
 
 
 class NumbersContinued(Change[Counters], frozen=True, tag="numbers continued"):
-    """Lets a new partition go on from the numbers of a removed partition of the same name."""
+    """Lets a new partition continue the numbers of a removed partition of the same name."""
 
     counters: Counters
 
@@ -175,15 +161,12 @@ class PoolsSet(Change[dict[str, Pool]], frozen=True, tag="pools set"):
 
 
 def _same_pool(before: Pool | None, name: str, settings: PoolSettings) -> Pool:
-    """Return a pool with new settings.
-
-    If the pool existed before, it keeps its pause and the error of its last order.
-    """
+    """Return a pool with new settings. An existing pool keeps its pause and the error of its last order."""
     return Pool(name, settings) if before is None else msgspec.structs.replace(before, settings=settings)
 
 
 class PartitionRemoved(Change[None], frozen=True, tag="partition removed"):
-    """Ends a partition: the last change in its journal. Its jobs, allocations and nodes were released before."""
+    """Ends a partition without jobs and nodes. It is the last change in the partition's journal."""
 
     warns = True
 

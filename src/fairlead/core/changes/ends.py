@@ -13,31 +13,18 @@ from fairlead.core.changes.news import TaskNews
 from fairlead.core.changes.pending import give_back, grow, take, ungrow
 from fairlead.core.changes.tasks import part_of
 from fairlead.core.lifecycle import JOB, TASK
-from fairlead.core.model import (
-    KINDS,
-    NOTHING_PENDING,
-    Allocation,
-    Ask,
-    History,
-    JobState,
-    Micros,
-    Outcome,
-    Stage,
-)
+from fairlead.core.model import KINDS, NOTHING_PENDING, Allocation, Ask, History, JobState, Micros, Outcome, Stage
 from fairlead.core.ranges import Ranges, count, difference, indices, split
 from fairlead.core.state import Partition
 
-__all__ = ["NOT_AGAIN", "Ended", "EndedUndo", "PendingEnded", "PendingEndedUndo", "Revived", "RevivedUndo"]
-
 NOT_AGAIN = -1
-"""Used in place of a kind for a task that does not become pending again."""
+"""The value of `Ended.again` for tasks that do not become pending again."""
 
 
 class EndedUndo(msgspec.Struct, frozen=True, gc=False):
     allocation: Allocation
-    """The allocation that the tasks were in."""
     histories: dict[int, History | None]
-    """The earlier histories of the tasks, by index."""
+    """Index of a task → its earlier history."""
     job_state: JobState
     short_since: Micros | None
     again: int
@@ -45,7 +32,7 @@ class EndedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ended(Change[EndedUndo], frozen=True, tag="ended"):
-    """Ends attempts and frees their capacity. `again` is the kind of ask under which the tasks become pending again.
+    """Ends attempts and frees their capacity. If the tasks wait again, `again` is the kind of their ask.
 
     The outcome `pending` is for tasks that never ran: their launch was refused or never acknowledged, or they waited in
     a chain.
@@ -154,7 +141,7 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
         yield Line("info", "tasks returned", fields) if returned else Line("warning", event, fields)
 
     def _count_failure(self, stage: Stage, more: int) -> None:
-        """Count one failure for each stage of a gang that restarts, however many of its tasks failed.
+        """Count a failure of a gang that restarts: one for each of its stages, however many tasks failed.
 
         A failure for good of a stage that goes on without the task costs the other stages no try.
         """
@@ -181,23 +168,18 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
         # Only an acknowledged launch resets the count of failed launches.
         launches = past.launches_failed if before.started is None else 0
         return History(
-            before.attempt,
-            past.tries_used + self.tried,
-            launches + self.launch_failed,
-            self.reason,
-            self.exit_code,
+            before.attempt, past.tries_used + self.tried, launches + self.launch_failed, self.reason, self.exit_code
         )
 
 
 class PendingEndedUndo(msgspec.Struct, frozen=True, gc=False):
     stage: Stage
-    cancelled: Ask | None
-    """The ask that this change removed."""
+    cancelled_ask: Ask | None
     short_since: Micros | None
 
 
 class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
-    """Ends pending tasks without assigning them: killed, withdrawn, or failed for good."""
+    """Ends pending tasks that are killed, withdrawn, or out of tries."""
 
     job: str
     stage: int
@@ -220,14 +202,14 @@ class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
     def undo(self, partition: Partition, before: PendingEndedUndo) -> None:
         stage = before.stage
         _unend(stage, self.outcome, self.indices)
-        give_back(partition, stage, self.kind, self.indices, before.cancelled)
+        give_back(partition, stage, self.kind, self.indices, before.cancelled_ask)
         partition.mark_short(stage, before.short_since)
 
     def demand(self, before: PendingEndedUndo) -> Iterable[tuple[Stage, int]]:
         return ((before.stage, -count(self.indices)),)
 
     def counts(self, partition: Partition, before: PendingEndedUndo) -> Iterable[tuple[str, int]]:
-        return () if before.cancelled is None else (("cancelled", 1),)
+        return () if before.cancelled_ask is None else (("cancelled", 1),)
 
     def lines(self, names: Names, before: PendingEndedUndo) -> Iterator[Line]:
         stage = before.stage
@@ -239,21 +221,20 @@ class PendingEnded(Change[PendingEndedUndo], frozen=True, tag="pending ended"):
 class RevivedUndo(msgspec.Struct, frozen=True, gc=False):
     stage: Stage
     outcome: str
-    """How the tasks had ended."""
     short_since: Micros | None
     floor: int
 
 
 class Revived(Change[RevivedUndo], frozen=True, tag="revived"):
-    """Makes withdrawn or ended tasks pending again. All of them had the same outcome."""
+    """Makes withdrawn or ended tasks of one outcome pending again."""
 
     job: str
     stage: int
     kind: int
     indices: tuple[int, ...]
     above: bool = False
-    """True if the new attempts must be above all earlier ones of the stage: a task that succeeded with its first
-    attempt has no history."""
+    """True if the new attempts must be above all earlier ones of the stage, because a task that succeeded with its
+    first attempt has no history."""
 
     def apply(self, partition: Partition) -> RevivedUndo:
         stage = partition.jobs[self.job].stages[self.stage]
@@ -284,7 +265,7 @@ class Revived(Change[RevivedUndo], frozen=True, tag="revived"):
 
 
 def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int, History | None]:
-    """Set histories of tasks by index (None removes a history), and return the earlier histories."""
+    """Set or remove (None) the histories of tasks, and return the earlier ones, all by index."""
     if not entries:
         return {}
     history = stage.history or {}
@@ -301,9 +282,7 @@ def _write_history(stage: Stage, entries: dict[int, History | None]) -> dict[int
 def _return_job(stage: Stage) -> None:
     """Set a running job without live tasks back to pending. A resource manager's job runs until it is removed."""
     job = stage.job
-    if job.manager:
-        return
-    if job.state != "running" or job.allocations:
+    if job.manager or job.state != "running" or job.allocations:
         return
     if any(stage.pending != NOTHING_PENDING for stage in job.stages):
         JOB.check(job.state, "pending")
@@ -311,7 +290,6 @@ def _return_job(stage: Stage) -> None:
 
 
 def _below(block: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    """Return the indices of a block that are below a limit."""
     if not block or block[-1] <= limit:
         return block
     return split(block, sum(1 for index in indices(block) if index < limit))[0]

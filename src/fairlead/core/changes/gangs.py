@@ -7,52 +7,41 @@ from collections.abc import Iterable
 import msgspec
 
 from fairlead.core.changes.change import Change
-from fairlead.core.changes.pending import dropped, grow, take
+from fairlead.core.changes.pending import DemandBefore, demand_of, grow, take
 from fairlead.core.changes.tasks import joined
-from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Asks, Members, Micros, Pending, Stage
+from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Members, Stage
 from fairlead.core.ranges import Ranges
 from fairlead.core.state import Partition
-
-__all__ = ["Began", "BeganUndo", "Regrouped", "RegroupedUndo", "StageUndo"]
 
 
 class BeganUndo(msgspec.Struct, frozen=True, gc=False):
     stages: tuple[Stage, ...]
-    started: list[bool]
-    """For each stage, True if it had started."""
+    stages_before: list[tuple[bool, int, Members]]
+    """For each stage: True if it had started, its generation and its members."""
     whole: Ask | None
     """The ask of the whole job, which this change completes."""
-    generations: list[tuple[int, Members]]
-    """The generation and the members of each stage."""
 
 
 class Began(Change[BeganUndo], frozen=True, tag="began"):
-    """Marks a whole job as started: every stage has the tasks it needs. From now on each stage has asks of its own.
-
-    This change follows the placements. If not all stages can be placed, it is not made, and the job keeps its position
-    in the lane.
-    """
+    """Marks a whole job as started, after each stage was placed. From now on each stage has asks of its own."""
 
     job: str
 
     def apply(self, partition: Partition) -> BeganUndo:
         stages = partition.jobs[self.job].stages
         whole = stages[0].asks[NEW]
-        started = [stage.started for stage in stages]
+        before = [(stage.started, stage.generation, stage.members) for stage in stages]
         if whole is not None:
             partition.drop_ask(whole)
-        generations = [(stage.generation, stage.members) for stage in stages]
         _begin_generation(stages)
         for stage in stages:
             stage.started = True
         partition.touched.jobs[self.job] = None
-        return BeganUndo(stages, started, whole, generations)
+        return BeganUndo(stages, before, whole)
 
     def undo(self, partition: Partition, before: BeganUndo) -> None:
-        for stage, started in zip(before.stages, before.started, strict=True):
-            stage.started = started
-        for stage, (generation, members) in zip(before.stages, before.generations, strict=True):
-            stage.generation, stage.members = generation, members
+        for stage, stage_before in zip(before.stages, before.stages_before, strict=True):
+            stage.started, stage.generation, stage.members = stage_before
         if before.whole is not None:
             partition.add_ask(before.whole)
 
@@ -64,7 +53,7 @@ class Began(Change[BeganUndo], frozen=True, tag="began"):
 
 
 def _begin_generation(stages: tuple[Stage, ...]) -> None:
-    """Give ranks to the tasks that a whole job starts with, by stage and index."""
+    """Give the tasks that a whole job starts with ranks, in the order of stages and indices."""
     placed = [
         [(index, task.generation) for index, task in sorted((stage.live or {}).items()) if task.state != "stopping"]
         for stage in stages
@@ -78,27 +67,17 @@ def _begin_generation(stages: tuple[Stage, ...]) -> None:
         stage.members = joined(stage, [Ranges.from_indices(index for index, _ in tasks).flat()])
 
 
-class StageUndo(msgspec.Struct, frozen=True, gc=False):
-    """The demand of one stage of a gang before the change."""
-
-    stage: Stage
-    pending: Pending
-    asks: Asks
-    started: bool
-    short_since: Micros | None
-
-
 class RegroupedUndo(msgspec.Struct, frozen=True, gc=False):
-    gang: list[StageUndo]
-    cancelled: int
-    """The number of asks that were removed."""
+    gang: list[tuple[DemandBefore, bool]]
+    """The demand of each stage of the gang, and True if the stage had started."""
+    cancelled_asks: int
 
 
 class Regrouped(Change[RegroupedUndo], frozen=True, tag="regrouped"):
-    """Takes a gang back: its pending tasks get the kind `new` and must start together again.
+    """Takes a gang back: its pending tasks get the kind `new`, so that all must start together again.
 
-    Running tasks of the gang are told to stop and get the kind `new`, too. If the gang is a whole job, one ask for all
-    stages replaces the asks of its stages.
+    Its running tasks are told to stop by other changes, and become pending when they have ended. In a whole job, the
+    stages lose their asks; the job gets one ask for all of them.
     """
 
     job: str
@@ -107,9 +86,8 @@ class Regrouped(Change[RegroupedUndo], frozen=True, tag="regrouped"):
     def apply(self, partition: Partition) -> RegroupedUndo:
         cancelled, gang = 0, []
         for stage in partition.jobs[self.job].stages[self.stage].gang():
-            pending = tuple(None if ranges is None else ranges.copy() for ranges in stage.pending)
-            before = StageUndo(stage, pending, stage.asks, stage.started, stage.short_since)
-            gang.append(before)
+            before = demand_of(stage)
+            gang.append((before, stage.started))
             for kind in (REPLACE, SCALE):
                 wanted = stage.pending[kind]
                 if wanted is not None:
@@ -120,23 +98,19 @@ class Regrouped(Change[RegroupedUndo], frozen=True, tag="regrouped"):
             if ask is not None and stage.job.whole and not ask.whole:
                 partition.drop_ask(ask)
             stage.started = False
-            cancelled += dropped(before.asks, stage.asks)
+            cancelled += before.cancelled()
             partition.update_short(stage)
         partition.wake()
         partition.touched.jobs[self.job] = None
         return RegroupedUndo(gang, cancelled)
 
     def undo(self, partition: Partition, before: RegroupedUndo) -> None:
-        for stage_before in before.gang:
-            stage = stage_before.stage
-            stage.pending, stage.started = stage_before.pending, stage_before.started
-            for ask in stage_before.asks:
-                if ask is not None and stage.asks[ask.kind] is None:
-                    partition.add_ask(ask)
-            partition.mark_short(stage, stage_before.short_since)
+        for demand, started in before.gang:
+            demand.stage.started = started
+            demand.restore(partition)
 
     def demand(self, before: RegroupedUndo) -> Iterable[tuple[Stage, int]]:
-        return [(stage_before.stage, 0) for stage_before in before.gang]
+        return [(demand.stage, 0) for demand, _ in before.gang]
 
     def counts(self, partition: Partition, before: RegroupedUndo) -> Iterable[tuple[str, int]]:
-        return (("cancelled", before.cancelled),)
+        return (("cancelled", before.cancelled_asks),)

@@ -1,4 +1,4 @@
-"""Changes of holds and promises: nodes are kept for an ask, or released."""
+"""Changes of holds and promises, both called earmarks: nodes are kept for an ask, or released."""
 
 from __future__ import annotations
 
@@ -13,14 +13,9 @@ from fairlead.core.model import Ask, ClaimCause, Earmark, Hold, Micros, Place, P
 from fairlead.core.ranges import count
 from fairlead.core.state import Partition
 
-__all__ = ["Held", "Promised", "Released", "ReleasedUndo", "Trimmed", "TrimmedUndo"]
-
 
 class Held(Change[Hold], frozen=True, tag="held"):
-    """Holds nodes: from now on only one ask may start tasks there.
-
-    With `recalled`, the ask waits for tasks on loan to end.
-    """
+    """Holds nodes for an ask: only its tasks may start there. With `recalled`, it waits for tasks on loan to end."""
 
     job: str
     stage: int
@@ -52,7 +47,7 @@ class Held(Change[Hold], frozen=True, tag="held"):
 
 
 class Promised(Change[Promise], frozen=True, tag="promised"):
-    """Promises nodes to an ask: allocations stop there, and only this ask may use the freed capacity.
+    """Promises nodes to an ask: the allocations `victims` stop there, and only this ask may use the freed capacity.
 
     With the cause `order`, the nodes were ordered for the ask and are kept until the other ordered nodes have joined.
     """
@@ -98,14 +93,10 @@ class Promised(Change[Promise], frozen=True, tag="promised"):
 class TrimmedUndo(msgspec.Struct, frozen=True, gc=False):
     earmark: Hold | Promise
     places: tuple[Place, ...]
-    """All places before the change."""
 
 
 class Trimmed(Change[TrimmedUndo], frozen=True, tag="trimmed"):
-    """Releases the nodes of an earmark that can no longer serve its ask.
-
-    The other nodes stay earmarked until the same time as before.
-    """
+    """Releases the nodes of an earmark that can no longer serve its ask. The end of the earmark does not change."""
 
     ask: int
     places: tuple[Place, ...]
@@ -134,14 +125,11 @@ class Trimmed(Change[TrimmedUndo], frozen=True, tag="trimmed"):
 class ReleasedUndo(msgspec.Struct, frozen=True, gc=False):
     earmark: Hold | Promise
     until: Micros
-    """The earlier time until which the ask got no hold or promise; 0 if the change does not set one."""
+    """The earlier value of the time that the change sets; 0 if it sets none."""
 
 
 class Released(Change[ReleasedUndo], frozen=True, tag="released"):
-    """Opens earmarked nodes to all asks.
-
-    If `until` is above 0, the ask they were kept for gets no new earmark before then.
-    """
+    """Opens earmarked nodes to all asks. With `until` above 0, their ask gets no new earmark before that time."""
 
     ask: int
     why: str
@@ -165,7 +153,7 @@ class Released(Change[ReleasedUndo], frozen=True, tag="released"):
         yield Line("info", "nodes released", {**fields, "reason": self.why})
 
     def _bar(self, partition: Partition, earmark: Hold | Promise, until: Micros) -> Micros:
-        """Set the time before which an ask gets no new hold or promise. Returns the earlier value."""
+        """Set the time before which the ask gets no new earmark of this type. Returns the earlier value."""
         ask = partition.ask_of_earmark(earmark)
         if ask is None:
             return 0

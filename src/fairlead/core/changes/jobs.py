@@ -1,4 +1,4 @@
-"""Changes of jobs: added, asking for tasks, new state or priority, forgotten."""
+"""Changes of jobs: they are added, ask for their tasks, get another state or priority, and are forgotten."""
 
 from __future__ import annotations
 
@@ -26,35 +26,15 @@ from fairlead.core.model import (
 )
 from fairlead.core.state import Partition
 
-__all__ = [
-    "Asked",
-    "AskedUndo",
-    "JobAdded",
-    "JobAddedUndo",
-    "JobForgotten",
-    "JobForgottenUndo",
-    "JobHeld",
-    "JobHeldUndo",
-    "JobMoved",
-    "JobMovedUndo",
-    "JobPrioritised",
-    "JobReleased",
-]
-
 
 class JobAddedUndo(msgspec.Struct, frozen=True, gc=False):
     job: Job
-    """The added job."""
     stages: tuple[Stage, ...]
-    counter: int
-    """The next job number."""
+    next_job: int
 
 
 class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
-    """Adds a job with all its tasks pending.
-
-    The change `Asked` follows in the same cycle, or later when all jobs in `after` have succeeded.
-    """
+    """Adds a job with all its tasks pending. `Asked` follows at once, or when all jobs in `after` have succeeded."""
 
     id: str
     number: int
@@ -86,7 +66,7 @@ class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
         unfollow(partition, job)
         for stage in job.stages:
             partition.leave_shape(stage.shape)
-        partition.counters.job = before.counter
+        partition.counters.job = before.next_job
         partition.touched.jobs.pop(self.id, None)
 
     def news(self, partition: Partition, before: JobAddedUndo) -> Iterable[JobNews]:
@@ -111,18 +91,14 @@ class JobAdded(Change[JobAddedUndo], frozen=True, tag="job added"):
 class AskedUndo(msgspec.Struct, frozen=True, gc=False):
     stage: Stage
     replaced: Ask | None
-    """The ask that was replaced."""
-    ask_counter: int
-    front_counter: int
-    asks: list[tuple[tuple[int, int] | None, int]]
+    next_ask: int
+    next_front: int
+    last_asks: list[tuple[tuple[int, int] | None, int]]
     """For kind new, `last_ask` and `last_place` of each stage of the ask."""
 
 
 class Asked(Change[AskedUndo], frozen=True, tag="asked"):
-    """Puts pending tasks of one kind into their lane as an ask, or moves their ask.
-
-    The tasks are those of one stage or, in a whole job, of all stages.
-    """
+    """Adds or moves the ask for the pending tasks of one kind: those of one stage or, in a whole job, of all stages."""
 
     job: str
     stage: int
@@ -134,7 +110,7 @@ class Asked(Change[AskedUndo], frozen=True, tag="asked"):
     front: int = 0
     whole: bool = False
     tie: int = 0
-    """If above 0, the number of an earlier ask, whose place the tasks take again."""
+    """If above 0, the number of an earlier ask. The new ask takes its place."""
 
     def apply(self, partition: Partition) -> AskedUndo:
         stage = partition.jobs[self.job].stages[self.stage]
@@ -158,8 +134,8 @@ class Asked(Change[AskedUndo], frozen=True, tag="asked"):
         ask = before.stage.asks[self.kind]
         assert ask is not None
         partition.drop_ask(ask)
-        partition.counters.ask, partition.counters.front = before.ask_counter, before.front_counter
-        for stage, (last_ask, last_place) in zip(ask.stages, before.asks, strict=False):
+        partition.counters.ask, partition.counters.front = before.next_ask, before.next_front
+        for stage, (last_ask, last_place) in zip(ask.stages, before.last_asks, strict=False):
             stage.last_ask, stage.last_place = last_ask, last_place
         if before.replaced is not None:
             partition.add_ask(before.replaced)
@@ -179,8 +155,7 @@ class JobMovedUndo(msgspec.Struct, frozen=True, gc=False):
     state: JobState
     reason: str
     ended_at: Micros | None
-    short_since: list[Micros | None]
-    """By stage."""
+    short_since_by_stage: list[Micros | None]
 
 
 class JobMoved(Change[JobMovedUndo], frozen=True, tag="job moved"):
@@ -212,7 +187,7 @@ class JobMoved(Change[JobMovedUndo], frozen=True, tag="job moved"):
             job.ended_at = None
             follow(partition, job)
         job.state, job.reason, job.ended_at = before.state, before.reason, before.ended_at
-        for stage, since in zip(job.stages, before.short_since, strict=True):
+        for stage, since in zip(job.stages, before.short_since_by_stage, strict=True):
             partition.mark_short(stage, since)
         partition.list_or_unlist(job)
 
@@ -261,20 +236,14 @@ class JobPrioritised(Change[int], frozen=True, tag="job prioritised"):
 
 
 class JobHeldUndo(msgspec.Struct, frozen=True, gc=False):
-    """State before a job was held or released."""
-
     job: Job
     state: JobState
     held_by: HeldBy | None
-    short_since: list[Micros | None]
-    """By stage."""
+    short_since_by_stage: list[Micros | None]
 
 
 class JobHeld(Change[JobHeldUndo], frozen=True, tag="job held"):
-    """Holds a job back: none of its tasks start.
-
-    If a user with a higher right holds a held job again, the job is held by that user.
-    """
+    """Holds a job back: none of its tasks start. A user with a higher right can take over the hold."""
 
     job: str
     by: str
@@ -282,9 +251,8 @@ class JobHeld(Change[JobHeldUndo], frozen=True, tag="job held"):
 
     def apply(self, partition: Partition) -> JobHeldUndo:
         before = partition.jobs[self.job].held_by
-        return _hold(
-            partition, self.job, HeldBy(self.by, self.level, partition.now if before is None else before.since)
-        )
+        since = partition.now if before is None else before.since
+        return _hold(partition, self.job, HeldBy(self.by, self.level, since))
 
     def undo(self, partition: Partition, before: JobHeldUndo) -> None:
         _hold_again(partition, before)
@@ -335,18 +303,17 @@ def _hold(partition: Partition, name: str, held_by: HeldBy | None) -> JobHeldUnd
 
 def _hold_again(partition: Partition, before: JobHeldUndo) -> None:
     before.job.held_by = before.held_by
-    for stage, since in zip(before.job.stages, before.short_since, strict=True):
+    for stage, since in zip(before.job.stages, before.short_since_by_stage, strict=True):
         partition.mark_short(stage, since)
 
 
 class JobForgottenUndo(msgspec.Struct, frozen=True, gc=False):
     job: Job
-    """The forgotten job, without its stages."""
     stages: tuple[Stage, ...]
 
 
 class JobForgotten(Change[JobForgottenUndo], frozen=True, tag="job forgotten"):
-    """Drops a job that ended some time ago from the state. The history still has it."""
+    """Removes a job that ended some time ago from the state. The history still has it."""
 
     job: str
 

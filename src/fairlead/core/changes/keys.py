@@ -9,8 +9,6 @@ from fairlead.core.changes.lines import Line, Names
 from fairlead.core.model import KeptKey, Manager
 from fairlead.core.state import Partition
 
-__all__ = ["KeyKept", "KeysForgotten", "ManagerRegistered", "ManagerRemoved"]
-
 
 class KeyKept(Change[KeptKey | None], frozen=True, tag="key kept"):
     user: str

@@ -1,4 +1,4 @@
-"""Log lines of changes. The observer `views.logs` writes them."""
+"""Log lines of changes. `views.decision_log` writes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Line(NamedTuple):
 
 
 class Names:
-    """The time of a cycle, and the names of nodes for its log lines, including nodes that the cycle removed."""
+    """What log lines need besides a change: the time of the cycle, and the names of nodes, also of removed ones."""
 
     def __init__(self, partition: Partition, now: Micros, removed: Mapping[int, str]) -> None:
         self.partition = partition

@@ -19,7 +19,7 @@ class TaskNews(msgspec.Struct, frozen=True, gc=False):
     node: int
     """The node id."""
     outcome: Outcome | Literal["", "pending"] = ""
-    """How the attempts ended; `pending` if the launch was taken back."""
+    """The outcome of the attempts; `pending` if the launch was taken back."""
     reason: str = ""
     exit_code: int | None = None
     started: Micros | None = None

@@ -14,22 +14,6 @@ from fairlead.core.model import Amounts, Closure, Micros, NodeState, Pairs
 from fairlead.core.resources import SECOND, format_vector
 from fairlead.core.state import Partition
 
-__all__ = [
-    "Avoidance",
-    "ClosureSet",
-    "NodeAdded",
-    "NodeAvoided",
-    "NodeMoved",
-    "NodeMovedUndo",
-    "NodeRemoved",
-    "NodeRemovedUndo",
-    "NodeSet",
-    "NodeSpec",
-    "NodesConnected",
-    "as_added",
-    "spec_of",
-]
-
 
 class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     """The properties of a node."""
@@ -165,7 +149,7 @@ class NodeMoved(Change[NodeMovedUndo], frozen=True, tag="node moved"):
 
 
 class ClosureSet(Change[Closure | None], frozen=True, tag="closure set"):
-    """Notes that nodes with these labels are disabled when they join, until a time; the time 0 ends this."""
+    """Sets until when nodes with these labels are disabled as they join. The time 0 ends this."""
 
     labels: Pairs
     until: int
@@ -190,7 +174,7 @@ class ClosureSet(Change[Closure | None], frozen=True, tag="closure set"):
 
 
 class Avoidance(msgspec.Struct, frozen=True, gc=False):
-    """Launch failures of a node and the resulting pause."""
+    """The launch failures of a node, and the time until which it gets no new work."""
 
     failures: int
     pauses: int
@@ -311,7 +295,7 @@ class NodeRemoved(Change[NodeRemovedUndo], frozen=True, tag="node removed"):
 
 
 def as_added(partition: Partition, node_id: int) -> NodeAdded:
-    """Return the change that would add a node with its present properties."""
+    """Return the change that adds a node with the present properties of an existing one."""
     row = partition.nodes.rows[node_id]
     return NodeAdded(
         node_id,

@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
-from fairlead.core.model import Ask, Asks, Stage
+import msgspec
+
+from fairlead.core.model import Ask, Asks, Micros, Pending, Stage
 from fairlead.core.ranges import Ranges, count
 from fairlead.core.state import Partition
+
+
+class DemandBefore(msgspec.Struct, frozen=True, gc=False):
+    """The demand of a stage before a change."""
+
+    stage: Stage
+    pending: Pending
+    asks: Asks
+    short_since: Micros | None
+
+    def restore(self, partition: Partition) -> None:
+        stage = self.stage
+        stage.pending = self.pending
+        for ask in self.asks:
+            if ask is not None and stage.asks[ask.kind] is None:
+                partition.add_ask(ask)
+        partition.mark_short(stage, self.short_since)
+
+    def cancelled(self) -> int:
+        """Return the number of asks of the stage that have been removed since."""
+        return sum(old is not None and new is None for old, new in zip(self.asks, self.stage.asks, strict=True))
+
+
+def demand_of(stage: Stage) -> DemandBefore:
+    pending = tuple(None if ranges is None else ranges.copy() for ranges in stage.pending)
+    return DemandBefore(stage, pending, stage.asks, stage.short_since)
 
 
 def grow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
@@ -26,7 +54,7 @@ def ungrow(stage: Stage, kind: int, block: tuple[int, ...]) -> None:
 
 
 def take(partition: Partition, stage: Stage, kind: int, block: tuple[int, ...]) -> Ask | None:
-    """Remove tasks from the pending ones of a kind. If none is left, drop their ask and return it."""
+    """Make tasks of a kind no longer pending. If none is left, drop their ask and return it."""
     wanted = stage.pending[kind]
     if wanted is None:
         raise ValueError(f"no {kind} tasks are pending")
@@ -49,10 +77,5 @@ def give_back(partition: Partition, stage: Stage, kind: int, block: tuple[int, .
 
 
 def still_asks(whole: Ask) -> bool:
-    """True if a stage of a whole job still has pending tasks that belong to the job's shared ask."""
+    """True if any stage of a whole job still has pending tasks, so that the job's shared ask must stay."""
     return any(stage.pending[whole.kind] is not None for stage in whole.stages)
-
-
-def dropped(before: Asks, after: Asks) -> int:
-    """Return the number of asks of a stage that were removed."""
-    return sum(1 for old, new in zip(before, after, strict=True) if old is not None and new is None)

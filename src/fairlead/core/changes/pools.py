@@ -11,19 +11,6 @@ from fairlead.core.changes.lines import NAMED, Line, Names
 from fairlead.core.model import Ask, Meant, Micros, NodeOrder, OrderCause
 from fairlead.core.state import Partition
 
-__all__ = [
-    "Arrived",
-    "ArrivedUndo",
-    "GivenBack",
-    "Idled",
-    "OrderFailed",
-    "OrderFailedUndo",
-    "Ordered",
-    "OrderedUndo",
-    "PoolMoved",
-    "PoolMovedUndo",
-]
-
 
 def node_name(pool: str, order: int, position: int) -> str:
     """Return the name of an ordered node.
@@ -34,14 +21,12 @@ def node_name(pool: str, order: int, position: int) -> str:
 
 
 class OrderedUndo(msgspec.Struct, frozen=True, gc=False):
-    counter: int
-    """The next order number."""
+    next_order: int
     grew: Micros | None
-    """When nodes were last ordered from the pool."""
 
 
 class Ordered(Change[OrderedUndo], frozen=True, tag="ordered"):
-    """Orders nodes from a pool. `nodes` has pairs: a number of nodes, and the asks that each of them is meant for."""
+    """Orders nodes from a pool. `nodes` has pairs: a number of equal nodes, and the tasks that each is meant for."""
 
     number: int
     pool: str
@@ -63,7 +48,7 @@ class Ordered(Change[OrderedUndo], frozen=True, tag="ordered"):
     def undo(self, partition: Partition, before: OrderedUndo) -> None:
         for name in partition.orders.pop(self.number).coming:
             del partition.order_of[name]
-        partition.counters.order, partition.pools[self.pool].grew = before.counter, before.grew
+        partition.counters.order, partition.pools[self.pool].grew = before.next_order, before.grew
 
     def counts(self, partition: Partition, before: OrderedUndo) -> Iterable[tuple[str, int]]:
         return ((f"ordered by {self.cause}", self._size),)
@@ -81,8 +66,7 @@ class Ordered(Change[OrderedUndo], frozen=True, tag="ordered"):
 class ArrivedUndo(msgspec.Struct, frozen=True, gc=False):
     order: NodeOrder
     coming: dict[str, tuple[Meant, ...]]
-    problem: str
-    """The problem of the pool."""
+    pool_problem: str
 
 
 class Arrived(Change[ArrivedUndo], frozen=True, tag="arrived"):
@@ -101,7 +85,7 @@ class Arrived(Change[ArrivedUndo], frozen=True, tag="arrived"):
 
     def undo(self, partition: Partition, before: ArrivedUndo) -> None:
         _expect(partition, before.order, before.coming)
-        partition.pools[before.order.pool].problem = before.problem
+        partition.pools[before.order.pool].problem = before.pool_problem
 
     def counts(self, partition: Partition, before: ArrivedUndo) -> Iterable[tuple[str, int]]:
         return (("arrived", 1),)
@@ -120,18 +104,17 @@ class OrderFailedUndo(msgspec.Struct, frozen=True, gc=False):
     order: NodeOrder
     coming: dict[str, tuple[Meant, ...]]
     failed: tuple[AskRow, ...]
-    """The asks that already counted the order as failed."""
+    """The asks for which the order had been counted as failed before."""
     waiting: list[Ask]
-    """The asks that count the order as failed since this change."""
+    """The asks for which this change counts the order as failed."""
     paused_until: Micros
-    problem: str
-    """The problem of the pool."""
+    pool_problem: str
 
 
 class OrderFailed(Change[OrderFailedUndo], frozen=True, tag="order failed"):
-    """Gives up ordered nodes. If `until` is above 0, the pool gets no new order before that time.
+    """Gives up ordered nodes. With `until` above 0, the pool gets no new order before that time.
 
-    In that case each ask that the nodes were meant for also gets one failed order, however many nodes the order had.
+    Then one failed order is also counted for each ask that the nodes were meant for.
     """
 
     number: int
@@ -161,7 +144,7 @@ class OrderFailed(Change[OrderFailedUndo], frozen=True, tag="order failed"):
         order.failed = before.failed
         _expect(partition, order, before.coming)
         pool = partition.pools[order.pool]
-        pool.paused_until, pool.problem = before.paused_until, before.problem
+        pool.paused_until, pool.problem = before.paused_until, before.pool_problem
 
     def counts(self, partition: Partition, before: OrderFailedUndo) -> Iterable[tuple[str, int]]:
         return (("order failed", len(self.names)),)
@@ -180,7 +163,7 @@ class PoolMovedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class PoolMoved(Change[PoolMovedUndo], frozen=True, tag="pool moved"):
-    """Pauses or resumes a pool. Resuming clears failed orders, so that nodes are ordered for waiting asks again."""
+    """Pauses or resumes a pool. Resuming forgets failed orders, so that asks get nodes ordered again."""
 
     pool: str
     paused: bool
@@ -265,7 +248,7 @@ def _expect(partition: Partition, order: NodeOrder, coming: dict[str, tuple[Mean
 
 
 def _newly_failed(partition: Partition, order: NodeOrder, names: tuple[str, ...]) -> list[Ask]:
-    """Return the waiting asks that these nodes were meant for, without asks that already count the order as failed."""
+    """Return the waiting asks that these nodes were meant for, and that do not count the order as failed yet."""
     asks: dict[int, Ask] = {}
     for name in names:
         for job, stage, kind, _ in order.coming[name]:

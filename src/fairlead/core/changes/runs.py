@@ -1,12 +1,10 @@
-"""Changes for expected run times: the last runs by user and job name, and the latest planned start of an ask."""
+"""Changes for expected run times: the last run times by user and job name, and the latest planned start of an ask."""
 
 from __future__ import annotations
 
 from fairlead.core.changes.change import Change
 from fairlead.core.model import Micros, Runs, RunsKey
 from fairlead.core.state import Partition
-
-__all__ = ["RunsNoted", "StartPlanned"]
 
 
 class RunsNoted(Change[dict[RunsKey, Runs | None]], frozen=True, tag="runs noted"):
@@ -33,7 +31,7 @@ class RunsNoted(Change[dict[RunsKey, Runs | None]], frozen=True, tag="runs noted
 
 
 class StartPlanned(Change[None], frozen=True, tag="start planned"):
-    """Records the latest planned start of the first ask without capacity. Later asks must not delay it further."""
+    """Records the latest planned start of the first ask without capacity. Asks behind it must not delay it further."""
 
     job: str
     stage: int

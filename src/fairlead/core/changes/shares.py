@@ -1,4 +1,4 @@
-"""Changes of shares: since when queues have been too far from their shares, and the landmark of past use."""
+"""Changes of shares: the time since which queues are too far from their shares, and the landmark of past use."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from fairlead.core.model import Micros
 from fairlead.core.policy.decay import after_shift
 from fairlead.core.resources import Vector
 from fairlead.core.state import Partition
-
-__all__ = ["LandmarkMoved", "LandmarkMovedUndo", "SpreadSeen"]
 
 
 class SpreadSeen(Change[Micros | None], frozen=True, tag="spread seen"):
@@ -35,9 +33,9 @@ class LandmarkMovedUndo(msgspec.Struct, frozen=True, gc=False):
 
 
 class LandmarkMoved(Change[LandmarkMovedUndo], frozen=True, tag="landmark moved"):
-    """Moves the landmark of past use, the time that its weights count from, by whole half-lives.
+    """Moves the landmark, the time from which the weights of past use count, by whole half-lives.
 
-    So the numbers stay small.
+    Past use grows in weight with the time since the landmark. Moving it keeps the numbers small.
     """
 
     landmark: Micros

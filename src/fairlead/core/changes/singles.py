@@ -1,4 +1,4 @@
-"""Changes for many one-task jobs together, so that a flood of such jobs does not need a change for each job."""
+"""Changes of many one-task jobs at once, so that a flood of such jobs does not need a change for each."""
 
 from __future__ import annotations
 
@@ -12,23 +12,12 @@ from fairlead.core.changes.lines import Line, Names
 from fairlead.core.changes.news import JobNews, News, TaskNews
 from fairlead.core.changes.tasks import placement
 from fairlead.core.lifecycle import JOB, TASK
-from fairlead.core.model import (
-    NEW,
-    NO_ASKS,
-    NOTHING_PENDING,
-    Allocation,
-    Ask,
-    JobState,
-    Stage,
-    all_pending,
-)
+from fairlead.core.model import NEW, NO_ASKS, NOTHING_PENDING, Allocation, Ask, JobState, Stage, all_pending
 from fairlead.core.ranges import Ranges, SharedRanges
 from fairlead.core.state import Partition
 
-__all__ = ["SinglesEnded", "SinglesPlaced", "SinglesPlacedUndo"]
-
 ONLY = (0, 1)
-"""The block of the only task of a stage."""
+"""The indices of a stage with one task."""
 
 ALL_WELL: dict[str, Ranges] = {"succeeded": SharedRanges(ONLY)}
 """`Stage.ended` of a stage with one task that succeeded: one object shared by all such stages, never altered."""
@@ -36,18 +25,14 @@ ALL_WELL: dict[str, Ranges] = {"succeeded": SharedRanges(ONLY)}
 
 class SinglesPlacedUndo(msgspec.Struct, frozen=True, gc=False):
     asks: list[Ask]
-    """The asks of the tasks, in the same order."""
-    states: list[JobState]
-    """The states of their jobs."""
-    counter: int
-    """The next number of an allocation."""
+    job_states: list[JobState]
+    next_allocation: int
 
 
 class SinglesPlaced(Change[SinglesPlacedUndo], frozen=True, tag="singles placed"):
-    """Assigns tasks to one node.
+    """Assigns tasks of one lane to one node. Each is the only task of its stage and starts for the first time.
 
-    Each is the only task of its stage, starts for the first time, and is in the same lane. The allocations are numbered
-    from `first`, and the attempt of every task is 1.
+    The allocations are numbered from `first`, and the attempt of every task is 1.
     """
 
     node: int
@@ -87,12 +72,12 @@ class SinglesPlaced(Change[SinglesPlacedUndo], frozen=True, tag="singles placed"
         return SinglesPlacedUndo(asks, states, before)
 
     def undo(self, partition: Partition, before: SinglesPlacedUndo) -> None:
-        partition.counters.allocation = before.counter
+        partition.counters.allocation = before.next_allocation
         for offset in reversed(range(len(self.tasks))):
             ask = before.asks[offset]
             stage = ask.stage
             partition.unbook(partition.allocations[self.first + offset])
-            stage.job.state = before.states[offset]
+            stage.job.state = before.job_states[offset]
             stage.started, stage.top = False, 0
             stage.pending = all_pending(1)
             partition.add_ask(ask)

@@ -13,13 +13,10 @@ from fairlead.core.model import Stage, Strange
 from fairlead.core.ranges import Ranges, count
 from fairlead.core.state import Partition
 
-__all__ = ["StrangeFound", "StrangeFoundUndo"]
-
 
 class StrangeFoundUndo(msgspec.Struct, frozen=True, gc=False):
     found: Strange | None
-    counter: int
-    """The next number of a job."""
+    next_job: int
     floor: int
     top: int
 
@@ -45,7 +42,7 @@ class StrangeFound(Change[StrangeFoundUndo], frozen=True, tag="strange found"):
         ranges.add(self.indices)
         tasks[self.attempt] = ranges.flat()
         partition.strange[key] = Strange(before.floor if found is None else found.floor, tasks)
-        partition.counters.job = max(before.counter, self.number + 1)
+        partition.counters.job = max(before.next_job, self.number + 1)
         if stage is not None:
             stage.floor, stage.top = max(stage.floor, self.attempt), max(stage.top, self.attempt)
             partition.touched.jobs[self.job] = None
@@ -57,7 +54,7 @@ class StrangeFound(Change[StrangeFoundUndo], frozen=True, tag="strange found"):
             del partition.strange[key]
         else:
             partition.strange[key] = before.found
-        partition.counters.job = before.counter
+        partition.counters.job = before.next_job
         if stage is not None:
             stage.floor, stage.top = before.floor, before.top
 

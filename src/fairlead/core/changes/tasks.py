@@ -1,7 +1,7 @@
 """Changes of blocks of tasks: placed, acknowledged, told to stop, and not stopped in time.
 
-An allocation has one state. When only some of its tasks change state, those tasks get a new allocation, numbered
-`into`.
+An allocation has one state. When only some of its tasks change state, these tasks get a new allocation, whose number is
+the field `into` of the change.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from fairlead.core.model import KINDS, Allocation, Ask, JobState, Members, Micro
 from fairlead.core.ranges import count, difference, indices
 from fairlead.core.state import Partition
 
-__all__ = ["Acknowledged", "MovedUndo", "Part", "Placed", "PlacedUndo", "StopOverdue", "Stopped"]
-
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The tasks of a block that go to one node, and their devices, task by task."""
+    """The tasks of a block that are placed on one node, and their devices in the order of the tasks."""
 
     node: int
     indices: tuple[int, ...]
@@ -34,14 +32,12 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class PlacedUndo(msgspec.Struct, frozen=True, gc=False):
     stage: Stage
-    completed: Ask | None
-    """The ask that this change completed."""
+    completed_ask: Ask | None
     job_state: JobState
     started: bool
     top: int
     short_since: Micros | None
-    counter: int
-    """The next allocation number."""
+    next_allocation: int
     generation: int
     members: Members
 
@@ -59,8 +55,8 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
     first: int
     parts: tuple[Part, ...]
     group: int = 0
-    """For a gang, the number of its first allocation. If a member fails before all are acknowledged, the others are
-    taken back. A whole job is one gang, with one `Placed` per stage."""
+    """For a gang, the number of its first allocation. If a member fails before all are acknowledged, all start again.
+    A whole job is one gang, with one `Placed` per stage."""
     safe_until: Micros = 0
     expected: Micros | None = None
     """The expected run time, if it was learned."""
@@ -117,8 +113,8 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
         stage = before.stage
         stage.job.state, stage.started, stage.top = before.job_state, before.started, before.top
         stage.generation, stage.members = before.generation, before.members
-        partition.counters.allocation = before.counter
-        ask = before.completed
+        partition.counters.allocation = before.next_allocation
+        ask = before.completed_ask
         for offset, part in reversed(list(enumerate(self.parts))):
             partition.unbook(partition.allocations[self.first + offset])
             give_back(partition, stage, self.kind, part.indices, ask)
@@ -150,26 +146,24 @@ class Placed(Change[PlacedUndo], frozen=True, tag="placed"):
         return (("placed", self.tasks),)
 
     def completed(self, before: PlacedUndo) -> Iterable[Ask]:
-        return () if before.completed is None else (before.completed,)
+        return () if before.completed_ask is None else (before.completed_ask,)
 
     def lines(self, names: Names, before: PlacedUndo) -> Iterator[Line]:
         nodes = list(dict.fromkeys(part.node for part in self.parts))
         gang = self.group > 0
-        yield placement(names, before.stage, self.kind, self.attempt, self.tasks, gang, nodes, before.completed)
+        yield placement(names, before.stage, self.kind, self.attempt, self.tasks, gang, nodes, before.completed_ask)
 
 
 class MovedUndo(msgspec.Struct, frozen=True, gc=False):
     """State before tasks of an allocation changed state."""
 
     allocation: Allocation
-    """The allocation that the tasks were in."""
-    counter: int
-    """The next allocation number."""
+    next_allocation: int
     short_since: Micros | None
 
 
 class Acknowledged(Change[MovedUndo], frozen=True, tag="acknowledged"):
-    """Records that tasks run, as their agent reported, and have run for `ran` microseconds."""
+    """Records an agent's report that tasks run and have done so for `ran` microseconds."""
 
     allocation: int
     indices: tuple[int, ...]
@@ -224,7 +218,7 @@ class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
         return before.allocation.stage.job.manager
 
     def lines(self, names: Names, before: MovedUndo) -> Iterator[Line]:
-        if self.cause != "gang":  # `views.logs` has one line for the whole gang
+        if self.cause != "gang":  # `views.decision_log` has one line for the whole gang
             stage = before.allocation.stage
             fields = {
                 "job": stage.job.id,
@@ -239,7 +233,7 @@ class Stopped(Change[MovedUndo], frozen=True, tag="stopped"):
 
 
 class StopOverdue(Change[Allocation], frozen=True, tag="stop overdue"):
-    """Marks tasks that did not stop in time: their capacity is no longer expected to become free."""
+    """Marks tasks that did not stop in time. Nothing counts on their capacity any more."""
 
     allocation: int
 
@@ -271,10 +265,7 @@ class StopOverdue(Change[Allocation], frozen=True, tag="stop overdue"):
 
 
 def joined(stage: Stage, blocks: Iterable[tuple[int, ...]]) -> Members:
-    """Return the members of a stage's gang after blocks of tasks joined, one after another.
-
-    Tasks without a rank get the next free ranks.
-    """
+    """Return the members of a stage's gang with further blocks of tasks. New members get the next free ranks."""
     members = list(stage.members)
     free = 0
     for other in stage.gang():
@@ -296,14 +287,7 @@ def joined(stage: Stage, blocks: Iterable[tuple[int, ...]]) -> Members:
 
 
 def placement(
-    names: Names,
-    stage: Stage,
-    kind: int,
-    attempt: int,
-    tasks: int,
-    gang: bool,
-    nodes: list[int],
-    completed: Ask | None,
+    names: Names, stage: Stage, kind: int, attempt: int, tasks: int, gang: bool, nodes: list[int], completed: Ask | None
 ) -> Line:
     """Return the log line of placed tasks."""
     fields = {
@@ -390,7 +374,7 @@ def _move(
 
 
 def _move_back(partition: Partition, number: int, into: int, before: MovedUndo) -> None:
-    partition.counters.allocation = before.counter
+    partition.counters.allocation = before.next_allocation
     allocation = before.allocation
     if into:
         partition.unbook(partition.allocations[into], moves=True)

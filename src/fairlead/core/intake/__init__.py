@@ -1,4 +1,4 @@
-"""Intake: checks the commands one by one, and makes changes for each or rejects it without altering anything.
+"""Intake: checks the commands one by one, and carries out each or rejects it without altering anything.
 
 One file per noun: configuration, nodes, pools, jobs, reports, resource managers. `HANDLERS` maps commands to functions.
 """
@@ -11,41 +11,16 @@ from typing import Any
 
 import msgspec
 
+from fairlead.core import commands
 from fairlead.core.changes import KeyKept
 from fairlead.core.commands import (
     Accepted,
-    AddNode,
     Answer,
     AnyCommand,
-    BringToFront,
-    CancelAsk,
-    CloseNodes,
-    Configure,
-    DisconnectNodes,
-    FailOrder,
-    HoldJob,
-    Kill,
-    MarkReady,
-    MoveNode,
-    MovePool,
-    MoveQueue,
-    RegisterManager,
     Rejected,
-    ReleaseHold,
-    ReleaseJob,
-    RemoveManager,
-    RemoveNode,
-    RemovePartition,
     Report,
-    Requeue,
-    ResetLane,
     Scale,
-    ScalePool,
-    SetPriority,
-    StopTasks,
     Submit,
-    UpdateManager,
-    UpdateNode,
     decode_answer,
     encode_answer,
 )
@@ -62,51 +37,59 @@ MAX_KEY = 200
 MAX_USER = 200
 
 HANDLERS: dict[type[Any], Callable[[Plan, Any], Answer]] = {
-    Configure: config.configure,
-    MoveQueue: config.move_queue,
-    MarkReady: config.mark_ready,
-    RemovePartition: config.remove_partition,
-    AddNode: nodes.add,
-    UpdateNode: nodes.update,
-    MoveNode: nodes.move,
-    CloseNodes: nodes.close,
-    DisconnectNodes: nodes.disconnect,
-    RemoveNode: nodes.remove,
-    FailOrder: pools.fail_order,
-    MovePool: pools.move,
-    ScalePool: pools.scale,
-    Submit: jobs.submit,
-    Scale: jobs.scale,
-    Kill: jobs.kill,
-    HoldJob: jobs.hold,
-    ReleaseJob: jobs.release,
-    Requeue: jobs.requeue_job,
-    StopTasks: jobs.stop_tasks,
-    SetPriority: jobs.set_priority,
-    BringToFront: jobs.bring_to_front,
-    ReleaseHold: jobs.release_hold,
-    CancelAsk: jobs.cancel,
-    ResetLane: jobs.reset_lane,
-    Report: reports.report,
-    RegisterManager: managers.register,
-    RemoveManager: managers.remove,
-    UpdateManager: managers.update,
+    commands.Configure: config.configure,
+    commands.MoveQueue: config.move_queue,
+    commands.MarkReady: config.mark_ready,
+    commands.RemovePartition: config.remove_partition,
+    commands.AddNode: nodes.add,
+    commands.UpdateNode: nodes.update,
+    commands.MoveNode: nodes.move,
+    commands.CloseNodes: nodes.close,
+    commands.DisconnectNodes: nodes.disconnect,
+    commands.RemoveNode: nodes.remove,
+    commands.FailOrder: pools.fail_order,
+    commands.MovePool: pools.move,
+    commands.ScalePool: pools.scale,
+    commands.Submit: jobs.submit,
+    commands.Scale: jobs.scale,
+    commands.Kill: jobs.kill,
+    commands.HoldJob: jobs.hold,
+    commands.ReleaseJob: jobs.release,
+    commands.Requeue: jobs.requeue_job,
+    commands.StopTasks: jobs.stop_tasks,
+    commands.SetPriority: jobs.set_priority,
+    commands.BringToFront: jobs.bring_to_front,
+    commands.ReleaseHold: jobs.release_hold,
+    commands.CancelAsk: jobs.cancel,
+    commands.ResetLane: jobs.reset_lane,
+    commands.Report: reports.report,
+    commands.RegisterManager: managers.register,
+    commands.RemoveManager: managers.remove,
+    commands.UpdateManager: managers.update,
 }
 
-# These are idempotent anyway and sent again after a restart, so their keys are ignored.
-REPEATABLE = (Configure, MarkReady, DisconnectNodes, Report, RegisterManager, UpdateManager, FailOrder)
+# These commands can be repeated safely and are sent again after a restart, so their keys are ignored.
+REPEATABLE = (
+    commands.Configure,
+    commands.MarkReady,
+    commands.DisconnectNodes,
+    commands.Report,
+    commands.RegisterManager,
+    commands.UpdateManager,
+    commands.FailOrder,
+)
 
 DONE = Accepted()
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-def intake(plan: Plan, commands: Iterable[AnyCommand]) -> tuple[list[Answer], list[int]]:
-    """Carry out the commands in order. Returns the answer to each, and the number of changes in the plan after each."""
+def intake(plan: Plan, batch: Iterable[AnyCommand]) -> tuple[list[Answer], list[int]]:
+    """Carry out commands in order. Returns the answer to each, and the number of changes in the plan after each."""
     answers: list[Answer] = []
     marks: list[int] = []
     ends = Ends(plan)
-    for command in commands:
+    for command in batch:
         if isinstance(command, Report) and ends.take(command):
             answers.append(DONE)
         else:
@@ -158,7 +141,7 @@ def _take_once(plan: Plan, command: AnyCommand) -> Answer:
 
 
 UNCOMPARED: dict[type[AnyCommand], dict[str, Any]] = {Submit: {"origin": msgspec.UNSET}}
-"""Fields that may differ between a request and its repetition with the same key."""
+"""Fields that may differ when a command is repeated with the same key."""
 
 
 def _digest(command: AnyCommand) -> bytes:

@@ -16,13 +16,15 @@ from fairlead.core.changes import (
 )
 from fairlead.core.commands import Accepted, Configure, MarkReady, MoveQueue, RemovePartition
 from fairlead.core.errors import Refused
+from fairlead.core.intake.lookup import find_queue
 from fairlead.core.intake.nodes import tell_to_stop
 from fairlead.core.intake.pools import forget_orders, welcome
 from fairlead.core.intake.rights import need_operator
+from fairlead.core.model import Queue, QueueState
 from fairlead.core.outcomes import finish, recall
 from fairlead.core.plan import Plan
-from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
+from fairlead.core.state import Partition
 
 
 def configure(plan: Plan, command: Configure) -> Accepted:
@@ -50,14 +52,7 @@ def _queues(plan: Plan, command: Configure) -> None:
     wanted = dict(command.config.queues)
     added = tuple((path, settings) for path, settings in wanted.items() if path not in partition.queues)
     for path, _ in added:
-        parent = partition.queues.get(path.rpartition(".")[0])
-        if parent is not None and not parent.children and parent.jobs:
-            raise Refused(
-                f"queues.{path}",
-                f"queue {parent.path} has {parent.jobs} jobs and cannot get queues below it; "
-                "wait until they ended, or kill them",
-                "conflict",
-            )
+        _check_parent(partition, path)
     # Draining queues that the configuration names again become active, parents before children.
     for path in wanted:
         if path in partition.queues and partition.queues[path].state == "draining":
@@ -69,41 +64,48 @@ def _queues(plan: Plan, command: Configure) -> None:
     )
     if changed:
         plan.do(QueuesSet(changed))
-    leaving = sorted((path for path in partition.queues if path not in wanted), reverse=True)
-    for path in leaving:
-        queue = partition.queues[path]
-        if queue.state == "stopped":
-            raise Refused(
-                f"queues.{path}",
-                f"queue {path} is stopped and cannot be removed; start it first, so that it can drain",
-                "conflict",
-            )
-        if queue.state == "active":
-            plan.do(QueueMoved(path, "draining"))
+    for path in sorted((path for path in partition.queues if path not in wanted), reverse=True):
+        _drain(plan, partition.queues[path])
+
+
+def _check_parent(partition: Partition, path: str) -> None:
+    parent = partition.queues.get(path.rpartition(".")[0])
+    if parent is not None and not parent.children and parent.jobs:
+        raise Refused(
+            f"queues.{path}",
+            f"queue {parent.path} has {parent.jobs} jobs and cannot get queues below it; "
+            "wait until they ended, or kill them",
+            "conflict",
+        )
+
+
+def _drain(plan: Plan, queue: Queue) -> None:
+    """Drain a queue that left the configuration. Refuses a stopped queue, because its jobs would never end."""
+    if queue.state == "stopped":
+        raise Refused(
+            f"queues.{queue.path}",
+            f"queue {queue.path} is stopped and cannot be removed; start it first, so that it can drain",
+            "conflict",
+        )
+    if queue.state == "active":
+        plan.do(QueueMoved(queue.path, "draining"))
 
 
 def move_queue(plan: Plan, command: MoveQueue) -> Accepted:
     need_operator(command, "start or stop a queue")
-    queue = plan.partition.queues.get(command.queue)
-    if queue is None:
-        raise Refused(
-            "queue",
-            f"there is no queue {shown(command.queue)}{suggestion(command.queue, plan.partition.queues)}; "
-            "name one that is known",
-            "unknown",
-        )
+    partition = plan.partition
+    queue = find_queue(partition, command.queue)
     if command.action not in ("start", "stop"):
         raise Refused("action", f"{shown(command.action)} is not one of start, stop; write one of them")
-    state = "active" if command.action == "start" else "stopped"
+    state: QueueState = "active" if command.action == "start" else "stopped"
     if queue.state == state:
         return Accepted(note="no change")
     if queue.state == "draining":
         raise Refused(
             "queue", f"{queue.path} left the configuration and drains; put it back there to keep it", "conflict"
         )
-    plan.do(QueueMoved(queue.path, "active" if command.action == "start" else "stopped"))
-    if command.action == "stop":
-        partition = plan.partition
+    plan.do(QueueMoved(queue.path, state))
+    if state == "stopped":
         chained = [waiting for number in sorted(partition.derived.chains) for waiting in partition.waiting_in(number)]
         recall(plan, [waiting for waiting in chained if queue in waiting.stage.job.queue.line()])
     return Accepted()

@@ -37,6 +37,7 @@ from fairlead.core.config import leaves_text
 from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY
 from fairlead.core.errors import Refused
 from fairlead.core.holds.release import pause_after
+from fairlead.core.intake.lookup import find_job, find_queue, find_stage, need_live, some, unknown
 from fairlead.core.intake.rights import need_operator, need_owner, need_priority, need_submit, right_over
 from fairlead.core.lanes import lane_key
 from fairlead.core.model import NEW, OPERATOR, REPLACE, SCALE, Ask, Job, JobSpec, Queue, Stage, StageSpec
@@ -84,8 +85,7 @@ def add_job(plan: Plan, command: Command, spec: JobSpec, wanted_id: str, field: 
     for at, stage in enumerate(spec.stages):
         check_resources(partition, stage, f"stages[{at}]")
     _check_after(partition, job_id, spec)
-    # Users share lanes unless some nodes are for named users only. Nodes that have not joined yet (the first nodes,
-    # nodes of pools) may turn out to be for named users.
+    # Users share lanes unless some nodes are for named users only. Nodes that have not joined yet may be such nodes.
     if not spec.manager and (partition.nodes.restricted or not partition.nodes.rows or partition.pools):
         spec = msgspec.structs.replace(spec, shape_user=spec.user)
     plan.do(JobAdded(job_id, number, spec))
@@ -99,29 +99,19 @@ def find_leaf(partition: Partition, path: str) -> Queue:
     """Return the leaf queue of a path, or refuse if it does not accept jobs."""
     queue = partition.queues.get(path)
     if queue is None:
-        raise Refused(
-            "queue",
-            f"there is no queue {shown(path)}{suggestion(path, [leaf.path for leaf in partition.leaves()])}; "
-            f"name one of {leaves_text(partition.queues)}",
-            "unknown",
-        )
+        leaves = [leaf.path for leaf in partition.leaves()]
+        raise unknown("queue", "queue", path, leaves, f"name one of {leaves_text(partition.queues)}")
     if queue.children:
         below = leaves_text([name for name in partition.queues if name.startswith(f"{path}.")])
         raise Refused("queue", f"{path} has queues below it and takes no jobs; name one of {below}")
     for level in queue.line() if partition.derived.stopped_queues or partition.derived.draining_queues else ():
         if level.state != "active":
-            raise Refused(
-                "queue",
-                f"{level.path} is {level.state} and takes no new jobs; name another one",
-                "conflict",
-            )
+            raise Refused("queue", f"{level.path} is {level.state} and takes no new jobs; name another one", "conflict")
     return queue
 
 
 def route(partition: Partition, spec: JobSpec) -> JobSpec:
-    """Return the job with its queue: the one it names, else that of the first matching requestor pattern, else the
-    default.
-    """
+    """Return the job with its queue: the queue that it names, that of the first matching requestor, or the default."""
     if not partition.queues:
         raise Refused("queue", "the partition is not configured yet and has none; ask again later", "unknown")
     if spec.queue:
@@ -155,13 +145,13 @@ def check_resources(partition: Partition, stage: StageSpec, field: str) -> None:
         if name not in BUILT_IN and name not in (offered := partition.known_resources()):
             raise Refused(
                 f"{field}.resources.{name}",
-                f"no node or pool offers it{suggestion(name, offered)}; known are {_some(offered)}",
+                f"no node or pool offers it{suggestion(name, offered)}; known are {some(offered)}",
                 "unknown",
             )
 
 
 def no_such_job(field: str, name: str) -> Refused:
-    """Return the error for a job in `after` that does not exist, or that the caller may not see."""
+    """Return the error for a job in `after` that does not exist. A job that the caller may not see gets the same."""
     return Refused(field, f"there is no job {shown(name)} in this partition; name one that is known", "unknown")
 
 
@@ -175,13 +165,11 @@ def _check_after(partition: Partition, job_id: str, spec: JobSpec) -> None:
             raise no_such_job(field, name)
         if before.over and before.state != "succeeded":
             raise Refused(
-                field,
-                f"job {name} is over ({before.state}), so this one could never start; leave it out",
-                "conflict",
+                field, f"job {name} is over ({before.state}), so this one could never start; leave it out", "conflict"
             )
 
 
-# -- scaling, killing --------------------------------------------------------------------------------------------
+# -- running jobs ------------------------------------------------------------------------------------------------
 
 
 def scale(plan: Plan, command: Scale) -> Accepted:
@@ -189,10 +177,8 @@ def scale(plan: Plan, command: Scale) -> Accepted:
     need_owner(command, job, "scale")
     stage = find_stage(job, command.stage)
     count = parse_count(command.count, "count", 0, MAX_TASKS)
-    if job.over:
-        raise Refused("job", f"job {job.id} is over ({job.state}) and cannot be scaled; submit it again", "conflict")
-    if job.manager:
-        raise Refused("job", f"job {job.id} belongs to {job.manager}; scale it there", "conflict")
+    need_live(job, " and cannot be scaled; submit it again")
+    _need_own(job, "scale it")
     if count == stage.count:
         plan.note("asked for again")
         return Accepted(note="no change")
@@ -222,17 +208,11 @@ def kill(plan: Plan, command: Kill) -> Accepted:
     return Accepted(job=job.id)
 
 
-# -- holding back, starting again --------------------------------------------------------------------------------
-
-
 def hold(plan: Plan, command: HoldJob) -> Accepted:
-    """Hold a job back. Its chained tasks are recalled, and `release_obsolete` releases the nodes kept for it."""
+    """Hold a job back, and recall its chained tasks. A later phase, `release_obsolete`, releases its held nodes."""
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "hold")
-    if job.over:
-        raise Refused(
-            "job", f"job {job.id} is over ({job.state}), so there is nothing to hold back; leave it", "conflict"
-        )
+    need_live(job, ", so there is nothing to hold back; leave it")
     level = right_over(command, job)
     if job.held_by is not None and job.held_by.level >= level:
         return Accepted(job=job.id, note=f"it is already held by {job.held_by.user}")
@@ -254,29 +234,14 @@ def release(plan: Plan, command: ReleaseJob) -> Accepted:
         raise Refused("job", f"held by {held.user}, {by}, and only {by} can release it; ask one", "forbidden")
     plan.do(JobReleased(job.id, _caller(command)))
     for ask in {ask.seq: ask for stage in job.stages for ask in _asks(stage)}.values():
-        waited = max(0, held.since - ask.waiting_since)
-        plan.do(
-            Asked(
-                job.id,
-                ask.stage.position,
-                ask.kind,
-                asked=ask.asked,
-                waiting_since=plan.now - waited,
-                seq=ask.seq,
-                round=ask.round,
-                front=ask.front,
-                whole=ask.whole,
-                tie=ask.tie,
-            )
-        )
+        _replace(plan, ask, waiting_since=plan.now - max(0, held.since - ask.waiting_since))
     return Accepted(job=job.id)
 
 
 def requeue_job(plan: Plan, command: Requeue) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "requeue")
-    if job.over:
-        raise Refused("job", f"job {job.id} is over ({job.state}) and cannot be requeued; submit it again", "conflict")
+    need_live(job, " and cannot be requeued; submit it again")
     if not requeue(plan, job, _caller(command)):
         return Accepted(job=job.id, note="none of its tasks run")
     plan.note("jobs requeued")
@@ -284,27 +249,23 @@ def requeue_job(plan: Plan, command: Requeue) -> Accepted:
 
 
 def stop_tasks(plan: Plan, command: StopTasks) -> Accepted:
-    """Stop some tasks of a job. If their gang cannot go on without them, it starts again whole, or this is refused."""
+    """Stop some tasks of a job. A gang that needs them starts again whole. A kill of a part of a gang is refused."""
     job = find_job(plan.partition, command.job)
     need_owner(command, job, f"{command.action} tasks of")
     stage = find_stage(job, command.stage)
     block = _check_tasks(stage, command.indices)
-    if job.over:
-        raise Refused(
-            "job", f"job {job.id} is over ({job.state}), and its tasks have ended; submit it again", "conflict"
-        )
-    if job.manager:
-        raise Refused("job", f"job {job.id} belongs to {job.manager}; stop its tasks there", "conflict")
+    need_live(job, ", and its tasks have ended; submit it again")
+    _need_own(job, "stop its tasks")
     if command.action == "kill":
         return _kill_tasks(plan, command, stage, block)
-    by, live = _caller(command), [entry for entry in live_of(stage) if entry.state != "stopping" and not entry.slots]
+    live = [entry for entry in live_of(stage) if entry.state != "stopping" and not entry.slots]
     if not any(index in block for entry in live for index in indices(entry.indices)):
         return Accepted(job=job.id, note="none of these tasks run")
     if stage.strict and (command.action == "requeue" or stage.on_loss == "restart"):
         tasks = sum(member.running() for member in stage.gang())
-        restart(plan, stage, "requeue", by)
+        restart(plan, stage, "requeue", _caller(command))
         return Accepted(job=job.id, note=f"a gang runs whole: all {tasks} of its tasks stop and start again together")
-    stopped = stop_some(plan, stage, block, command.action, by)
+    stopped = stop_some(plan, stage, block, command.action, _caller(command))
     return Accepted(job=job.id, note=_left_out(stopped, block, "did not run"))
 
 
@@ -332,7 +293,7 @@ def _left_out(stopped: int, block: Ranges, why: str) -> str:
 
 
 def _check_tasks(stage: Stage, given: tuple[int, ...]) -> Ranges:
-    """Return the tasks of a stage that a command names as ranges, or refuse."""
+    """Return the tasks that a command names, or refuse tasks that the stage does not have."""
     if not given:
         raise Refused("indices", "no task is named; write the index of one, such as 3")
     check_flat(given, "indices")
@@ -344,6 +305,11 @@ def _check_tasks(stage: Stage, given: tuple[int, ...]) -> Ranges:
     return Ranges(given)
 
 
+def _need_own(job: Job, action: str) -> None:
+    if job.manager:
+        raise Refused("job", f"job {job.id} belongs to {job.manager}; {action} there", "conflict")
+
+
 def _caller(command: Command) -> str:
     return command.user or "the operator"
 
@@ -352,8 +318,7 @@ def set_priority(plan: Plan, command: SetPriority) -> Accepted:
     job = find_job(plan.partition, command.job)
     need_owner(command, job, "change the priority of")
     priority = parse_count(command.priority, "priority", MIN_PRIORITY, MAX_PRIORITY)
-    if job.over:
-        raise Refused("job", f"job {job.id} is over ({job.state}), and its priority has no effect", "conflict")
+    need_live(job, ", and its priority has no effect")
     if priority == job.priority:
         return Accepted(note="no change")
     if priority > job.priority:
@@ -374,25 +339,18 @@ def bring_to_front(plan: Plan, command: BringToFront) -> Accepted:
         lane = partition.lane_of(stage, ask.whole)
         head = lane.head() if lane is not None else None
         if head is not None:
-            plan.do(
-                Asked(
-                    stage.job.id,
-                    ask.stage.position,
-                    ask.kind,
-                    asked=ask.asked,
-                    waiting_since=ask.waiting_since,
-                    seq=ask.seq,
-                    round=head.round,
-                    front=partition.counters.front,
-                    whole=ask.whole,
-                    tie=ask.tie,
-                )
-            )
+            _replace(plan, ask, round=head.round, front=partition.counters.front)
     return Accepted(note="" if asks else "no change")
 
 
+def _replace(plan: Plan, ask: Ask, **fields: int) -> None:
+    """Replace an ask by one with other values of some fields."""
+    same = {name: getattr(ask, name) for name in ("asked", "waiting_since", "seq", "round", "front", "whole", "tie")}
+    plan.do(Asked(ask.stage.job.id, ask.stage.position, ask.kind, **(same | fields)))
+
+
 def release_hold(plan: Plan, command: ReleaseHold) -> Accepted:
-    """End the holds of a job. As after a hold that expired, its asks get no new hold for a while."""
+    """End the holds of a job. Its asks get no new hold for a while, as after a hold that expired."""
     need_operator(command, "release a hold")
     partition = plan.partition
     job = find_job(partition, command.job)
@@ -426,7 +384,7 @@ def _withdraw(plan: Plan, stage: Stage, kinds: Iterable[int] = (REPLACE, SCALE, 
         return
     added = stage.wanted(SCALE).flat() if SCALE in kinds else ()
     if added and added[-1] == stage.count:
-        # The stage has the size that it had before it grew, so that the same growth can be asked for again.
+        # The stage gets the size that it had before it grew, so that the same growth can be asked for again.
         plan.do(StageScaled(stage.job.id, stage.position, added[-2], SCALE))
     end_pending(plan, stage, "killed", kinds)
 
@@ -434,14 +392,7 @@ def _withdraw(plan: Plan, stage: Stage, kinds: Iterable[int] = (REPLACE, SCALE, 
 def reset_lane(plan: Plan, command: ResetLane) -> Accepted:
     need_operator(command, "reset a lane")
     partition = plan.partition
-    queue = partition.queues.get(command.queue)
-    if queue is None:
-        raise Refused(
-            "queue",
-            f"there is no queue {shown(command.queue)}{suggestion(command.queue, partition.queues)}; "
-            "name one that is known",
-            "unknown",
-        )
+    queue = find_queue(partition, command.queue)
     job = find_job(partition, command.job)
     heads = [
         ask
@@ -456,32 +407,6 @@ def reset_lane(plan: Plan, command: ResetLane) -> Accepted:
             to_tail(plan, ask.stage, ask.kind)
     finish_if_done(plan, job)
     return Accepted(note="" if heads else "no change")
-
-
-# -- finding -----------------------------------------------------------------------------------------------------
-
-
-def find_job(partition: Partition, job_id: str) -> Job:
-    job = partition.jobs.get(job_id)
-    if job is None:
-        raise Refused(
-            "job",
-            f"there is no job {shown(job_id)}{suggestion(job_id, partition.jobs)}; name one that is known",
-            "unknown",
-        )
-    return job
-
-
-def find_stage(job: Job, name: str) -> Stage:
-    stage = job.stage(name)
-    if stage is None:
-        names = _some([stage.name for stage in job.stages])
-        raise Refused("stage", f"job {job.id} has no stage {shown(name)}; it has {names}", "unknown")
-    return stage
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def _asks(stage: Stage) -> list[Ask]:

@@ -7,7 +7,7 @@ that does not exist is accepted, because a restarted manager cannot know what ex
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -27,7 +27,8 @@ from fairlead.core.commands import Accepted, Item, RegisterManager, RemoveManage
 from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY, parse_node, parse_stage
 from fairlead.core.errors import Refused
 from fairlead.core.intake import nodes
-from fairlead.core.intake.jobs import add_job, check_resources, find_job, rescale
+from fairlead.core.intake.jobs import add_job, check_resources, rescale
+from fairlead.core.intake.lookup import find_job, find_node, need_live, unknown
 from fairlead.core.intake.rights import need_operator
 from fairlead.core.lifecycle import IllegalTransition
 from fairlead.core.model import NEW, REPLACE, Gang, Job, JobSpec, Stage, StageSpec
@@ -35,17 +36,14 @@ from fairlead.core.outcomes import add_ask, avoid, confirm_stop, end_pending, fi
 from fairlead.core.plan import Plan
 from fairlead.core.policy.fit import overbook_devices
 from fairlead.core.ranges import Ranges
-from fairlead.core.reader import Reader, check_name, suggestion
+from fairlead.core.reader import Reader, check_name
 from fairlead.core.resources import printable, shown
 
 MAX_ITEMS = 100_000
 
 
 def register(plan: Plan, command: RegisterManager) -> Accepted:
-    """Register a manager, for the first time or after its restart.
-
-    The manager sends its whole state in its next update.
-    """
+    """Register a manager, for the first time or after its restart. Its whole state follows in its next update."""
     need_operator(command, "register a resource manager")
     name = check_name(command.name, "name")
     plan.do(ManagerRegistered(name))
@@ -58,10 +56,7 @@ def remove(plan: Plan, command: RemoveManager) -> Accepted:
     need_operator(command, "remove a resource manager")
     partition = plan.partition
     if command.name not in partition.managers:
-        close = suggestion(command.name, partition.managers)
-        raise Refused(
-            "name", f"there is no resource manager {shown(command.name)}{close}; name one that is known", "unknown"
-        )
+        raise unknown("name", "resource manager", command.name, partition.managers)
     own_jobs = [job for job in partition.jobs.values() if job.manager == command.name and not job.over]
     for job in sorted(own_jobs, key=lambda job: job.number):
         finish(plan, job, "killed", f"resource manager {command.name} was removed")
@@ -119,7 +114,7 @@ def _item(plan: Plan, command: UpdateManager, what: str, at: int, doc: object, t
 
 
 def _name_of(what: str, doc: object) -> str:
-    """Return the name of a refused item, in the form that accepted items have."""
+    """Return the name of a refused item, in the same form as for accepted items."""
     if not isinstance(doc, dict):
         return ""
     parts = [doc.get(key) for key in (("name",) if what == "node" else ("job", "ask"))]
@@ -151,16 +146,27 @@ def _node(plan: Plan, command: UpdateManager, read: Reader) -> str:
 def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
     partition = plan.partition
     job_id = read.name("job")
+    existing = partition.jobs.get(job_id)
+    known = existing if existing is not None and existing.manager == command.name else None
     if read.flag("remove", False):
         read.close()
-        known = partition.jobs.get(job_id)
-        if known is not None and known.manager == command.name and known.over:
+        if known is not None and known.over:
             _release_all(plan, known)  # the job was killed, and its tasks have stopped
             return job_id
         job = _own_job(plan, command, job_id)
         _release_all(plan, job)
         finish(plan, job, "succeeded", f"removed by {command.name}")
         return job_id
+    spec = _read_job(command, job_id, read)
+    if known is not None and not known.over:
+        return job_id  # sent again after a restart: the job keeps its place and its allocations
+    if known is not None and not known.allocations and job_id not in partition.derived.followers:
+        plan.do(JobForgotten(job_id))  # an earlier job with this id has ended and is replaced
+    add_job(plan, command, spec, job_id, "job")
+    return job_id
+
+
+def _read_job(command: UpdateManager, job_id: str, read: Reader) -> JobSpec:
     stages = read.get("stages", [])
     if not isinstance(stages, list | tuple):
         raise Refused(read.at("stages"), f"{shown(stages)} is not a list; write [{{…}}, {{…}}]")
@@ -183,28 +189,16 @@ def _job(plan: Plan, command: UpdateManager, read: Reader) -> str:
         raise Refused(read.at("stages"), "two stages have the same name; give each stage its own")
     if spec.gang == "job" and not names:
         raise Refused(read.at("gang"), "a gang of a whole job needs its stages; write them, or leave gang out")
-    existing = partition.jobs.get(job_id)
-    if existing is not None and existing.manager == command.name and not existing.over:
-        return job_id  # sent again after a restart: the job keeps its place and its allocations
-    if (
-        existing is not None
-        and existing.manager == command.name
-        and not existing.allocations
-        and job_id not in partition.derived.followers
-    ):
-        plan.do(JobForgotten(job_id))  # an earlier job with this id has ended and is replaced
-    add_job(plan, command, spec, job_id, "job")
-    return job_id
+    return spec
 
 
 _STAGES: dict[bytes, StageSpec] = {}
-"""Stages read before, as a cache: most jobs of a manager are alike, and reading a stage takes long."""
+"""A cache of stages by their documents: most jobs of a manager are alike, and reading a stage takes long."""
 MAX_STAGES, MAX_PACKED = 1_000, 10_000
 _packed = msgspec.msgpack.Encoder().encode
 
 
 def _stage(doc: object, field: str) -> StageSpec:
-    """Read a stage of a manager's job."""
     if not isinstance(doc, dict):
         return parse_stage(doc, field)
     try:
@@ -228,31 +222,31 @@ def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
     index = read.optional_count("index", 0, MAX_TASKS - 1)
     if read.flag("withdraw", False):
         read.close()
-        if stage is not None and index is None:
-            end_pending(plan, stage, "killed")
-        elif stage is not None and index is not None:
+        if stage is not None:
             _give_up(plan, stage, index)
-        return f"{job.id}/{name}"
-    if index is not None:
+    elif index is not None:
         read.close()
         _ask_for_one(plan, job, name, index, read)
-        return f"{job.id}/{name}"
-    if stage is not None and read.doc.keys() <= {"job", "ask", "count"} and read.get("count") is not None:
+    elif stage is not None and read.doc.keys() <= {"job", "ask", "count"} and read.get("count") is not None:
         _ask_again(plan, stage, read.count("count", 1, 1, MAX_TASKS))  # the stage is only scaled and keeps its shape
-        return f"{job.id}/{name}"
+    else:
+        _ask_for_stage(plan, job, name, read)
+    return f"{job.id}/{name}"
+
+
+def _ask_for_stage(plan: Plan, job: Job, name: str, read: Reader) -> None:
+    stage = job.stage(name)
     if stage is None and job.whole:
         raise Refused(
             read.at("ask"), f"job {job.id} is one gang and has no stage {name}; add another job with all its stages"
         )
-    spec = parse_stage(
-        {**{key: value for key, value in read.doc.items() if key not in ("job", "ask")}, "name": name},
-        read.field,
-    )
+    own = {key: value for key, value in read.doc.items() if key not in ("job", "ask")}
+    spec = parse_stage({**own, "name": name}, read.field)
     check_resources(plan.partition, spec, read.field)
     if stage is None:
         plan.do(StageAdded(job.id, spec))
         add_ask(plan, job.stages[-1], NEW)
-    elif _same_ask(stage, spec):
+    elif msgspec.structs.replace(spec, count=0) == msgspec.structs.replace(stage.spec, count=0):
         _ask_again(plan, stage, spec.count)
     else:
         raise Refused(
@@ -260,11 +254,13 @@ def _ask(plan: Plan, command: UpdateManager, read: Reader) -> str:
             f"{name} of job {job.id} was asked for with another shape; withdraw it and choose another name",
             "conflict",
         )
-    return f"{job.id}/{name}"
 
 
-def _give_up(plan: Plan, stage: Stage, index: int) -> None:
-    """Withdraw one task if it is pending."""
+def _give_up(plan: Plan, stage: Stage, index: int | None) -> None:
+    """Withdraw the pending tasks of a stage, or only one task if an index is given."""
+    if index is None:
+        end_pending(plan, stage, "killed")
+        return
     for kind, wanted in enumerate(stage.pending):
         if wanted is not None and index in wanted:
             plan.do(PendingEnded(stage.job.id, stage.position, kind, (index, index + 1), "killed"))
@@ -282,12 +278,8 @@ def _ask_for_one(plan: Plan, job: Job, name: str, index: int, read: Reader) -> N
         add_ask(plan, stage, kind)
 
 
-def _same_ask(stage: Stage, spec: Any) -> bool:
-    return bool(msgspec.structs.replace(spec, count=0) == msgspec.structs.replace(stage.spec, count=0))
-
-
 def _ask_again(plan: Plan, stage: Stage, count: int) -> None:
-    """Handle a repeated ask: it keeps its position, or is scaled, and its withdrawn or ended tasks wait again."""
+    """Handle a repeated ask: it keeps its place, or is scaled. Its withdrawn tasks, or all ended ones, wait again."""
     before = plan.mark()
     withdrawn = stage.ended_as("killed").flat()
     if withdrawn:
@@ -302,7 +294,6 @@ def _ask_again(plan: Plan, stage: Stage, count: int) -> None:
 
 
 def _release(plan: Plan, command: UpdateManager, read: Reader) -> str:
-    """End the allocations of one task, of an ask, or of a whole job."""
     job_id = read.text("job", "", most=63)
     name = read.text("ask", "", most=63)
     index = read.optional_count("index", 0, MAX_TASKS)
@@ -341,10 +332,6 @@ def _release_stage(plan: Plan, stage: Stage, index: int | None, withdraw: bool =
 
 
 def _lose_stage(plan: Plan, stage: Stage, index: int | None, reason: str) -> None:
-    """Declare live tasks lost that the manager could not start.
-
-    `on_loss` applies, and their nodes are avoided for a while.
-    """
     for number, block in _live_blocks(stage, index):
         allocation = plan.partition.allocations.get(number)
         if allocation is not None:
@@ -353,7 +340,7 @@ def _lose_stage(plan: Plan, stage: Stage, index: int | None, reason: str) -> Non
 
 
 def _live_blocks(stage: Stage, index: int | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Return the numbers of live allocations with their tasks, for one index or for all."""
+    """Return the live allocations of a stage by number, with their tasks; with an index, only with this task."""
     chosen = sorted(stage.live or ()) if index is None else [index]
     by_allocation: dict[int, list[int]] = {}
     for task in chosen:
@@ -365,16 +352,27 @@ def _live_blocks(stage: Stage, index: int | None) -> list[tuple[int, tuple[int, 
 
 def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
     """Book an allocation that the manager reports as running, even beyond limits and capacity."""
-    partition = plan.partition
+    nodes = plan.partition.nodes
     job = _own_job(plan, command, read.name("job"))
-    name = read.name("ask")
-    node_name = read.name("node")
+    name, node_name = read.name("ask"), read.name("node")
     index = read.count("index", 0, 0, MAX_TASKS - 1)
-    node_id = nodes.find(plan, node_name, "node")
-    if partition.nodes.manager[partition.nodes.rows[node_id]] != command.name:
+    node_id = find_node(plan.partition, node_name, "node")
+    if nodes.manager[nodes.rows[node_id]] != command.name:
         raise Refused(
             read.at("node"), f"node {node_name} is not one of {command.name}'s; name one that is", "forbidden"
         )
+    stage = _recovered_stage(plan, job, name, index, read)
+    live = (stage.live or {}).get(index)
+    if live is None:
+        _book(plan, stage, index, node_id, read)
+    elif live.node != node_id:
+        on = nodes.name[nodes.rows[live.node]]
+        raise Refused(read.at("node"), f"task {index} runs on {on} by this journal; release it first", "conflict")
+    return f"{job.id}/{name}"
+
+
+def _recovered_stage(plan: Plan, job: Job, name: str, index: int, read: Reader) -> Stage:
+    """Return the stage of a recovered task. A missing or smaller stage grows; its other new tasks are withdrawn."""
     rest = {key: value for key, value in read.doc.items() if key not in ("job", "ask", "node", "index")}
     stage = job.stage(name)
     # Reading a stage takes long, and the stage of most recovered tasks is known already.
@@ -394,39 +392,22 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
         first = stage.count
         plan.do(StageScaled(job.id, stage.position, index + 1, NEW))
         _withdraw(plan, stage, first, index)
-    live = (stage.live or {}).get(index)
-    if live is not None:
-        if live.node != node_id:
-            name = partition.nodes.name[partition.nodes.rows[live.node]]
-            raise Refused(
-                read.at("node"),
-                f"task {index} runs on {name} by this journal; release it first",
-                "conflict",
-            )
-        return f"{job.id}/{name}"
-    block = (index, index + 1)
+    return stage
+
+
+def _book(plan: Plan, stage: Stage, index: int, node_id: int, read: Reader) -> None:
+    partition, block = plan.partition, (index, index + 1)
     if any(index in ranges for ranges in (stage.ended or {}).values()):
-        plan.do(Revived(job.id, stage.position, NEW, block))
+        plan.do(Revived(stage.job.id, stage.position, NEW, block))
     kind = next((kind for kind, wanted in enumerate(stage.pending) if wanted is not None and index in wanted), None)
     if kind is None:
         raise Refused(read.at("index"), f"task {index} has ended by this journal; ask for it again", "conflict")
-    row = partition.nodes.rows[node_id]
-    devices = overbook_devices(
-        partition.nodes.devices[row], partition.nodes.device_count(row), stage.shape.devices, stage.shape.device_milli
-    )
-    plan.do(
-        Placed(
-            job.id,
-            stage.position,
-            kind,
-            stage.next_attempt(block),
-            partition.counters.allocation,
-            (Part(node_id, block, devices),),
-        )
-    )
+    nodes, row, shape = partition.nodes, partition.nodes.rows[node_id], stage.shape
+    devices = overbook_devices(nodes.devices[row], nodes.device_count(row), shape.devices, shape.device_milli)
+    attempt, first = stage.next_attempt(block), partition.counters.allocation
+    plan.do(Placed(stage.job.id, stage.position, kind, attempt, first, (Part(node_id, block, devices),)))
     if partition.settings.backfills:
         partition.wake()  # other asks may have been kept back for it
-    return f"{job.id}/{name}"
 
 
 def _withdraw(plan: Plan, stage: Stage, start: int, end: int) -> None:
@@ -440,6 +421,5 @@ def _own_job(plan: Plan, command: UpdateManager, job_id: str) -> Job:
     job = find_job(plan.partition, job_id)
     if job.manager != command.name:
         raise Refused("job", f"job {job_id} is not one of {command.name}'s; name one that is", "forbidden")
-    if job.over:
-        raise Refused("job", f"job {job_id} is over ({job.state}); add it again under another id", "conflict")
+    need_live(job, "; add it again under another id")
     return job

@@ -18,13 +18,15 @@ from fairlead.core.closures import close_if_covered, covers, open_again, recall_
 from fairlead.core.commands import Accepted, AddNode, CloseNodes, DisconnectNodes, MoveNode, RemoveNode, UpdateNode
 from fairlead.core.effects import stop_of
 from fairlead.core.errors import Refused
+from fairlead.core.intake.lookup import find_node
 from fairlead.core.intake.pools import arrive
 from fairlead.core.intake.rights import need_operator
-from fairlead.core.model import Micros, NodeState
+from fairlead.core.model import Micros, NodeState, Pairs
 from fairlead.core.outcomes import lose
 from fairlead.core.plan import Plan
-from fairlead.core.reader import check_name, check_text, suggestion
+from fairlead.core.reader import check_name, check_text
 from fairlead.core.resources import DAY, parse_count, shown
+from fairlead.core.state import Partition
 
 MAX_REASON = 200
 MAX_CLOSED = 366 * DAY
@@ -36,7 +38,7 @@ STATES: dict[str, NodeState] = {"drain": "draining", "disable": "disabled", "ena
 def add(plan: Plan, command: AddNode) -> Accepted:
     need_operator(command, "add a node")
     answer = join(plan, command.name, command.spec, "")
-    node_id = find(plan, command.name)
+    node_id = find_node(plan.partition, command.name)
     plan.partition.readiness.note_node(node_id)
     plan.partition.readiness.absent.pop(node_id, None)
     if node_id in plan.partition.nodes.disconnected:
@@ -97,7 +99,7 @@ def join(plan: Plan, name: str, spec: NodeSpec, manager: str) -> Accepted:
 
 def update(plan: Plan, command: UpdateNode) -> Accepted:
     need_operator(command, "change a node")
-    node_id = find(plan, command.name)
+    node_id = find_node(plan.partition, command.name)
     _check(command.spec)
     if spec_of(plan.partition, node_id) == command.spec:
         return Accepted(note="no change")
@@ -125,11 +127,11 @@ def move(plan: Plan, command: MoveNode) -> Accepted:
 
 
 def move_to(plan: Plan, name: str, state: NodeState, reason: str = "", until: Micros = 0) -> Accepted:
-    """Move a node to a state.
+    """Move a node to a state. If it is in this state already, only the reason and the time change.
 
-    If the node has this state already, only the reason and the time change; a lost node keeps those that it had.
+    A node that is lost keeps its earlier reason and time.
     """
-    node_id = find(plan, name)
+    node_id = find_node(plan.partition, name)
     nodes = plan.partition.nodes
     before = (nodes.reasons.get(node_id, ""), nodes.closed_until.get(node_id, 0))
     if state == "lost":
@@ -155,29 +157,32 @@ def close(plan: Plan, command: CloseNodes) -> Accepted:
     check_text(command.reason, "reason", MAX_REASON)
     lasts = parse_count(command.lasts, "lasts", 0, MAX_CLOSED)
     labels = tuple(sorted(command.labels))
+    _check_closure(plan.partition, labels, lasts)
+    plan.do(ClosureSet(labels, plan.now + lasts if lasts else 0, command.reason))
+    nodes, moved = plan.partition.nodes, 0
+    for row in [row for row in nodes.in_order() if covers(labels, nodes.labels[row])]:
+        node_id, state = nodes.node_id[row], nodes.state[row]
+        closed = state == "disabled" and node_id in nodes.closed_until
+        if lasts and (closed or state == "up"):
+            moved += close_if_covered(plan, node_id)
+        elif closed and not lasts:
+            open_again(plan, node_id)
+            moved += nodes.state[row] == "up"
+    return Accepted(note=f"{moved} {'node is' if moved == 1 else 'nodes are'} {'disabled' if lasts else 'up'}")
+
+
+def _check_closure(partition: Partition, labels: Pairs, lasts: Micros) -> None:
     if not labels:
         raise Refused("labels", "no label is named; write such as rack=r1")
-    partition, nodes = plan.partition, plan.partition.nodes
-    if lasts and labels not in partition.closures and len(partition.closures) >= MAX_CLOSURES:
+    if labels in partition.closures:
+        return
+    if lasts and len(partition.closures) >= MAX_CLOSURES:
         raise Refused("labels", f"nodes are disabled by {MAX_CLOSURES} sets of labels already; enable some first")
-    if not lasts and labels not in partition.closures:
+    if not lasts:
         known = "; ".join(sorted(map(written, partition.closures))[:20]) or "none are"
         raise Refused(
             "labels", f"no nodes are disabled by {written(labels)}; disabled are those by: {known}", "unknown"
         )
-    plan.do(ClosureSet(labels, plan.now + lasts if lasts else 0, command.reason))
-    moved = 0
-    for row in list(nodes.in_order()):
-        node_id = nodes.node_id[row]
-        if not covers(labels, nodes.labels[row]):
-            continue
-        state = nodes.state[row]
-        if lasts and (state == "up" or (state == "disabled" and node_id in nodes.closed_until)):
-            moved += close_if_covered(plan, node_id)
-        elif not lasts and state == "disabled" and node_id in nodes.closed_until:
-            open_again(plan, node_id)
-            moved += nodes.state[row] == "up"
-    return Accepted(note=f"{moved} {'node is' if moved == 1 else 'nodes are'} {'disabled' if lasts else 'up'}")
 
 
 def remove(plan: Plan, command: RemoveNode) -> Accepted:
@@ -187,17 +192,14 @@ def remove(plan: Plan, command: RemoveNode) -> Accepted:
 
 
 def leave(plan: Plan, name: str) -> None:
-    node_id = find(plan, name)
+    node_id = find_node(plan.partition, name)
     tell_to_stop(plan, node_id)
     lose_tasks(plan, node_id, f"node {name} was removed")
     plan.do(NodeRemoved(node_id))
 
 
 def tell_to_stop(plan: Plan, node_id: int) -> None:
-    """Send stops for all tasks of a node that is removed.
-
-    The tasks leave the state immediately, without confirmation.
-    """
+    """Send stops for all tasks of a node that is removed. The tasks leave the state without a confirmation."""
     nodes = plan.partition.nodes
     row = nodes.rows[node_id]
     for number in sorted(nodes.allocations[row]):
@@ -223,16 +225,6 @@ def lose_tasks(plan: Plan, node_id: int, reason: str, reported: bool = False) ->
     # Tasks that were told to stop because of these losses have new allocations; lose these with the node, too.
     if partition.nodes.allocations[row]:
         lose_tasks(plan, node_id, reason, reported)
-
-
-def find(plan: Plan, name: str, field: str = "name") -> int:
-    nodes = plan.partition.nodes
-    node_id = nodes.find(name)
-    if node_id is None:
-        raise Refused(
-            field, f"there is no node {shown(name)}{suggestion(name, nodes.joins)}; name one that is known", "unknown"
-        )
-    return node_id
 
 
 def _check(spec: NodeSpec) -> None:

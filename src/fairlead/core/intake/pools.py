@@ -9,12 +9,13 @@ from fairlead.core.commands import Accepted, FailOrder, MovePool, ScalePool
 from fairlead.core.errors import Refused
 from fairlead.core.fitting import fitting_now, may_take
 from fairlead.core.holds.release import keep_arrived
+from fairlead.core.intake.lookup import find_pool
 from fairlead.core.intake.rights import need_operator
 from fairlead.core.model import Meant, Pool, PoolSettings
 from fairlead.core.plan import Plan
 from fairlead.core.pools.demand import give_back, idle_nodes, order_nodes
 from fairlead.core.pools.sizes import coming_nodes, nodes_left, size_of
-from fairlead.core.reader import check_text, suggestion
+from fairlead.core.reader import check_text
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
 
@@ -58,7 +59,7 @@ def fail_order(plan: Plan, command: FailOrder) -> Accepted:
     """Record that ordered nodes will not join. Nodes that are not expected any more are skipped."""
     need_operator(command, "report a failed order")
     partition = plan.partition
-    find(partition, command.pool)
+    find_pool(partition, command.pool)
     check_text(command.reason, "reason", MAX_REASON)
     order = partition.orders.get(command.order)
     if order is None or order.pool != command.pool:
@@ -72,7 +73,7 @@ def fail_order(plan: Plan, command: FailOrder) -> Accepted:
 
 def move(plan: Plan, command: MovePool) -> Accepted:
     need_operator(command, "pause or resume a pool")
-    pool = find(plan.partition, command.pool)
+    pool = find_pool(plan.partition, command.pool)
     if command.action not in ("pause", "resume"):
         raise Refused("action", f"{shown(command.action)} is not one of pause, resume; write one of them")
     paused = command.action == "pause"
@@ -83,21 +84,20 @@ def move(plan: Plan, command: MovePool) -> Accepted:
 
 
 def welcome(plan: Plan, names: Iterable[str]) -> None:
-    """Resume pools that are new in the configuration, so that asks with failed orders get nodes from them."""
+    """Forget failed orders of asks if the configuration has new pools, so that nodes are ordered from these."""
     if _has_failed_orders(plan.partition):
         for name in names:
             plan.do(PoolMoved(name, paused=False))
 
 
 def _has_failed_orders(partition: Partition) -> bool:
-    """True if a waiting ask has failed orders."""
     return any(ask.failed_orders for lane in partition.lanes.values() for ask in lane)
 
 
 def scale(plan: Plan, command: ScalePool) -> Accepted:
     need_operator(command, "scale a pool")
     partition = plan.partition
-    pool = find(partition, command.pool)
+    pool = find_pool(partition, command.pool)
     settings = pool.settings
     if not pool.elastic:
         raise Refused("pool", f"pool {pool.name} has no provider that could bring nodes; configure one", "conflict")
@@ -116,7 +116,7 @@ def scale(plan: Plan, command: ScalePool) -> Accepted:
 
 
 def _order_by_hand(plan: Plan, pool: Pool, wanted: int) -> Accepted:
-    """Order nodes up to the pool's `max`. Nodes that are lost, or given back and not gone yet, count towards `max`."""
+    """Order nodes up to the pool's `max`, which includes lost nodes, and nodes that are given back but not gone yet."""
     left = nodes_left(plan.partition, pool)
     add = wanted if left is None else min(wanted, left)
     if add:
@@ -133,14 +133,3 @@ def forget_orders(plan: Plan, pools: Mapping[str, PoolSettings]) -> None:
         order = partition.orders[number]
         if order.pool not in pools or not pools[order.pool].provider:
             plan.do(OrderFailed(number, tuple(order.coming), f"pool {order.pool} left the configuration"))
-
-
-def find(partition: Partition, name: str) -> Pool:
-    pool = partition.pools.get(name)
-    if pool is None:
-        raise Refused(
-            "pool",
-            f"there is no pool {shown(name)}{suggestion(name, partition.pools)}; name one that is configured",
-            "unknown",
-        )
-    return pool

@@ -5,7 +5,6 @@ A node may report only tasks assigned to it: a report of another node's task is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from typing import NoReturn, get_args
 
@@ -25,11 +24,11 @@ STATES = get_args(ReportState)
 MAX_NUMBER = 2**53
 MAX_REASON = 1_000
 MAX_COMPARED = 100_000
-"""Up to this number of tasks of one report, attempts are compared one by one."""
+"""Reports of more tasks than this are not searched for attempts that this journal never gave."""
 MAX_SKIPPED = 1_000_000
-"""The most job or attempt numbers that one report can cause to be skipped."""
+"""The greatest number of job or attempt numbers that one report can make unusable."""
 MAX_STRANGE = 10_000
-"""The most stages with attempts unknown to this journal, and the most such attempts of one stage."""
+"""The greatest number of recorded stages with attempts unknown to this journal, and of such attempts of one stage."""
 
 
 def report(plan: Plan, command: Report) -> Accepted | Rejected:
@@ -46,20 +45,15 @@ def _handle(plan: Plan, command: Report) -> Accepted | Rejected:
     job = partition.jobs.get(command.job)
     stage = job.stage(command.stage) if job is not None else None
     if stage is None or command.number not in (0, stage.job.number):
-        strange = command.indices if command.number >= partition.counters.job else _strange_before(plan, command)
-        given = difference(command.indices, strange)
-        if strange:
-            return _alarm(plan, command, strange, 0)
-        plan.note("stale report")
-        _stop_stray(plan, command, given)
-        return Accepted(note="stale: the job is not known any more")
+        return _handle_unknown(plan, command)
     reason = printable(" ".join(command.reason[: 10 * MAX_REASON].split()), MAX_REASON) if command.reason else ""
     whole = (stage.live or {}).get(command.indices[0]) if command.indices else None
     if whole is not None and _is_whole(plan, whole, command):
         _take(plan, whole, whole.indices, command, reason)
         return Accepted()
     blocks = _live(plan, stage, command)
-    rest = difference(command.indices, Ranges.from_indices(_indices_of(blocks)).flat())
+    live = chain.from_iterable(indices(block) for _, block in blocks)
+    rest = difference(command.indices, Ranges.from_indices(live).flat())
     strange = _strange(plan, stage, command, rest) if rest else ()
     stale = difference(rest, strange)
     if stale:
@@ -76,6 +70,17 @@ def _handle(plan: Plan, command: Report) -> Accepted | Rejected:
     return Accepted(note=f"stale: {count(stale)} of {tasks} tasks are not live under this attempt" if stale else "")
 
 
+def _handle_unknown(plan: Plan, command: Report) -> Accepted | Rejected:
+    """Handle a report of a job or stage that is not known: it was forgotten, or this journal never had it."""
+    is_new = command.number >= plan.partition.counters.job
+    strange = command.indices if is_new else _strange_before(plan, command)
+    if strange:
+        return _alarm(plan, command, strange, 0)
+    plan.note("stale report")
+    _stop_stray(plan, command, command.indices)
+    return Accepted(note="stale: the job is not known any more")
+
+
 def _is_whole(plan: Plan, allocation: Allocation, command: Report) -> bool:
     """True if a report covers exactly the tasks of one allocation, as nearly all reports do."""
     return (
@@ -83,10 +88,6 @@ def _is_whole(plan: Plan, allocation: Allocation, command: Report) -> bool:
         and allocation.attempt == command.attempt
         and _node(plan, allocation) == command.node
     )
-
-
-def _indices_of(blocks: list[tuple[Allocation, tuple[int, ...]]]) -> Iterator[int]:
-    return chain.from_iterable(indices(block) for _, block in blocks)
 
 
 def _measure(plan: Plan, allocation: Allocation, ran: Micros) -> None:
@@ -111,14 +112,11 @@ def _stop_stray(plan: Plan, command: Report, block: tuple[int, ...]) -> None:
         plan.strays.append((command.node, stop))
 
 
-# -- attempts that this journal never gave: it was set back, or it is the wrong one ------------------------------------
+# -- attempts that this journal never gave: its data were set back, or it is the wrong journal ------------------------
 
 
 def _strange(plan: Plan, stage: Stage, command: Report, block: tuple[int, ...]) -> tuple[int, ...]:
-    """Return those tasks of a block to which this journal never gave the reported attempt.
-
-    None of the block is live.
-    """
+    """Return the tasks of a block without live tasks to which this journal never gave the reported attempt."""
     attempt = command.attempt
     if attempt > stage.top:
         return block
@@ -132,7 +130,7 @@ def _strange(plan: Plan, stage: Stage, command: Report, block: tuple[int, ...]) 
 
 
 def _is_new(stage: Stage, index: int, attempt: int) -> bool:
-    """True if this journal never gave a task this attempt. The attempt must be above the floor of the stage."""
+    """True if this journal never gave a task this attempt, which is above `Stage.floor`."""
     past = stage.past(index).attempt
     allocation = (stage.live or {}).get(index)
     if allocation is not None:  # without a history, it had no other attempt
@@ -150,10 +148,10 @@ def _strange_before(plan: Plan, command: Report) -> tuple[int, ...]:
 
 
 def _alarm(plan: Plan, command: Report, block: tuple[int, ...], highest: int) -> Rejected:
-    """Refuse tasks that this journal never started, and raise an alarm.
+    """Refuse a report of tasks that this journal never started, and raise an alarm for an operator.
 
-    No task is killed, because an operator has to decide. Their job and attempt numbers are not used again, so that
-    these tasks are recognised as long as they run.
+    The tasks are not killed. Their job and attempt numbers are not used again, so that they are recognised as long as
+    they run.
     """
     plan.note("unknown attempt")
     partition = plan.partition
@@ -222,37 +220,40 @@ def _refuse_foreign(plan: Plan, command: Report, index: int, node: str) -> NoRet
 
 
 def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: Report, reason: str) -> None:
-    state = command.state
-    stopping = allocation.state == "stopping"
+    state, node = command.state, command.node
     if state == "running":
         if allocation.state == "assigned":
-            whole = block == allocation.indices
-            into = 0 if whole else plan.partition.counters.allocation
+            into = 0 if block == allocation.indices else plan.partition.counters.allocation
             plan.do(Acknowledged(allocation.id, block, into, command.ran))
             trust(plan, allocation.node)
     elif state == "succeeded":
         if allocation.stage.terms.min == 1:
             _measure(plan, allocation, command.ran)
         succeed(plan, allocation, block, command.exit_code)
-    elif stopping:
+    elif allocation.state == "stopping":
         # The tasks were told to stop, so how they ended does not matter.
         confirm_stop(plan, allocation, block, reason)
     elif state == "failed":
         fail(plan, allocation, block, reason or f"exit code {command.exit_code}", command.exit_code)
     elif allocation.state == "assigned" and (allocation.slots or allocation.cause):
-        if not allocation.cause and allocation.stage.ran is not None:
-            # The node does not start chained tasks. Send no more until the stage is measured as quick again.
-            plan.do(Measured(allocation.stage.job.id, allocation.stage.position, None))
-        return_unstarted(plan, allocation, block, reason or f"node {command.node} did not start it")
-        if state == "refused":
-            plan.note("launch refused", count(block))
-            if plan.partition.nodes.avoided.get(allocation.node, 0) <= plan.now:  # one pause is enough
-                avoid(plan, allocation.node)
+        _return(plan, allocation, block, state == "refused", reason or f"node {node} did not start it")
     elif state == "refused" and allocation.state == "assigned":
         plan.note("launch refused", count(block))
-        withdraw_launch(plan, allocation, block, reason or f"node {command.node} refused the launch", refused=True)
+        withdraw_launch(plan, allocation, block, reason or f"node {node} refused the launch", refused=True)
     else:
-        lose(plan, allocation, block, reason or f"node {command.node} lost it")
+        lose(plan, allocation, block, reason or f"node {node} lost it")
+
+
+def _return(plan: Plan, allocation: Allocation, block: tuple[int, ...], refused: bool, reason: str) -> None:
+    """Take tasks back that waited in a chain and were not started."""
+    if not allocation.cause and allocation.stage.ran is not None:
+        # The node does not start chained tasks. Send no more until the stage is measured as quick again.
+        plan.do(Measured(allocation.stage.job.id, allocation.stage.position, None))
+    return_unstarted(plan, allocation, block, reason)
+    if refused:
+        plan.note("launch refused", count(block))
+        if plan.partition.nodes.avoided.get(allocation.node, 0) <= plan.now:  # one pause is enough
+            avoid(plan, allocation.node)
 
 
 def _node(plan: Plan, allocation: Allocation) -> str:

@@ -1,4 +1,4 @@
-"""Access checks: operators may do everything, users only act on their own jobs or as access lists of a queue allow."""
+"""Access checks. Operators may do everything; users may act on their own jobs, and as access lists of queues allow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def need_operator(command: Command, action: str) -> None:
 
 
 def need_submit(command: Command, queue: Queue) -> None:
-    """Refuse the command if the queue or its ancestors have submit lists and the user is in none of them."""
+    """Refuse the command if the queue or its ancestors have submit lists without the user."""
     if command.operator:
         return
     lists = [(level.settings.submit, level.settings.admin) for level in queue.line()]
@@ -52,7 +52,7 @@ def is_owner(command: Command, job: Job) -> bool:
 
 
 def right_over(command: Command, job: Job) -> int:
-    """Return the highest right over a job that a caller has, for callers that pass `is_owner`."""
+    """Return the highest right of a caller over a job. The caller must pass `is_owner`."""
     if command.operator:
         return OPERATOR
     return ADMINISTRATOR if any(_listed(command, level.settings.admin) for level in job.queue.line()) else OWNER

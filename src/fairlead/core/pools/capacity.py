@@ -1,8 +1,8 @@
 """The outlook of capacity: packs waiting asks onto existing, coming and new nodes, without altering the state.
 
-A backed-off node that will be tried again soon counts as existing capacity. Asks for which nodes were ordered keep
-these nodes. The others follow, the largest tasks first, because this needs the fewest nodes. If pools may not grow
-enough for all, the first asks by turn get the nodes.
+A node that is avoided after failed launches counts as existing if it will be tried again soon. Asks for which nodes
+were ordered keep these nodes. The others follow, the largest tasks first, because this needs the fewest nodes. If pools
+may not grow enough for all, the first asks in the order of turns get the nodes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ AskKey = tuple[str, int, int]
 """A job, the position of a stage in it, and the kind."""
 
 
-NO_DEVICES: tuple[int, ...] = ()
-
-
 class Outlook(msgspec.Struct):
     new: dict[str, list[tuple[Meant, ...]]]
-    """Pool → for each missing node, the tasks that it is meant for."""
+    """Pool → the nodes to order, each with the tasks that it is meant for."""
     used: dict[int, None]
-    """The ids of nodes without work that waiting tasks would use."""
+    """The ids of empty nodes that waiting tasks would use."""
     coming: dict[str, int]
     """Pool → the number of coming nodes that waiting tasks would use."""
     looked: int
@@ -54,14 +51,14 @@ class Bin:
         self._devices = [0] * (self._free.get(GPU, 0) // WHOLE_DEVICE)
         self._meant: dict[AskKey, int] = {}
         self._alone: dict[tuple[str, int], None] = {}
-        """Stages with `apart` that have a task here."""
+        """The stages with `apart` of which a task is here."""
 
     @property
     def meant(self) -> tuple[Meant, ...]:
         return tuple((*ask_key, tasks) for ask_key, tasks in self._meant.items() if tasks)
 
     def take(self, stage: Stage, kind: int, most: int) -> tuple[int, tuple[int, ...]]:
-        """Put up to `most` tasks of an accepted shape here, if they fit. Returns their number and devices."""
+        """Put up to `most` tasks here, as far as they fit. Returns their number and devices."""
         shape, own = stage.shape, (stage.job.id, stage.position)
         if shape.key.apart:
             most = 0 if own in self._alone else min(most, 1)
@@ -88,7 +85,7 @@ class Bin:
 
 
 Step = tuple[Bin | int, Stage, int, int, tuple[int, ...]]
-"""One placement: the bin or the id of an existing node, stage, kind, number of tasks, and devices."""
+"""One placement: a bin or the id of an existing node, then stage, kind, number of tasks, and devices."""
 
 
 class Packing:
@@ -100,7 +97,7 @@ class Packing:
         """True if an ask was left out because pools may not have more nodes."""
         self.looked = len(partition.allocations) // 10
         self._on: dict[int, int] = {}
-        """Existing node → the number of tasks put there."""
+        """Existing node → the number of tasks that were packed there."""
         self.bins: list[Bin] = []
         self._bounded = bounded
         self._future = WhatIf(partition)
@@ -119,7 +116,7 @@ class Packing:
         self._fitting: dict[Shape, list[int]] = {}
         self._apart: dict[tuple[str, int], dict[int, None]] = {}
         self._from: dict[Shape, int] = {}
-        """Shape → the number of leading bins that are full for it."""
+        """Shape → the number of bins at the beginning of `bins` without capacity for it."""
         pools = [pool for pool in partition.pools.values() if not bounded or grows(partition, pool, partition.now)]
         self._pools = sorted(pools, key=lambda pool: (pool.settings.cost, pool.name))
         self._left = {pool.name: nodes_left(partition, pool) if bounded else None for pool in pools}
@@ -128,21 +125,20 @@ class Packing:
         """Shape → the names of pools whose nodes accept it."""
         self._steps: list[Step] = []
         self._not_fitting: set[int] = set()
-        """The numbers of gangs' asks that were left out."""
+        """The asks, by number, of gangs that do not fit."""
 
     @property
     def used(self) -> dict[int, None]:
-        """Return the nodes without work that waiting tasks would use."""
+        """Return the empty nodes that waiting tasks would use."""
         nodes = self.partition.nodes
         return {
             node_id: None for node_id, tasks in self._on.items() if tasks and not nodes.allocations[nodes.rows[node_id]]
         }
 
     def expect(self, wants: list[Want]) -> None:
-        """Leave out tasks that already have nodes, and add the coming nodes with the tasks they were ordered for.
+        """Add the coming nodes with the tasks that they were ordered for. These tasks need no other nodes.
 
-        Nodes that joined for a gang count for the tasks that start together, so that its coming nodes serve the other
-        tasks.
+        The same is true of gang tasks for which ordered nodes have joined.
         """
         for want in wants if self.partition.promises else ():
             self._leave_out_kept(want)
@@ -166,7 +162,7 @@ class Packing:
                         free -= taken
 
     def pack(self, wants: list[Want]) -> None:
-        """Pack all wants. Further tasks of a gang follow only if those that start together fit."""
+        """Pack all wants. Further tasks of a gang are packed only if the tasks that start together fit."""
         gangs = {want.ask.seq for want in wants if want.together}
         self._pack([want for want in wants if want.together or want.ask.seq not in gangs])
         rest = [want for want in wants if not want.together and want.ask.seq in gangs]
@@ -215,7 +211,7 @@ class Packing:
         return tasks
 
     def _on_nodes(self, stage: Stage, kind: int, most: int) -> int:
-        """Use capacity of existing nodes, including stopping tasks' capacity and nodes that are back soon."""
+        """Use existing nodes, including the capacity of stopping tasks. Returns the number of tasks that fit."""
         shape, taken = stage.shape, 0
         node_ids = self._fitting.get(shape)
         if node_ids is None:
@@ -242,7 +238,7 @@ class Packing:
         return tasks
 
     def _with_capacity(self, shape: Shape) -> list[int]:
-        """Return the nodes with capacity for a task. The last one is used first."""
+        """Return the nodes with capacity for a task, in the reverse order of their use."""
         partition = self.partition
         partition.derived.index.put_all_back()
         node_ids = sorted(partition.nodes.rows if partition.derived.index.fits(shape) else self._freed, reverse=True)
@@ -250,7 +246,6 @@ class Packing:
         return [node_id for node_id in node_ids if self._future.fitting(node_id, shape, 1)]
 
     def _nodes_with(self, stage: Stage) -> dict[int, None]:
-        """Return the nodes that have, or would have, a task of a stage."""
         own = (stage.job.id, stage.position)
         if own not in self._apart:
             self._apart[own] = {allocation.node: None for allocation in (stage.live or {}).values()}
@@ -261,12 +256,11 @@ class Packing:
         at = 0 if shape.key.apart else self._from.get(shape, 0)
         taking = self._takers(shape)
         while taken < most and at < len(self.bins):
-            tasks, devices = 0, NO_DEVICES
             if self.bins[at].pool.name in taking:
                 tasks, devices = self.bins[at].take(stage, kind, most - taken)
-            if tasks:
-                self._steps.append((self.bins[at], stage, kind, tasks, devices))
-                taken += tasks
+                if tasks:
+                    self._steps.append((self.bins[at], stage, kind, tasks, devices))
+                    taken += tasks
             at += taken < most
         if not shape.key.apart:
             self._from[shape] = at
@@ -342,10 +336,9 @@ def _packed(partition: Partition, bounded: bool, most: int | None, by_size: bool
 
 
 def _size(partition: Partition, shape: Shape) -> int:
-    """Return the size of a task: the sum over resources of its part of a node of the best pool, in millionths.
+    """Return the size of a task: its parts of a node, summed over resources, in millionths; the smallest of all pools.
 
-    Ordering by this sum needs fewer nodes than by the largest part: 9 % above the bound instead of 11 % in
-    `bench.bursts`.
+    Packing in the order of this sum needs fewer nodes than in the order of the largest part (see `bench.bursts`).
     """
     sizes = [
         sum(amount * 1_000_000 // dict(pool.settings.node)[name] for name, amount in shape.amounts)
@@ -356,7 +349,7 @@ def _size(partition: Partition, shape: Shape) -> int:
 
 
 def _rights(partition: Partition) -> Entitlements:
-    """Return the entitlements for turns, with all pools at full size."""
+    """Return the entitlements that would hold with all pools at full size. The order of turns depends on them."""
     capacity, nodes = dict(partition.nodes.total), partition.nodes.up_count
     for pool in partition.pools.values():
         left = nodes_left(partition, pool)

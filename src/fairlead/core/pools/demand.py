@@ -1,7 +1,7 @@
-"""Demand: packs waiting tasks without capacity onto nodes that pools could create, and orders these nodes once.
+"""The phase `demand`: orders nodes from pools for waiting tasks without capacity, and gives unneeded nodes back.
 
-Nodes that no task needs are given back. A cycle makes at most one order per pool. Ordered nodes and the capacity of
-stopping tasks count, so a burst is one order, and nothing is ordered for tasks that will fit.
+A cycle makes at most one order per pool. Ordered nodes and the capacity of stopping tasks count as capacity, so nothing
+is ordered twice, nor for tasks that will fit soon.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
 
 LOOK_COST: Micros = 100
-"""The pause before the next outlook, for each item examined: more than ten times what examining it takes."""
+"""The pause after an outlook, for each item that it examined: more than ten times the time that it took."""
 
 LITTLE = 1_000
-"""An outlook over at most this number of items is followed by no pause."""
+"""No pause follows an outlook that examined at most this number of items."""
 
 
 def demand(plan: Plan) -> None:
@@ -34,8 +34,12 @@ def demand(plan: Plan) -> None:
     if not partition.pools and not partition.idle:
         return
     _note_idle(plan)
-    if not pools or not partition.readiness.ready or plan.more or not _is_due(partition):
-        return
+    if pools and partition.readiness.ready and not plan.more and _is_due(partition):
+        _resize(plan, pools)
+
+
+def _resize(plan: Plan, pools: list[Pool]) -> None:
+    partition, scaling = plan.partition, plan.partition.memory.scaling
     outlook = plan_capacity(partition) if _is_needed(partition, pools) else Outlook({}, {}, {}, 0)
     for pool in pools:
         _grow(plan, pool, outlook)
@@ -48,7 +52,7 @@ def demand(plan: Plan) -> None:
 
 
 def demand_due(partition: Partition) -> Iterator[Micros]:
-    """Yield the times when demand must run, if nothing happens before."""
+    """Yield the times when the phase must run, even if nothing else happens."""
     scaling = partition.memory.scaling
     for order in partition.orders.values():
         yield _late_at(partition, order.since)
@@ -72,7 +76,7 @@ def give_up_late(plan: Plan) -> None:
 
 
 def order_nodes(plan: Plan, pool: Pool, nodes: list[tuple[Meant, ...]], cause: OrderCause) -> None:
-    """Order nodes, each with the tasks it is meant for. Equal neighbours are journaled once, with a count."""
+    """Order nodes, each with the tasks that it is meant for. Equal neighbours are journaled once, with their number."""
     runs: list[tuple[int, tuple[Meant, ...]]] = []
     for meant in nodes:
         if runs and runs[-1][1] == meant:
@@ -89,7 +93,7 @@ def give_back(plan: Plan, pool: Pool, node_ids: list[int]) -> None:
 
 
 def idle_nodes(partition: Partition, pool: Pool) -> list[int]:
-    """Return the nodes of a pool that could take work and have none, the longest idle first."""
+    """Return the empty nodes of a pool that accept work, the longest idle first."""
     nodes = partition.nodes
     node_ids = [
         node_id
@@ -102,7 +106,6 @@ def idle_nodes(partition: Partition, pool: Pool) -> list[int]:
 
 
 def _note_idle(plan: Plan) -> None:
-    """Record which nodes of pools became idle or busy."""
     partition = plan.partition
     node_ids = partition.touched.nodes
     if partition.memory.scaling.pools != partition.derived.pools_version:
@@ -136,7 +139,7 @@ def _is_due(partition: Partition) -> bool:
 
 
 def _is_needed(partition: Partition, pools: list[Pool]) -> bool:
-    """True if an outlook can have an effect: a pool may grow, or has nodes that it may give back."""
+    """True if an outlook can have an effect: a pool may grow, or has idle nodes to give back."""
     return bool(partition.idle) or any(
         grows(partition, pool, partition.now) and nodes_left(partition, pool) != 0 for pool in pools
     )
@@ -203,7 +206,7 @@ def _shrink(plan: Plan, pool: Pool, outlook: Outlook) -> None:
 
 
 def _not_needed_free(partition: Partition, pool: Pool, idle: list[int], outlook: Outlook) -> list[int]:
-    """Return the idle nodes without which the rest of the pool has `min_free`; coming nodes do not count."""
+    """Return the idle nodes that can go while the other present nodes of the pool still have `min_free`."""
     nodes, least = partition.nodes, dict(pool.settings.min_free)
     free, found = free_in(partition, pool, outlook.used), list[int]()
     for node_id in idle:
@@ -215,18 +218,17 @@ def _not_needed_free(partition: Partition, pool: Pool, idle: list[int], outlook:
 
 
 def _shrinks(partition: Partition, pool: Pool) -> Iterator[Micros]:
-    """Yield the times when idle nodes may be given back."""
     for node_id in idle_nodes(partition, pool):
         yield max(_idle_since(partition, node_id) + pool.settings.idle_for, _cool_at(partition, pool))
 
 
 def _idle_since(partition: Partition, node_id: int) -> Micros:
-    """Return since when a node has been idle. Time before the partition was ready does not count."""
+    """Return since when a node has been idle, at the earliest since the partition is ready."""
     return partition.readiness.counts_from(partition.idle[node_id])
 
 
 def _cool_at(partition: Partition, pool: Pool) -> Micros:
-    """Return the time from which a pool may shrink: some time after it last grew or shrank."""
+    """Return the time from which a pool may shrink: `pool_pause` after it last grew or shrank."""
     changed = [when for when in (pool.grew, pool.shrank) if when is not None]
     return max(changed) + partition.settings.pool_pause if changed else 0
 

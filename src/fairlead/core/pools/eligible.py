@@ -1,7 +1,6 @@
 """The asks for which pools may order nodes: those that admission would let start after all asks before them.
 
-They come in the order of turns in match: down the queue tree by share, in the leaf by its order. The state is not
-altered.
+They are in the order of turns in match: down the queue tree by share, and in a leaf by its order. No state is altered.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Leaf:
 
     def __init__(self, lanes: list[Lane], uses: Uses) -> None:
         self.moves = lanes[0].queue.order.moves
-        """True if starts move asks to other places."""
+        """True if asks change their places in the order when tasks start."""
         self._key = lanes[0].key
         self._user = lanes[0].user
         self._uses = uses
@@ -62,7 +61,7 @@ class Leaf:
         return None
 
     def go_on(self, taken: Vector, tasks: int, over: bool) -> None:
-        """Count tasks of the current ask as started. With `over`, the ask is finished."""
+        """Count tasks of the current ask as started. With `over`, go on to the next ask."""
         if not self.moves:
             self._now = next(self._walk, None) if over else self._now
             return
@@ -75,7 +74,7 @@ class Leaf:
             heappop(self._heap)
 
     def _place(self, ask: Ask) -> Place:
-        """Return the position of an ask. Tasks of its job and user that have had their turn count as started."""
+        """Return the place of an ask in the leaf's order, if all tasks that had their turn were running."""
         user = self._user(ask)
         return self._key(ask, self._more.get(ask.stage.job.id, 0), None if user is None else self._turn(user).use)
 
@@ -87,7 +86,7 @@ class Leaf:
 
 
 def wants_in_turn(partition: Partition, rights: Entitlements) -> Iterator[Want]:
-    """Yield the tasks that would start with enough capacity, in the order of turns, by the entitlements `rights`."""
+    """Yield the tasks that would start if there were enough capacity, in the order of turns."""
     lanes: dict[str, list[Lane]] = {}
     for lane in partition.lanes.values():
         lanes.setdefault(lane.queue.path, []).append(lane)
@@ -120,14 +119,13 @@ def wants_in_turn(partition: Partition, rights: Entitlements) -> Iterator[Want]:
 
 
 def _most(tree: Tree, branch: ShareNode, leaf: Leaf, ask: Ask) -> int:
-    """Return the number of single tasks that may start in this turn."""
     if leaf.moves:
         return 1
     return tree.run(branch, ask.stage.shape.resources, ask.count) if branch.rivals else ask.count
 
 
 def _turn(admission: Admission, ask: Ask, given: dict[int, int], most: int) -> tuple[list[Want], bool]:
-    """Return the tasks that start in a turn, and True if it is the last turn of the ask."""
+    """Return the tasks that start in a turn, and True if the ask needs no further turn."""
     before = given.get(ask.seq, 0)
     if not before:
         if not _may_order(admission.partition, ask):
@@ -148,7 +146,6 @@ def _turn(admission: Admission, ask: Ask, given: dict[int, int], most: int) -> t
 
 
 def _rest_of_whole(admission: Admission, ask: Ask) -> list[Want]:
-    """Return the tasks of a whole job beyond those that must start together."""
     return [
         want
         for stage in ask.stages
@@ -169,7 +166,10 @@ def _admitted(admission: Admission, ask: Ask, stage: Stage, most: int) -> list[W
 
 
 def _may_order(partition: Partition, ask: Ask) -> bool:
-    """True if nodes may be ordered for an ask: no manager's, without hold or claim, without too many failed orders."""
+    """True if nodes may be ordered for an ask.
+
+    They may not for an ask of a resource manager, with a hold or a claim, or with too many failed orders.
+    """
     if ask.stage.job.manager or ask.failed_orders >= partition.settings.max_orders:
         return False
     kept = partition.earmark_of(ask.seq) if partition.holds or partition.promises else None

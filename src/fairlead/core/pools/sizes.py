@@ -21,7 +21,7 @@ def size_of(partition: Partition, pool: Pool) -> int:
 
 
 def free_in(partition: Partition, pool: Pool, without: Container[int]) -> Vector:
-    """Return what the nodes of a pool have free of the resources of `min_free`, except some of its nodes."""
+    """Return the free amounts of the resources in `min_free`, over the nodes of a pool that are not in `without`."""
     nodes, free = partition.nodes, dict.fromkeys(dict(pool.settings.min_free), 0)
     for node_id, row in nodes.rows.items():
         if nodes.pool[row] == pool.name and nodes.state[row] == "up" and node_id not in nodes.held:
@@ -41,7 +41,7 @@ def takes(pool: Pool, shape: Shape) -> bool:
 
 
 def grows(partition: Partition, pool: Pool, now: Micros) -> bool:
-    """True if the pool may order nodes at a time."""
+    """True if the pool may order nodes: it has a provider and no pause."""
     return pool.elastic and not pool.paused and paused_until(partition, pool) <= now
 
 

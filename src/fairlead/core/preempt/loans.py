@@ -17,7 +17,7 @@ from fairlead.core.state import Partition
 
 
 def shares(plan: Plan) -> None:
-    """Measure the spread between queues; take loans back where it has been too large for too long without a break."""
+    """Measure the spread between queues, and take loans back where it has been too large for too long."""
     partition = plan.partition
     if not partition.readiness.ready or plan.more:
         return
@@ -26,28 +26,33 @@ def shares(plan: Plan) -> None:
             plan.do(SpreadSeen(path, None))
         return
     wanting = _wanting(partition)
-    for queue in [
+    parents = [
         queue for queue in partition.queues.values() if len(queue.children) > 1 or queue.path in partition.uneven
-    ]:
-        plan.spreads[queue.path] = spread_of(partition, queue, wanting)
-        uneven = is_uneven(partition, queue, wanting, plan.spreads[queue.path])
-        if uneven and queue.uneven_since is None:
-            plan.do(SpreadSeen(queue.path, plan.now))
-        elif not uneven and queue.uneven_since is not None:
-            plan.do(SpreadSeen(queue.path, None))
-        elif (
-            queue.uneven_since is not None
-            and plan.now > partition.readiness.counts_from(queue.uneven_since) + partition.settings.rebalance_after
-        ):
-            again_at = rebalance(plan, queue)
-            if again_at is None:
-                plan.more = True
-            else:
-                plan.do(SpreadSeen(queue.path, again_at - partition.settings.rebalance_after - 1))
+    ]
+    for queue in parents:
+        _watch(plan, queue, wanting)
+
+
+def _watch(plan: Plan, queue: Queue, wanting: dict[str, None]) -> None:
+    """Note since when the children of a queue are uneven, and rebalance when this has lasted for too long."""
+    partition, since = plan.partition, queue.uneven_since
+    apart = plan.spreads[queue.path] = spread_of(partition, queue, wanting)
+    if is_uneven(partition, queue, wanting, apart) != (since is not None):
+        plan.do(SpreadSeen(queue.path, plan.now if since is None else None))
+    elif since is not None and plan.now >= _due(partition, since):
+        again_at = rebalance(plan, queue)
+        if again_at is None:
+            plan.more = True
+        else:
+            plan.do(SpreadSeen(queue.path, again_at - partition.settings.rebalance_after - 1))
+
+
+def _due(partition: Partition, since: Micros) -> Micros:
+    return partition.readiness.counts_from(since) + partition.settings.rebalance_after + 1
 
 
 def is_on(partition: Partition) -> bool:
-    """True if loans may be stopped: where queues have shares, or with `rebalance_threshold`."""
+    """True if loans may be stopped: if queues have shares, or if `rebalance_threshold` is above 0."""
     settings, threshold = partition.settings, partition.settings.rebalance_threshold
     return settings.rebalance_after > 0 and (partition.facts().shares if threshold is None else threshold > 0)
 
@@ -60,40 +65,46 @@ def is_uneven(partition: Partition, parent: Queue, wanting: dict[str, None], apa
     threshold = partition.settings.rebalance_threshold
     if threshold is not None:
         return apart > threshold
-    rights, children = partition.entitlements(), parent.children.values()
+    loaned = partition.entitlements().loaned
     return (
         has_shares(parent)
-        and any(child.path in wanting and rights.used(child) < rights.of(child) for child in children)
-        and any(rights.loaned(child) for child in children)
+        and _waits_below_entitlement(partition, parent, wanting)
+        and any(loaned(child) for child in parent.children.values())
     )
 
 
 def spread_of(partition: Partition, parent: Queue, wanting: dict[str, None]) -> int:
     """Return how far the children of a queue are apart, in percent of its entitlement.
 
-    0 unless a child waits for its own entitlement: a loan that no queue wants back does no harm.
+    It is 0 unless a child waits for its own entitlement: a loan that no queue wants back does no harm.
     """
-    rights = partition.entitlements()
-    children = parent.children.values()
-    if not any(child.path in wanting and rights.used(child) < rights.of(child) for child in children):
+    if not _waits_below_entitlement(partition, parent, wanting):
         return 0
+    rights = partition.entitlements()
     claims = [
-        Claim(child.name, rights.share(child), rights.used(child), int(child.path in wanting)) for child in children
+        Claim(child.name, rights.share(child), rights.used(child), int(child.path in wanting))
+        for child in parent.children.values()
     ]
     return spread(rights.of(parent), claims)
 
 
+def _waits_below_entitlement(partition: Partition, parent: Queue, wanting: dict[str, None]) -> bool:
+    """True if a child of a queue has waiting asks and uses less than its entitlement."""
+    rights = partition.entitlements()
+    return any(child.path in wanting and rights.used(child) < rights.of(child) for child in parent.children.values())
+
+
 def shares_due(partition: Partition) -> Iterator[Micros]:
-    """Yield the times when a spread between queues will have lasted for too long."""
+    """Yield the times at which rebalance is due, if the spreads between queues last."""
     if is_on(partition):
         for path in partition.uneven:
             since = partition.queues[path].uneven_since
             if since is not None:
-                yield partition.readiness.counts_from(since) + partition.settings.rebalance_after + 1
+                yield _due(partition, since)
 
 
 def _wanting(partition: Partition) -> dict[str, None]:
-    """Return the queues with an ask, in or below them, that was allowed to start and found no capacity."""
+    """Return the queues that have, in or below them, an ask that may start and found no capacity."""
     return {
         queue.path: None
         for lane in partition.lanes.values()

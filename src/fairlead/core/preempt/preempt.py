@@ -6,7 +6,7 @@ stopped only if the claimant can then start. The freed capacity is promised to i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from fairlead.core.admission import LIMITS, Admission, has_claimed
 from fairlead.core.ahead.whatif import WhatIf
@@ -43,18 +43,17 @@ from fairlead.core.resources import Vector, add
 from fairlead.core.state import Partition
 
 MAX_CLAIMS = 2_000
-"""The number of units considered as victims for one claimant; somewhat more for a large claimant."""
+"""The number of units that are considered as victims for one claimant, plus 8 for each of its tasks."""
 
 SPARED = 64
-"""The number of chosen units that are tested again for being needed."""
-
+"""The number of chosen units, the most important first, that are tested again for being needed."""
 
 Versions = tuple[int, int, int, int, int]
-"""Versions of all state that claims depend on. The first one is the number of starts."""
+"""Versions of all state that claims depend on: allocations, openings, nodes, holds, stops. Starts change the first."""
 
 
 def preempt(plan: Plan) -> None:
-    """Make claims for asks of sleeping lanes. Other asks claimed in their turn of match, unless backfill is on."""
+    """Make claims for the asks of sleeping lanes. Without backfill, other asks have claimed in their turn of match."""
     partition = plan.partition
     if not partition.readiness.ready or plan.more:
         return
@@ -69,7 +68,8 @@ def preempt(plan: Plan) -> None:
     ]
     partition.memory.claims_at = min(later, default=FAR)
     claims = Claims(plan)
-    for lane, ask in sorted(_without_capacity(partition), key=lambda pair: _place_of(pair[1])):
+    refused = [(lane, ask) for lane in partition.lanes.values() for ask in _refused(lane)]
+    for lane, ask in sorted(refused, key=lambda pair: _place_of(pair[1])):
         claims.make(lane, ask)
 
 
@@ -89,7 +89,7 @@ class Claims:
         self._coming: Coming | None = None
 
     def may_make(self, lane: Lane, untried: bool = False) -> bool:
-        """True if an ask of a sleeping lane may claim; with `untried`, only if no claim has failed in this state."""
+        """True if an ask of a sleeping lane may claim. `untried` leaves out asks whose claim failed in this state."""
         partition = self.partition
         for ask in _refused(lane):
             if _may_claim(partition, lane, ask):
@@ -101,8 +101,8 @@ class Claims:
     def make(self, lane: Lane, ask: Ask) -> bool:
         """Stop tasks for an ask without capacity, if it has a right to this and can then start. True if tasks stop.
 
-        A failed claim is tried again only after a change, or when the protection of tasks ends. Starts in the same
-        cycle are no such change if there was too little to stop: they use capacity that was free before.
+        A failed claim is tried again only after a change, or when the protection of tasks ends. A claim that failed for
+        lack of victims is not tried again because of starts in the same cycle: they used capacity that was free before.
         """
         partition = self.partition
         if not _may_claim(partition, lane, ask):
@@ -131,7 +131,6 @@ class Claims:
 
 
 def _versions(partition: Partition) -> Versions:
-    """Return the versions of all state that claims depend on."""
     return (
         partition.counters.allocation,
         partition.derived.openings,
@@ -146,19 +145,19 @@ def _without_starts(versions: Versions) -> tuple[int, ...]:
 
 
 def claims_due(partition: Partition) -> Micros:
-    """Return the time when an ask may claim again, after a pause or when protection ends."""
+    """Return the next time at which an ask may claim: after a pause, or when the protection of tasks ends."""
     return partition.memory.claims_at if partition.now < partition.memory.claims_at else FAR
 
 
 def claims_again_at(partition: Partition, ask: Ask) -> Micros:
-    """Return when an ask that could stop too few tasks may stop more, because protection ends; `FAR` if never."""
+    """Return when an ask whose claim failed may claim again, because the protection of tasks ends; `FAR` if never."""
     lane = partition.lanes.get(lane_key(ask))
     attempt = lane.memory.claim_attempts.get(ask.seq) if lane is not None else None
     return attempt[1] if attempt is not None and not has_claimed(partition, ask) else FAR
 
 
 def changes_to_come(partition: Partition) -> tuple[dict[str, Vector], dict[str, Vector]]:
-    """Return queue → resources that stopping tasks will free, and queue → resources promised to asks in or below it."""
+    """Return two maps from queues: to the resources that stopping tasks will free, and to those promised to asks."""
     losing: dict[str, Vector] = {}
     for allocation in partition.allocations.values():
         if allocation.leaving:
@@ -176,13 +175,6 @@ def changes_to_come(partition: Partition) -> tuple[dict[str, Vector], dict[str, 
 # -- claimants ---------------------------------------------------------------------------------------------------
 
 
-def _without_capacity(partition: Partition) -> Iterator[tuple[Lane, Ask]]:
-    """Yield the asks of sleeping lanes that found no capacity or were over a limit."""
-    for lane in partition.lanes.values():
-        for ask in _refused(lane):
-            yield lane, ask
-
-
 def _refused(lane: Lane) -> list[Ask]:
     """Return the asks of a sleeping lane that were over a limit or found no capacity."""
     verdict = lane.memory.verdict
@@ -190,14 +182,13 @@ def _refused(lane: Lane) -> list[Ask]:
 
 
 def _claim_later(partition: Partition, lane: Lane, when: Micros) -> None:
-    """Make match try the lane again at a time: later asks of the lane may claim then, too."""
+    """Note when the lane may claim again, so that match tries it at this time."""
     if when < FAR:
         lane.memory.look_at = when if lane.memory.look_at is None else min(lane.memory.look_at, when)
     partition.memory.claims_at = min(partition.memory.claims_at, when)
 
 
 def _may_claim(partition: Partition, lane: Lane, ask: Ask) -> bool:
-    """True if tasks may be stopped for the priority or a guarantee of an ask."""
     stage = ask.stage
     if stage.asks[ask.kind] is not ask or not stage.job.preempts:
         return False
@@ -221,7 +212,7 @@ def _place_of(ask: Ask) -> tuple[int, int, int]:
 
 
 class Coming:
-    """Capacity once the tasks that are already stopping have ended."""
+    """The capacity that will be free when the tasks that are already stopping have ended."""
 
     def __init__(self, partition: Partition) -> None:
         self.versions = (partition.derived.stops_version, partition.derived.holds_version)
@@ -232,7 +223,7 @@ class Coming:
         self._future = self._look_ahead()
 
     def whatif(self) -> WhatIf:
-        """Return a copy of the free capacity, read again if asks started since the last claim."""
+        """Return a copy of this capacity for a trial. It is read again if asks started since the last claim."""
         if self._started != self._partition.counters.allocation:
             self._started = self._partition.counters.allocation
             self._future = self._look_ahead()
@@ -249,7 +240,7 @@ class Coming:
 
 
 class _Claim:
-    """One claim: the needs of an ask, and the tasks that could be stopped for it."""
+    """One claim: the needs of an ask, and the search for tasks that can be stopped for it."""
 
     def __init__(self, plan: Plan, ask: Ask, coming: Coming) -> None:
         self.plan = plan
@@ -259,14 +250,14 @@ class _Claim:
         self.is_coming = False
         """True if the claim failed because stopping tasks already free enough capacity for the ask."""
         self.again_at: Micros = FAR
-        """When the first protection of a possible victim ends."""
+        """When a claim may succeed later: the first end of a possible victim's protection."""
         self.job = ask.stage.job
         self.needs = minimum_by_stage(ask)
         self.asked = asked_by(ask)
         self.binding = self._binding(ask)
         self.own = own_nodes(self.partition, ask)
         self._left: dict[str, Vector] = {}
-        """Queue → its use without stopping tasks."""
+        """Queue → its use when all stopping tasks have ended."""
         self.guaranteed: list[Queue] = []
         for queue in self.job.queue.line():
             # Promises to other asks below the queue already use a part of its guarantee.
@@ -287,7 +278,7 @@ class _Claim:
         return choice is not None
 
     def _find(self) -> tuple[ClaimCause, Sequence[Victim], tuple[Place, ...]] | None:
-        """Return the right of the claim, its victims, and the places of the claimant; None if the claim fails."""
+        """Return the right of the claim, its victims and the places of the claimant; None if there are none."""
         ways: list[tuple[ClaimCause, list[Victim]]] = []
         if self.partition.settings.preempt == "priority":
             ways.append(("priority", self.in_queue()))
@@ -313,13 +304,13 @@ class _Claim:
         plan.do(Promised(stage.job.id, stage.position, kind, places, stopping, cause))
 
     def whatif(self) -> WhatIf:
-        """Return the capacity that this claimant may use once all stopping tasks are gone."""
+        """Return the capacity that the claimant may use when all stopping tasks have ended."""
         whatif = self.coming.whatif()
         whatif.own = self.own
         return whatif
 
     def open(self) -> list[int]:
-        """Return the nodes that have capacity for a task now, or will once all stopping tasks are gone."""
+        """Return the nodes with capacity for a task now, or when all stopping tasks have ended."""
         if self._open is None:
             whatif = self.whatif()  # a copy: this reads every node, which would make later copies slow
             shapes = [stage.shape for stage, _ in self.needs]
@@ -328,10 +319,7 @@ class _Claim:
         return self._open
 
     def _binding(self, ask: Ask) -> list[tuple[Account, Vector, Vector]]:
-        """Return the accounts whose limits refuse the ask, with limit and use.
-
-        Only stopping tasks that are booked on these accounts can help.
-        """
+        """Return the accounts whose limits refuse the ask, with limit and use. Only their tasks can help as victims."""
         binding: list[tuple[Account, Vector, Vector]] = []
         for account, limit, used in Admission(self.partition).limits(ask):
             left = dict(used)
@@ -352,11 +340,11 @@ class _Claim:
     # -- which tasks might be stopped
 
     def in_queue(self) -> list[Victim]:
-        """Return tasks of lower priority in the same queue, without those still protected by an earlier hold."""
+        """Return tasks of lower priority in the same queue, without those that a hold still protects."""
         return self._of(self.job.queue, lambda priority: priority < self.job.priority, by_priority=True)
 
     def elsewhere(self) -> list[Victim]:
-        """Return tasks of the same or lower priority outside at least one guaranteed queue of the claimant."""
+        """Return tasks of the same or a lower priority outside the queues whose guarantee the claimant has."""
         victims: list[Victim] = []
         for queue in self.partition.leaves():
             above = queue.line()
@@ -386,7 +374,7 @@ class _Claim:
         return False
 
     def _helps(self, victim: Victim) -> bool:
-        """True if a victim is on a node that the claimant could use, or counts against a limit that refuses it."""
+        """True if a victim is on a node that the claimant could use, or if a limit refuses the claimant."""
         nodes = self.partition.nodes
         for allocation, _ in victim.tasks if not self.binding else ():
             row = nodes.rows[allocation.node]
@@ -400,8 +388,8 @@ class _Claim:
     def choose(self, victims: list[Victim]) -> tuple[Sequence[Victim], tuple[Place, ...]] | None:
         """Return the best set of victims that lets the claimant start, and its places; None if there is none.
 
-        Compares all sets if there are at most `FEW` units. Otherwise takes the lowest possible priorities, and
-        `Clearing.clear` picks the set.
+        With at most `FEW` units all sets are compared. Otherwise `Clearing.clear` finds a set at the lowest priorities
+        that are enough.
         """
         if len(victims) <= FEW:
             by_unit = {victim.unit: victim for victim in victims}
@@ -436,7 +424,7 @@ class _Claim:
         return self.places(victims) is not None
 
     def _clear(self, clearing: Clearing, victims: Sequence[Victim], level: int) -> bool:
-        """Find victims of priorities up to `level` for all tasks of the claimant. True if they free enough."""
+        """Find victims of priorities up to `level`. True if all tasks of the claimant fit when they have ended."""
         for stage, needed in self.needs:
             left = clearing.put(stage, needed, self.open())
             if clearing.clear(stage, left, level):
@@ -446,7 +434,7 @@ class _Claim:
         )
 
     def _relieve(self, clearing: Clearing, victims: Sequence[Victim]) -> bool:
-        """Add victims until the claimant is within its limits, those first that use most of the exceeded resources."""
+        """Add victims until the claimant is within its limits, first those that use most of the exceeded resources."""
         over = self._over(clearing.chosen)
 
         def help_of(victim: Victim) -> int:
@@ -468,7 +456,7 @@ class _Claim:
         return True
 
     def _needed(self, chosen: Sequence[Victim]) -> list[Victim]:
-        """Return the chosen victims that are still needed, sparing the most important first."""
+        """Return the chosen victims without unneeded ones, of which the most important are spared first."""
         units = {id(unit) for unit in without_covered([victim.unit for victim in chosen])}
         needed = [victim for victim in chosen if id(victim.unit) in units]
         for victim in sorted(needed, key=lambda victim: _worth(victim.unit))[:SPARED]:
@@ -478,7 +466,6 @@ class _Claim:
         return needed
 
     def _keeps(self, losses: Losses, last: Sequence[Losses]) -> bool:
-        """True if all queues except the claimant's own keep their guarantees."""
         own = self.job.queue.line()
         for path, (lost, _) in losses.items():
             queue = self.partition.queues[path]
@@ -488,7 +475,7 @@ class _Claim:
         return True
 
     def places(self, victims: Sequence[Victim]) -> tuple[Place, ...] | None:
-        """Return the places of the claimant if these victims were gone; None if it could not start."""
+        """Return the places of the claimant if these victims had ended; None if it could not start."""
         units = {id(unit) for unit in without_covered([victim.unit for victim in victims])}
         gone = [victim for victim in victims if id(victim.unit) in units]
         if self._over(gone):
@@ -520,5 +507,5 @@ class _Claim:
 
 
 def _worth(unit: Unit) -> tuple[int, bool, int, int]:
-    """Return the sort key by which units are spared: the highest priority, then gangs, then the oldest."""
+    """Return a sort key that puts the most important units first: by priority, then gangs, then the oldest."""
     return (-unit.priority, not unit.gang, unit.began, unit.number)

@@ -3,16 +3,16 @@
 No stop is wasted: waiting tasks fit where a victim was, and no more tasks stop than the queue needs to reach its
 entitlement. A gang is stopped whole or not at all. Tasks that end by themselves in time are not stopped.
 
-A queue is stopped down to its share. For an ask within the entitlement of its own queue, the last unit may be one of
-which only a part is on loan, if the ask cannot start otherwise: an indivisible loan comes back, too. The tasks of that
-unit exceed the entitlement of their queue when they start again, so they have no such right themselves.
+A queue loses tasks until it is down to its share. The last unit that it loses may be only partly on loan, if an ask
+within the entitlement of its own queue cannot start otherwise. Such a unit cannot win its capacity back in the same
+way, because with it the queue would exceed its entitlement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import dropwhile, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairlead.core.admission import Admission, has_claimed
 from fairlead.core.ahead.expected_ends import end_of
@@ -26,15 +26,7 @@ from fairlead.core.model import Allocation, Ask, Micros, Place, Queue, Stage
 from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import turn_key
 from fairlead.core.policy.victim_sets import FEW, lowest_level
-from fairlead.core.preempt.victims import (
-    Clearing,
-    Losses,
-    Victim,
-    own_nodes,
-    ranked,
-    stop_victims,
-    victims_of,
-)
+from fairlead.core.preempt.victims import Clearing, Losses, Victim, own_nodes, ranked, stop_victims, victims_of
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND, Vector, add
 from fairlead.core.shape import Shape
@@ -42,10 +34,10 @@ from fairlead.core.state import Partition
 
 
 def rebalance(plan: Plan, parent: Queue) -> Micros | None:
-    """Stop tasks that children of a queue have on loan, as far as other children are entitled to them and wait.
+    """Stop tasks that children of a queue have on loan, for siblings that wait and are entitled to the capacity.
 
-    Returns the time at which to try again if nothing more can be done for now. Returns None if tasks were stopped:
-    the next cycle tries again, because further asks may wait behind those that start then.
+    Returns the time at which to try again. Returns None if tasks were stopped: then the next cycle tries again, because
+    further asks may wait behind those that start.
     """
     partition = plan.partition
     balance = Balance(partition, parent, plan.now).settle()
@@ -69,7 +61,6 @@ def rebalance(plan: Plan, parent: Queue) -> Micros | None:
 
 
 def _claimants(partition: Partition, child: Queue) -> Iterator[tuple[Lane, Ask]]:
-    """Yield the lanes below a queue with their first asks without capacity, leaf by leaf."""
     lanes = [lane for lane in partition.lanes.values() if child in lane.queue.line()]
     for lane in sorted(lanes, key=lambda lane: (lane.queue.path, lane.text)):
         head = lane.no_capacity()
@@ -77,19 +68,15 @@ def _claimants(partition: Partition, child: Queue) -> Iterator[tuple[Lane, Ask]]
             yield lane, head
 
 
-class Claim:
-    """The victims of an ask, and its places if it is a gang that no nodes are kept for yet."""
-
-    __slots__ = ("head", "places", "victims")
-
-    def __init__(self, head: Ask, victims: list[Victim], places: tuple[Place, ...]) -> None:
-        self.head = head
-        self.victims = victims
-        self.places = places
+class Claim(NamedTuple):
+    head: Ask
+    victims: list[Victim]
+    places: tuple[Place, ...]
+    """Empty for single tasks, and for a gang that nodes are kept for already."""
 
 
 class Balance:
-    """Free capacity and use of queues, updated claim by claim."""
+    """A plan of claims below one queue, with the capacity and the use of queues that result from them."""
 
     def __init__(self, partition: Partition, parent: Queue, now: Micros) -> None:
         self.partition = partition
@@ -98,7 +85,7 @@ class Balance:
         self.rights = partition.entitlements()
         self.claims: list[Claim] = []
         self.again_at: Micros = now + partition.settings.rebalance_after + 1
-        """When tasks may be stopped that have just begun; at most `rebalance_after` and at least a second later."""
+        """When to try again: when tasks that have just begun may be stopped, within a second to `rebalance_after`."""
         self._met: list[tuple[Ask, Needs]] = []
         """The asks that the claims so far let start, with the number of their tasks."""
         self._used: dict[str, tuple[Vector, int]] = {}
@@ -120,17 +107,17 @@ class Balance:
         self._ending: dict[int, Micros] = {}
         """Allocations that end by themselves within `preempt_grace` → their expected ends."""
         self._ended: dict[int, None] = {}
-        """Those of them that count as ended."""
+        """The allocations in `_ending` that count as ended."""
         for allocation in partition.allocations.values():
             end = None if allocation.leaving or allocation.slots else end_of(allocation, partition.now)
             if end is not None and end <= soon:
                 self._ending[allocation.id] = end
         self.served: dict[int, tuple[Micros, int, int]] = {}
-        """Ask that can start then → when, and the numbers of tasks that end by themselves and that are stopped."""
+        """Ask → when it can start, and the numbers of tasks that end by themselves and that are stopped until then."""
         self._last_let_end: tuple[int, Micros] = (0, now)
         """The number of tasks that end by themselves for the last ask, and the last of their ends."""
         self._crossing = False
-        """True while the last unit that a queue loses may be one of which only a part is on loan."""
+        """True while the last unit that a queue loses may be only partly on loan."""
         self._clearing = Clearing(partition, whatif, ranked(partition, self._on_loan()), self._keeps)
 
     def settle(self) -> Balance:
@@ -149,8 +136,9 @@ class Balance:
     def serve(self, child: Queue, lane: Lane, head: Ask) -> None:
         """Find victims for the asks of a lane in order, as long as its queue is below its entitlement.
 
-        An ask within the entitlement that gets none ends this: those behind it do not pass it. Others do not hide the
-        asks behind them, but these need nodes of their own to start, which a gang gets and single tasks must have.
+        A gang within the entitlement that gets none ends the search: later asks do not pass it. Behind any other gang
+        the search goes on, but later asks need nodes of their own: a gang gets them by its claim, and single tasks
+        start only on nodes that are held for them.
         """
         hidden = False
         for ask in islice(dropwhile(lambda ask: ask is not head, lane), LOOKED_AT):
@@ -169,7 +157,10 @@ class Balance:
                 hidden = True
 
     def _claim_singles(self, child: Queue, lane: Lane, head: Ask, hidden: bool) -> None:
-        """Find victims for single tasks of a lane, up to the queue's entitlement; on nodes held for it if `hidden`."""
+        """Find victims for single tasks of a lane, up to the queue's entitlement.
+
+        With `hidden`, an ask ahead of them has no capacity yet, so they start only on nodes that are held for them.
+        """
         stage, clearing = head.stage, self._clearing
         before = len(clearing.chosen)
         allowed = self._allowed(lane, head, self._lacking(child, lane, stage))
@@ -184,28 +175,32 @@ class Balance:
         ending = self._last_let_end
         fitting = self._free_capacity(stage, most_own, own) if own else 0
         fitting += self._free_capacity(stage, lacking - fitting, {}) if not hidden else 0
-        self._crossing = True
-        more = self._within(child, stage, lacking) - fitting
-        if more > 0 and own:
-            fitting += self._free_capacity(stage, min(more, most_own), own)
-        elif more > 0:
-            fitting += self._free_capacity(stage, more, {})
-        self._crossing = False
-        if clearing.chosen[before:]:
-            self.claims.append(Claim(head, clearing.chosen[before:], ()))
+        fitting += self._free_crossing(stage, self._within(child, stage, lacking) - fitting, most_own, own)
+        victims = clearing.chosen[before:]
+        if victims:
+            self.claims.append(Claim(head, victims, ()))
         if fitting:
-            self._serve(head, clearing.chosen[before:], ending)
+            self._serve(head, victims, ending)
         self._use(child, stage, fitting)
         for ask, tasks in allowed:
             if fitting > 0:
                 self._met.append((ask, ((ask.stage, min(tasks, fitting)),)))
                 fitting -= tasks
 
-    def _let_end(self, head: Ask, own: Collection[int], lacking: int) -> bool:
-        """Count tasks as ended that end by themselves within `preempt_grace`, where the head is sure to follow them.
+    def _free_crossing(self, stage: Stage, more: int, most_own: int, own: dict[int, None]) -> int:
+        """Free capacity for more single tasks within the entitlement; units may go of which only a part is on loan."""
+        if more <= 0:
+            return 0
+        self._crossing = True
+        fitting = self._free_capacity(stage, min(more, most_own) if own else more, own)
+        self._crossing = False
+        return fitting
 
-        That is on its own nodes, and for single tasks wherever one freed slot is enough. An owner that has waited for
-        longer than loans may last does not trust estimates any more. Returns True if a task counts as ended.
+    def _let_end(self, head: Ask, own: Collection[int], lacking: int) -> bool:
+        """Count tasks as ended that end by themselves within `preempt_grace`, if the head will get their capacity.
+
+        It will on its own nodes, and single tasks will wherever one ended task is enough. Nothing is counted for a head
+        that has waited for longer than loans may last, because estimates may be wrong. True if a task counts as ended.
         """
         settings, clearing = self.partition.settings, self._clearing
         clearing.spared = {}
@@ -238,7 +233,7 @@ class Balance:
         return len(self._ended) > before
 
     def _serve(self, head: Ask, victims: Sequence[Victim], ending: tuple[int, Micros]) -> None:
-        """Note when an ask can start: tasks that are told to stop have ended after `preempt_grace`."""
+        """Note when an ask can start. Tasks that are told to stop end within `preempt_grace`."""
         ends, last = ending
         stopped = sum(count(block) for victim in victims for _, block in victim.tasks)
         when = max(last, self.now + self.partition.settings.preempt_grace) if stopped else last
@@ -249,16 +244,16 @@ class Balance:
         return fitting_in(*left, shape, 1)[0] > 0
 
     def _admission(self) -> Admission:
-        """Return an admission that counts the claims so far, so that no tasks stop for an ask over a limit."""
+        """Return an admission that counts the claims so far, because no tasks may stop for an ask over a limit."""
         admission = Admission(self.partition)
         for ask, needs in self._met:
             admission.count(ask, needs)
         return admission
 
     def _allowed(self, lane: Lane, first: Ask, most: int) -> list[tuple[Ask, int]]:
-        """Return the single tasks of a lane that may start, from an ask on, up to `most`.
+        """Return up to `most` single tasks of a lane that may start, beginning with an ask.
 
-        Stops at a gang that may start: it found no capacity, and tasks behind it do not pass it.
+        A gang that may start ends the list, because it found no capacity and later tasks do not pass it.
         """
         admission = self._admission()
         allowed: list[tuple[Ask, int]] = []
@@ -287,7 +282,7 @@ class Balance:
         return wanted - left
 
     def _claim_whole(self, child: Queue, head: Ask, within: bool) -> bool:
-        """Find victims for a gang. True if it can start then, or without any."""
+        """Find victims for a gang. True if it can start when they end, or without victims."""
         clearing, needs = self._clearing, minimum_by_stage(head)
         before = len(clearing.chosen)
         own = clearing.whatif.own = own_nodes(self.partition, head)
@@ -365,7 +360,7 @@ class Balance:
         self._used[queue.path] = (more, before + tasks)
 
     def _use_of_ended(self, allocation: Allocation) -> None:
-        """Count the tasks of an allocation as ended: a queue must keep its share without them."""
+        """Count the tasks of an allocation as ended in the use of its queues."""
         for queue in allocation.stage.job.queue.line():
             self._use(queue, allocation.stage, -count(allocation.indices))
 
@@ -387,10 +382,10 @@ class Balance:
         return self.rights.measure(more, before + sum(tasks for _, tasks in needs)) <= self.rights.of(child)
 
     def _keeps(self, losses: Losses, last: Sequence[Losses]) -> bool:
-        """True if all queues below the rebalanced one keep their guarantee and share, up to a last unit that crosses.
+        """True if all queues below `parent` keep their guarantee and share with these losses.
 
-        A unit crosses the share of a queue if only a part of it is on loan. `last` has the losses of the units that are
-        judged now, one by one.
+        `last` has the losses of the newest units, one by one. While `_crossing`, one of them may be only partly on
+        loan.
         """
         for path, (lost, tasks) in losses.items():
             queue = self.partition.queues[path]
@@ -409,7 +404,7 @@ class Balance:
         return True
 
     def _was_on_loan(self, queue: Queue, less: Vector, tasks: int, last: Losses) -> bool:
-        """True if a queue would use more than its entitlement without the loss of one unit."""
+        """True if a queue with these losses would be above its entitlement if it kept one unit."""
         amounts, more = last.get(queue.path, ({}, 0))
         used = dict(less)
         add(used, amounts)
@@ -418,7 +413,6 @@ class Balance:
     # -- victims
 
     def _on_loan(self) -> Iterator[Victim]:
-        """Yield the possible victims below children that have a loan."""
         for leaf in self.partition.leaves():
             line = leaf.line()
             if self.parent in line[:-1] and self.rights.loaned(line[line.index(self.parent) + 1]):
@@ -429,9 +423,9 @@ class Balance:
                                 yield victim
 
     def _has_just_begun(self, victim: Victim) -> bool:
-        """True if a victim has run for less than `min_runtime`, or again for less than `rebalance_after`.
+        """True if a victim has run for less than `min_runtime`, or in a later attempt for less than `rebalance_after`.
 
-        A task that is stopped again and again would never finish.
+        Otherwise a task could be stopped again and again and never finish.
         """
         settings = self.partition.settings
         again = any(allocation.attempt > 1 for allocation, _ in victim.tasks)
@@ -443,5 +437,4 @@ class Balance:
 
 
 def _is_single(ask: Ask) -> bool:
-    """True if the tasks of an ask start one by one."""
     return gang_size(ask) == 1 and not ask.whole

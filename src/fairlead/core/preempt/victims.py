@@ -1,7 +1,7 @@
 """Clearing: finds the tasks to stop so that an ask can start. Used by preemption and rebalance.
 
-Free and coming capacity is used first. Then, node by node, the cheapest set of tasks is chosen that frees capacity for
-one more task of the ask. Tasks whose stop would not help are not considered.
+Free and coming capacity is used first. Then, node by node, it chooses the cheapest set of tasks that frees capacity for
+one more task of the ask. Tasks whose stop would not help are left out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairlead.core.admission import has_claimed
 from fairlead.core.ahead.whatif import WhatIf
@@ -44,15 +44,12 @@ Losses = dict[str, tuple[Vector, int]]
 Keeps = Callable[[Losses, Sequence[Losses]], bool]
 
 
-class Victim:
-    """A unit of tasks that may be stopped, with their allocations."""
+class Victim(NamedTuple):
+    """Tasks that may be stopped together: a single task, or a whole gang."""
 
-    __slots__ = ("stage", "tasks", "unit")
-
-    def __init__(self, unit: Unit, stage: Stage, tasks: list[Block]) -> None:
-        self.unit = unit
-        self.stage = stage
-        self.tasks = tasks
+    unit: Unit
+    stage: Stage
+    tasks: list[Block]
 
     @property
     def nodes(self) -> dict[int, None]:
@@ -60,10 +57,10 @@ class Victim:
 
 
 Candidate = tuple[Victim, Unit, list[Block]]
-"""A victim, its unit with the number of tasks left, and its tasks on one node."""
+"""A victim, its unit with the number of tasks that do not count as ended yet, and those of them on one node."""
 
 Solution = tuple[tuple[int, int, Cost], Sequence[Candidate]]
-"""Victims on a node, with their rank: the tasks that stop, minus the tasks that then fit, and the cost."""
+"""Victims on a node. In front their rank: the tasks that stop, the negative number of tasks that then fit, the cost."""
 
 Offer = tuple[int, Cost, int, int, int, list[Victim]]
 """Tasks that stop per million that start, cost, node, version of the node, number of tasks that start there,
@@ -71,9 +68,9 @@ victims."""
 
 
 class Clearing:
-    """Supposed capacity and losses of queues, as tasks are placed and others stopped. The state is not altered.
+    """A trial: the capacity and the losses of queues if some tasks stopped and others started. Alters no state.
 
-    `keeps` returns True if the queues may have these losses, of which the last ones come from further victims.
+    `keeps` returns True if queues may lose this much. Its second argument has the losses by the newest victims alone.
     """
 
     def __init__(self, partition: Partition, whatif: WhatIf, victims: Iterable[Victim], keeps: Keeps | None) -> None:
@@ -86,21 +83,21 @@ class Clearing:
         self._keeps = keeps
         self._rank = VICTIMS[partition.settings.victims]
         self.refused = False
-        """True if further victims were refused: by `keeps`, or because a stage cannot spare more."""
+        """True if `keeps` refused further victims, or a stage can spare no more tasks."""
         self.only: set[str] | None = None
-        """The resources that victims may use; None for victims of all kinds."""
+        """If given, victims must use no other resources than these."""
         self.spared: Collection[int] = ()
-        """Allocations that end by themselves soon enough: units of such tasks only are no victims."""
+        """Allocations that end by themselves soon enough. A unit is no victim if all its tasks are in these."""
         self._gone: dict[int, Ranges] = {}
         """Allocation → its tasks that count as ended."""
         self._lost: dict[StageKey, int] = {}
         """Stage → the number of its single tasks that count as ended."""
         self._rests: dict[int, tuple[int, dict[int, list[Block]]]] = {}
-        """Victim → its remaining tasks: their number, and the blocks on each node. A cache."""
+        """A cache. Id of a victim → its tasks that do not count as ended: their number, and the blocks on each node."""
         self._gangs: dict[tuple[str, int], tuple[list[Victim], list[Victim]]] = {}
         """Gang → the victims that are single tasks of it, and the victim that is the whole gang."""
         self.overlaps = False
-        """True if some chosen victims may no longer be needed, because others were chosen later on the same node."""
+        """True if victims chosen later may make earlier ones on the same node unneeded."""
         self._on: dict[int, list[Victim]] = {}
         self._levels: dict[int, None] = {}
         for victim in victims:
@@ -126,8 +123,8 @@ class Clearing:
         self._lost = dict(lost)
         self._rests.clear()
 
-    def places_of(self, position: int | None = None) -> tuple[Place, ...]:
-        return tuple((node_id, at, tasks) for (node_id, at), tasks in self.places.items() if position in (None, at))
+    def places_of(self) -> tuple[Place, ...]:
+        return tuple((node_id, position, tasks) for (node_id, position), tasks in self.places.items())
 
     # -- capacity
 
@@ -142,8 +139,8 @@ class Clearing:
     def clear(self, stage: Stage, wanted: int, level: int) -> int:
         """Stop tasks of priorities up to `level`, and place tasks of the stage there. Returns the number of tasks left.
 
-        The next node is always the one where the fewest tasks stop per task that starts, then the one with the cheapest
-        victims. For one task this is the best set if no node has more than `FEW` units; for several it may not be.
+        Each step takes the node where the fewest tasks stop per task that starts; ties: the cheapest victims. The
+        result is the best for one task if no node has more than `FEW` units. For several tasks it may not be the best.
         """
         heap: list[Offer] = []
         version: dict[int, int] = {}
@@ -177,7 +174,7 @@ class Clearing:
         return tasks
 
     def _is_near(self, node_id: int, stage: Stage) -> bool:
-        """True if a node has, or would have, a task of a stage with `apart`."""
+        """True if a task of the stage is on the node, or is placed there in this trial."""
         return (node_id, stage.position) in self.places or any(
             allocation.node == node_id for allocation in (stage.live or {}).values()
         )
@@ -199,7 +196,7 @@ class Clearing:
         return {allocation.node: None for allocation, _ in blocks}
 
     def expect(self, allocation: Allocation) -> None:
-        """Count an allocation as ended that ends by itself."""
+        """Count an allocation as ended, because it will end by itself."""
         self.whatif.end(allocation)
         self._gone.setdefault(allocation.id, Ranges()).add(allocation.indices)
         self._rests.clear()
@@ -221,7 +218,7 @@ class Clearing:
         return [(allocation, block) for allocation, block in left if block]
 
     def _lessen(self, victim: Victim, ended: list[Block]) -> None:
-        """Update the remaining tasks of an ended victim, and of the units that share its tasks."""
+        """Update the cache of remaining tasks for an ended victim, and for the units that share its tasks."""
         singles, whole = self._gangs.get(victim.unit.of, ([], []))
         self._rests.pop(id(victim), None)
         if victim.unit.gang:
@@ -282,7 +279,6 @@ class Clearing:
     def _offer(
         self, heap: list[Offer], version: dict[int, int], node_id: int, stage: Stage, wanted: int, level: int
     ) -> None:
-        """Push the cheapest set of victims that frees capacity for a task on a node, if any."""
         if node_id not in self._on or not self.whatif.takes(node_id, stage.shape):
             return
         if stage.shape.key.apart and self._is_near(node_id, stage):
@@ -304,7 +300,7 @@ class Clearing:
             heappush(heap, (tasks * 1_000_000 // -fewer, cost, node_id, version.get(node_id, 0), -fewer, victims))
 
     def _counts(self, victim: Victim) -> bool:
-        """True if a victim uses no other resources than those in question, and does not end by itself in time."""
+        """True if a victim uses no resources besides `only`, and not all its tasks are in `spared`."""
         if self.only is not None and not self.only.issuperset(_resources(victim)):
             return False
         return not self.spared or any(allocation.id not in self.spared for allocation, _ in victim.tasks)
@@ -332,48 +328,49 @@ class Clearing:
         return best
 
     def _greedy(self, node_id: int, stage: Stage, candidates: Sequence[Candidate], most: int) -> Solution | None:
-        """Return a cheap set of victims on a node with many: those first that free most per task, or the newest."""
+        """Return a cheap set of victims on a node with many candidates.
+
+        Two sets are compared: one takes the candidates first that free most per task, the other the cheapest ones.
+        """
         free = self.whatif.free_on(node_id)
         wanted = {name: amount * most for name, amount in stage.shape.amounts}
         lacking = {name: amount - free.get(name, 0) for name, amount in wanted.items() if amount > free.get(name, 0)}
 
-        def help_of(candidate: Candidate) -> int:
-            freed: Vector = {}
-            for allocation, block in candidate[2]:
-                add(freed, allocation.stage.shape.resources, count(block))
-            parts = [min(freed.get(name, 0), amount) * 1_000_000 // amount for name, amount in lacking.items()]
-            return sum(parts) // candidate[1].tasks
+        def cost(candidate: Candidate) -> Cost:
+            return cost_of([candidate[1]], self._rank)
+
+        def usefulness(candidate: Candidate) -> tuple[int, Cost]:
+            return -_help_of(candidate, lacking), cost(candidate)
 
         best: Solution | None = None
-        orders: list[Callable[[Candidate], Any]] = [
-            lambda candidate: (-help_of(candidate), cost_of([candidate[1]], self._rank)),
-            lambda candidate: cost_of([candidate[1]], self._rank),
-        ]
+        orders: list[Callable[[Candidate], Any]] = [usefulness, cost]
         for order in orders:
-            chosen: list[Candidate] = []
-            for candidate in sorted(candidates, key=order):
-                more = [
-                    other
-                    for other in chosen
-                    if other[1].gang or not candidate[1].gang or other[1].of != candidate[1].of
-                ]
-                if any(other[1].gang and other[1].of == candidate[1].of for other in chosen):
-                    continue
-                if self._may_go([other[0] for other in (*more, candidate)]):
-                    chosen = [*more, candidate]
-                if self._make_way(node_id, stage, chosen):
-                    break
+            chosen = self._collect(node_id, stage, sorted(candidates, key=order))
             if not self._make_way(node_id, stage, chosen):
                 continue
             for candidate in reversed(chosen[:-1]):
                 without = [other for other in chosen if other is not candidate]
                 if self._make_way(node_id, stage, without):
                     chosen = without
-            cost = cost_of([unit for _, unit, _ in chosen], self._rank)
-            worth = (cost[0], -self._fitting(node_id, stage, chosen, most), cost)
+            total = cost_of([unit for _, unit, _ in chosen], self._rank)
+            worth = (total[0], -self._fitting(node_id, stage, chosen, most), total)
             if best is None or worth < best[0]:
                 best = (worth, chosen)
         return best
+
+    def _collect(self, node_id: int, stage: Stage, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Take candidates in order until one task fits. A whole gang replaces its single tasks."""
+        chosen: list[Candidate] = []
+        for candidate in candidates:
+            unit = candidate[1]
+            if any(other.gang and other.of == unit.of for _, other, _ in chosen):
+                continue
+            kept = [other for other in chosen if other[1].gang or not unit.gang or other[1].of != unit.of]
+            if self._may_go([other[0] for other in (*kept, candidate)]):
+                chosen = [*kept, candidate]
+            if self._make_way(node_id, stage, chosen):
+                break
+        return chosen
 
     def _make_way(self, node_id: int, stage: Stage, candidates: Sequence[Candidate]) -> bool:
         """True if one task fits a node without these victims, and their queues may lose them."""
@@ -385,6 +382,15 @@ class Clearing:
         """Return the number of tasks that fit a node without these victims, up to `most`."""
         free, devices = self.whatif.without_some(node_id, [block for _, _, blocks in candidates for block in blocks])
         return fitting_in(free, devices, stage.shape, most)[0]
+
+
+def _help_of(candidate: Candidate, lacking: Vector) -> int:
+    """Return how much of the lacking amounts a candidate frees per task, in millionths summed over resources."""
+    _, unit, blocks = candidate
+    freed: Vector = {}
+    for allocation, block in blocks:
+        add(freed, allocation.stage.shape.resources, count(block))
+    return sum(min(freed.get(name, 0), amount) * 1_000_000 // amount for name, amount in lacking.items()) // unit.tasks
 
 
 def _lose(losses: Losses, blocks: Iterable[Block]) -> None:
@@ -401,15 +407,11 @@ def _lose(losses: Losses, blocks: Iterable[Block]) -> None:
 
 
 def victims_of(job: Job) -> Iterator[Victim]:
-    """Yield the units in which tasks of a job can be stopped."""
+    """Yield the single tasks and gangs of a job that may be stopped."""
     if job.preemptible and all(queue.settings.preemptible for queue in job.queue.line()):
-        for stage in job.stages:
-            if stage.live and (not job.whole or stage is _first_live(job)):
-                yield from _units(job, stage)
-
-
-def _first_live(job: Job) -> Stage | None:
-    return next((stage for stage in job.stages if stage.live), None)
+        live = [stage for stage in job.stages if stage.live]
+        for stage in live[:1] if job.whole else live:
+            yield from _units(job, stage)
 
 
 def _units(job: Job, first: Stage) -> Iterator[Victim]:
@@ -423,19 +425,24 @@ def _units(job: Job, first: Stage) -> Iterator[Victim]:
     of = (job.id, first.position)
     is_gang = job.whole or not first.started or first.min > 1
     for stage in first.gang():
-        live = [entry for entry in (stage.live or {}).items() if entry[1].state != "stopping" and not entry[1].slots]
-        live.sort(key=lambda item: (_began(item[1]), item[1].id, item[0]))
-        amounts = stage.shape.amounts
+        live = _stoppable(stage)
         add(total, stage.shape.resources, len(live))
         tasks += len(live)
-        whole = {allocation.id: allocation for _, allocation in live}
-        blocks += [(allocation, allocation.indices) for allocation in whole.values()]
+        blocks += [(allocation, allocation.indices) for allocation in {each.id: each for _, each in live}.values()]
         least = stage.needed if stage.started else len(live)
         spare = surplus(len(live), least) if is_gang else len(live)
         for index, allocation in reversed(live) if spare else ():
-            began, number, queue = _began(allocation), allocation.id, job.queue.path
             unit = Unit(
-                False, job.priority, began, number, index, of, queue, amounts, stage=stage.position, spare=spare
+                False,
+                job.priority,
+                _began(allocation),
+                allocation.id,
+                index,
+                of,
+                job.queue.path,
+                stage.shape.amounts,
+                stage=stage.position,
+                spare=spare,
             )
             yield Victim(unit, stage, [(allocation, (index, index + 1))])
     if blocks and is_gang:
@@ -443,6 +450,12 @@ def _units(job: Job, first: Stage) -> Iterator[Victim]:
         amounts = tuple(sorted(total.items()))
         unit = Unit(True, job.priority, _began(newest), newest.id, 0, of, job.queue.path, amounts, tasks)
         yield Victim(unit, first, blocks)
+
+
+def _stoppable(stage: Stage) -> list[tuple[int, Allocation]]:
+    """Return the running tasks of a stage by index, the oldest first; not those that stop or wait in a chain."""
+    live = [entry for entry in (stage.live or {}).items() if entry[1].state != "stopping" and not entry[1].slots]
+    return sorted(live, key=lambda entry: (_began(entry[1]), entry[1].id, entry[0]))
 
 
 def _began(allocation: Allocation) -> int:
@@ -454,10 +467,10 @@ def _resources(victim: Victim) -> set[str]:
 
 
 def ranked(partition: Partition, victims: Iterable[Victim]) -> list[Victim]:
-    """Sort victims by the lowest priority, then by rank. A restart would change the order of `Queue.at_work`.
+    """Sort victims by the lowest priority, then by rank.
 
-    Of the single tasks of a stage on one node, only as many are kept as the stage can spare, by rank. Tasks with
-    devices are all kept, because they do not free the same capacity.
+    The order of `Queue.at_work` is not used, because a restart changes it. For each stage and node, only as many single
+    tasks are returned as the stage can spare. Tasks with devices are all returned, as each frees other devices.
     """
     rank = VICTIMS[partition.settings.victims]
     kept: list[Victim] = []
@@ -474,10 +487,10 @@ def ranked(partition: Partition, victims: Iterable[Victim]) -> list[Victim]:
 
 
 def protected_until(partition: Partition, ask: Ask, victim: Victim) -> Micros:
-    """Return when a victim may be stopped for the priority or a guarantee of an ask.
+    """Return the time from which a victim may be stopped for the priority or a guarantee of an ask.
 
-    It runs for `min_runtime` first, unless the ask has waited for as long. No task is stopped for another within the
-    moment of its start, so that none starts only to be stopped.
+    A victim runs for `min_runtime` first, unless the ask has waited for as long. It is never stopped at the time of its
+    start.
     """
     began = max(allocation.since for allocation, _ in victim.tasks)
     least = partition.settings.min_runtime or 0
@@ -485,7 +498,7 @@ def protected_until(partition: Partition, ask: Ask, victim: Victim) -> Micros:
 
 
 def own_nodes(partition: Partition, ask: Ask) -> dict[int, None]:
-    """Return the nodes earmarked for an ask alone, which its claim may use."""
+    """Return the nodes that are earmarked for no other ask. The claim of the ask may use them."""
     earmark = partition.earmark_of(ask.seq)
     if earmark is None or has_claimed(partition, ask):
         return {}
@@ -493,10 +506,10 @@ def own_nodes(partition: Partition, ask: Ask) -> dict[int, None]:
 
 
 def stop_victims(plan: Plan, victims: Iterable[Victim], stopped_for: str) -> list[int]:
-    """Stop victims, which then wait again: whole gangs, or single tasks.
+    """Stop victims, which then wait again. Returns the numbers of the stopping allocations.
 
-    A stage without tasks that go on begins a new wait, as a gang does. `stopped_for` names the job or queue that they
-    stop for. Returns the numbers of the stopping allocations.
+    A stage of which all tasks stop begins a new wait, as a whole gang does. `stopped_for` names the job or queue that
+    gets the capacity.
     """
     mark = plan.mark()
     victims = list(victims)

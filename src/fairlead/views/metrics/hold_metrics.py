@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from fairlead.core.model import Micros
 from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
+from fairlead.views.metrics.families import gauge
 
 HOLDS = 50
 """Maximum number of holds of a partition with series of their own: the oldest."""
@@ -57,37 +58,38 @@ class Earmarks(Collector):
         self._kept.pop(partition, None)
 
     def collect(self) -> Iterator[Metric]:
-        ages = GaugeMetricFamily(
-            "fairlead_hold_age_seconds",
+        kept = list(self._kept.items())
+        with_jobs = kept if self.with_jobs else []
+        yield gauge(
+            "hold_age_seconds",
             "How long nodes have been held for a job that waited too long. "
             f"The {HOLDS} oldest holds of a partition are shown.",
-            labels=("partition", "job", "stage"),
+            ("job", "stage"),
+            [
+                ((partition, job, stage), (self.now - since) / SECOND)
+                for partition, figures in with_jobs
+                for job, stage, since in figures.holds
+            ],
         )
-        held = GaugeMetricFamily(
-            "fairlead_held_nodes", "Nodes that are held for jobs that waited too long.", labels=("partition",)
+        yield gauge(
+            "held_nodes",
+            "Nodes that are held for jobs that waited too long.",
+            (),
+            [((partition,), figures.held) for partition, figures in kept],
         )
-        promised = GaugeMetricFamily(
-            "fairlead_promised_nodes",
-            "Nodes with capacity on its way that only one ask may use.",
-            labels=("partition",),
+        yield gauge(
+            "promised_nodes",
+            "Nodes with coming capacity that only one ask may use.",
+            (),
+            [((partition,), figures.promised) for partition, figures in kept],
         )
-        overdue = GaugeMetricFamily(
-            "fairlead_tasks_not_stopping",
-            "Tasks that were told to stop and have not within preempt_grace and a margin. "
+        yield gauge(
+            "tasks_not_stopping",
+            "Tasks that were told to stop and did not stop within preempt_grace and a margin. "
             f"At most {HOLDS} series of a partition are shown.",
-            labels=("partition", "job", "stage", "node"),
+            ("job", "stage", "node"),
+            [((partition, *labels), tasks) for partition, figures in with_jobs for *labels, tasks in figures.overdue],
         )
-        for partition, kept in list(self._kept.items()):
-            for job, stage, since in kept.holds if self.with_jobs else ():
-                ages.add_metric((partition, job, stage), (self.now - since) / SECOND)
-            held.add_metric((partition,), kept.held)
-            promised.add_metric((partition,), kept.promised)
-            for job, stage, node, tasks in kept.overdue if self.with_jobs else ():
-                overdue.add_metric((partition, job, stage, node), tasks)
-        yield ages
-        yield held
-        yield promised
-        yield overdue
 
 
 def _overdue(partition: Partition) -> tuple[tuple[str, str, str, int], ...]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import nlargest
 from threading import Lock
 from typing import NamedTuple
 
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
 from fairlead.core.cycle import Cycle
 from fairlead.core.lanes import LaneKey, text_of, whole_key
-from fairlead.core.model import Stage
 from fairlead.core.state import Partition
+from fairlead.views.metrics.families import gauge
 
+LANES = 50
+"""Maximum number of lanes of a partition with their own series."""
 OTHER = "other"
 """Queue and shape of the sum of all other lanes. No queue has this path: all paths begin with root."""
 
@@ -27,36 +33,30 @@ class LaneFigures:
     counted under their own shapes, its one ask under the set of these shapes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, partition: Partition) -> None:
         self._lock = Lock()
-        self._lanes: dict[LaneKey, Figures] = {}
-
-    def begin(self, partition: Partition) -> None:
-        """Compute the figures from the whole state, once."""
         tasks: dict[LaneKey, int] = {}
         for job in partition.jobs.values():
             for stage in job.stages:
                 if stage.waiting():
                     lane = (job.queue.path, stage.shape)
                     tasks[lane] = tasks.get(lane, 0) + stage.waiting()
-        with self._lock:
-            self._lanes = {
-                lane: Figures(_asks(partition, lane), tasks.get(lane, 0)) for lane in tasks | partition.lanes
-            }
+        self._lanes = {lane: Figures(_asks(partition, lane), tasks.get(lane, 0)) for lane in tasks | partition.lanes}
 
     def follow(self, decided: Cycle) -> None:
         """Add the changes of a cycle."""
         partition = decided.plan.partition
         grown: dict[LaneKey, int] = {}
-        for stage, more in _growth(decided).items():
-            lane: LaneKey = (stage.job.queue.path, stage.shape)
-            grown[lane] = grown.get(lane, 0) + more
-            if stage.job.whole:
-                grown.setdefault(whole_key(stage.job), 0)
+        for change, before in decided.plan.done:
+            for stage, more in change.demand(before):
+                lane: LaneKey = (stage.job.queue.path, stage.shape)
+                grown[lane] = grown.get(lane, 0) + more
+                if stage.job.whole:
+                    grown.setdefault(whole_key(stage.job), 0)
         with self._lock:
             for lane, more in grown.items():
-                before = self._lanes.pop(lane, None)
-                tasks = more + (before.tasks if before is not None else 0)
+                earlier = self._lanes.pop(lane, None)
+                tasks = more + (earlier.tasks if earlier is not None else 0)
                 figures = Figures(_asks(partition, lane), tasks)
                 if any(figures):
                     self._lanes[lane] = figures
@@ -82,10 +82,25 @@ def _asks(partition: Partition, key: LaneKey) -> int:
     return lane.size if lane is not None else 0
 
 
-def _growth(decided: Cycle) -> dict[Stage, int]:
-    """Return the stages with changed demand in a cycle, each with the increase of its pending tasks."""
-    growth: dict[Stage, int] = {}
-    for change, before in decided.plan.done:
-        for stage, more in change.demand(before):
-            growth[stage] = growth.get(stage, 0) + more
-    return growth
+class Lanes(Collector):
+    """The series of all partitions."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, LaneFigures] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        lanes = [
+            ((partition, *lane), figures)
+            for partition, figures_of_all in list(self.figures.items())
+            for lane, figures in sorted(figures_of_all.most(LANES).items())
+        ]
+        labels = ("queue", "shape")
+        yield gauge("lane_asks", "Asks in a lane.", labels, [(lane, figures.asks) for lane, figures in lanes])
+        yield gauge(
+            "lane_pending_tasks",
+            "Pending tasks of a lane, also of jobs that come after others and have no ask yet. "
+            f"The {LANES} lanes of a partition with the most pending tasks have series of their own; the series other "
+            "is the sum of all other lanes.",
+            labels,
+            [(lane, figures.tasks) for lane, figures in lanes],
+        )

@@ -7,17 +7,26 @@ before it answers a scrape.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from heapq import nlargest
 from typing import NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fairlead.core.state import Partition
-from fairlead.views.metrics.pool_metrics import PoolFigures, pool_figures
+from fairlead.views.metrics.families import Sample, gauge
+from fairlead.views.metrics.pool_metrics import pool_figures
 from fairlead.views.metrics.share_metrics import QUEUES
+from fairlead.wire.api import PoolUse
 
+POOL_GAUGES = {
+    "available": "Empty nodes of a pool that take work.",
+    "pending": "Nodes of a pool that waiting tasks need.",
+    "idle": "Available nodes of a pool that no waiting task needs; below 0, the number of missing nodes.",
+    "ordered": "Nodes of a pool that are ordered and have not joined yet.",
+}
+KINDS = ("commands", "reports")
 NODE_STATES = ("up", "disconnected", "draining", "disabled", "lost")
 
 
@@ -35,7 +44,7 @@ class ScrapedFigures(NamedTuple):
     jobs: Mapping[str, int]
     tasks: Mapping[str, int]
     """Leaf queue → its live tasks."""
-    pools: Mapping[str, PoolFigures]
+    pools: Mapping[str, PoolUse]
     inbox: InboxFigures
 
 
@@ -55,53 +64,50 @@ class Scraped(Collector):
         self._figures.pop(partition, None)
 
     def collect(self) -> Iterator[Metric]:
-        nodes = GaugeMetricFamily("fairlead_nodes", "Nodes by state.", labels=("partition", "state"))
-        jobs = GaugeMetricFamily(
-            "fairlead_jobs",
-            "Jobs by state: they have a live task (running), have none yet or again (waiting), or are over and still "
-            "known (ended).",
-            labels=("partition", "state"),
+        scraped = list(self._figures.items())
+        yield gauge("nodes", "Nodes by state.", ("state",), _samples(scraped, lambda figures: figures.nodes))
+        yield gauge(
+            "jobs",
+            "Jobs by state: they have a live task (running), have no live task yet or at present (waiting), or are "
+            "over and not yet forgotten (ended).",
+            ("state",),
+            _samples(scraped, lambda figures: figures.jobs),
         )
-        tasks = GaugeMetricFamily(
-            "fairlead_queue_running_tasks",
-            f"Tasks of a leaf queue that use capacity. The {QUEUES} queues with most are shown.",
-            labels=("partition", "queue"),
+        yield gauge(
+            "queue_running_tasks",
+            f"Tasks of a leaf queue that use capacity. The {QUEUES} queues with the most such tasks are shown.",
+            ("queue",),
+            _samples(scraped, lambda figures: figures.tasks),
         )
-        pools = [
-            GaugeMetricFamily(f"fairlead_pool_{name}_nodes", meaning, labels=("partition", "pool"))
-            for name, meaning in (
-                ("available", "Empty nodes of a pool that take work."),
-                ("pending", "Nodes of a pool that waiting tasks need."),
-                ("idle", "Available nodes of a pool that no waiting task needs; below 0, the nodes that are missing."),
-                ("ordered", "Nodes of a pool that are on their way."),
-            )
-        ]
-        inbox = GaugeMetricFamily(
-            "fairlead_inbox_messages",
+        for name, meaning in POOL_GAUGES.items():
+            samples = [
+                ((partition, pool), getattr(use, name))
+                for partition, figures in scraped
+                for pool, use in figures.pools.items()
+            ]
+            yield gauge(f"pool_{name}_nodes", meaning, ("pool",), samples)
+        yield gauge(
+            "inbox_messages",
             "Commands and reports that wait for their cycle.",
-            labels=("partition", "kind"),
+            ("kind",),
+            _samples(scraped, lambda figures: {kind: getattr(figures.inbox, kind) for kind in KINDS}),
         )
         refused = CounterMetricFamily(
             "fairlead_inbox_refused",
             "Commands and reports that were refused because too many waited.",
             labels=("partition", "kind"),
         )
-        for partition, figures in list(self._figures.items()):
-            for state, number in figures.nodes.items():
-                nodes.add_metric((partition, state), number)
-            for state, number in figures.jobs.items():
-                jobs.add_metric((partition, state), number)
-            for queue, number in figures.tasks.items():
-                tasks.add_metric((partition, queue), number)
-            for pool, use in figures.pools.items():
-                for family, number in zip(pools, (use.available, use.pending, use.idle, use.ordered), strict=True):
-                    family.add_metric((partition, pool), number)
-            waiting = figures.inbox
-            inbox.add_metric((partition, "commands"), waiting.commands)
-            inbox.add_metric((partition, "reports"), waiting.reports)
-            refused.add_metric((partition, "commands"), waiting.refused_commands)
-            refused.add_metric((partition, "reports"), waiting.refused_reports)
-        yield from (nodes, jobs, tasks, *pools, inbox, refused)
+        for labels, number in _samples(
+            scraped, lambda figures: {kind: getattr(figures.inbox, f"refused_{kind}") for kind in KINDS}
+        ):
+            refused.add_metric(labels, number)
+        yield refused
+
+
+def _samples(
+    scraped: list[tuple[str, ScrapedFigures]], of: Callable[[ScrapedFigures], Mapping[str, int]]
+) -> list[Sample]:
+    return [((partition, label), number) for partition, figures in scraped for label, number in of(figures).items()]
 
 
 def _nodes(partition: Partition) -> dict[str, int]:

@@ -7,22 +7,22 @@ from heapq import nlargest
 from threading import Lock
 from typing import NamedTuple
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from fairlead.core.cycle import Cycle
-from fairlead.core.entitlement import Entitlements
 from fairlead.core.model import Micros, Queue
 from fairlead.core.past_use import past_part
 from fairlead.core.resources import MINUTE
 from fairlead.core.state import Partition
+from fairlead.views.metrics.families import gauge
 
 QUEUES = 200
 """Maximum number of queues of a partition with series of their own: those with the most use."""
 
 
 class QueueFigures(NamedTuple):
-    """Figures of a queue: its share in percent of the sum of its siblings, the others in percent of the partition."""
+    """Percentages of a queue: `share` is of the sum of its siblings' shares, the others are of the partition."""
 
     share: float
     entitlement: float
@@ -31,19 +31,26 @@ class QueueFigures(NamedTuple):
     past: float
 
 
+PERCENTAGES = (
+    ("share", f"Share of a queue in the sum of its siblings' shares. The {QUEUES} queues with the most use are shown."),
+    ("entitlement", "Entitlement of a queue, of the partition."),
+    ("use", "Use of a queue, of the partition: the largest part of any resource, or slots."),
+    ("loan", "Use of a queue beyond its entitlement, of the partition."),
+    ("past", "Average of the past use of a queue, of the partition; 0 unless share_memory is set."),
+)
+"""Name and meaning of the metric of each field of `QueueFigures`."""
+
+
 class ShareFigures:
     """The figures of one partition. The writer's thread updates them; any thread may read them."""
 
-    def __init__(self) -> None:
+    def __init__(self, partition: Partition) -> None:
         self._lock = Lock()
-        self._entitlements: Entitlements | None = None
-        self._at = 0
-        """When the figures of all queues were computed."""
-        self._queues: dict[str, QueueFigures] = {}
         self._spread: dict[str, int] = {}
+        self._read_all(partition)
 
-    def begin(self, partition: Partition) -> None:
-        """Compute the figures of all queues."""
+    def _read_all(self, partition: Partition) -> None:
+        """Compute the figures of all queues, and note when and by which entitlements."""
         self._entitlements, self._at = partition.entitlements(), partition.now
         queues = {path: figures_of(partition, queue, partition.now) for path, queue in partition.queues.items()}
         with self._lock:
@@ -55,7 +62,7 @@ class ShareFigures:
         entitlements = partition.entitlements()
         fades = partition.settings.share_memory and partition.now > self._at + MINUTE
         if entitlements is not self._entitlements or fades:
-            self.begin(partition)
+            self._read_all(partition)
         else:
             jobs = [partition.jobs[name] for name in partition.touched.jobs if name in partition.jobs]
             leaves = {job.queue.path: job.queue for job in jobs}
@@ -101,30 +108,23 @@ class Shares(Collector):
         self.figures: dict[str, ShareFigures] = {}
 
     def collect(self) -> Iterator[Metric]:
-        families = [
-            GaugeMetricFamily(f"fairlead_queue_{name}_percent", meaning, labels=("partition", "queue"))
-            for name, meaning in (
-                (
-                    "share",
-                    f"Share of a queue among its siblings. The {QUEUES} queues that use most are shown.",
-                ),
-                ("entitlement", "Entitlement of a queue, of the partition."),
-                ("use", "Use of a queue, of the partition: the largest part of any resource, or slots."),
-                ("loan", "Use of a queue beyond its entitlement, of the partition."),
-                ("past", "Average of the past use of a queue, of the partition; 0 unless share_memory is set."),
-            )
+        shares = list(self.figures.items())
+        queues = [
+            ((partition, queue), figures)
+            for partition, figures_of_all in shares
+            for queue, figures in sorted(figures_of_all.most(QUEUES).items())
         ]
-        spread = GaugeMetricFamily(
-            "fairlead_spread_percent",
+        for at, (name, meaning) in enumerate(PERCENTAGES):
+            samples = [(labels, figures[at]) for labels, figures in queues]
+            yield gauge(f"queue_{name}_percent", meaning, ("queue",), samples)
+        yield gauge(
+            "spread_percent",
             "How far the queues below this one are from their shares; 0 unless an ask waits for what its queue is "
             "entitled to. Only while rebalance is on.",
-            labels=("partition", "queue"),
+            ("queue",),
+            [
+                ((partition, queue), percent)
+                for partition, figures in shares
+                for queue, percent in sorted(figures.spread().items())
+            ],
         )
-        for partition, shares in list(self.figures.items()):
-            for queue, figures in sorted(shares.most(QUEUES).items()):
-                for family, value in zip(families, figures, strict=True):
-                    family.add_metric((partition, queue), value)
-            for queue, percent in sorted(shares.spread().items()):
-                spread.add_metric((partition, queue), percent)
-        yield from families
-        yield spread
