@@ -268,3 +268,15 @@ def test_a_gang_that_is_stopped_for_one_owner_is_not_waited_for_by_the_next() ->
     w.submit(name="owner", queue="root.own", stages=stages)
     w.advance(110)
     assert w.job("owner").state == "running"
+
+
+def test_a_unit_of_which_a_part_is_on_loan_may_stop_before_those_that_are_on_loan_as_a_whole() -> None:
+    # Two nodes with tasks of b have to be cleared, one with a task of 4 CPUs: b keeps 5 of its 6 CPUs.
+    w, _ = world({"a": {"share": 60}, "b": {"share": 30}, "c": {"share": 10}})
+    w.nodes(5, cpu=4)
+    for queue, cpu, tasks in (("b", 1, 4), ("c", 1, 3), ("b", 1, 5), ("b", 4, 1), ("c", 4, 1)):
+        for _ in range(tasks):
+            submit(w, queue, resources={"cpu": cpu}, duration=3600)
+        w.cycle()
+    w.advance(60)
+    assert wait(w, submit(w, "a", count=3, resources={"cpu": 4}), BOUND + 1) <= BOUND

@@ -384,8 +384,8 @@ class Balance:
     def _keeps(self, losses: Losses, last: Sequence[Losses]) -> bool:
         """True if all queues below `parent` keep their guarantee and share with these losses.
 
-        `last` has the losses of the newest units, one by one. While `_crossing`, one of them may be only partly on
-        loan.
+        `last` has the losses of the newest units, one by one. While `_crossing`, one unit of each queue may be only
+        partly on loan. That may be one chosen earlier: the others are on loan then, in whatever order they were chosen.
         """
         for path, (lost, tasks) in losses.items():
             queue = self.partition.queues[path]
@@ -398,7 +398,11 @@ class Balance:
             if any(less.get(name, 0) < guarantee[name] for name in lost if name in guarantee):
                 return False
             if self.rights.measure(less, tasks_used - tasks) < self.rights.of(queue) and not (
-                self._crossing and any(self._was_on_loan(queue, less, tasks_used - tasks, each) for each in last)
+                self._crossing
+                and any(
+                    self._was_on_loan(queue, less, tasks_used - tasks, each)
+                    for each in (*self._clearing.unit_losses, *last)
+                )
             ):
                 return False
         return True

@@ -78,6 +78,8 @@ class Clearing:
         self.whatif = whatif
         self.chosen: list[Victim] = []
         self.losses: Losses = {}
+        self.unit_losses: list[Losses] = []
+        """The losses by each chosen victim alone."""
         self.places: dict[tuple[int, int], int] = {}
         """Node and stage → the number of tasks placed there."""
         self._keeps = keeps
@@ -113,12 +115,14 @@ class Clearing:
 
     def save(self) -> tuple[Any, ...]:
         gone = {number: ranges.copy() for number, ranges in self._gone.items()}
-        return self.whatif.copy(), list(self.chosen), dict(self.losses), dict(self.places), gone, dict(self._lost)
+        chosen, losses = (list(self.chosen), list(self.unit_losses)), dict(self.losses)
+        return self.whatif.copy(), chosen, losses, dict(self.places), gone, dict(self._lost)
 
     def restore(self, saved: tuple[Any, ...]) -> None:
         """Return to a saved state, which can be restored again."""
-        whatif, chosen, losses, places, gone, lost = saved
-        self.whatif, self.chosen, self.losses, self.places = whatif.copy(), list(chosen), dict(losses), dict(places)
+        whatif, (chosen, unit_losses), losses, places, gone, lost = saved
+        self.whatif, self.losses, self.places = whatif.copy(), dict(losses), dict(places)
+        self.chosen, self.unit_losses = list(chosen), list(unit_losses)
         self._gone = {number: ranges.copy() for number, ranges in gone.items()}
         self._lost = dict(lost)
         self._rests.clear()
@@ -193,6 +197,8 @@ class Clearing:
         _lose(self.losses, blocks)
         self._lessen(victim, blocks)
         self.chosen.append(victim)
+        self.unit_losses.append({})
+        _lose(self.unit_losses[-1], blocks)
         return {allocation.node: None for allocation, _ in blocks}
 
     def expect(self, allocation: Allocation) -> None:
