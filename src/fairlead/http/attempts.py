@@ -11,8 +11,6 @@ from fairlead.core.resources import shown
 from fairlead.core.state import Partition
 from fairlead.http.context import Services
 
-FLUSH_TIMEOUT = 2.0
-"""Seconds to wait until attempts that have just ended are written to the history."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two checks of a task that waits for its next attempt."""
 
@@ -135,10 +133,8 @@ class TaskAttempts:
         return await served.read(look)
 
     async def _ended(self, stage: str) -> dict[int, LogSource]:
-        records = self._services.records
-        await self._services.threads.run(records.flush, FLUSH_TIMEOUT)
-        name = self._services.control.find(self._partition).name
-        rows = await self._services.threads.run(records.task_attempts, name, self._number, stage, self._index)
+        query, name = self._services.records.task_attempts, self._services.control.find(self._partition).name
+        rows = await self._services.recorded(query, name, self._number, stage, self._index)
         return {row.attempt: LogSource(stage, row.attempt, row.node) for row in rows}
 
 

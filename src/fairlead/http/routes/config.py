@@ -59,7 +59,7 @@ async def remove_partition(request: Request, asked: op.RemovePartition) -> wire.
 async def shares(request: Request, asked: op.Shares) -> wire.Shares:
     control = request.services.control
     _, configs = control.configured
-    config = configs[control.find(asked.partition).name]
+    config = configs[request.leader(asked).name]
     settings = config.settings
     return wire.Shares(
         shares={path: queue.share for path, queue in config.queues if path != "root"},
@@ -72,7 +72,7 @@ async def shares(request: Request, asked: op.Shares) -> wire.Shares:
 @serves(op.SetShares)
 async def set_shares(request: Request, asked: op.SetShares) -> wire.Applied:
     control = request.services.control
-    name = control.find(asked.partition).name
+    name = request.leader(asked).name
     _, configs = control.configured
     document = config_view({name: configs[name]}, defaults=False)["partitions"][name]
     read = Reader(asked.document, "", "a division")

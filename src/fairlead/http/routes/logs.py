@@ -36,12 +36,11 @@ async def log(request: Request, asked: op.Log) -> Response:
     if asked.attempt is not None and asked.after is not None:
         raise Refused("after", "give the number of an attempt or the one before it, not both")
     services = request.services
-    number, user = await find_job(request, asked.job, asked.partition)
-    served = services.control.find(asked.partition)
+    number, user = await find_job(request, asked)
+    served = request.leader(asked)
     attempts = TaskAttempts(services, asked.partition, asked.job, number, asked.stage, asked.index, asked.stream)
-    caller = request.caller
-    check_streams(services, caller)
-    with counted_stream(services, caller) as over:
+    check_streams(request)
+    with counted_stream(request) as over:
         source = await _unless_gone(request, over, _choose(attempts, asked.attempt, asked.after, asked.follow))
         log_request = LogRequest(
             0, number, source.stage, asked.index, source.attempt, asked.stream, asked.offset, asked.follow, user
@@ -52,7 +51,7 @@ async def log(request: Request, asked: op.Log) -> Response:
         first = await _unless_gone(request, over, anext(parts))
     if first.problem and not asked.follow:
         raise Refused("log", first.problem, "conflict")
-    answer = streamed(services, caller, _data(first, parts), "text/plain; charset=utf-8")
+    answer = streamed(request, _data(first, parts), "text/plain; charset=utf-8")
     answer.headers["fairlead-attempt"] = str(source.attempt)
     return answer
 

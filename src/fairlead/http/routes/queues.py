@@ -6,7 +6,7 @@ from fairlead.core.commands import MoveQueue
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
-from fairlead.http.context import Request, caller_fields, order
+from fairlead.http.context import Request, order
 from fairlead.http.dispatch import serves
 from fairlead.views.answers import queue_answer
 from fairlead.views.loans import loan_answers
@@ -16,7 +16,7 @@ from fairlead.wire import operations as op
 
 @serves(op.Queues)
 async def queues(request: Request, asked: op.Queues) -> wire.Queues:
-    served = await request.services.control.reader(asked.partition, asked.min_revision)
+    served = await request.reader(asked)
 
     def look(state: Partition) -> wire.Queues:
         paths = sorted(state.queues)
@@ -27,7 +27,7 @@ async def queues(request: Request, asked: op.Queues) -> wire.Queues:
 
 @serves(op.Queue)
 async def queue(request: Request, asked: op.Queue) -> wire.Queue:
-    served = await request.services.control.reader(asked.partition, asked.min_revision)
+    served = await request.reader(asked)
 
     def look(state: Partition) -> wire.Queue:
         if asked.queue not in state.queues:
@@ -41,11 +41,10 @@ async def queue(request: Request, asked: op.Queue) -> wire.Queue:
 
 @serves(op.MoveQueue)
 async def move_queue(request: Request, asked: op.MoveQueue) -> wire.Done:
-    command = MoveQueue(queue=asked.queue, action=asked.action, **caller_fields(request, asked.key))
-    return await order(request, asked.partition, command, "queue")
+    return await order(request, asked, MoveQueue(queue=asked.queue, action=asked.action), "queue")
 
 
 @serves(op.Loans)
 async def loans(request: Request, asked: op.Loans) -> wire.Loans:
-    served = await request.services.control.reader(asked.partition, asked.min_revision)
+    served = await request.reader(asked)
     return await served.read(lambda state: wire.Loans(loans=loan_answers(state, served.now)))

@@ -9,19 +9,20 @@ from urllib.parse import quote
 
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
+from fairlead.history.outputs import OutputStore
 from fairlead.history.recorder import ResultRow
-from fairlead.http.context import Outputs, Request, streamed
+from fairlead.http.context import Request, streamed
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import Response
 from fairlead.http.routes.history import find_job
 from fairlead.http.routes.jobs import number_of
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
+from fairlead.wire.operation import BYTES
 from fairlead.wire.unserved import Unserved
 
 PART = 1 << 20
 """Bytes to read from a file at a time."""
-KIND = "application/octet-stream"
 ALL = 2**31
 """More tasks than a job has."""
 
@@ -29,8 +30,8 @@ ALL = 2**31
 @serves(op.Results)
 async def results(request: Request, asked: op.Results) -> wire.Results:
     services = request.services
-    number, _ = await find_job(request, asked.job, asked.partition)
-    name = services.control.find(asked.partition).name
+    number, _ = await find_job(request, asked)
+    name = request.leader(asked).name
     waiting = services.expected_results(name, number)  # read before the list, so that no task is missing from both
     skip = number_of(asked.cursor) or 0
     rows = await asyncio.to_thread(
@@ -46,8 +47,8 @@ async def results(request: Request, asked: op.Results) -> wire.Results:
 @serves(op.ResultFile)
 async def result_file(request: Request, asked: op.ResultFile) -> Response:
     services = request.services
-    number, user = await find_job(request, asked.job, asked.partition)
-    served = services.control.find(asked.partition).name
+    number, user = await find_job(request, asked)
+    served = request.leader(asked).name
     rows = await asyncio.to_thread(
         services.records.results, served, number, asked.stage, asked.index, asked.attempt, 0, 2
     )
@@ -64,7 +65,7 @@ async def result_file(request: Request, asked: op.ResultFile) -> Response:
         raise Unserved("unavailable", "the store of result files does not answer; ask again later", 10) from None
     if size is None:
         raise Refused("name", f"{shown(asked.name)} was removed, because of its age or the size of all files", "gone")
-    answer = streamed(services, request.caller, _data(outputs, served, user, number, rows[0], asked.name, size), KIND)
+    answer = streamed(request, _data(outputs, served, user, number, rows[0], asked.name, size), BYTES)
     answer.headers["content-length"] = str(size)
     answer.headers["content-disposition"] = (
         f"attachment; filename*=UTF-8''{quote(asked.name.rpartition('/')[2], safe='')}"
@@ -76,15 +77,15 @@ async def result_file(request: Request, asked: op.ResultFile) -> Response:
 @serves(op.ResultArchive)
 async def result_archive(request: Request, asked: op.ResultArchive) -> Response:
     services = request.services
-    number, user = await find_job(request, asked.job, asked.partition)
-    served = services.control.find(asked.partition).name
+    number, user = await find_job(request, asked)
+    served = request.leader(asked).name
     if services.outputs is None:
         raise Unserved("unavailable", "the server has no store of result files", 60)
     rows = await asyncio.to_thread(
         services.records.results, served, number, asked.stage, asked.index, asked.attempt, 0, ALL
     )
     parts = _archive(services.outputs, served, user, number, rows)
-    answer = streamed(services, request.caller, _parts(parts), KIND)
+    answer = streamed(request, _parts(parts), BYTES)
     answer.headers["content-disposition"] = f"attachment; filename*=UTF-8''results-{quote(asked.job, safe='')}.tar"
     answer.headers["x-content-type-options"] = "nosniff"
     return answer
@@ -107,7 +108,7 @@ async def _parts(parts: Iterator[bytes]) -> AsyncGenerator[bytes]:
         yield data
 
 
-def _archive(outputs: Outputs, partition: str, user: str, number: int, rows: list[ResultRow]) -> Iterator[bytes]:
+def _archive(outputs: OutputStore, partition: str, user: str, number: int, rows: list[ResultRow]) -> Iterator[bytes]:
     """Yield a tar archive of result files in parts. It ends early if a file is removed while it is read."""
     for row in rows:
         for name, _ in row.files:
@@ -129,7 +130,7 @@ def _archive(outputs: Outputs, partition: str, user: str, number: int, rows: lis
 
 
 async def _data(
-    outputs: Outputs, partition: str, user: str, number: int, row: ResultRow, name: str, size: int
+    outputs: OutputStore, partition: str, user: str, number: int, row: ResultRow, name: str, size: int
 ) -> AsyncGenerator[bytes]:
     """Yield a file. If it is removed meanwhile, the answer ends before its announced length."""
     offset = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,8 +11,7 @@ from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.history.recorder import AttemptRow
-from fairlead.http.attempts import FLUSH_TIMEOUT
-from fairlead.http.context import Request, Services, seen_by
+from fairlead.http.context import Request, Services
 from fairlead.http.dispatch import serves
 from fairlead.http.routes.forecast import ask
 from fairlead.http.routes.history import find_job, span_of
@@ -27,24 +25,19 @@ from fairlead.wire import preview
 MOST_ATTEMPTS = 1_000
 LEFT_OUT = ("job", "level", "number")
 """Fields left out of the lines of a story, because they are the same in all."""
-ANOTHER = "a job of another user"
 
 
 @serves(op.Story)
 async def story(request: Request, asked: op.Story) -> wire.Story:
-    services, caller = request.services, request.caller
-    number, user = await find_job(request, asked.job, asked.partition)
-    served = services.control.find(asked.partition)
-    question = preview.StoryQuestion(
-        partition=served.name, seq=served.writer.seq, now=served.now, job=asked.job, number=number
-    )
-    told = await ask(services, question, preview.Story)
-    sees = seen_by(request)
+    services, sees = request.services, request.sees
+    number, user = await find_job(request, asked)
+    served = request.leader(asked)
+    told = await ask(services, served, preview.StoryQuestion, preview.Story, job=asked.job, number=number)
 
     def look(state: Partition) -> tuple[Micros | None, dict[str, str], list[wire.StoryLine]]:
         job = state.jobs.get(asked.job)
         claimants = {_claimant(line.fields): None for line in told.lines}
-        named = {name: _named(name, state.jobs.get(name), caller.operator, sees) for name in claimants}
+        named = {name: _named(name, state.jobs.get(name), request) for name in claimants}
         if job is None or job.number != number:
             return None, named, []
         views = explain_view(state, job, served.writer.reasons, served.now)
@@ -79,9 +72,7 @@ async def _earlier(
             lines.append(preview.StoryLine(row.ended, "job over", {"state": row.state, "reason": row.reason}))
     if submitted is not None and submitted < told.since:
         lines.append(preview.StoryLine(submitted, "job submitted", {"user": user}))
-    await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
-    rows = await services.threads.run(services.records.attempts, partition, number, 0, MOST_ATTEMPTS)
-    for attempt in rows:
+    for attempt in await services.recorded(services.records.attempts, partition, number, 0, MOST_ATTEMPTS):
         lines += _of_attempt(attempt, told.since)
     order = {"job submitted": 0, "tasks running": 1, "tasks ended": 2, "job over": 3}
     return sorted(lines, key=lambda line: (line.at, order.get(line.event, 1)))
@@ -110,11 +101,11 @@ def _claimant(fields: dict[str, Any]) -> str:
     return name if what == "job" else ""
 
 
-def _named(name: str, job: Job | None, operator: bool, sees: Callable[[Job], bool]) -> str:
+def _named(name: str, job: Job | None, request: Request) -> str:
     """Return a job as the caller may know it. The owner of a job that is no longer in the state is not known here."""
-    if operator or (job is not None and sees(job)):
+    if request.caller.operator or (job is not None and request.sees(job)):
         return f"job {name}"
-    return "another job" if job is None else ANOTHER
+    return "another job" if job is None else "a job of another user"
 
 
 def _line(line: preview.StoryLine, narrator: Narrator, named: dict[str, str]) -> wire.StoryLine:
@@ -136,9 +127,7 @@ def _wait(view: Waiting, now: Micros) -> wire.StoryLine:
 @serves(op.Trace)
 async def trace(request: Request, asked: op.Trace) -> wire.RecordedTrace:
     services = request.services
-    served = services.control.find(asked.partition)
     first, _ = span_of(asked.since, "")
-    await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
-    question = preview.TraceQuestion(partition=served.name, seq=served.writer.seq, now=served.now, since=first or 0)
-    found = (await ask(services, question, preview.Document)).document
-    return msgspec.convert(found, wire.RecordedTrace)
+    await services.flush()
+    reply = await ask(services, request.leader(asked), preview.TraceQuestion, preview.Document, since=first or 0)
+    return msgspec.convert(reply.document, wire.RecordedTrace)

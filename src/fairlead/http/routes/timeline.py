@@ -6,8 +6,7 @@ from fairlead.core.ranges import count
 from fairlead.core.resources import HOUR, SECOND
 from fairlead.core.state import Partition
 from fairlead.history.recorder import AttemptRow
-from fairlead.http.attempts import FLUSH_TIMEOUT
-from fairlead.http.context import Request, seen_by
+from fairlead.http.context import Request
 from fairlead.http.dispatch import serves
 from fairlead.http.routes.history import span_of
 from fairlead.views.answers import amounts
@@ -19,8 +18,8 @@ MAX_BARS = 20_000
 
 @serves(op.Timeline)
 async def timeline(request: Request, asked: op.Timeline) -> wire.Timeline:
-    services, caller, sees = request.services, request.caller, seen_by(request)
-    served = services.control.find(asked.partition)
+    services, caller, sees = request.services, request.caller, request.sees
+    served = request.leader(asked)
     first, last = span_of(asked.since, asked.until)
     end = served.now if last is None else last
     start = end - HOUR if first is None else first
@@ -46,9 +45,8 @@ async def timeline(request: Request, asked: op.Timeline) -> wire.Timeline:
         ]
 
     running = await served.read(look)
-    await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
     user = "" if caller.operator else caller.user
-    rows = await services.threads.run(services.records.ran, served.name, start, end, user, MAX_BARS)
+    rows = await services.recorded(services.records.ran, served.name, start, end, user, MAX_BARS)
     # The history has the names of jobs that are over.
     live = {row.job for row, name in rows if not name}
     names = await served.read(lambda state: {job: state.jobs[job].spec.name for job in live & state.jobs.keys()})

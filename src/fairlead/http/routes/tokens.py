@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+import msgspec
+
 from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader, check_name
 from fairlead.core.resources import SECOND
@@ -89,9 +91,9 @@ async def revoke(request: Request, asked: op.RevokeToken) -> wire.Done:
         raise Refused(refusal.field, refusal.problem, "missing") from None
     except Unserved as problem:
         services.log("revocation not written", {"token": asked.token, "problem": str(problem.__cause__)})
-        services.end_streams(asked.token)
         raise
-    services.end_streams(asked.token)
+    finally:
+        services.end_streams(asked.token)  # of an unknown token there are none
     return wire.Done()
 
 
@@ -101,17 +103,4 @@ def _name(read: Reader, key: str) -> str:
 
 
 def _shown(token: Token) -> wire.Token:
-    return wire.Token(
-        id=token.id,
-        role=token.role,
-        user=token.user,
-        groups=list(token.groups),
-        partition=token.partition,
-        pool=token.pool,
-        node=token.node,
-        users=list(token.users),
-        uses=token.uses,
-        note=token.note,
-        created=token.created,
-        expires=token.expires,
-    )
+    return msgspec.convert(token, wire.Token, from_attributes=True)

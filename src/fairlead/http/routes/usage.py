@@ -8,7 +8,6 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import FAR
 from fairlead.core.resources import HOUR, MEMORY, MILLI, SECOND, shown
 from fairlead.history.usage_report import GROUPS, Group, Taken, UsageReport, Use, running
-from fairlead.http.attempts import FLUSH_TIMEOUT
 from fairlead.http.context import Request
 from fairlead.http.dispatch import serves
 from fairlead.http.routes.history import span_of
@@ -33,7 +32,7 @@ async def usage_report(request: Request, asked: op.UsageReport) -> wire.UsageRep
     report = UsageReport(groups, first or 0, FAR if last is None else last, user, asked.partition)
     async with services.report_turns.take(), services.reporting:
         taken = [await service.read(lambda state: running(state, control.now)) for service in served]
-        await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
+        await services.flush()
 
         def add_up() -> list[wire.Used]:
             for part in taken:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fairlead.core.commands import BringToFront, CancelAsk, ReleaseHold, ResetLane
 from fairlead.core.reader import Reader
 from fairlead.core.state import Partition
-from fairlead.http.context import Request, caller_fields, seen_by
+from fairlead.http.context import Request
 from fairlead.http.dispatch import serves
-from fairlead.http.routes.jobs import touch
+from fairlead.http.routes.jobs import order_for_job
 from fairlead.views.answers import hold_answers, lane_answers, promise_answers
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
@@ -15,13 +15,11 @@ from fairlead.wire import operations as op
 
 @serves(op.Lanes)
 async def lanes(request: Request, asked: op.Lanes) -> wire.Lanes:
-    services = request.services
-    sees = seen_by(request)
-    served = services.control.find(asked.partition)
+    served = request.leader(asked)
 
     def look(state: Partition) -> wire.Lanes:
-        figures = services.metrics.lanes(state.name)
-        listed = lane_answers(state, figures, asked.limit, asked.first, sees, served.writer.reasons)
+        figures = request.services.metrics.lanes(state.name)
+        listed = lane_answers(state, figures, asked.limit, asked.first, request.sees, served.writer.reasons)
         return wire.Lanes(lanes=listed, ready=state.readiness.ready)
 
     return await served.read(look)
@@ -37,17 +35,13 @@ def _ask(data: object) -> tuple[str, str]:
 @serves(op.BringToFront)
 async def bring_to_front(request: Request, asked: op.BringToFront) -> wire.Done:
     job, stage = _ask(asked.document)
-    return await touch(
-        request, asked.partition, job, BringToFront(job=job, stage=stage, **caller_fields(request, asked.key))
-    )
+    return await order_for_job(request, asked, BringToFront(job=job, stage=stage))
 
 
 @serves(op.CancelAsk)
 async def cancel(request: Request, asked: op.CancelAsk) -> wire.Done:
     job, stage = _ask(asked.document)
-    return await touch(
-        request, asked.partition, job, CancelAsk(job=job, stage=stage, **caller_fields(request, asked.key))
-    )
+    return await order_for_job(request, asked, CancelAsk(job=job, stage=stage))
 
 
 @serves(op.ResetLane)
@@ -56,14 +50,13 @@ async def reset_lane(request: Request, asked: op.ResetLane) -> wire.Done:
     queue, job = read.text("queue", most=1_000), read.name("job")
     cancel = read.flag("cancel", False)
     read.close()
-    command = ResetLane(queue=queue, job=job, cancel=cancel, **caller_fields(request, asked.key))
-    return await touch(request, asked.partition, job, command)
+    return await order_for_job(request, asked, ResetLane(queue=queue, job=job, cancel=cancel))
 
 
 @serves(op.Holds)
 async def holds(request: Request, asked: op.Holds) -> wire.Holds:
-    sees = seen_by(request)
-    served = await request.services.control.reader(asked.partition, asked.min_revision)
+    sees = request.sees
+    served = await request.reader(asked)
 
     def look(state: Partition) -> wire.Holds:
         return wire.Holds(holds=hold_answers(state, sees, served.now), promises=promise_answers(state, sees))
@@ -74,9 +67,6 @@ async def holds(request: Request, asked: op.Holds) -> wire.Holds:
 @serves(op.ReleaseHold)
 async def release_hold(request: Request, asked: op.ReleaseHold) -> wire.Done:
     read = Reader(asked.document, "", "a hold")
-    job = read.name("job")
-    stage = read.name("stage") if "stage" in read.doc else ""
+    job, stage = read.name("job"), read.name("stage", "")
     read.close()
-    return await touch(
-        request, asked.partition, job, ReleaseHold(job=job, stage=stage, **caller_fields(request, asked.key))
-    )
+    return await order_for_job(request, asked, ReleaseHold(job=job, stage=stage))

@@ -8,7 +8,7 @@ from typing import Any
 from fairlead.control.feed import Feed, Missed, event_lines
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
-from fairlead.http.context import Request, may_see, streamed
+from fairlead.http.context import Request, streamed
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import Response
 from fairlead.wire import api as wire
@@ -44,20 +44,18 @@ async def lines(feed: Feed, seq: int, wanted: Callable[[Any], bool]) -> AsyncGen
 
 @serves(op.Watch)
 async def watch(request: Request, asked: op.Watch) -> Response:
-    services = request.services
-    caller = request.caller
-    served = services.control.find(asked.partition)
+    served = request.leader(asked)
     seq = start_of(served.feed, asked.after, asked.last)
     jobs = served.partition.jobs
 
     def wanted(event: wire.Event) -> bool:
         if asked.job and event.job != asked.job:
             return False
-        if not event.job or caller.operator:
+        if not event.job or request.caller.operator:
             return True
         # The owner of a job never changes, so it can be read without waiting for the writer. The event may be about an
         # earlier job with the same id.
         current = jobs.get(event.job)
-        return current is not None and current.number == event.number and may_see(caller, current)
+        return current is not None and current.number == event.number and request.sees(current)
 
-    return streamed(services, caller, lines(served.feed, seq, wanted))
+    return streamed(request, lines(served.feed, seq, wanted))
