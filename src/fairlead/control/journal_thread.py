@@ -1,4 +1,4 @@
-"""A thread that has a journal object of its own and runs all work on it."""
+"""A thread with a journal object of its own, which only this thread uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class JournalThread:
-    """A thread and its journal object: for one stream that this server leads, or for all streams that it reads."""
+    """A thread and its journal object, for one stream that this server leads, or for all streams that it reads."""
 
     def __init__(self, open_journal: Callable[[], Journal], thread: WriterThread, stream: str = "") -> None:
         self.thread = thread
@@ -21,12 +21,12 @@ class JournalThread:
         self.failure = ""
         """Why the journal or the writer failed; empty if both work."""
         self.release: Callable[[], Awaitable[None]] | None = None
-        """Ends what is served through this thread. Awaited before the journal is closed."""
+        """Stops serving the partition or configuration of the stream. Awaited before the journal is closed."""
         self._open_journal = open_journal
         self._journal: Journal | None = None
 
     async def run(self, work: Callable[[Journal], Result]) -> Result:
-        """Run `work` with the journal, which is opened on first use, while no cycle runs."""
+        """Call `work` with the journal, in the thread, between two cycles. The first call opens the journal."""
         return await self.thread.alone(lambda: work(self._opened()))
 
     def lapsed(self, now: float) -> bool:

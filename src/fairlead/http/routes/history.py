@@ -14,7 +14,7 @@ from fairlead.core.state import Partition
 from fairlead.history.filter import JobFilter
 from fairlead.http.context import InPartition, Request
 from fairlead.http.dispatch import serves
-from fairlead.http.routes.jobs import check_state, in_seconds, missing, number_of, read_label
+from fairlead.http.routes.jobs import check_state, missing, number_of, read_label, with_seconds
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 
@@ -48,7 +48,7 @@ async def history(request: Request, asked: op.History) -> wire.HistoryPage:
     page = rows[: asked.limit]
     starts = await services.threads.run(services.records.starts, name, [row.number for row in page])
     return wire.HistoryPage(
-        jobs=[msgspec.convert(in_seconds(row, started=starts.get(row.number)), wire.PastJob) for row in page],
+        jobs=[msgspec.convert(with_seconds(row, started=starts.get(row.number)), wire.PastJob) for row in page],
         next=str(page[-1].number) if len(rows) > asked.limit else "",
     )
 
@@ -62,7 +62,7 @@ async def attempts(request: Request, asked: op.Attempts) -> wire.Attempts:
     rows = await services.recorded(services.records.attempts, name, number, skip, asked.limit + 1)
     used = await services.threads.run(services.records.used, name, number)
     return wire.Attempts(
-        attempts=[msgspec.convert(in_seconds(row), wire.Attempt) for row in rows[: asked.limit]],
+        attempts=[msgspec.convert(with_seconds(row), wire.Attempt) for row in rows[: asked.limit]],
         used={
             stage: wire.StageUse(attempts=count, cpu_seconds=cpu / SECOND, most_memory=memory)
             for stage, (cpu, memory, count) in used.items()

@@ -281,11 +281,11 @@ async def _forgotten(request: Request, partition: str, job_id: str, refusal: Ref
     row = await request.services.threads.run(request.services.records.job, partition, job_id)
     if row is None or not (request.caller.operator or row.user == request.caller.user):
         raise refusal
-    known = in_seconds(row, priority=0, after=[], waiting_since=None, stages=[], forgotten=True)
+    known = with_seconds(row, priority=0, after=[], waiting_since=None, stages=[], forgotten=True)
     return msgspec.convert(known, wire.Job)
 
 
-def in_seconds(row: JobRow | AttemptRow, **more: object) -> dict[str, Any]:
+def with_seconds(row: JobRow | AttemptRow, **more: object) -> dict[str, Any]:
     """Return the fields of a row of the history, and more fields, with times in seconds."""
     fields = msgspec.structs.asdict(row) | more
     times = {name: fields[name] for name in ("submitted", "started", "ended") if fields.get(name) is not None}
