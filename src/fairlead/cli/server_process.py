@@ -48,7 +48,7 @@ def run_server(options: ServerOptions, network: NetworkOptions, agent: list[str]
     if document is None and agent is not None:
         document = ONE_MACHINE
     from fairlead.server.failure import Failed
-    from fairlead.server.server_options import ServerOptions
+    from fairlead.server.start_options import ServerOptions
 
     _issue_tokens(directory, options, network, agent)
     listening = _listen(network.host, options.port)

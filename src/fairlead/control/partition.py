@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
 from weakref import WeakValueDictionary
-
-import msgspec
 
 import msgspec
 

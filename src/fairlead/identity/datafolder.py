@@ -1,4 +1,4 @@
-"""The data directory of a server. It belongs to the server's user, and other users cannot read it."""
+"""The data directory of a server. It belongs to the user of the server, and no other user can read it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def prepare(directory: Path) -> str:
-    """Create a data directory, or make an existing one private. Return a warning for the operator, or an empty text."""
+    """Create a data directory, or make an existing one private. Return a warning if other users could read it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()

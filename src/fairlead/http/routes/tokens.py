@@ -12,7 +12,7 @@ from fairlead.core.resources import SECOND
 from fairlead.http.context import NOT_STORED, Request
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import Response, cookie
-from fairlead.identity.tokens import JOIN_SECONDS, ROLES, Token
+from fairlead.identity.tokens import JOIN_SECONDS, ROLES, JoinLimits, Token
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 from fairlead.wire.operation import API
@@ -62,16 +62,19 @@ async def create(request: Request, asked: op.CreateToken) -> wire.NewToken:
     expires_in = None if expires is None else expires / SECOND
     services = request.services
     if role == "join":
-        partition, pool, node = (_name(read, field) for field in ("partition", "pool", "node"))
-        users = tuple(sorted(set(read.names("users", most=1_000))))
-        uses = read.count("uses", 1, 1, wire.MAX_USES)
+        node, uses = _name(read, "node"), read.count("uses", 1, 1, wire.MAX_USES)
+        limits: JoinLimits = {
+            "partition": _name(read, "partition"),
+            "pool": _name(read, "pool"),
+            "users": tuple(sorted(set(read.names("users", most=1_000)))),
+            "uses": uses,
+            "note": note,
+        }
         read.close()
         if node and uses > 1:
             raise Refused("uses", f"a token for node {node} is used once; leave one of the two out")
         seconds = JOIN_SECONDS if expires_in is None else expires_in
-        [(secret, token)] = await services.threads.run(
-            services.identities.invite, (node,), partition, pool, users, uses, note, seconds
-        )
+        [(secret, token)] = await services.threads.run(services.identities.invite, (node,), seconds, **limits)
     else:
         user = read.name("user")
         groups = read.names("groups", most=1_000)
