@@ -8,9 +8,8 @@ from typing import TypeVar
 from fairlead.control.configuration import ClusterConfiguration
 from fairlead.control.dependencies import Dependencies
 from fairlead.control.heartbeat import Heartbeat
-from fairlead.control.journal_thread import JournalThread
 from fairlead.control.partition import note_revision
-from fairlead.control.streams import Streams
+from fairlead.control.streams import JournalThread, Streams
 from fairlead.control.walltime import Nanoseconds
 from fairlead.core.model import Micros
 from fairlead.core.settings import PartitionConfig

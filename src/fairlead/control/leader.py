@@ -6,9 +6,8 @@ import asyncio
 
 from fairlead.control.configuration import ClusterConfiguration
 from fairlead.control.dependencies import Dependencies
-from fairlead.control.journal_thread import JournalThread
 from fairlead.control.partition import PartitionService
-from fairlead.control.streams import Streams
+from fairlead.control.streams import JournalThread, Streams
 from fairlead.core.commands import Configure, Rejected
 from fairlead.core.cycle import Cycle
 from fairlead.core.model import Micros

@@ -16,8 +16,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
 from fairlead.http.context import Disconnected, Request, Services
-from fairlead.http.problems import plain, problem_of
-from fairlead.http.responses import Receive, Response, Scope, Send, problem_response
+from fairlead.http.responses import Receive, Response, Scope, Send, plain, problem_of, problem_response
 from fairlead.identity.smallfile import FileProblem
 from fairlead.wire.operation import API, Answer, Operation, Parameter, Row, row_of
 from fairlead.wire.unserved import Unserved

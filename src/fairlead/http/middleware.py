@@ -17,8 +17,7 @@ from fairlead.control.control import Control
 from fairlead.control.partition import REQUEST_USER, REVISION, Revision
 from fairlead.http.connection_limits import Connections, Refusal
 from fairlead.http.page import Page
-from fairlead.http.problems import MEDIA_TYPE, encoded, problem_of
-from fairlead.http.responses import App, Receive, Scope, Send
+from fairlead.http.responses import MEDIA_TYPE, App, Receive, Scope, Send, problem_of
 from fairlead.identity.sessions import HEADER, Sessions
 from fairlead.identity.smallfile import FileProblem
 from fairlead.identity.tokens import Token, Tokens
@@ -216,7 +215,7 @@ async def turn_away(scope: Scope, receive: Receive, send: Send, refusal: Unserve
     if scope["type"] == "websocket":
         await receive()
         return await send({"type": "websocket.close", "code": 4000 + problem.status, "reason": problem.detail[:100]})
-    body = encoded(problem)
+    body = msgspec.json.encode(problem)
     headers = [
         (b"content-type", MEDIA_TYPE.encode()),
         (b"content-length", b"%d" % len(body)),

@@ -1,4 +1,4 @@
-"""Connects the parts of a server and runs them. Importing it is slow, so the command line imports it only if needed."""
+"""Connects the parts of a server and runs them. Importing it is slow, so commands import it only if they need it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from fairlead.writer.gc_settings import spare_the_collector
 
 AGENT_JOINED = "agent joined"
 USUAL = (AGENT_JOINED, "node key renewed")
-"""Events of agents that are logged as information, not as warnings."""
+"""Events of agents that are no warnings."""
 SWITCH = 0.001
 """Seconds that a thread computes before another thread gets its turn. With Python's default of 5 ms, a long cycle of one
 partition would delay every step of each request."""

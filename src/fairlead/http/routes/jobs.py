@@ -38,7 +38,7 @@ from fairlead.core.why.reasons import NoNodeYet, Reason
 from fairlead.history.recorder import AttemptRow, JobRow
 from fairlead.http.context import InPartition, Request, Services, order
 from fairlead.http.dispatch import serves
-from fairlead.http.problems import problem_of
+from fairlead.http.responses import problem_of
 from fairlead.identity.tokens import Token
 from fairlead.views.answers import by_id, job_answer, task_answers
 from fairlead.views.explanation import explained, remedies_of, why_never_told, with_remedies

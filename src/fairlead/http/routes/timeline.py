@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from fairlead.core.ranges import count
 from fairlead.core.resources import HOUR, SECOND
 from fairlead.core.state import Partition
@@ -9,6 +11,7 @@ from fairlead.history.recorder import AttemptRow
 from fairlead.http.context import Request
 from fairlead.http.dispatch import serves
 from fairlead.http.routes.history import span_of
+from fairlead.http.routes.jobs import with_seconds
 from fairlead.views.answers import amounts
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
@@ -59,17 +62,5 @@ async def timeline(request: Request, asked: op.Timeline) -> wire.Timeline:
 
 
 def _bar(row: AttemptRow, name: str) -> wire.Bar:
-    assert row.started is not None
-    return wire.Bar(
-        node=row.node,
-        job=row.job,
-        name=name,
-        stage=row.stage,
-        user=row.user,
-        queue=row.queue,
-        tasks=count(row.indices),
-        resources=amounts(row.amounts),
-        started=row.started / SECOND,
-        ended=row.ended / SECOND,
-        outcome=row.outcome,
-    )
+    fields = with_seconds(row, name=name, tasks=count(row.indices), resources=amounts(row.amounts))
+    return msgspec.convert(fields, wire.Bar)
