@@ -54,7 +54,10 @@ class TaskAttempts:
 
     async def numbered(self, attempt: int) -> LogSource:
         """Return an attempt by its number. Raise `Refused` if there is none."""
-        known = await self._known(await self._look())
+        task = await self._look()
+        if task.running is not None and task.running.attempt == attempt:
+            return task.running
+        known = await self._known(task)
         if attempt not in known:
             having = f"it has {', '.join(map(str, sorted(known)[:20]))}" if known else "it has not run yet"
             raise Refused("attempt", f"{self._name} has no attempt {attempt}; {having}", "missing")

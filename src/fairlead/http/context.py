@@ -52,14 +52,14 @@ FAREWELL = {
 
 
 class Hub(Protocol):
-    """The engine of Fairlead's own agents, as the API uses it."""
+    """The engine of Fairlead's own agents, with the methods that the API needs."""
 
     async def serve(self, partition: str, connection: Connection) -> None: ...
 
     async def dismiss(self, partition: str, epoch: int, connection: Connection) -> None: ...
 
     def ahead(self) -> dict[str, list[str]]:
-        """Return for each partition the nodes that report attempts or epochs which the journal never had."""
+        """Return the nodes of each partition that report attempts or epochs which are not in the journal."""
 
     def connected(self, partition: str) -> dict[str, float]: ...
 
@@ -73,7 +73,7 @@ class InPartition(Protocol):
 
 
 class Preview(Protocol):
-    """The second process: it predicts starts by simulation and reads the journal."""
+    """The second process, which predicts starts by simulation, and reads the past from the journal."""
 
     async def ask(self, question: AnyQuestion) -> Etas | Story | Document | Failure: ...
 
@@ -120,22 +120,22 @@ class Services:
     async def recorded(
         self, query: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """Call a method of `records` in a thread after the attempts that have just ended are written there."""
+        """Call a method of `records` in a thread, after attempts that have just ended are there."""
         await self.flush()
         return await self.threads.run(query, *args, **kwargs)
 
     def end_streams(self, token: str) -> None:
-        """End the streams of a token that was revoked."""
+        """End the open streams of a revoked token."""
         for over in self.streams.get(token, ()):
             over.set()
 
 
 class Disconnected(Exception):
-    """The caller has disconnected before its request had arrived."""
+    """Raised if the caller disconnects before its whole request has arrived."""
 
 
 class Request:
-    """A request that has passed the gate."""
+    """A request that has passed the gate (`middleware.py`)."""
 
     def __init__(self, services: Services, scope: Scope, receive: Receive) -> None:
         self.services = services
@@ -160,7 +160,7 @@ class Request:
         return self.services.control.find(asked.partition)
 
     async def reader(self, asked: Followed[Any]) -> PartitionService | FollowedPartition:
-        """Return the partition of an operation, led or followed by this server, at the wanted revision or later."""
+        """Return the partition of an operation, which may be a copy, when it has reached the wanted revision."""
         return await self.services.control.reader(asked.partition, asked.min_revision)
 
     def header(self, name: str) -> str:
@@ -187,7 +187,7 @@ def caller_fields(request: Request, key: str = "") -> dict[str, Any]:
 
 
 async def execute(request: Request, asked: InPartition, command: AnyCommand, what: str) -> Accepted:
-    """Execute a command for the caller. Answer 404 if the thing that the field `what` names does not exist."""
+    """Execute a command for the caller. Answer 404 if the thing named by the command's field `what` does not exist."""
     command = msgspec.structs.replace(command, **caller_fields(request, getattr(asked, "key", "")))
     try:
         return await request.leader(asked).execute(command)
@@ -198,7 +198,7 @@ async def execute(request: Request, asked: InPartition, command: AnyCommand, wha
 
 
 async def order(request: Request, asked: InPartition, command: AnyCommand, what: str) -> wire.Done:
-    """Execute a command as `execute` does, and return the answer for its caller."""
+    """Execute a command as `execute` does, and return the answer without a document."""
     return wire.Done(note=(await execute(request, asked, command, what)).note)
 
 
@@ -206,13 +206,13 @@ async def order(request: Request, asked: InPartition, command: AnyCommand, what:
 
 
 def streamed(request: Request, lines: AsyncGenerator[bytes], kind: str = EVENTS) -> Stream:
-    """Return a streaming response, limited per token. It ends when its token is revoked or expires."""
+    """Return a stream as an answer. It ends when the token is revoked or expires. Each token has a limit."""
     check_streams(request)
     return Stream(_while_valid(request, lines, FAREWELL[kind]), kind, NOT_STORED)
 
 
 def check_streams(request: Request) -> None:
-    """Refuse another stream if the caller's token has too many open."""
+    """Raise `Unserved` if too many streams are open with the caller's token."""
     services = request.services
     if len(services.streams.get(request.caller.id, ())) >= services.bounds.streams:
         raise Unserved("too many", f"{services.bounds.streams} streams are open with this token; close some", 10)
@@ -220,7 +220,7 @@ def check_streams(request: Request) -> None:
 
 @contextmanager
 def counted_stream(request: Request) -> Iterator[asyncio.Event]:
-    """Count a stream while it is open. The event is set when its token is revoked or expires."""
+    """Count a stream while it is open. Yield an event that is set when the token is revoked or expires."""
     services, caller = request.services, request.caller
     over = asyncio.Event()
     services.streams.setdefault(caller.id, set()).add(over)

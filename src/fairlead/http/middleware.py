@@ -1,6 +1,6 @@
-"""The gate before every route: it limits the size, speed and rate of requests, and finds the caller.
+"""The gate before all routes: limits the size, duration and rate of requests, and finds the caller by the token.
 
-It is plain ASGI, so that refused requests cost little. A request that passes has `caller` in its scope.
+It is plain ASGI, so that refused requests cost little. The scope of a request that passes has its `caller`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fairlead.wire.operations import rows
 from fairlead.wire.unserved import Unserved
 
 OPEN_PATHS = frozenset(row.route.path for row in rows() if not row.route.role)
-"""Paths served without a token: their answers contain nothing about users."""
+"""Paths that need no token. Their answers contain nothing about users."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,54 +34,54 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     body: int = 8 * 2**20
     """Bytes of one request."""
     bodies: int = 4 * 8 * 2**20
-    """Bytes of all requests of one user in progress."""
+    """Bytes of all requests in progress of one user."""
     body_seconds: float = 30.0
-    """Seconds in which a request has to arrive."""
+    """Seconds in which a whole request has to arrive."""
     requests: float = 5_000.0
     """Requests per second with one token."""
     burst: float = 10_000.0
     failures: float = 5.0
-    """Requests per second without a valid token from one address."""
+    """Requests without a valid token per second from one address."""
     failures_burst: float = 50.0
     streams: int = 100
     """Open streams of one token."""
     connections: int = 0
-    """Open connections of all callers; 0 derives it from the process's limit on file descriptors."""
+    """Open connections of all callers. 0 means one for each available file descriptor."""
     poll_seconds: float = 60.0
     """Seconds that a request may wait for a job to end."""
 
 
 class Buckets:
-    """Token buckets by name: each refills at `rate` per second, with a burst on top."""
+    """Rate limits by name, as token buckets: each holds at most `burst` and refills at `rate` per second."""
 
     def __init__(self, rate: float, burst: float, names: int = 10_000) -> None:
         self._rate, self._burst, self._names = rate, burst, names
         self._levels: dict[str, tuple[float, float]] = {}
 
     def take(self, name: str, amount: float = 1.0) -> bool:
-        """Take `amount` from a bucket; True if it was allowed. With 0, only check."""
+        """Take `amount` from a bucket. Return False if the bucket is empty."""
         now = monotonic()
         level, since = self._levels.get(name, (self._burst, now))
         level = min(self._burst, level + (now - since) * self._rate)
         allowed = level >= 1.0
-        if amount and allowed:
+        if allowed:
             if len(self._levels) >= self._names and name not in self._levels:
-                self._levels.clear()  # too generous for a moment, but it bounds the table
+                self._levels.clear()  # allows too much for a moment, but limits the size of the table
             self._levels[name] = (level - amount, now)
         return allowed
 
 
 REVISION_HEADER = b"fairlead-revision"
-"""The response header with the last record of the partition that the answer reflects."""
+"""The header of answers with the number of the last record that the answer reflects."""
 
 
 class Gate:
-    """The outermost ASGI application: it checks a request and passes it on."""
+    """The outermost ASGI application, which checks requests and passes them on."""
 
     def __init__(
         self, app: App, agents: App, tokens: Tokens, sessions: Sessions, bounds: Bounds, control: Control
     ) -> None:
-        """Take the inner applications: `app` serves requests, `agents` the WebSockets of agents."""
+        """`app` is the application for requests, `agents` the one for WebSockets of agents."""
         self._control = control
         self._page = Page()
         self._sessions = sessions
@@ -154,7 +154,7 @@ class Gate:
 
 
 class Body:
-    """The body of a request. Receiving it fails if it is too large or slow, or if its user sends too much at once."""
+    """The body of a request. `receive` raises if it is too large or slow, or if its user sends too much at once."""
 
     def __init__(self, scope: Scope, receive: Receive, bounds: Bounds, arrived: Counter[str]) -> None:
         self._receive = receive
@@ -188,7 +188,7 @@ class Body:
         return message
 
     def close(self) -> None:
-        """Stop counting the bytes of the request."""
+        """Stop counting the bytes of the request as in progress."""
         self._arrived[self._user] -= self._seen
         if not self._arrived[self._user]:
             del self._arrived[self._user]
@@ -210,7 +210,7 @@ def _header(scope: Scope, wanted: bytes) -> bytes:
 
 
 async def turn_away(scope: Scope, receive: Receive, send: Send, refusal: Unserved) -> None:
-    """Answer a request or a WebSocket with a refusal, and close the connection."""
+    """Refuse a request or a WebSocket, and close its connection."""
     problem = problem_of(refusal)
     if scope["type"] == "websocket":
         await receive()

@@ -47,8 +47,8 @@ AGENT_JOINED = "agent joined"
 USUAL = (AGENT_JOINED, "node key renewed")
 """Events of agents that are no warnings."""
 SWITCH = 0.001
-"""Seconds that a thread computes before another thread gets its turn. With Python's default of 5 ms, a long cycle of one
-partition would delay every step of each request."""
+"""Seconds that a thread computes before another thread gets its turn. With Python's default of 5 ms, a long cycle of
+one partition would delay every step of each request."""
 
 
 class Identity(NamedTuple):

@@ -1,4 +1,4 @@
-"""Handlers for the configuration: get, compare and apply it; add, change and remove partitions; set shares."""
+"""Handlers for the configuration: read, compare and apply it, change and remove partitions, and set shares."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def _compared(request: Request, configs: dict[str, PartitionConfig]) -> wi
 
 
 def _removed(name: str, before: PartitionConfig, after: PartitionConfig | None) -> Iterator[tuple[str, str]]:
-    """Yield the pools that a partition loses with its new configuration; without one, the partition and no pool."""
+    """Yield the partition and each pool that it loses. If the whole partition is removed, the pool is empty."""
     if after is None:
         yield name, ""
     else:
@@ -132,7 +132,7 @@ def _removed(name: str, before: PartitionConfig, after: PartitionConfig | None) 
 
 
 async def _loss(request: Request, name: str, pool: str) -> wire.Loss:
-    """Return what is lost if a partition, or one of its pools, leaves the configuration."""
+    """Return the jobs and nodes that are lost if a partition, or one of its pools, is removed."""
     key = f"{name}.pools.{pool}" if pool else name
     try:
         served = await request.services.control.reader(name)

@@ -1,4 +1,4 @@
-"""Handlers for predictions: when jobs start, and the effect of a change. A second process simulates them."""
+"""Handlers for predictions: dry runs, starts of jobs, and effects of changes. A second process simulates the future."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def ask(
 async def foretell(
     services: Services, served: PartitionService, jobs: Sequence[str] = (), specs: Sequence[JobSpec] = ()
 ) -> preview.Etas:
-    """Return the predicted starts of waiting jobs, and of jobs not submitted yet as if they were submitted now."""
+    """Return the predicted starts of waiting jobs, and of specifications as if they were submitted now."""
     packed = tuple(pack_spec(spec) for spec in specs)
     return await ask(services, served, preview.EtaQuestion, preview.Etas, jobs=tuple(jobs), submissions=packed)
 
@@ -135,10 +135,10 @@ async def etas(request: Request, asked: op.Etas) -> wire.Etas:
 async def _etas(request: Request, asked: op.Eta | op.Etas, names: list[str]) -> list[wire.Eta]:
     served = request.leader(asked)
     without: dict[str, str] = {}
-    """Jobs without a start to predict, with the reason."""
+    """Job whose start is not predicted → the reason."""
 
     def look(state: Partition) -> list[tuple[str, str, Micros | None]]:
-        """Return each job's state, and its start if it has started."""
+        """Return id, state and start of each job. The start is None if no task has been sent to a node."""
         found = []
         for name in names:
             job = find(state, request, name)
@@ -168,11 +168,11 @@ async def _etas(request: Request, asked: op.Eta | op.Etas, names: list[str]) -> 
 
 
 PRESENT = {"pending": "starts at this moment", "running": "has started already", "stopping": "stops at this moment"}
-"""State → phrase for jobs that have no start to predict."""
+"""State → phrase for a job whose start is not predicted."""
 
 
 def _known(job: str, state: str, started: Micros | None, why: str) -> wire.Eta:
-    """Return the answer for a job without a prediction: it has started or ended, or `why` says the reason."""
+    """Return the answer for a job without a prediction. `why` is the reason, empty if it has started or ended."""
     text = f"job {job}: {why}" if why else f"job {job} {PRESENT.get(state, f'has ended: {state}')}"
     return _eta(job, state, started, preview.Eta(likely=None, median=None, earliest=None, latest=None), why, text)
 
@@ -229,7 +229,7 @@ def _weaknesses(found: preview.Eta, etas: preview.Etas) -> list[str]:
 
 
 def _told(job: str, start: str, notes: list[str]) -> str:
-    """Return the answer as a sentence. Without a predicted `start`, the notes say why there is none."""
+    """Return the answer as one line. If `start` is empty, the notes say why no start is predicted."""
     if start:
         return "; ".join([f"{f'job {job}' if job else 'it'} {start}", *notes])
     unpredictable = f"{f'the start of job {job}' if job else 'its start'} cannot be predicted"
@@ -245,7 +245,7 @@ def _no_end(tasks: int) -> str:
 
 
 def sentence(eta: preview.Eta, began: Micros, now: Micros) -> str:
-    """Return the predicted start as a phrase, empty without one. `began` is when the simulated futures began."""
+    """Return the predicted start as a phrase; empty if there is none. `began` is the start of the simulation."""
     if eta.stuck:
         return "does not start as the cluster is now"
     if eta.likely is None:
@@ -265,7 +265,7 @@ def sentence(eta: preview.Eta, began: Micros, now: Micros) -> str:
 
 
 def rounded(span: Micros) -> str:
-    """Return a duration, rounded as coarsely as fits an estimate."""
+    """Return a duration as text, rounded to seconds, minutes or hours, depending on its length."""
     span = max(0, span)
     if span < 100 * SECOND:
         return f"{round(span / SECOND)}s"

@@ -21,7 +21,7 @@ from fairlead.writer.inbox import Inbox
 def _health(request: Request) -> wire.Health:
     services = request.services
     control = services.control
-    # The readiness of a partition is one flag, so it can be read without waiting for the writer.
+    # Read without waiting for the writer, because the readiness of a partition is one flag.
     ready, problem = control.readiness(), control.problem
     return wire.Health(
         version=services.version,

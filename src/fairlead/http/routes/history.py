@@ -1,4 +1,4 @@
-"""Handlers for the history: finished jobs, and the attempts of their tasks."""
+"""Handlers for the history: finished jobs, and ended attempts of tasks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 
 LATEST = 2**40
-"""The latest time, in seconds, that a filter may name."""
-
-
+"""The latest time of a filter, in seconds."""
 STATES = ("succeeded", "failed", "killed")
 
 
@@ -72,7 +70,7 @@ async def attempts(request: Request, asked: op.Attempts) -> wire.Attempts:
 
 
 def span_of(since: str, until: str) -> tuple[Micros | None, Micros | None]:
-    """Return the bounds of the period in a request; None for an absent bound."""
+    """Return the period that a request names. None for a missing bound."""
     first, last = _moment("since", since), _moment("until", until)
     if first is not None and last is not None and first >= last:
         raise Refused("until", "it is not later than since; exchange them, or leave one out")
@@ -98,7 +96,7 @@ class AboutJob(InPartition, Protocol):
 
 
 async def find_job(request: Request, asked: AboutJob) -> tuple[int, str]:
-    """Return number and user of a job that the caller may see, current or past."""
+    """Return the number and the user of a job, present or past. Refuse it as missing if the caller may not see it."""
     services, caller = request.services, request.caller
     served = request.leader(asked)
 

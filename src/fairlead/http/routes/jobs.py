@@ -1,4 +1,4 @@
-"""Handlers for jobs: submit, list, explain, scale and kill them."""
+"""Handlers for jobs: submit, list, explain, change and kill them."""
 
 from __future__ import annotations
 
@@ -52,26 +52,26 @@ from fairlead.writer.inbox import Slot
 MAX_BATCH = 10_000
 MAX_CURSOR = 2**63 - 1
 AT_ONCE = 500
-"""Jobs of one batch that may await their answers at a time, so that one caller does not fill the inbox."""
+"""Jobs of a batch in the inbox at a time, so that one caller does not fill the inbox."""
 READ_AT_ONCE = 50
-"""Jobs of a batch to parse before other requests get a turn."""
+"""Jobs of a batch that are parsed before other requests get a turn."""
 PAGE_BYTES = 4 * 2**20
-"""Size in bytes at which a page of jobs ends."""
+"""Size of a page of jobs, in bytes, at which it ends before its limit."""
 SCANNED = 10_000
-"""Jobs to pre-filter before other requests get a turn."""
+"""Jobs that are filtered by a quick search before other requests get a turn."""
 SEARCHING = 1.0
-"""Seconds to search for remedies."""
+"""Seconds for a dry run or for the search for remedies."""
 MAX_EXPLAINED = 200
-"""Jobs that one request may have explained."""
+"""Largest number of jobs that one request explains."""
 LOOKING = 0.005
-"""Seconds to check jobs in full between two cycles of the writer."""
+"""Seconds for which a listing may block the writer."""
 
 
 # -- submitting --------------------------------------------------------------------------------------------------
 
 
 SpecCache = dict[bytes, JobSpec]
-"""Parsed documents of one request, by their bytes: equal documents are parsed once."""
+"""JSON of a document → its specification, so that equal documents of a request are parsed once."""
 
 
 def submission(
@@ -82,7 +82,7 @@ def submission(
     field: str = "",
     origin: Origin | msgspec.UnsetType = msgspec.UNSET,
 ) -> Submit:
-    """Return the command that submits a document. Its user is the caller, unless an operator names another user."""
+    """Return the command that submits a document. The job's user is the caller, unless the document names one."""
     values: dict[str, Any] = dict(Reader(document, field, "a job").doc)
     chosen = values.pop("id", None)
     if chosen is not None and not isinstance(chosen, str):
@@ -108,7 +108,7 @@ LEAST_MEMORY = 2**20
 
 
 def _check_memory(spec: JobSpec, field: str) -> None:
-    """Refuse memory in which no process runs: a unit was forgotten."""
+    """Refuse memory that is too small for a process, because its unit was forgotten."""
     for at, stage in enumerate(spec.stages):
         memory = dict(stage.resources).get(MEMORY, 0)
         if 0 < memory < LEAST_MEMORY:
@@ -172,7 +172,7 @@ def _documents(batch: object) -> list[object]:
 
 
 def _offered(services: Services, served: PartitionService, command: Submit) -> Slot:
-    """Put a submission into the inbox. Refuse it if it refers to secrets or jobs of other users, or exceeds a quota."""
+    """Check a submission, put it into the inbox, and return the slot for its answer."""
     size = checked(services, served, command)
     slot = served.offer(command)
     if size is not None:
@@ -181,7 +181,7 @@ def _offered(services: Services, served: PartitionService, command: Submit) -> S
 
 
 def checked(services: Services, served: PartitionService, command: Submit) -> int | None:
-    """Check secrets, references to other users' jobs, and quotas. Return the job's size for quotas."""
+    """Refuse a job that uses secrets or jobs of other users, or exceeds a quota. Return its size for the quota, if any."""
     services.secrets.check(command.spec, command.user)
     if command.operator:
         return None
@@ -195,9 +195,9 @@ def checked(services: Services, served: PartitionService, command: Submit) -> in
 
 
 async def why_never(served: PartitionService, job_ids: list[str]) -> dict[str, str]:
-    """Return why jobs can never run as the cluster is now, or that they wait for the first node, by job id."""
+    """Return, by job id, why jobs can never run as the cluster is now, or that there is no node yet."""
     state = served.partition
-    # Mostly this needs no wait for the writer: counts of nodes are cached with the shapes of tasks.
+    # Mostly the writer is not needed, because counts of nodes are cached with the shapes of tasks.
     jobs = [job for job in map(state.jobs.get, job_ids) if job is not None and may_never_run(state, job)]
 
     def look(state: Partition) -> dict[str, str]:
@@ -237,7 +237,7 @@ def missing(job_id: str, near: str = "") -> Refused:
 
 
 def _near_job(partition: Partition, request: Request, wrong: str) -> str:
-    """Return ` (did you mean …?)` with the newest job whose name is close, of those that the caller may see."""
+    """Return ` (did you mean …?)` with the newest visible job whose name is similar; empty if there is none."""
     named: dict[str, str] = {}
     for job in islice(reversed(partition.jobs.values()), MAX_COMPARED):
         if request.sees(job):
@@ -277,7 +277,7 @@ async def job(request: Request, asked: op.Job) -> wire.Job:
 
 
 async def _forgotten(request: Request, partition: str, job_id: str, refusal: Refused) -> wire.Job:
-    """Return a job from the history. Raise the refusal, which says that the job is missing, if it is not there."""
+    """Return a job from the history. If it is not there, raise `refusal`, which says that there is no such job."""
     row = await request.services.threads.run(request.services.records.job, partition, job_id)
     if row is None or not (request.caller.operator or row.user == request.caller.user):
         raise refusal
@@ -304,7 +304,7 @@ async def jobs(request: Request, asked: op.Jobs) -> wire.JobPage:
         return len(matches) > asked.limit or size > PAGE_BYTES
 
     def look(state: Partition, part: Iterator[Job]) -> bool:
-        """Add matching jobs to the page for at most `LOOKING` seconds; True if jobs are left to check."""
+        """Add matching jobs to the page for at most `LOOKING` seconds. Return True if there may be more."""
         nonlocal size
         until = monotonic() + LOOKING
         for job in part:
@@ -347,7 +347,7 @@ async def jobs(request: Request, asked: op.Jobs) -> wire.JobPage:
 
 
 def _slices(jobs: list[Job], before: int | None) -> Iterator[list[Job]]:
-    """Yield jobs in slices, newest first. `jobs` is sorted by number."""
+    """Yield the jobs with numbers below `before`, in slices, newest first. `jobs` is sorted by number."""
     end = len(jobs) if before is None else bisect_left(jobs, before, key=lambda job: job.number)
     for stop in range(end, 0, -SCANNED):
         yield jobs[max(0, stop - SCANNED) : stop][::-1]
@@ -444,7 +444,7 @@ async def sentences(request: Request, asked: op.Sentences) -> wire.Sentences:
     found: dict[str, str] = {}
 
     def look(state: Partition) -> bool:
-        """Explain jobs for a while; True if there may be more jobs."""
+        """Explain jobs for at most `LOOKING` seconds. Return True if there may be more."""
         until = monotonic() + LOOKING
         for name in names:
             job = state.jobs.get(name)
@@ -470,7 +470,7 @@ def read_jobs(document: object, most: int) -> list[str]:
 
 
 def deadline(seconds: float) -> Callable[[], bool]:
-    """Return a function that is True once `seconds` have passed."""
+    """Return a function that tells whether `seconds` have passed since this call."""
     end = monotonic() + seconds
     return lambda: monotonic() > end
 
@@ -479,7 +479,7 @@ def deadline(seconds: float) -> Callable[[], bool]:
 
 
 async def order_for_job(request: Request, asked: InPartition, command: Any) -> wire.Done:
-    """Execute a command about a job. Answer 404 if the caller may not change the job, as if it did not exist."""
+    """Execute a command about a job. Answer 404 if the job does not exist or the caller may not change it."""
     try:
         return await order(request, asked, command, "job")
     except Refused as refusal:
@@ -490,7 +490,7 @@ async def order_for_job(request: Request, asked: InPartition, command: Any) -> w
 
 
 def as_missing(job_id: str, refusal: Refused) -> Refused:
-    """Return a refusal of a command about a job, with 404 if there is no such job or the caller may not change it."""
+    """Return the refusal of a command about a job: as missing if the caller may not change the job."""
     hidden = refusal.code == "forbidden" and refusal.field == "user"
     absent = refusal.code in ("unknown", "missing") and refusal.field == "job"
     return missing(job_id) if hidden or absent else refusal

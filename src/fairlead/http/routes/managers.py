@@ -87,7 +87,7 @@ async def events(request: Request, asked: op.ManagerEvents) -> Response:
 
 
 def _known(state: Partition, manager: str) -> Partition:
-    """Return the partition. Raise `Refused` if it has no such manager."""
+    """Return the partition. Raise `Refused` if it has no manager of this name."""
     if manager not in state.managers:
         raise Refused("name", f"there is no resource manager {shown(manager)}; register it first", "missing")
     return state

@@ -1,4 +1,4 @@
-"""Routes of nodes: list, drain, disable, enable and remove them, and revoke their keys."""
+"""Handlers for nodes: list, drain, disable, enable and remove them, and revoke their keys."""
 
 from __future__ import annotations
 

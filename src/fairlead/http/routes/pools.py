@@ -1,4 +1,4 @@
-"""Handlers for pools: their sizes, orders and orphans; pause, resume and scale them."""
+"""Handlers for pools: list, pause, resume and scale them, and show the use of nodes by pool."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def scale_pool(request: Request, asked: op.ScalePool) -> wire.Done:
 
 
 def _pool_answers(request: Request, partition: Partition, pools: list[Pool], now: Micros) -> list[wire.Pool]:
-    """Return the answers about pools, with what the provider and the service of pools know of them."""
+    """Return the answers about pools, with their providers, and the problems and orphans that these report."""
     answers: list[wire.Pool] = []
     for answer in pool_answers(partition, pools, request.sees, now):
         problem, orphans = request.services.control.pools.about(partition.name, answer.name)

@@ -1,4 +1,4 @@
-"""Routes of queues: the tree, stop and start a queue, and loans between queues."""
+"""Handlers for queues: list, stop and start them, and show loans between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers for result files of tasks: the list, and one file at a time."""
+"""Handlers for result files of tasks: list them, and return one file or an archive of all files."""
 
 from __future__ import annotations
 

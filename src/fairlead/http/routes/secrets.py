@@ -1,4 +1,4 @@
-"""Routes of secrets: list their names, set and remove them."""
+"""Handlers for secrets: list their names, set and remove them."""
 
 from __future__ import annotations
 

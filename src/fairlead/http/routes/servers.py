@@ -49,7 +49,7 @@ def _answer(request: Request, member: Member) -> wire.Server:
 
 
 def _alone(request: Request, member: Member) -> list[str]:
-    """Return the partitions of a server that does not share a database."""
+    """Return the partitions of a server that shares no database; such a server has no address in leases."""
     return [] if member.address else request.services.control.led()
 
 

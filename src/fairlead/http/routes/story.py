@@ -1,4 +1,4 @@
-"""Handlers for the past: the story of a job, and all jobs as a trace. A second process reads the journal."""
+"""Handlers for the past: the story of a job, and all jobs as a trace. A second process reads the journal for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fairlead.wire import preview
 
 MOST_ATTEMPTS = 1_000
 LEFT_OUT = ("job", "level", "number")
-"""Fields left out of the lines of a story, because they are the same in all."""
+"""Fields that the lines of a story do not have, because they are equal in all lines."""
 
 
 @serves(op.Story)
@@ -63,7 +63,7 @@ async def _earlier(
     submitted: Micros | None,
     told: preview.Story,
 ) -> list[preview.StoryLine]:
-    """Return lines from the history for the time before the journal begins."""
+    """Return the lines for the time before the journal begins, from the history."""
     lines: list[preview.StoryLine] = []
     if submitted is None:
         row = await services.threads.run(services.records.job, partition, job_id)
@@ -96,13 +96,13 @@ def _of_attempt(row: AttemptRow, before: Micros) -> list[preview.StoryLine]:
 
 
 def _claimant(fields: dict[str, Any]) -> str:
-    """Return the id of the job that tasks were stopped for; empty if there is none."""
+    """Return the id of the job for which the tasks of a line were stopped; empty if there is none."""
     what, _, name = str(fields.get("for") or "").partition(" ")
     return name if what == "job" else ""
 
 
 def _named(name: str, job: Job | None, request: Request) -> str:
-    """Return a job as the caller may know it. The owner of a job that is no longer in the state is not known here."""
+    """Return how to name a job to the caller: by its id only if the caller may see it."""
     if request.caller.operator or (job is not None and request.sees(job)):
         return f"job {name}"
     return "another job" if job is None else "a job of another user"
@@ -119,7 +119,7 @@ def _line(line: preview.StoryLine, narrator: Narrator, named: dict[str, str]) ->
 
 
 def _wait(view: Waiting, now: Micros) -> wire.StoryLine:
-    """Return the last line of a story: why tasks of the job wait now."""
+    """Return a line for the end of a story, which says why tasks of the job wait now."""
     fields = {"stage": view.stage, "kind": view.kind, "tasks": view.count, "reason": str(view.reason or "")}
     return wire.StoryLine(at=now / SECOND, event="tasks wait", fields=fields, text=f"now: {view}")
 

@@ -1,4 +1,4 @@
-"""Handler for the timeline: which tasks ran on which node and when, from the history and the state."""
+"""Handler for the timeline, which shows when tasks ran on which nodes, from the history and the state."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def timeline(request: Request, asked: op.Timeline) -> wire.Timeline:
     running = await served.read(look)
     user = "" if caller.operator else caller.user
     rows = await services.recorded(services.records.ran, served.name, start, end, user, MAX_BARS)
-    # The history has the names of jobs that are over.
+    # The history has only the names of finished jobs.
     live = {row.job for row, name in rows if not name}
     names = await served.read(lambda state: {job: state.jobs[job].spec.name for job in live & state.jobs.keys()})
     return wire.Timeline(

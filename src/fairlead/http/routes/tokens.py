@@ -1,4 +1,4 @@
-"""Handlers for access: the caller, sessions of the web page, and tokens, which only administrators manage."""
+"""Handlers for the caller's identity, sessions of the web page, and tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def logout(request: Request, asked: op.Logout) -> Response:
 
 
 def _cookie(request: Request, value: str, seconds: int) -> dict[str, str]:
-    """Return the header with the cookie of a session."""
+    """Return the header that sets the cookie of a session."""
     return cookie(request.services.sessions.cookie, value, API, seconds, secure=request.scope["scheme"] == "https")
 
 
@@ -101,7 +101,7 @@ async def revoke(request: Request, asked: op.RevokeToken) -> wire.Done:
 
 
 def _name(read: Reader, key: str) -> str:
-    """Return the name under a key, empty if there is none."""
+    """Return the name under a key; empty if it is missing or empty."""
     return check_name(read.get(key), key) if read.get(key) not in (None, "") else ""
 
 

@@ -1,4 +1,4 @@
-"""Handler for the usage report: resources used by users, queues, partitions and jobs in a period."""
+"""Handler for the usage report: resources that users, queues, partitions or jobs used in a period."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def usage_report(request: Request, asked: op.UsageReport) -> wire.UsageRep
 
 
 def _counted(name: str) -> tuple[int, str]:
-    """Return a sort key that orders numeric job ids as numbers: 2 before 10."""
+    """Return a sort key that orders job ids as numbers, so that 2 comes before 10."""
     return (int(name) if name.isdecimal() and name.isascii() else 0, name)
 
 
@@ -67,7 +67,7 @@ def _groups(by: str) -> tuple[Group, ...]:
 
 
 def _latest(taken: list[Taken], now: int) -> int:
-    """Return the present time of the partitions, up to which running tasks count."""
+    """Return the time up to which running tasks are counted."""
     return max((part.now for part in taken), default=now)
 
 

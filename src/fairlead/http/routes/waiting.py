@@ -1,4 +1,4 @@
-"""Routes of what waits: lanes with their asks, and nodes that are held for asks."""
+"""Handlers for waiting work: lanes with their asks, and nodes that are held for asks."""
 
 from __future__ import annotations
 

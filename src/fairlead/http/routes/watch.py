@@ -1,4 +1,4 @@
-"""Handler for watching: events of jobs, tasks and nodes as server-sent events. A reader can resume a broken stream."""
+"""Handler for events of jobs, tasks and nodes as server-sent events. A reader can resume a broken stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairlead.wire import operations as op
 
 
 def start_of(feed: Feed, after: int | None, last: str) -> int:
-    """Return the record after which a stream starts: the reader's last one, or else the newest."""
+    """Return the record after which a stream starts: the last one that the reader has, or else the newest one."""
     if last:
         if not (last.isascii() and last.isdigit()):
             raise Refused("Last-Event-ID", f"{shown(last)} is not the id of an event; leave it out to begin now")
@@ -25,7 +25,7 @@ def start_of(feed: Feed, after: int | None, last: str) -> int:
 
 
 async def lines(feed: Feed, seq: int, wanted: Callable[[Any], bool]) -> AsyncGenerator[bytes]:
-    """Yield the events after a record, without end. After `reset` the reader has to read the state again."""
+    """Yield the events after a record as they come. The event `reset` says that the reader has to read the state again."""
     yield b"retry: 1000\n\n"
     while not feed.closed:
         try:
