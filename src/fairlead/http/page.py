@@ -1,7 +1,7 @@
 """Serves the files of the web page, which the build of the package makes from the folder `web`.
 
-They are the same for all callers and need no token: its data come from the API. All files
-are in memory, also compressed. Names below `assets` contain a digest of the content, so browsers may cache them forever.
+They are the same for all callers and need no token: its data come from the API. All files are
+in memory, also compressed. Names below `assets` contain a digest of the content, so browsers may cache them forever.
 """
 
 from __future__ import annotations

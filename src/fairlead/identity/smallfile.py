@@ -145,8 +145,22 @@ def write_small(path: Path, content: bytes) -> None:
 
     Each write has a temporary file of its own. Of parallel writes, the last to finish wins.
     """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        _replace(path, path.with_name(f".{path.name}.{secrets.token_hex(8)}"), content)
+        try:
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as problem:
         raise FileProblem(f"{path}: {problem.strerror}; check the disk and the rights on the file") from problem
 
@@ -165,20 +179,3 @@ def read_small(place: Path | Document, kind: type[Content], remedy: str) -> Cont
     except (msgspec.DecodeError, UnicodeDecodeError):
         # The error text may quote the content, which is secret.
         raise FileProblem(f"{document.name}: the file is damaged; restore it from a copy, or {remedy}") from None
-
-
-def _replace(path: Path, beside: Path, content: bytes) -> None:
-    try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

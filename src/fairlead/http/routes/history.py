@@ -14,7 +14,7 @@ from fairlead.core.state import Partition
 from fairlead.history.filter import JobFilter
 from fairlead.http.context import InPartition, Request
 from fairlead.http.dispatch import serves
-from fairlead.http.routes.jobs import check_state, missing, number_of, read_label, with_seconds
+from fairlead.http.routes.jobs import check_state, missing, number_of, past_job, read_label, with_seconds
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 
@@ -97,7 +97,6 @@ class AboutJob(InPartition, Protocol):
 
 async def find_job(request: Request, asked: AboutJob) -> tuple[int, str]:
     """Return the number and the user of a job, present or past. Refuse it as missing if the caller may not see it."""
-    services, caller = request.services, request.caller
     served = request.leader(asked)
 
     def look(state: Partition) -> tuple[int, str] | None:
@@ -111,7 +110,7 @@ async def find_job(request: Request, asked: AboutJob) -> tuple[int, str]:
     current = await served.read(look)
     if current is not None:
         return current
-    row = await services.threads.run(services.records.job, served.name, asked.job)
-    if row is None or not (caller.operator or row.user == caller.user):
+    row = await past_job(request, served.name, asked.job)
+    if row is None:
         raise missing(asked.job)
     return row.number, row.user

@@ -181,7 +181,7 @@ def _offered(services: Services, served: PartitionService, command: Submit) -> S
 
 
 def checked(services: Services, served: PartitionService, command: Submit) -> int | None:
-    """Refuse a job that uses secrets or jobs of other users, or exceeds a quota. Return its size for the quota, if any."""
+    """Refuse a job that uses secrets or jobs of other users, or exceeds a quota. Return its size if it has a quota."""
     services.secrets.check(command.spec, command.user)
     if command.operator:
         return None
@@ -278,11 +278,17 @@ async def job(request: Request, asked: op.Job) -> wire.Job:
 
 async def _forgotten(request: Request, partition: str, job_id: str, refusal: Refused) -> wire.Job:
     """Return a job from the history. If it is not there, raise `refusal`, which says that there is no such job."""
-    row = await request.services.threads.run(request.services.records.job, partition, job_id)
-    if row is None or not (request.caller.operator or row.user == request.caller.user):
+    row = await past_job(request, partition, job_id)
+    if row is None:
         raise refusal
     known = with_seconds(row, priority=0, after=[], waiting_since=None, stages=[], forgotten=True)
     return msgspec.convert(known, wire.Job)
+
+
+async def past_job(request: Request, partition: str, job_id: str) -> JobRow | None:
+    """Return a job of the history; None if there is none that the caller may see."""
+    row = await request.services.threads.run(request.services.records.job, partition, job_id)
+    return row if row is not None and (request.caller.operator or row.user == request.caller.user) else None
 
 
 def with_seconds(row: JobRow | AttemptRow, **more: object) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def start_of(feed: Feed, after: int | None, last: str) -> int:
 
 
 async def lines(feed: Feed, seq: int, wanted: Callable[[Any], bool]) -> AsyncGenerator[bytes]:
-    """Yield the events after a record as they come. The event `reset` says that the reader has to read the state again."""
+    """Yield the events after a record as they come. The event `reset` asks the reader to read the state again."""
     yield b"retry: 1000\n\n"
     while not feed.closed:
         try:
