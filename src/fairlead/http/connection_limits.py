@@ -16,6 +16,7 @@ from ipaddress import IPv6Address, ip_address
 import msgspec
 
 from fairlead.identity.tokens import Token
+from fairlead.wire.unserved import Unserved
 
 Client = tuple[str, int]
 """Address and port of the client."""
@@ -51,10 +52,6 @@ def most_connections() -> int:
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
     return max(16, min(MAX_CONNECTIONS, soft - DESCRIPTORS))
-
-
-class Refusal(Exception):
-    """Raised if a connection must not be used. The message says why and what to do."""
 
 
 class Connections:
@@ -102,7 +99,7 @@ class Connections:
             self._uncount(user)
 
     def trust(self, client: Client, caller: Token | None = None) -> None:
-        """Count a connection for its user, or for agents and operators. Raise `Refusal` if the user has too many.
+        """Count a connection for its user, or for agents and operators. Raise `Unserved` if the user has too many.
 
         `caller` is the token that arrived on it; None for the key of a node.
         """
@@ -110,9 +107,9 @@ class Connections:
         if self._trusted.get(client) == user or (client not in self._trusted and client not in self._strangers):
             return
         if user and self._by_user[user] >= self.shares.user:
-            raise Refusal(f"{self.shares.user} connections of user {user} are open; close some")
+            raise Unserved("too many", f"{self.shares.user} connections of user {user} are open; close some", 10)
         if user and self._by_user.total() >= self.shares.users:
-            raise Refusal("all connections for users are taken; ask again in a moment")
+            raise Unserved("too many", "all connections for users are taken; ask again in a moment", 10)
         self.leave(client)
         self._trusted[client] = user
         if user:

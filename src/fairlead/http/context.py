@@ -24,7 +24,7 @@ from fairlead.history.outputs import OutputStore
 from fairlead.history.store import History
 from fairlead.http.board import Boards
 from fairlead.http.middleware import Bounds
-from fairlead.http.responses import Receive, Scope, Stream
+from fairlead.http.responses import Receive, Scope, Stream, header
 from fairlead.http.user_slots import Threads, Turns
 from fairlead.identity.node_keys import Identities
 from fairlead.identity.secrets import Secrets
@@ -165,8 +165,7 @@ class Request:
 
     def header(self, name: str) -> str:
         """Return a header; empty if it is absent."""
-        wanted = name.lower().encode()
-        return next((value.decode("latin-1") for header, value in self.scope["headers"] if header == wanted), "")
+        return header(self.scope, name.lower().encode()).decode("latin-1")
 
     async def body(self) -> bytes:
         """Receive the body."""

@@ -15,9 +15,9 @@ import msgspec
 
 from fairlead.control.control import Control
 from fairlead.control.partition import REQUEST_USER, REVISION, Revision
-from fairlead.http.connection_limits import Connections, Refusal
+from fairlead.http.connection_limits import Connections
 from fairlead.http.page import Page
-from fairlead.http.responses import MEDIA_TYPE, App, Receive, Scope, Send, problem_of
+from fairlead.http.responses import MEDIA_TYPE, App, Receive, Scope, Send, header, problem_of
 from fairlead.identity.sessions import HEADER, Sessions
 from fairlead.identity.smallfile import FileProblem
 from fairlead.identity.tokens import Token, Tokens
@@ -126,11 +126,11 @@ class Gate:
     async def _caller(self, scope: Scope) -> Token:
         client = scope.get("client") or ("", 0)
         secret = _bearer(scope)
-        key = _header(scope, HEADER).decode("latin-1")
+        key = header(scope, HEADER).decode("latin-1")
         if secret:
             token = self._tokens.find(secret)
         else:
-            token = self._sessions.find(_header(scope, b"cookie").decode("latin-1"), key) if key else None
+            token = self._sessions.find(header(scope, b"cookie").decode("latin-1"), key) if key else None
         if token is None:
             # Tokens cannot be guessed; the limit bounds the cost of wrong ones.
             if not self._failures.take(client[0]):
@@ -146,10 +146,7 @@ class Gate:
             raise Unserved("unauthenticated", f"{problem}; send Authorization: Bearer TOKEN")
         if not self._requests.take(token.id):
             raise Unserved("too many", f"more than {self._bounds.requests:g} requests a second; slow down", 1)
-        try:
-            self.connections.trust(client, token)
-        except Refusal as refusal:
-            raise Unserved("too many", str(refusal), 10) from None
+        self.connections.trust(client, token)
         return token
 
 
@@ -164,7 +161,7 @@ class Body:
         self._seen = 0
         self._whole = False
         self._deadline = asyncio.get_running_loop().time() + bounds.body_seconds
-        length = _header(scope, b"content-length")
+        length = header(scope, b"content-length")
         if length.isdigit() and int(length) > bounds.body:
             raise self._too_large()
 
@@ -198,15 +195,8 @@ class Body:
 
 
 def _bearer(scope: Scope) -> str:
-    kind, _, secret = _header(scope, b"authorization").partition(b" ")
+    kind, _, secret = header(scope, b"authorization").partition(b" ")
     return secret.strip().decode("latin-1") if kind.lower() == b"bearer" else ""
-
-
-def _header(scope: Scope, wanted: bytes) -> bytes:
-    for name, value in scope["headers"]:
-        if name == wanted:
-            return bytes(value)
-    return b""
 
 
 async def turn_away(scope: Scope, receive: Receive, send: Send, refusal: Unserved) -> None:

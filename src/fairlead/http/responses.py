@@ -95,6 +95,11 @@ class Stream(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
+def header(scope: Scope, wanted: bytes) -> bytes:
+    """Return a header of a request; empty if it is absent."""
+    return next((value for name, value in scope["headers"] if name == wanted), b"")
+
+
 async def disconnected(receive: Receive) -> None:
     """Wait until the caller disconnects."""
     while (await receive())["type"] != "http.disconnect":

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from fairlead.identity.smallfile import FileProblem, is_leftover
+from fairlead.identity.smallfile import LEFTOVER, FileProblem
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -22,7 +22,7 @@ def prepare(directory: Path) -> str:
                 "start the server as its owner, name another directory, or change the owner"
             )
         for path in directory.iterdir():
-            if is_leftover(path.name):
+            if LEFTOVER.fullmatch(path.name):
                 path.unlink()  # left by an interrupted write
         if not status.st_mode & OTHERS:
             return ""

@@ -165,11 +165,6 @@ def write_small(path: Path, content: bytes) -> None:
         raise FileProblem(f"{path}: {problem.strerror}; check the disk and the rights on the file") from problem
 
 
-def is_leftover(name: str) -> bool:
-    """True if a file of this name is a temporary file of an interrupted write."""
-    return LEFTOVER.fullmatch(name) is not None
-
-
 def read_small(place: Path | Document, kind: type[Content], remedy: str) -> Content | None:
     """Return the content of a JSON document; None if it does not exist. Errors of damaged documents name `remedy`."""
     document = document_at(place)

@@ -14,18 +14,21 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
 from fairlead.core.model import Micros
-from fairlead.journal.locate import is_url, open_journal
+from fairlead.history.transfer import copy_history
+from fairlead.identity.datafolder import prepare
+from fairlead.identity.node_keys import Documents
+from fairlead.identity.sealed import SealedFile, key_path
+from fairlead.identity.smallfile import SmallFile
+from fairlead.identity.tokens import Tokens
+from fairlead.journal.locate import is_url, need_driver, open_journal
 from fairlead.journal.stream_copy import PartDone, Point, Progress, Span, copy_journal, shown_time
 from fairlead.server.failure import Failed, storage_problems_as_failed
 from fairlead.server.identity_documents import SERVER_KEY, documents_of
-
-if TYPE_CHECKING:
-    from fairlead.identity.node_keys import Documents
 
 __all__ = ["Failed", "Point", "back_up", "copy_data", "keeps_token", "restore_backup", "shown_time"]
 
@@ -56,8 +59,6 @@ def copy_data(source: str, target: str, secrets_key: Path | None, part_done: Par
 
     `part_done` is called with the name and the number of rows of each part.
     """
-    from fairlead.identity.datafolder import prepare
-
     folders = [Path(place).absolute() for place in (source, target) if not is_url(place)]
     _need_data(source)
     with ExitStack() as stack, storage_problems_as_failed():
@@ -129,8 +130,6 @@ def restore_backup(
     Return the restored partitions, and where the replaced data are. Epochs continue above all earlier ones, so that
     agents accept the restored servers. If this fails, a directory gets its earlier content back.
     """
-    from fairlead.identity.datafolder import prepare
-
     backup = backup.absolute()
     manifest = _manifest(backup)
     if point is not None and point.time > manifest.made:
@@ -160,8 +159,6 @@ def keeps_token(target: str) -> bool:
 
     A database has no such file, because each server has one in its own data directory.
     """
-    from fairlead.identity.tokens import Tokens
-
     file = Path(target) / "token"
     return (
         not is_url(target)
@@ -174,8 +171,6 @@ def _copy_history(
     source: str, target: str, part_done: PartDone, spans: dict[str, Span], others: Micros = ALWAYS
 ) -> None:
     """Copy the history of each partition up to the end of its span, and of other partitions up to `others`."""
-    from fairlead.history.transfer import copy_history
-
     ends = {name: span.last_time for name, span in spans.items()}
     copy_history(_place_of("history", source), _place_of("history", target), part_done, ends, others)
 
@@ -199,16 +194,11 @@ def _documents(place: str, key: Path) -> Documents:
 
 def _sealed_documents(backup: Path, key: Path) -> Documents:
     """Return the documents of a backup. The server's key is encrypted, because people pass backups on."""
-    from fairlead.identity.sealed import SealedFile
-    from fairlead.identity.smallfile import SmallFile
-
     return lambda name: SealedFile(backup / name, key) if name == SERVER_KEY else SmallFile(backup / name)
 
 
 def _key_of(given: Path | None, *folders: Path) -> Path:
     """Return the path of the key file: the given one, or that of the first data directory."""
-    from fairlead.identity.sealed import key_path
-
     if given is None and not folders:
         raise Failed("--secrets-key: name the key file of the secrets, because a database has none beside it")
     return key_path(folders[0], given) if folders else cast(Path, given)
@@ -273,8 +263,6 @@ def _undone_on_failure(folder: Path) -> Iterator[None]:
 
 def _make_empty_database(url: str, replace: bool) -> str:
     """Rename the schema with the data of a database, and return its new name; empty if there are no data."""
-    from fairlead.journal.locate import need_driver
-
     need_driver()
     from fairlead.journal.postgresql import PostgresJournal
 

@@ -72,7 +72,7 @@ async def foretell(
 
 @serves(op.DryRun)
 async def dry_run(request: Request, asked: op.DryRun) -> wire.DryRun:
-    command = submission(request.caller, asked.document, "", {})
+    command = submission(request, asked.document, "", {})
     served = request.leader(asked)
     checked(request.services, served, command)
 
@@ -180,7 +180,6 @@ def _known(job: str, state: str, started: Micros | None, why: str) -> wire.Eta:
 def _answer(
     job: str, state: str, started: Micros | None, found: preview.Eta, etas: preview.Etas, now: Micros
 ) -> wire.Eta:
-    """Return the answer with a prediction."""
     notes = [*_gaps(job, found, etas), *_weaknesses(found, etas)]
     return _eta(job, state, started, found, "; ".join(notes), _told(job, sentence(found, etas.now, now), notes))
 
@@ -293,6 +292,4 @@ async def what_if(request: Request, asked: op.WhatIf) -> wire.WhatIf:
         notes.append(f"the first {found['compared']} of {found['waiting']} waiting jobs are compared")
     if not found.get("whole", True):
         notes.append("the server had no time to replay all of it")
-    keys = [name for name in wire.WhatIf.__struct_fields__ if name not in ("jobs", "note")]
-    moved = [wire.MovedStart(**{key: row[key] for key in wire.MovedStart.__struct_fields__}) for row in found["jobs"]]
-    return wire.WhatIf(**{key: found[key] for key in keys}, jobs=moved, note="; ".join(notes))
+    return msgspec.convert(found | {"note": "; ".join(notes)}, wire.WhatIf)

@@ -36,10 +36,9 @@ from fairlead.core.state import Partition
 from fairlead.core.why.never import may_never_run, never_runs
 from fairlead.core.why.reasons import NoNodeYet, Reason
 from fairlead.history.recorder import AttemptRow, JobRow
-from fairlead.http.context import InPartition, Request, Services, order
+from fairlead.http.context import InPartition, Request, Services, caller_fields, order
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import problem_of
-from fairlead.identity.tokens import Token
 from fairlead.views.answers import by_id, job_answer, task_answers
 from fairlead.views.explanation import explained, remedies_of, why_never_told, with_remedies
 from fairlead.views.summaries import shown_state
@@ -75,33 +74,25 @@ SpecCache = dict[bytes, JobSpec]
 
 
 def submission(
-    caller: Token,
+    request: Request,
     document: object,
     key: str,
     cache: SpecCache,
     field: str = "",
     origin: Origin | msgspec.UnsetType = msgspec.UNSET,
 ) -> Submit:
-    """Return the command that submits a document. The job's user is the caller, unless the document names one."""
+    """Return the command that submits a document. The job's user is the caller; only operators may name another."""
     values: dict[str, Any] = dict(Reader(document, field, "a job").doc)
     chosen = values.pop("id", None)
     if chosen is not None and not isinstance(chosen, str):
         raise Refused(f"{field}.id" if field else "id", f"{shown(chosen)} is not text; write it in quotes")
-    values.setdefault("user", caller.user)
+    values.setdefault("user", request.caller.user)
     content = msgspec.json.encode(values)
     spec = cache.get(content)
     if spec is None:
         spec = cache[content] = parse_job(values, field, ONE_CPU)
         _check_memory(spec, field)
-    return Submit(
-        spec=spec,
-        id=chosen or "",
-        user=caller.user,
-        groups=caller.groups,
-        operator=caller.operator,
-        key=key,
-        origin=origin,
-    )
+    return Submit(spec=spec, id=chosen or "", origin=origin, **caller_fields(request, key))
 
 
 LEAST_MEMORY = 2**20
@@ -121,7 +112,7 @@ def _check_memory(spec: JobSpec, field: str) -> None:
 async def submit(request: Request, asked: op.Submit) -> wire.Submitted:
     served = request.leader(asked)
     origin = Origin(served.now, request.header("traceparent"))
-    command = submission(request.caller, asked.document, asked.key, {}, origin=origin)
+    command = submission(request, asked.document, asked.key, {}, origin=origin)
     accepted = await accepted_in(_offered(request.services, served, command))
     warnings = await why_never(served, [accepted.job])
     return wire.Submitted(job=accepted.job, partition=served.name, warning=warnings.get(accepted.job, ""))
@@ -138,7 +129,7 @@ async def submit_many(request: Request, asked: op.SubmitMany) -> wire.Batch:
         """Put a job into the inbox. Return the slot of its answer, or the answer if it is refused at once."""
         key = f"{asked.key}#{at}" if asked.key else ""
         try:
-            command = submission(request.caller, document, key, cache, f"jobs[{at}]", origin)
+            command = submission(request, document, key, cache, f"jobs[{at}]", origin)
             return _offered(request.services, served, command)
         except (Refused, Unserved) as refusal:
             return wire.BatchItem(problem=problem_of(refusal))

@@ -45,12 +45,9 @@ def _answer(request: Request, member: Member) -> wire.Server:
     control = request.services.control
     leads = [name for name in control.names() if control.membership.holder(stream_of(name)) == member.id]
     state = "draining" if member.draining and leads else "drained" if member.draining else "up"
-    return wire.Server(id=member.id, url=member.address, state=state, leads=leads or _alone(request, member))
-
-
-def _alone(request: Request, member: Member) -> list[str]:
-    """Return the partitions of a server that shares no database; such a server has no address in leases."""
-    return [] if member.address else request.services.control.led()
+    if not member.address:  # the server shares no database, so it holds no leases
+        leads = leads or control.led()
+    return wire.Server(id=member.id, url=member.address, state=state, leads=leads)
 
 
 @serves(op.Partitions)

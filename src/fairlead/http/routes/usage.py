@@ -7,7 +7,7 @@ from typing import cast
 from fairlead.core.errors import Refused
 from fairlead.core.model import FAR
 from fairlead.core.resources import HOUR, MEMORY, MILLI, SECOND, shown
-from fairlead.history.usage_report import GROUPS, Group, Taken, UsageReport, Use, running
+from fairlead.history.usage_report import GROUPS, Group, UsageReport, Use, running
 from fairlead.http.context import Request
 from fairlead.http.dispatch import serves
 from fairlead.http.routes.history import span_of
@@ -17,8 +17,7 @@ from fairlead.wire import operations as op
 
 @serves(op.UsageReport)
 async def usage_report(request: Request, asked: op.UsageReport) -> wire.UsageReport:
-    services = request.services
-    caller = request.caller
+    services, caller = request.services, request.caller
     groups = _groups(asked.by)
     first, last = span_of(asked.since, asked.until)
     user = asked.user
@@ -42,10 +41,11 @@ async def usage_report(request: Request, asked: op.UsageReport) -> wire.UsageRep
             return [_used(dict(zip(groups, key, strict=True)), use) for key, use in rows]
 
         rows = await services.threads.run(add_up)
+    counted_until = max((part.now for part in taken), default=control.now)
     return wire.UsageReport(
         by=list(groups),
         since=None if first is None else first / SECOND,
-        until=min(report.until, _latest(taken, control.now)) / SECOND,
+        until=min(report.until, counted_until) / SECOND,
         rows=rows if groups else [],
         total=_used({}, report.total),
     )
@@ -66,11 +66,6 @@ def _groups(by: str) -> tuple[Group, ...]:
     return cast(tuple[Group, ...], tuple(names))
 
 
-def _latest(taken: list[Taken], now: int) -> int:
-    """Return the time up to which running tasks are counted."""
-    return max((part.now for part in taken), default=now)
-
-
 def _used(group: dict[str, str], use: Use) -> wire.Used:
     mean = use.mean_wait()
     median, most = use.waits_of(50, 95)
@@ -79,12 +74,10 @@ def _used(group: dict[str, str], use: Use) -> wire.Used:
         jobs=use.jobs,
         attempts=use.attempts,
         preempted=use.preempted,
-        hours={name: amount / (HOUR * _unit(name)) for name, amount in sorted(use.amounts.items())},
+        hours={
+            name: amount / (HOUR * (1 if name == MEMORY else MILLI)) for name, amount in sorted(use.amounts.items())
+        },
         wait_mean=None if mean is None else mean / SECOND,
         wait_median=None if median is None else median / SECOND,
         wait_95=None if most is None else most / SECOND,
     )
-
-
-def _unit(resource: str) -> int:
-    return 1 if resource == MEMORY else MILLI
