@@ -39,7 +39,7 @@ class ClusterConfiguration:
 
     @property
     def usable(self) -> bool:
-        """True if a configuration is known, and this server leads its stream if no other server shares the journal."""
+        """True if a configuration is known. Without other servers, this one must also lead its stream."""
         return self.current is not NOTHING and (self._log is not None or self._heartbeat.shared)
 
     @property
@@ -51,7 +51,7 @@ class ClusterConfiguration:
         return [name for name, _ in self.current.partitions]
 
     def named(self, name: str = "") -> str:
-        """Return `name` if there is such a partition; without a name, that of the only one, or default."""
+        """Return the name of an existing partition. If `name` is empty, it is that of the only one, or `default`."""
         names = self.names()
         if not name:
             name = names[0] if len(names) == 1 else "default"

@@ -84,7 +84,7 @@ class Control:
         return self.membership.leader(stream_of(name))
 
     def find(self, name: str = "") -> PartitionService:
-        """Return a partition that this server leads. Without a name: the only one, or the one called default.
+        """Return a partition that this server leads. If `name` is empty, it is the only one, or the one called default.
 
         Raise `Unserved`, with the leader's address, if another server leads it.
         """

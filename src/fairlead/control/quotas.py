@@ -35,7 +35,7 @@ class Quotas:
     def __init__(self) -> None:
         self._lock = Lock()
         self._queued: dict[tuple[str, str], Queued] = {}
-        """By partition and user."""
+        """(Partition, user) → the unfinished jobs of the user there."""
 
     def began(self, partition: Partition) -> None:
         with self._lock:

@@ -21,7 +21,7 @@ from fairlead.writer.writer import Stopped
 Result = TypeVar("Result")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between a failure and the next try to lead the stream. They double with each failure up to the second."""
+"""Seconds from a failure of a stream to the next try to lead it. They double with each failure, up to the longest."""
 GIVEN_UP = 1.0
 """Seconds in which a server does not take back a stream that it gave up."""
 LAPSED = "the lease of this server ended before it could be renewed; another server may lead now"

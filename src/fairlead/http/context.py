@@ -196,8 +196,8 @@ async def execute(request: Request, asked: InPartition, command: AnyCommand, wha
         raise
 
 
-async def order(request: Request, asked: InPartition, command: AnyCommand, what: str) -> wire.Done:
-    """Execute a command as `execute` does, and return the answer without a document."""
+async def change(request: Request, asked: InPartition, command: AnyCommand, what: str) -> wire.Done:
+    """Execute a command as `execute` does, and return the answer to the request."""
     return wire.Done(note=(await execute(request, asked, command, what)).note)
 
 

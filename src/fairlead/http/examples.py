@@ -71,9 +71,9 @@ TIME = 1790000000.25
 TIMES = frozenset(
     "asked at complete_since created earliest ends grew now registered since start started submitted".split()
 )
-"""Fields with this time."""
+"""Fields whose value in examples is `TIME`."""
 KEYS = {"partitions": "default", "pools": "gpu", "queues": "root.ml", "labels": "rack", "used": "worker"}
-"""Field → the key in examples of its mapping."""
+"""Field with a mapping → the key in the example."""
 VALUES: dict[str, Any] = {
     "accepted": True,
     "by": ["user"],
@@ -240,12 +240,12 @@ def answer_of(row: Row) -> Any:
     return example_of(row.answer) if row.route.media == JSON and row.operation is not Openapi else None
 
 
-def example_of(kind: Any, owner: str = "", field: str = "") -> Any:
-    """Return an example of a type as JSON. `field` is the field with this type, and `owner` the type that has it."""
+def example_of(kind: Any, field: str = "") -> Any:
+    """Return an example of a type as JSON. `field` is the name of the field with this type, if any."""
     kind = bare(kind)
     arguments = get_args(kind)
     if isinstance(kind, UnionType):
-        return example_of(arguments[0], owner, field)
+        return example_of(arguments[0], field)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         found = {each.encode_name: _value(kind.__name__, each) for each in msgspec.structs.fields(kind)}
         return list(found.values()) if kind.__struct_config__.array_like else found
@@ -253,9 +253,9 @@ def example_of(kind: Any, owner: str = "", field: str = "") -> Any:
         return arguments[0]
     is_nested = bool(arguments) and not {*arguments} <= {str, int, float, int | float}
     if get_origin(kind) is list:
-        return [example_of(arguments[0], owner, field)] if is_nested else []
+        return [example_of(arguments[0], field)] if is_nested else []
     if get_origin(kind) is dict:
-        return {KEYS[field]: example_of(arguments[1], owner, field)} if is_nested else {}
+        return {KEYS[field]: example_of(arguments[1], field)} if is_nested else {}
     return TIME if field in TIMES else SIMPLE[kind]
 
 
@@ -266,4 +266,4 @@ def _value(owner: str, field: msgspec.structs.FieldInfo) -> Any:
                 value = msgspec.convert(VALUES[name], field.type)
                 return msgspec.to_builtins(value)
     default = field.default if field.default_factory is NODEFAULT else field.default_factory()
-    return example_of(field.type, owner, field.name) if default is NODEFAULT else default
+    return example_of(field.type, field.name) if default is NODEFAULT else default

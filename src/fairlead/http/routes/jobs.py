@@ -36,7 +36,7 @@ from fairlead.core.state import Partition
 from fairlead.core.why.never import may_never_run, never_runs
 from fairlead.core.why.reasons import NoNodeYet, Reason
 from fairlead.history.recorder import AttemptRow, JobRow
-from fairlead.http.context import InPartition, Request, Services, caller_fields, order
+from fairlead.http.context import InPartition, Request, Services, caller_fields, change
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import problem_of
 from fairlead.views.answers import by_id, job_answer, task_answers
@@ -475,10 +475,10 @@ def deadline(seconds: float) -> Callable[[], bool]:
 # -- changing ----------------------------------------------------------------------------------------------------
 
 
-async def order_for_job(request: Request, asked: InPartition, command: Any) -> wire.Done:
+async def change_job(request: Request, asked: InPartition, command: Any) -> wire.Done:
     """Execute a command about a job. Answer 404 if the job does not exist or the caller may not change it."""
     try:
-        return await order(request, asked, command, "job")
+        return await change(request, asked, command, "job")
     except Refused as refusal:
         refused = as_missing(command.job, refusal)
         if refused.code == "missing":
@@ -495,22 +495,22 @@ def as_missing(job_id: str, refusal: Refused) -> Refused:
 
 @serves(op.Kill)
 async def kill(request: Request, asked: op.Kill) -> wire.Done:
-    return await order_for_job(request, asked, Kill(job=asked.job))
+    return await change_job(request, asked, Kill(job=asked.job))
 
 
 @serves(op.Hold)
 async def hold(request: Request, asked: op.Hold) -> wire.Done:
-    return await order_for_job(request, asked, HoldJob(job=asked.job))
+    return await change_job(request, asked, HoldJob(job=asked.job))
 
 
 @serves(op.Release)
 async def release(request: Request, asked: op.Release) -> wire.Done:
-    return await order_for_job(request, asked, ReleaseJob(job=asked.job))
+    return await change_job(request, asked, ReleaseJob(job=asked.job))
 
 
 @serves(op.Requeue)
 async def requeue(request: Request, asked: op.Requeue) -> wire.Done:
-    return await order_for_job(request, asked, Requeue(job=asked.job))
+    return await change_job(request, asked, Requeue(job=asked.job))
 
 
 @serves(op.StopTasks)
@@ -530,7 +530,7 @@ async def stop_tasks(request: Request, asked: op.StopTasks) -> wire.Done:
         indices=Ranges.from_indices(indices).flat(),
         action=asked.action,
     )
-    return await order_for_job(request, asked, command)
+    return await change_job(request, asked, command)
 
 
 @serves(op.Scale)
@@ -539,7 +539,7 @@ async def scale(request: Request, asked: op.Scale) -> wire.Done:
     count, stage = read.count("count"), read.name("stage", "")
     read.close()
     stage = stage or await _only_stage(request, asked)
-    return await order_for_job(request, asked, Scale(job=asked.job, stage=stage, count=count))
+    return await change_job(request, asked, Scale(job=asked.job, stage=stage, count=count))
 
 
 async def _only_stage(request: Request, asked: op.StopTasks | op.Scale) -> str:
@@ -553,7 +553,7 @@ async def _only_stage(request: Request, asked: op.StopTasks | op.Scale) -> str:
 
 @serves(op.SetPriority)
 async def set_priority(request: Request, asked: op.SetPriority) -> wire.Done:
-    return await order_for_job(request, asked, SetPriority(job=asked.job, priority=read_priority(asked.document)))
+    return await change_job(request, asked, SetPriority(job=asked.job, priority=read_priority(asked.document)))
 
 
 def read_priority(document: object) -> int:

@@ -11,7 +11,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
-from fairlead.http.context import Request, execute, order, streamed
+from fairlead.http.context import Request, change, execute, streamed
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import Response
 from fairlead.http.routes.watch import lines, start_of
@@ -30,7 +30,7 @@ async def managers(request: Request, asked: op.Managers) -> wire.Managers:
 @serves(op.RegisterManager)
 async def register(request: Request, asked: op.RegisterManager) -> wire.Done:
     served = request.leader(asked)
-    done = await order(request, asked, RegisterManager(name=asked.name), "name")
+    done = await change(request, asked, RegisterManager(name=asked.name), "name")
     served.manager(asked.name)  # from now on its events are kept
     return done
 
@@ -38,7 +38,7 @@ async def register(request: Request, asked: op.RegisterManager) -> wire.Done:
 @serves(op.RemoveManager)
 async def remove(request: Request, asked: op.RemoveManager) -> wire.Done:
     served = request.leader(asked)
-    done = await order(request, asked, RemoveManager(name=asked.name), "name")
+    done = await change(request, asked, RemoveManager(name=asked.name), "name")
     served.end_manager(asked.name)
     return done
 

@@ -10,7 +10,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader, suggestion
 from fairlead.core.resources import SECOND, shown
 from fairlead.core.state import Partition
-from fairlead.http.context import Request, order
+from fairlead.http.context import Request, change
 from fairlead.http.dispatch import serves
 from fairlead.http.routes.jobs import number_of
 from fairlead.views.answers import node_answer, node_state
@@ -69,7 +69,7 @@ async def node(request: Request, asked: op.Node) -> wire.Node:
 async def move_node(request: Request, asked: op.MoveNode) -> wire.Done:
     lasts = round(asked.lasts * SECOND)
     command = MoveNode(name=asked.node, action=asked.action, reason=asked.reason, lasts=lasts)
-    return await order(request, asked, command, "name")
+    return await change(request, asked, command, "name")
 
 
 @serves(op.Closures)
@@ -93,7 +93,7 @@ async def close_nodes(request: Request, asked: op.CloseNodes) -> wire.Done:
     read.close()
     if not lasts:
         raise Refused("lasts", "it is missing or 0; write how long the nodes are disabled, such as 2h")
-    return await order(request, asked, CloseNodes(labels=labels, lasts=lasts, reason=reason), "labels")
+    return await change(request, asked, CloseNodes(labels=labels, lasts=lasts, reason=reason), "labels")
 
 
 @serves(op.OpenNodes)
@@ -101,12 +101,12 @@ async def open_nodes(request: Request, asked: op.OpenNodes) -> wire.Done:
     read = Reader(asked.document, "", "an opening")
     labels = read.pairs("labels", most=100, longest=MAX_LABEL)
     read.close()
-    return await order(request, asked, CloseNodes(labels=labels), "labels")
+    return await change(request, asked, CloseNodes(labels=labels), "labels")
 
 
 @serves(op.RemoveNode)
 async def remove_node(request: Request, asked: op.RemoveNode) -> wire.Done:
-    return await order(request, asked, RemoveNode(name=asked.node), "name")
+    return await change(request, asked, RemoveNode(name=asked.node), "name")
 
 
 @serves(op.RevokeNode)

@@ -10,7 +10,7 @@ from fairlead.core.model import Micros, Pool
 from fairlead.core.reader import Reader, suggestion
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
-from fairlead.http.context import Request, order
+from fairlead.http.context import Request, change
 from fairlead.http.dispatch import serves
 from fairlead.pools.provider_settings import kind_of
 from fairlead.views.poolanswers import pool_answers, usage_answer
@@ -55,7 +55,7 @@ async def pool(request: Request, asked: op.Pool) -> wire.Pool:
 
 @serves(op.MovePool)
 async def move_pool(request: Request, asked: op.MovePool) -> wire.Done:
-    return await order(request, asked, MovePool(pool=asked.pool, action=asked.action), "pool")
+    return await change(request, asked, MovePool(pool=asked.pool, action=asked.action), "pool")
 
 
 @serves(op.ScalePool)
@@ -63,7 +63,7 @@ async def scale_pool(request: Request, asked: op.ScalePool) -> wire.Done:
     read = Reader(asked.document, "", "a size")
     nodes = read.count("nodes", high=MAX_NODES)
     read.close()
-    return await order(request, asked, ScalePool(pool=asked.pool, nodes=nodes), "pool")
+    return await change(request, asked, ScalePool(pool=asked.pool, nodes=nodes), "pool")
 
 
 def _pool_answers(request: Request, partition: Partition, pools: list[Pool], now: Micros) -> list[wire.Pool]:

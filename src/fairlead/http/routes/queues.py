@@ -7,9 +7,9 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
-from fairlead.http.context import Request, order
+from fairlead.http.context import Request, change
 from fairlead.http.dispatch import serves
-from fairlead.http.routes.jobs import order_for_job
+from fairlead.http.routes.jobs import change_job
 from fairlead.views.answers import hold_answers, lane_answers, promise_answers, queue_answer
 from fairlead.views.loans import loan_answers
 from fairlead.wire import api as wire
@@ -43,7 +43,7 @@ async def queue(request: Request, asked: op.Queue) -> wire.Queue:
 
 @serves(op.MoveQueue)
 async def move_queue(request: Request, asked: op.MoveQueue) -> wire.Done:
-    return await order(request, asked, MoveQueue(queue=asked.queue, action=asked.action), "queue")
+    return await change(request, asked, MoveQueue(queue=asked.queue, action=asked.action), "queue")
 
 
 @serves(op.Loans)
@@ -74,13 +74,13 @@ def _ask(data: object) -> tuple[str, str]:
 @serves(op.BringToFront)
 async def bring_to_front(request: Request, asked: op.BringToFront) -> wire.Done:
     job, stage = _ask(asked.document)
-    return await order_for_job(request, asked, BringToFront(job=job, stage=stage))
+    return await change_job(request, asked, BringToFront(job=job, stage=stage))
 
 
 @serves(op.CancelAsk)
 async def cancel(request: Request, asked: op.CancelAsk) -> wire.Done:
     job, stage = _ask(asked.document)
-    return await order_for_job(request, asked, CancelAsk(job=job, stage=stage))
+    return await change_job(request, asked, CancelAsk(job=job, stage=stage))
 
 
 @serves(op.ResetLane)
@@ -89,7 +89,7 @@ async def reset_lane(request: Request, asked: op.ResetLane) -> wire.Done:
     queue, job = read.text("queue", most=1_000), read.name("job")
     cancel = read.flag("cancel", False)
     read.close()
-    return await order_for_job(request, asked, ResetLane(queue=queue, job=job, cancel=cancel))
+    return await change_job(request, asked, ResetLane(queue=queue, job=job, cancel=cancel))
 
 
 @serves(op.Holds)
@@ -108,4 +108,4 @@ async def release_hold(request: Request, asked: op.ReleaseHold) -> wire.Done:
     read = Reader(asked.document, "", "a hold")
     job, stage = read.name("job"), read.name("stage", "")
     read.close()
-    return await order_for_job(request, asked, ReleaseHold(job=job, stage=stage))
+    return await change_job(request, asked, ReleaseHold(job=job, stage=stage))

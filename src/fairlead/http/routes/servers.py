@@ -7,7 +7,7 @@ import msgspec
 from fairlead.core.commands import MarkReady
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
-from fairlead.http.context import Request, order
+from fairlead.http.context import Request, change
 from fairlead.http.dispatch import serves
 from fairlead.journal.codec import stream_of
 from fairlead.journal.roster import Member
@@ -65,4 +65,4 @@ async def partitions(request: Request, asked: op.Partitions) -> wire.Partitions:
 
 @serves(op.MarkReady)
 async def mark_ready(request: Request, asked: op.MarkReady) -> wire.Done:
-    return await order(request, asked, MarkReady(), "partition")
+    return await change(request, asked, MarkReady(), "partition")
