@@ -79,13 +79,13 @@ class FollowedPartition:
     def now(self) -> Micros:
         return max(self._wall() // 1000, 0 if self._state is None else self._state.now)
 
-    async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Call `look` with the state. `look` blocks the replay of all partitions, so it must be quick."""
+    async def read(self, query: Callable[[Partition], Result]) -> Result:
+        """Call `query` with the state. It blocks the replay of all partitions, so it must be quick."""
         async with self._journal.thread.lock:
             if self._state is None:
                 raise Unserved("unavailable", f"this server does not follow partition {self.name} now; ask again", 1)
             note_revision(self.seq)
-            return look(self._state)
+            return query(self._state)
 
     async def catch_up(self) -> None:
         """Replay all records that were written before this call. Raise `JournalError` if they cannot be read."""

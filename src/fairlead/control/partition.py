@@ -160,8 +160,8 @@ class PartitionService:
         """Raise `Refused` if the partition would reject a configuration."""
         await self.thread.alone(lambda: try_configuration(self.partition, config, self.now))
 
-    async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Call `look` with the state, between two cycles. `look` blocks the writer, so it must be quick.
+    async def read(self, query: Callable[[Partition], Result]) -> Result:
+        """Call `query` with the state, between two cycles. It blocks the writer, so it must be quick.
 
         The requests of one user read one after the other, so that they do not delay other users.
         """
@@ -169,7 +169,7 @@ class PartitionService:
         lock = self._readers.setdefault(user, asyncio.Lock()) if user else nullcontext()
         async with lock, self.thread.lock:
             note_revision(self.seq)
-            return look(self.partition)
+            return query(self.partition)
 
     async def on_copy(self, work: Callable[[Partition], bytes], seconds: float) -> bytes:
         """Call `work` with a copy of the state, in another process, and return its result.

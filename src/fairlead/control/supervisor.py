@@ -104,7 +104,7 @@ class Supervisor:
                 await self.reconcile()
                 pause = FIRST_PAUSE
             except Exception as problem:  # the next pass may succeed, whatever the problem is
-                self._given.note(f"the control plane cannot look: {problem}")
+                self._given.note(f"the control plane cannot reconcile: {problem}")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 

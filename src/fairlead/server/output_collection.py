@@ -111,7 +111,7 @@ class OutputCollection:
 async def source_of(control: Control, history: History, node: Node, tasks: Tasks, check: bool) -> Source:
     """Return the user of tasks and the limits on their result files, also for past jobs.
 
-    With `check`, leave out tasks that did not run on the node, so that a node cannot add to the results of others.
+    With `check`, leave out tasks that did not run on the node, so that a node cannot add to the results of other tasks.
     """
 
     def look(state: Partition) -> tuple[Source, Flat]:

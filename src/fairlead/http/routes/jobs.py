@@ -62,8 +62,8 @@ SEARCHING = 1.0
 """Seconds for a dry run or for the search for remedies."""
 MAX_EXPLAINED = 200
 """Largest number of jobs that one request explains."""
-LOOKING = 0.005
-"""Seconds for which a listing may block the writer."""
+READ_SECONDS = 0.005
+"""Seconds for which a request may block the writer at a time."""
 
 
 # -- submitting --------------------------------------------------------------------------------------------------
@@ -301,9 +301,9 @@ async def jobs(request: Request, asked: op.Jobs) -> wire.JobPage:
         return len(matches) > asked.limit or size > PAGE_BYTES
 
     def look(state: Partition, part: Iterator[Job]) -> bool:
-        """Add matching jobs to the page for at most `LOOKING` seconds. Return True if there may be more."""
+        """Add matching jobs to the page for at most `READ_SECONDS` seconds. Return True if there may be more."""
         nonlocal size
-        until = monotonic() + LOOKING
+        until = monotonic() + READ_SECONDS
         for job in part:
             if state.jobs.get(job.id) is job and wanted(job):
                 matches.append(job_answer(state, job, served.reasons, request.sees))
@@ -441,8 +441,8 @@ async def sentences(request: Request, asked: op.Sentences) -> wire.Sentences:
     found: dict[str, str] = {}
 
     def look(state: Partition) -> bool:
-        """Explain jobs for at most `LOOKING` seconds. Return True if there may be more."""
-        until = monotonic() + LOOKING
+        """Explain jobs for at most `READ_SECONDS` seconds. Return True if there may be more."""
+        until = monotonic() + READ_SECONDS
         for name in names:
             job = state.jobs.get(name)
             if job is not None and request.sees(job):
