@@ -14,9 +14,9 @@ from msgspec import Meta
 
 from fairlead.client import AsyncClient, Client, Problem
 from fairlead.core.commands import HoldJob
-from fairlead.http.context import Request, caller_fields
+from fairlead.http.context import Request
 from fairlead.http.dispatch import HANDLERS, serves
-from fairlead.http.routes.jobs import touch
+from fairlead.http.routes.jobs import change_job
 from fairlead.wire import api as wire
 from fairlead.wire.operation import Change, Name, row_of
 from fairlead.wire.operations import rows
@@ -35,7 +35,7 @@ class Pause(Change[wire.Done], POST="jobs/{job}/pause", role="operator"):
 
 
 async def pause(request: Request, asked: Pause) -> wire.Done:
-    done = await touch(request, asked.partition, asked.job, HoldJob(job=asked.job, **caller_fields(request, asked.key)))
+    done = await change_job(request, asked, HoldJob(job=asked.job))
     return wire.Done(note=done.note or f"for {asked.minutes} minutes")
 
 

@@ -24,7 +24,7 @@ from fairlead.agent.spawner_link import end_all
 from fairlead.cli.agent import FINAL
 from fairlead.cli.pool import _lines
 from fairlead.cli.server_process import _program, _url
-from fairlead.http.examples import POOL_ANSWER
+from fairlead.http.examples import example_of
 from fairlead.wire import api as wire
 from tests.live import PROGRAM, SECONDS, Up
 
@@ -300,10 +300,10 @@ def test_pools(up: Up, tmp_path: Path) -> None:
 
 
 def test_all_that_a_pool_shows() -> None:
-    shown = _lines(msgspec.convert(POOL_ANSWER, wire.Pool))
+    shown = _lines(msgspec.convert(example_of(wire.Pool), wire.Pool))
     assert shown[0] == "gpu: ready, provider command"
     assert "nodes: 4, 1 available, 3 pending, -2 idle, 2 ordered, 0 disabled" in shown
-    assert any(each.startswith("order 3, ") and "for 17 worker (16 tasks): gpu-3-0, gpu-3-1" in each for each in shown)
+    assert any(each.startswith("order 3, ") and "for 17 worker (2 tasks): gpu-3-0, gpu-3-1" in each for each in shown)
     assert shown[-1] == "orphan: gpu-1-4 i-0abc"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from fairlead.control.partition import REQUEST_USER
+from fairlead.http.context import Request
 from fairlead.http.middleware import Bounds
 from fairlead.http.routes.jobs import submission
 from tests.http.serving import JOB, SECONDS, Serving, serving, submit
@@ -145,9 +146,11 @@ def test_a_flood_of_one_user_does_not_hold_up_another(site: Serving) -> None:
     async def flood() -> list[str]:
         served = site.control.find("")
 
-        callers = {user: site.tokens.find(secret) for user, secret in (("ann", of_ann), ("bob", of_bob))}
-        slots = [served.offer(submission(callers["ann"], JOB, "", {})) for _ in range(2_000)]
-        mine = served.offer(submission(callers["bob"], JOB, "", {}))
+        def request(secret: str) -> Request:
+            return Request(site.site, {"caller": site.tokens.find(secret)}, asyncio.sleep)
+
+        slots = [served.offer(submission(request(of_ann), JOB, "", {})) for _ in range(2_000)]
+        mine = served.offer(submission(request(of_bob), JOB, "", {}))
         reply: Any = await mine
         done = sum(slot.done() for slot in slots)
         for slot in slots:

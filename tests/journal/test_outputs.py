@@ -21,7 +21,7 @@ from fairlead.history.store import History
 from fairlead.history.stores import INCOMING, FolderStore, Store
 from fairlead.server.failure import Failed
 from fairlead.server.output_collection import source_of
-from fairlead.server.server_options import ServerOptions
+from fairlead.server.start_options import ServerOptions
 from fairlead.server.storage import output_place
 from fairlead.testing import World
 from fairlead.wire.agent_messages import MAX_OUTPUT, Collected, LogRequest, Output, OutputPart, Tasks

@@ -42,7 +42,7 @@ def run_server(options: ServerOptions, network: NetworkOptions, agent: list[str]
     held = _open_directory(directory, network)
     document = _document(options.config)
     from fairlead.server.failure import Failed
-    from fairlead.server.server_options import ServerOptions
+    from fairlead.server.start_options import ServerOptions
 
     _issue_tokens(directory, options, network, agent)
     listening = _listen(network.host, options.port)

@@ -1,4 +1,4 @@
-"""The configuration of the cluster as this server knows it: the server leads its stream, or reads what others write."""
+"""The configuration of the cluster. One server leads its stream in the journal; the others read the stream."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class ClusterConfiguration:
         self._log: ConfigurationLog | None = None
         """The stream of configurations, if this server leads it."""
         self._known = 0
-        """The last record that was read from that stream."""
+        """The number of the last record read from that stream."""
         self._found: list[str] = []
-        """The streams found when the journal was opened. Only for a journal that no other server uses."""
+        """The streams of the journal when it was opened. Used only if no other server shares the journal."""
 
     @property
     def usable(self) -> bool:
-        """True if a configuration is known and, without other servers, can be changed here."""
+        """True if a configuration is known. Without other servers, this one must also lead its stream."""
         return self.current is not NOTHING and (self._log is not None or self._heartbeat.shared)
 
     @property
@@ -51,7 +51,7 @@ class ClusterConfiguration:
         return [name for name, _ in self.current.partitions]
 
     def named(self, name: str = "") -> str:
-        """Return the name of a partition that exists; without a name, the only one, or the one called default."""
+        """Return the name of an existing partition. If `name` is empty, it is that of the only one, or `default`."""
         names = self.names()
         if not name:
             name = names[0] if len(names) == 1 else "default"
@@ -64,7 +64,7 @@ class ClusterConfiguration:
         return name
 
     def left_over(self) -> list[str]:
-        """Return partitions that have records but are not in the configuration; they have to be removed."""
+        """Return partitions that have a stream but are not in the configuration, so that they have to be removed."""
         prefix, names, leases = stream_of(""), self.names(), self._heartbeat.membership.leases
         streams = [stream for stream, lease in leases.items() if lease.seq] if self._heartbeat.shared else self._found
         found = [stream.removeprefix(prefix) for stream in streams if stream.startswith(prefix)]
@@ -75,13 +75,13 @@ class ClusterConfiguration:
         self._found = [other for other in self._found if other != stream]
 
     def led_log(self) -> ConfigurationLog:
-        """Return the stream of configurations, to change it; raise `Unserved` if another server leads it."""
+        """Return the stream of configurations. Raise `Unserved` if this server does not lead it."""
         if self._log is None:
             raise self._streams.not_led(CLUSTER_STREAM, "the configuration")
         return self._log
 
     async def write(self, log: ConfigurationLog, configs: Mapping[str, PartitionConfig]) -> None:
-        """Write a configuration to the stream, unless the stream was lost since `led_log`."""
+        """Write a configuration. Raise `Unserved` if this server has lost the stream since `led_log`."""
         thread = self._streams.threads.get(CLUSTER_STREAM)
         if thread is None or self._log is not log:
             raise self._streams.not_led(CLUSTER_STREAM, "the configuration")
@@ -94,7 +94,7 @@ class ClusterConfiguration:
         self._heartbeat.notify()
 
     async def refresh(self) -> None:
-        """Lead the stream of configurations, or read it."""
+        """Lead the stream of configurations if possible; otherwise read the newest configuration from it."""
         membership = self._heartbeat.membership
         able = {member.id for member in membership.members if member.takes}
         takes = membership.me in able

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from fairlead.control.configuration import ClusterConfiguration
 from fairlead.control.configurator import Configurator
 from fairlead.control.dependencies import Dependencies
-from fairlead.control.follower import FollowedPartition, Follower
-from fairlead.control.heartbeat import Heartbeat
-from fairlead.control.leader import Leader
+from fairlead.control.follower import FollowedPartition
 from fairlead.control.partition import PartitionService
-from fairlead.control.streams import LAPSED, Streams
+from fairlead.control.streams import LAPSED
 from fairlead.control.supervisor import Supervisor
 from fairlead.core.errors import Refused
 from fairlead.core.model import Micros
@@ -27,33 +24,20 @@ PAUSE = 0.02
 
 
 class Control:
-    """Leads partitions of a cluster, and follows those that other servers lead. The interface for requests."""
+    """The control plane as requests use it: finds, reads and configures partitions."""
 
     def __init__(self, given: Dependencies) -> None:
         self._given = given
-        self._heartbeat = Heartbeat(given)
-        self._streams = Streams(given, self._heartbeat)
-        self._configuration = ClusterConfiguration(given, self._heartbeat, self._streams)
-        self._leader = Leader(given, self._streams, self._configuration)
-        self._follower = Follower(given, self._heartbeat, self._streams, self._configuration)
-        self._supervisor = Supervisor(
-            given, self._heartbeat, self._streams, self._configuration, self._leader, self._follower
-        )
-        self._configurator = Configurator(
-            given,
-            self._heartbeat,
-            self._streams,
-            self._configuration,
-            self._leader,
-            self._follower,
-            self._supervisor,
-        )
+        self._supervisor = supervisor = Supervisor(given)
+        self._streams = supervisor.streams
+        self._configuration = supervisor.configuration
+        self._leader = supervisor.leader
         self.pools = given.pools
         self.names = self._configuration.names
         self.named = self._configuration.named
-        self.start = self._supervisor.start
-        self.close = self._supervisor.close
-        self.configure = self._configurator.configure
+        self.start = supervisor.start
+        self.close = supervisor.close
+        self.configure = Configurator(supervisor, given.steady).configure
 
     @property
     def now(self) -> Micros:
@@ -62,7 +46,7 @@ class Control:
 
     @property
     def problem(self) -> str:
-        """Why requests are not served now; empty if they are. Every caller may read it, so it names no file."""
+        """Why requests are not served now; empty if they are. It names no file, because every caller may read it."""
         problems = self._streams.problems
         found = self._supervisor.problem or next((problems[stream] for stream in sorted(problems)), "")
         if not found and not self._leader.served:
@@ -73,8 +57,8 @@ class Control:
 
     @property
     def membership(self) -> Membership:
-        """The members and leases, as of the last heartbeat."""
-        return self._heartbeat.membership
+        """The servers of the cluster and their leases, as of the last heartbeat."""
+        return self._supervisor.heartbeat.membership
 
     @property
     def configured(self) -> tuple[int, dict[str, PartitionConfig]]:
@@ -84,7 +68,7 @@ class Control:
 
     @property
     def last_configured(self) -> dict[str, PartitionConfig]:
-        """The configuration that was read last, even if this server cannot serve requests now."""
+        """The configuration that was read last, even if this server serves no requests now."""
         return self._configuration.partitions
 
     def led(self) -> list[str]:
@@ -100,9 +84,9 @@ class Control:
         return self.membership.leader(stream_of(name))
 
     def find(self, name: str = "") -> PartitionService:
-        """Return a partition by its name; without a name, the only one, or the one called default.
+        """Return a partition that this server leads. If `name` is empty, it is the only one, or the one called default.
 
-        Raises `Unserved` with the leader's address if another server leads it.
+        Raise `Unserved`, with the leader's address, if another server leads it.
         """
         self._supervisor.need_serving()
         name = self.named(name)
@@ -114,17 +98,17 @@ class Control:
         raise self._streams.not_led(stream, f"partition {name}")
 
     async def reader(self, name: str = "", min_revision: int = 0) -> PartitionService | FollowedPartition:
-        """Return a partition that this server leads or follows, to read at `min_revision` or later.
+        """Return a partition that this server leads or follows, when it has reached `min_revision`.
 
-        Waits at most `REVISION_SECONDS` for `min_revision`.
+        Raise `Unserved` if it has not after `REVISION_SECONDS`.
         """
         try:
             found: PartitionService | FollowedPartition = self.find(name)
         except Unserved:
             name = self.named(name)
-            if self._supervisor.problem or name not in self._follower.followed:
+            if self._supervisor.problem or name not in self._supervisor.follower.followed:
                 raise
-            found = self._follower.followed[name]
+            found = self._supervisor.follower.followed[name]
         deadline = self._given.steady() + REVISION_SECONDS
         while found.seq < min_revision:
             if isinstance(found, PartitionService):
@@ -155,7 +139,7 @@ class Control:
         )
 
     async def removed(self, name: str) -> int:
-        """Return an epoch above all epochs of a removed partition; 0 if no such partition ever existed."""
+        """Return an epoch above all epochs of a removed partition; 0 if the partition exists or never existed."""
         self._supervisor.need_serving()
         if name in self.names():
             return 0
@@ -175,10 +159,10 @@ class Control:
         return epoch
 
     async def drain(self, member: str, draining: bool) -> bool:
-        """Drain a server, so that it leads nothing, or enable it again. False if no other server could lead."""
+        """Drain a server, so that it leads nothing, or enable it again. Return False if no other server can lead."""
         self._supervisor.need_serving()
         try:
-            done = await self._heartbeat.drain(member, draining)
+            done = await self._supervisor.heartbeat.drain(member, draining)
         except JournalError as problem:
             raise Unserved("unavailable", f"nothing was done: {problem}", 1) from None
         self._streams.wake.set()

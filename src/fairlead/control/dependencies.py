@@ -1,4 +1,4 @@
-"""What the control plane is given from outside: one record, which each of its parts takes."""
+"""The objects and settings that the control plane gets from its caller."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from fairlead.writer.observer import Observer
 
 
 class Dependencies(msgspec.Struct, frozen=True):
-    """What the control plane is given from outside."""
+    """The objects and settings that the control plane gets. All of its parts take this record."""
 
     open_journal: Callable[[], Journal]
-    """Called in each thread that uses the journal."""
+    """Opens a journal object. Called once in each thread that uses the journal."""
     engine: Engine
     observers: Sequence[Observer] = ()
     first: Mapping[str, PartitionConfig] = msgspec.field(default_factory=lambda: {"default": DEFAULT_CONFIG})
     """The configuration of a new journal."""
     after_cycle: AfterCycle = lambda partition, seq: None
     note: Callable[[str], None] = lambda text: None
-    """Called with texts for operators."""
+    """Logs a text for operators."""
     pools: PoolService = msgspec.field(default_factory=PoolService)
-    """By default a service without providers: ordered nodes never arrive."""
+    """The default has no providers, so ordered nodes never arrive."""
     wall: Nanoseconds = msgspec.field(default_factory=steady_wall)
     steady: Steady = monotonic
     new_thread: Callable[[], WriterThread] = WriterThread
     on_lead: Callable[[str], None] = lambda partition: None
-    """Called in a writer's thread after this server has taken over a partition and before it serves it."""
+    """Called when this server has taken over a partition, before it serves the partition, in the writer's thread."""
     roster: Roster | None = None
     """The servers that share the journal; None if no other server uses it."""

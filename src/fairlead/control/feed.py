@@ -1,7 +1,7 @@
-"""Feeds: recent events in journal order, so that a reader can resume after a broken connection.
+"""Feeds: recent events in the order of the journal, so that a reader can resume after a broken connection.
 
-An event has the number of the record that caused it. A reader that missed events that are no longer kept gets `Missed`
-and has to read the state again.
+An event has the number of the record that caused it. A reader that asks for events that are no longer stored gets
+`Missed`, and has to read the state again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from itertools import takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -16,9 +17,9 @@ import msgspec
 from fairlead.wire.api import Event, ManagerEvent
 
 KEPT = 20_000
+"""Number of events that a feed stores."""
 HEARTBEAT = 15.0
 """Seconds after which a stream without events sends a heartbeat."""
-
 
 News = Event | ManagerEvent
 
@@ -31,7 +32,7 @@ class Batch(NamedTuple):
 
 
 class Missed(Exception):
-    """Raised if requested events are no longer kept. `seq` is the last record of the feed."""
+    """Raised if requested events are no longer stored. `seq` is the last record of the feed."""
 
     def __init__(self, seq: int) -> None:
         super().__init__(seq)
@@ -52,7 +53,7 @@ class Feed:
         self._news = asyncio.Event()
 
     def add(self, seq: int, news: tuple[News, ...]) -> None:
-        """Add the events of record `seq`; there may be none."""
+        """Add the events of record `seq`, which may have none."""
         self.seq = max(self.seq, seq)
         if not news:
             return
@@ -65,7 +66,7 @@ class Feed:
         self._wake()
 
     def reach(self, seq: int) -> None:
-        """Let readers start after record `seq`, even if it has no events or they have not been added yet."""
+        """Allow readers to start after record `seq`, although its events may not have been added yet."""
         self.seq = max(self.seq, seq)
 
     def close(self) -> None:
@@ -73,17 +74,10 @@ class Feed:
         self._wake()
 
     def after(self, seq: int) -> list[Batch]:
-        """Return the batches after record `seq`. Raise `Missed` if some are no longer kept."""
+        """Return the batches after record `seq`. Raise `Missed` if some are no longer stored."""
         if seq < self._since or seq > self.seq:
             raise Missed(self.seq)
-        if not self._batches or self._batches[-1].seq <= seq:
-            return []
-        batches: list[Batch] = []
-        for batch in reversed(self._batches):
-            if batch.seq <= seq:
-                break
-            batches.append(batch)
-        return batches[::-1]
+        return list(takewhile(lambda batch: batch.seq > seq, reversed(self._batches)))[::-1]
 
     async def follow(self, seq: int) -> AsyncIterator[Batch | None]:
         """Yield the batches after `seq` as they arrive, and None as a heartbeat, until the feed is closed."""
@@ -116,9 +110,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event_lines(kind: str, data: msgspec.Struct, seq: int | None) -> bytes:
-    """Return one server-sent event.
+    """Return one server-sent event. Its id is `seq`, which only the last event of a record has.
 
-    Only the last event of a record carries the record's number, so that a reader that resumes misses no event.
+    So a reader that resumes after an id misses no event.
     """
     number = b"" if seq is None else b"id: %d\n" % seq
     return b"%sevent: %s\ndata: %s\n\n" % (number, kind.encode(), _encode(data))

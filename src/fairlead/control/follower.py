@@ -1,4 +1,4 @@
-"""Follows the partitions that other servers lead: read-only copies, replayed from the journal."""
+"""Read-only copies of the partitions that other servers lead, replayed from the journal."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TypeVar
 from fairlead.control.configuration import ClusterConfiguration
 from fairlead.control.dependencies import Dependencies
 from fairlead.control.heartbeat import Heartbeat
-from fairlead.control.journal_thread import JournalThread
 from fairlead.control.partition import note_revision
-from fairlead.control.streams import Streams
+from fairlead.control.streams import JournalThread, Streams
 from fairlead.control.walltime import Nanoseconds
 from fairlead.core.model import Micros
 from fairlead.core.settings import PartitionConfig
@@ -25,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class Follower:
-    """The partitions that this server follows, all in one thread."""
+    """The partitions that this server follows. One thread replays all of them."""
 
     def __init__(
         self, given: Dependencies, heartbeat: Heartbeat, streams: Streams, configuration: ClusterConfiguration
@@ -37,7 +36,7 @@ class Follower:
         self._configuration = configuration
 
     def follow(self, led: Collection[str]) -> None:
-        """Start reading the partitions that other servers lead; `led` has those that this server leads."""
+        """Bring the copies of all partitions up to date, except those in `led`, which this server leads."""
         names, leases = self._configuration.names(), self._heartbeat.membership.leases
         for name in [name for name in self.followed if name in led or name not in names]:
             del self.followed[name]
@@ -59,41 +58,41 @@ class Follower:
 
 
 class FollowedPartition:
-    """A copy of a partition that another server leads. The lock of its thread keeps replays and readers apart."""
+    """A copy of a partition that another server leads. Its thread's lock is held by each replay and each reader."""
 
     def __init__(self, name: str, journal: JournalThread, wall: Nanoseconds) -> None:
         self.name = name
         self.seq = 0
-        """The last record that was replayed."""
+        """The number of the last replayed record."""
         self.reasons: dict[tuple[str, str, int], Reason] = {}
-        """Always empty: reasons are not journaled, and only the leader knows them."""
+        """Empty, because reasons are not in the journal."""
         self._wall = wall
         self._journal = journal
         self._state: Partition | None = None
 
     @property
     def partition(self) -> Partition | None:
-        """The state; None if it could not be read yet."""
+        """The state; None if it has not been read yet."""
         return self._state
 
     @property
     def now(self) -> Micros:
         return max(self._wall() // 1000, 0 if self._state is None else self._state.now)
 
-    async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Call `look` with the state. It must be quick, because it delays all followed partitions."""
+    async def read(self, query: Callable[[Partition], Result]) -> Result:
+        """Call `query` with the state. It blocks the replay of all partitions, so it must be quick."""
         async with self._journal.thread.lock:
             if self._state is None:
                 raise Unserved("unavailable", f"this server does not follow partition {self.name} now; ask again", 1)
             note_revision(self.seq)
-            return look(self._state)
+            return query(self._state)
 
     async def catch_up(self) -> None:
-        """Replay all records that were written before this call. Raises `JournalError`."""
+        """Replay all records that were written before this call. Raise `JournalError` if they cannot be read."""
         await self._journal.run(self._replay)
 
     async def try_configuration(self, config: PartitionConfig) -> None:
-        """Raise `Refused` if the partition, as of its last record, would reject a configuration."""
+        """Raise `Refused` if the partition, as of its last record, rejects a configuration."""
         await self._journal.run(lambda journal: try_configuration(self._replay(journal), config, self.now))
 
     def _replay(self, journal: Journal) -> Partition:

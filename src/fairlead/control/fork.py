@@ -1,7 +1,7 @@
-"""Runs long computations on a copy of the state in a forked process, while the writer goes on.
+"""Runs a long computation on a copy of the state, in a forked process, while the writer goes on.
 
-The forked process has the whole state as it was between two cycles, copied on write. It may alter its copy: only the
-bytes that it writes to its pipe reach this process.
+The forked process has the whole state as of its start and may change its copy. Only the bytes that it writes to a pipe
+reach this process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 MARGIN = 1.0
-"""Seconds beyond its time after which the process is ended."""
+"""Seconds beyond its limit after which a forked process is killed."""
 
 
 def fork(work: Callable[[], bytes], seconds: float) -> tuple[int, int]:
-    """Fork a process that calls `work`. Return its pid, and a pipe to read the result from."""
+    """Fork a process that calls `work`. Return its pid, and the pipe with its result."""
     readable, writable = os.pipe()
     with warnings.catch_warnings():
         # The child has no other threads, and uses none of their locks.
@@ -49,7 +49,7 @@ def _write(pipe: int, data: bytes) -> None:
 
 
 async def result_of(pid: int, pipe: int, seconds: float) -> bytes:
-    """Return what the process wrote until it ended; empty if it failed or took too long."""
+    """Return all bytes that the process wrote; empty if it failed or took too long."""
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
     parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Heartbeats: they tell the other servers that this one is up, and read which servers are up and what each leads."""
+"""Heartbeats: each tells the other servers that this one is up, and reads which servers are up and what they lead."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fairlead.writer.loop import WriterThread
 
 
 class Heartbeat:
-    """Sends heartbeats and keeps the answer to the last one."""
+    """Sends heartbeats, and stores the answer to the last one."""
 
     def __init__(self, given: Dependencies) -> None:
         self.membership = Membership("", (), {})
-        """The members and leases, as of the last heartbeat."""
+        """The servers of the cluster and their leases, as of the last heartbeat."""
         self.shared = given.roster is not None
-        """True if several servers share the journal."""
+        """True if several servers may share the journal."""
         self.able = True
         """False if this installation cannot lead, for example because a policy is missing or a journal is too new."""
         self._roster: Roster = given.roster or Alone()
@@ -25,7 +25,7 @@ class Heartbeat:
         self._thread: WriterThread | None = None
         self._steady = given.steady
         self._sent = 0.0
-        """When the last heartbeat that was answered was sent."""
+        """When the last answered heartbeat was sent."""
 
     @property
     def seconds(self) -> float:
@@ -34,11 +34,11 @@ class Heartbeat:
 
     @property
     def silent(self) -> bool:
-        """True if the database has not answered for so long that other servers no longer count this one as up."""
+        """True if the last answered heartbeat is so old that other servers no longer count this one as up."""
         return self._steady() > self._sent + self._roster.lasts
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Prepare for heartbeats. `wake` is called in any thread when another server has news."""
+        """Prepare for heartbeats. `wake` is called, in any thread, when another server calls `notify`."""
         if self.shared:
             self._thread = self._new_thread()
         self._roster.listen(wake)
@@ -50,11 +50,11 @@ class Heartbeat:
         self._sent = sent
 
     def notify(self) -> None:
-        """Wake the other servers, because this server has news."""
+        """Have the other servers start a reconcile pass, because this server changed something."""
         self._roster.notify()
 
     async def drain(self, member: str, draining: bool) -> bool:
-        """Drain a server, so that it leads nothing, or enable it again. False if no other server could lead."""
+        """Drain a server, so that it leads nothing, or enable it again. Return False if no other server can lead."""
         return self._thread is not None and await self._thread.alone(lambda: self._roster.drain(member, draining))
 
     async def close(self) -> None:

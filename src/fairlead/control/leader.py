@@ -1,4 +1,4 @@
-"""Starts and stops leading partitions, and lets those that this server leads adopt the configuration."""
+"""Starts and stops leading partitions, and has led partitions adopt the configuration."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 
 from fairlead.control.configuration import ClusterConfiguration
 from fairlead.control.dependencies import Dependencies
-from fairlead.control.journal_thread import JournalThread
 from fairlead.control.partition import PartitionService
-from fairlead.control.streams import Streams
+from fairlead.control.streams import JournalThread, Streams
 from fairlead.core.commands import Configure, Rejected
 from fairlead.core.cycle import Cycle
 from fairlead.core.model import Micros
@@ -30,7 +29,7 @@ class Leader:
         self._streams = streams
         self._configuration = configuration
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        """Partition → its live loop."""
+        """Partition → the task that runs its writer's loop."""
 
     @property
     def now(self) -> Micros:
@@ -38,7 +37,7 @@ class Leader:
         return max((service.now for service in self.served.values()), default=self._given.wall() // 1000)
 
     async def lead(self, name: str) -> None:
-        """Take over a partition and serve it. Remove it if it is no longer in the configuration."""
+        """Take over a partition and serve it; if it is not in the configuration any more, remove it."""
         stream, configured = stream_of(name), self._configuration.current
         thread = self._streams.thread(stream)
         config = dict(configured.partitions).get(name)
@@ -83,9 +82,9 @@ class Leader:
         await self._streams.give_up(stream_of(name))
 
     async def adopt_next(self, name: str, user: str) -> Rejected | None:
-        """Let a partition adopt the configuration, after other work on its stream; return its refusal.
+        """Have a partition adopt the configuration, after other work on its stream. Return its refusal, if any.
 
-        Returns None if the writer stops meanwhile: the next writer adopts the configuration.
+        If the writer stops meanwhile, this returns None, and the next writer adopts the configuration.
         """
         stream, refusals = stream_of(name), list[Rejected | None]()
 
@@ -98,9 +97,9 @@ class Leader:
         return refusals[0] if refusals else None
 
     async def adopt(self, name: str, user: str = "") -> Rejected | None:
-        """Let a partition that this server leads adopt the configuration; return its refusal.
+        """Have a led partition adopt the configuration, or remove it. Return its refusal, if any.
 
-        Runs as work on the stream (`Streams.begin`).
+        Call it only as work on the stream, with `Streams.begin`.
         """
         service, version = self.served.get(name), self._configuration.current.version
         if service is None or service.partition.config_version >= version:
@@ -137,7 +136,7 @@ class Leader:
             self._streams.fail(thread, cause)
 
     async def _remove(self, service: PartitionService) -> None:
-        """Remove a partition that is no longer in the configuration. Its agents get the effects of its last cycle."""
+        """Remove a served partition that is not in the configuration any more, and send the effects to its agents."""
         thread, machines = self._streams.threads[stream_of(service.name)], PoolMachines()
 
         def send(decided: Cycle) -> None:
@@ -172,6 +171,6 @@ class Leader:
         await service.live.close()
         await asyncio.gather(running, return_exceptions=True)
         service.close()
-        if name not in self.served:  # else this server leads it again, and has ended the earlier work already
+        if name not in self.served:  # otherwise this server leads it again already
             self._given.engine.end(name)
             self._given.pools.end(name)

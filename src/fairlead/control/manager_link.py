@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
+
 from fairlead.control.control import Control
 from fairlead.control.feed import Missed
 from fairlead.control.partition import PartitionService
@@ -15,7 +17,7 @@ from fairlead.wire import api as wire
 
 
 class DirectLink:
-    """Connects one resource manager to a partition of this server. It raises `lost` if a later try may succeed."""
+    """Connects one resource manager to a partition of this server. Raises `lost` if a later try may succeed."""
 
     def __init__(self, control: Control, name: str, partition: str, lost: type[Exception]) -> None:
         self._control = control
@@ -35,10 +37,7 @@ class DirectLink:
         lists: dict[str, Any] = {key: tuple(value) for key, value in items.items() if key != "more"}
         command = UpdateManager(name=self._name, operator=True, more=bool(items.get("more")), **lists)
         accepted = await self._execute(self._served(), command)
-        return [
-            wire.UpdateItem(what=item.what, name=item.name, accepted=item.accepted, reason=item.reason)
-            for item in accepted.items
-        ]
+        return msgspec.convert(accepted.items, list[wire.UpdateItem], from_attributes=True)
 
     async def waiting(self, jobs: list[str]) -> list[wire.WaitingJob]:
         served = self._served()
@@ -65,7 +64,6 @@ class DirectLink:
     async def _execute(self, served: PartitionService, command: RegisterManager | UpdateManager) -> Any:
         try:
             return await served.execute(command)
-        except Refused as refusal:
-            raise self._lost(refusal.problem) from None
         except Exception as problem:
-            raise self._lost(str(problem) or repr(problem)) from None
+            why = problem.problem if isinstance(problem, Refused) else str(problem) or repr(problem)
+            raise self._lost(why) from None

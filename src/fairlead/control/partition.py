@@ -1,21 +1,21 @@
-"""A partition that this server leads: its live writer, its events, and requests that wait for a job to end.
-
-`Control` creates one service per partition. All of them run in one asyncio loop.
-"""
+"""A partition that this server leads: its live writer, its events, and requests that wait for a job to end."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
 from weakref import WeakValueDictionary
+
+import msgspec
 
 from fairlead.control.feed import Feed
 from fairlead.control.fork import fork, result_of
 from fairlead.core.commands import Accepted, AnyCommand, Rejected
 from fairlead.core.cycle import Cycle
-from fairlead.core.effects import Effect, Event, ForManager, ForNode, ForPool
+from fairlead.core.effects import Effect, ForManager, ForNode, ForPool
 from fairlead.core.errors import Refused
 from fairlead.core.model import Job, Micros
 from fairlead.core.settings import PartitionConfig
@@ -37,10 +37,10 @@ from fairlead.writer.writer import Writer
 Result = TypeVar("Result")
 
 REQUEST_USER: ContextVar[str] = ContextVar("REQUEST_USER", default="")
-"""The user of the request that is served; empty for the server itself."""
+"""The user of the present request; empty for work of the server itself and for operators."""
 BUSY_PAUSE = 0.05
 COPIES = 2
-"""Processes with a copy of a partition's state that may run at a time."""
+"""Largest number of processes with a copy of a partition's state."""
 
 
 class Revision:
@@ -51,18 +51,18 @@ class Revision:
 
 
 REVISION: ContextVar[Revision | None] = ContextVar("REVISION", default=None)
-"""The revision of the present request's answer."""
+"""Where `note_revision` stores the revision of the present request's answer."""
 
 
 def note_revision(seq: int) -> None:
-    """Note that the answer to the present request reflects record `seq` or a later one."""
+    """Note that the answer to the present request is as of record `seq` or a later one."""
     revision = REVISION.get()
     if revision is not None:
         revision.seq = max(revision.seq, seq)
 
 
 AfterCycle = Callable[[str, int], None]
-"""Called with a partition's name and its last record after new records."""
+"""Called after new records, with the name of the partition and the number of its last record."""
 
 
 class PartitionService:
@@ -100,7 +100,7 @@ class PartitionService:
 
     @property
     def seq(self) -> int:
-        """The last record."""
+        """The number of the last record."""
         return self.writer.seq
 
     @property
@@ -127,7 +127,7 @@ class PartitionService:
 
     @property
     def lapsed(self) -> bool:
-        """True if another server may have taken over. A wrong clock of this machine can only end a lease early."""
+        """True if the lease has ended, so that another server may lead."""
         return self.writer.journal.leads_until() < self._steady()
 
     async def still_leads(self) -> bool:
@@ -139,17 +139,17 @@ class PartitionService:
             return False
 
     def offer(self, command: AnyCommand) -> Slot:
-        """Put a command into the inbox and return the slot of its answer. Raise `Busy` if the inbox is full."""
+        """Put a command into the inbox, and return the slot for its answer. Raise `Busy` if the inbox is full."""
         slot = self.live.inbox.offer(command)
         slot.add_done_callback(lambda _: note_revision(self.seq))
         return slot
 
     async def execute(self, command: AnyCommand) -> Accepted:
-        """Execute a command. When this returns, the command is done and durable."""
+        """Execute a command, and return when its changes are durable."""
         return await accepted_in(self.offer(command))
 
     async def execute_patiently(self, command: AnyCommand) -> object:
-        """Return the answer to a command of the server itself; wait while the inbox is full."""
+        """Execute a command of the server itself, and return its answer. Wait while the inbox is full."""
         while True:
             try:
                 return await self.offer(command)
@@ -160,36 +160,28 @@ class PartitionService:
         """Raise `Refused` if the partition would reject a configuration."""
         await self.thread.alone(lambda: try_configuration(self.partition, config, self.now))
 
-    async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Call `look` with the state, between two cycles. It blocks the writer, so it must be quick.
+    async def read(self, query: Callable[[Partition], Result]) -> Result:
+        """Call `query` with the state, between two cycles. It blocks the writer, so it must be quick.
 
-        Each user has one reading request at a time, so that many requests of one user do not delay other users.
+        The requests of one user read one after the other, so that they do not delay other users.
         """
         user = REQUEST_USER.get()
-        if not user:
-            async with self.thread.lock:
-                return self._looked(look)
-        lock = self._readers.get(user)
-        if lock is None:
-            lock = self._readers[user] = asyncio.Lock()
+        lock = self._readers.setdefault(user, asyncio.Lock()) if user else nullcontext()
         async with lock, self.thread.lock:
-            return self._looked(look)
-
-    def _looked(self, look: Callable[[Partition], Result]) -> Result:
-        note_revision(self.seq)
-        return look(self.partition)
+            note_revision(self.seq)
+            return query(self.partition)
 
     async def on_copy(self, work: Callable[[Partition], bytes], seconds: float) -> bytes:
-        """Return the result of `work` on a copy of the state, in a second process; empty if it fails or takes too long.
+        """Call `work` with a copy of the state, in another process, and return its result.
 
-        The writer waits only for the fork. At most `COPIES` such processes run at a time.
+        The result is empty if `work` fails or takes longer than `seconds`. The writer waits only for the fork.
         """
         async with self._copies:
             pid, pipe = await self.read(lambda state: fork(lambda: work(state), seconds))
             return await result_of(pid, pipe, seconds)
 
     def publish(self, decided: Cycle) -> None:
-        """Publish the events of a cycle. Called after each cycle."""
+        """Publish the events of a cycle to watchers, waiting requests and pools."""
         if not decided.changes:
             return
         events = events_of(decided)
@@ -211,16 +203,17 @@ class PartitionService:
             self._pools.dispatch(self.name, orders)
         for effect in effects:
             if isinstance(effect, ForManager):
-                self.manager(effect.manager).add(self.writer.seq, tuple(map(_manager_event, effect.events)))
+                events = msgspec.convert(effect.events, tuple[ManagerEvent, ...], from_attributes=True)
+                self.manager(effect.manager).add(self.writer.seq, events)
 
     def manager(self, name: str) -> Feed:
-        """Return the feed of a resource manager. It starts with the leader: managers then send their state anew."""
+        """Return the feed of a resource manager. A new leader starts it empty: managers then send their state again."""
         if name not in self.managers:
             self.managers[name] = Feed(self.writer.seq)
         return self.managers[name]
 
     async def state_of_manager(self, name: str, check: Callable[[Partition], object]) -> ManagerState:
-        """Return the state of a resource manager. Events after this state can then be followed."""
+        """Return the state of a resource manager; its feed has all later events. `check` may refuse the state."""
 
         def look(state: Partition) -> ManagerState:
             check(state)
@@ -255,7 +248,7 @@ class PartitionService:
 
 
 async def accepted_in(slot: Slot) -> Accepted:
-    """Wait for the answer in a slot and return it if the command was accepted; raise otherwise."""
+    """Wait for the answer to a command, and return it. Raise `Refused` or `Unserved` if it was not accepted."""
     reply = await slot
     if isinstance(reply, Accepted):
         return reply
@@ -263,16 +256,3 @@ async def accepted_in(slot: Slot) -> Accepted:
         raise Refused(reply.field, reply.problem, reply.code)
     assert isinstance(reply, Unavailable)
     raise Unserved("unavailable", str(reply), 1)
-
-
-def _manager_event(event: Event) -> ManagerEvent:
-    return ManagerEvent(
-        what=event.what,
-        job=event.job,
-        ask=event.ask,
-        indices=list(event.indices),
-        attempt=event.attempt,
-        node=event.node,
-        devices=list(event.devices),
-        reason=event.reason,
-    )

@@ -1,7 +1,7 @@
-"""Quotas: how many jobs, and how many bytes of them, each user may have queued or running in a partition.
+"""Quotas: limits on the number and the size of the unfinished jobs of each user in a partition.
 
-`Quotas` observes the writers and counts durable jobs. Submissions without an answer yet count too, so that parallel
-requests cannot exceed the limits together.
+`Quotas` observes the writers and counts durable jobs. Submissions that are not answered yet count too, so that parallel
+requests cannot exceed a limit together.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ from fairlead.writer.inbox import Slot
 
 
 class Queued(msgspec.Struct):
-    """The jobs of one user in one partition that have not ended."""
+    """Number and size of a user's unfinished jobs in a partition."""
 
     jobs: int = 0
     bytes: int = 0
 
 
 class Quotas:
-    """Counts jobs by user. Writers' threads update it; the thread of the API reads it."""
+    """Counts unfinished jobs by user. The threads of writers update it, the thread of the API reads it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._queued: dict[tuple[str, str], Queued] = {}
-        """By partition and user."""
-
-    # -- as an observer ------------------------------------------------------------------------------------------
+        """(Partition, user) → the unfinished jobs of the user there."""
 
     def began(self, partition: Partition) -> None:
         with self._lock:
@@ -63,10 +61,8 @@ class Quotas:
     def stopped(self, partition: Partition, why: str) -> None:
         pass
 
-    # -- for submissions -----------------------------------------------------------------------------------------
-
     def check(self, partition: str, settings: PartitionSettings, spec: JobSpec) -> int:
-        """Return the size of a job that its user may submit; raise if it would exceed a quota."""
+        """Return the size of a job. Raise `Refused` if the job would exceed a quota of its user."""
         size = len(pack_spec(spec))
         with self._lock:
             queued = self._queued.get((partition, spec.user), Queued())
@@ -88,11 +84,9 @@ class Quotas:
         return size
 
     def offered(self, partition: str, user: str, size: int, slot: Slot) -> None:
-        """Count a submitted job until its answer arrives; by then the job was refused, or is counted as durable."""
+        """Count a submitted job until it is answered. By then the job was refused, or is counted as durable."""
         self._change(partition, user, 1, size)
         slot.add_done_callback(lambda _: self._change(partition, user, -1, -size))
-
-    # -- inside --------------------------------------------------------------------------------------------------
 
     def _change(self, partition: str, user: str, jobs: int, size: int) -> None:
         with self._lock:

@@ -1,33 +1,69 @@
-"""The journal's streams that this server leads or tries to lead: their threads, work in progress, failures, retries.
+"""The streams of the journal that this server leads or tries to lead: threads, work in progress, failures, retries.
 
-If a writer or a journal fails, its thread is marked as failed. The next reconcile pass ends the thread; after a pause
-the stream is led anew.
+If a writer or a journal fails, its thread is marked as failed. The next reconcile pass ends the thread. After a pause
+this server tries to lead the stream again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from fairlead.control.dependencies import Dependencies
 from fairlead.control.heartbeat import Heartbeat
-from fairlead.control.journal_thread import JournalThread
 from fairlead.journal.disk_space import DiskFull
-from fairlead.journal.journal import PolicyMissing, TooNew
+from fairlead.journal.journal import Journal, PolicyMissing, TooNew
 from fairlead.wire.unserved import Unserved
+from fairlead.writer.loop import WriterThread
 from fairlead.writer.writer import Stopped
 
+Result = TypeVar("Result")
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds before a failed stream is led again: after the first failure, and at most."""
+"""Seconds from a failure of a stream to the next try to lead it. They double with each failure, up to the longest."""
 GIVEN_UP = 1.0
-"""Seconds for which a server does not take back a stream that it gave up."""
+"""Seconds in which a server does not take back a stream that it gave up."""
 LAPSED = "the lease of this server ended before it could be renewed; another server may lead now"
 CLOSING = "the server is closing"
 STOPPED = "the journal failed and the server is recovering; its log says why"
 DISK_FULL = "the server's disk is full; the server recovers when there is space"
 UNABLE = (PolicyMissing, TooNew)
-"""Problems of this installation that another server may not have."""
+"""Problems of this server's installation, so that another server may be able to lead."""
+
+
+class JournalThread:
+    """A thread and its journal object, for one stream that this server leads, or for all streams that it reads."""
+
+    def __init__(self, open_journal: Callable[[], Journal], thread: WriterThread, stream: str = "") -> None:
+        self.thread = thread
+        self.stream = stream
+        """The stream that this server leads, or tries to lead, in this thread; empty if the thread only reads."""
+        self.failure = ""
+        """Why the journal or the writer failed; empty if both work."""
+        self.release: Callable[[], Awaitable[None]] | None = None
+        """Stops serving the partition or configuration of the stream. Awaited before the journal is closed."""
+        self._open_journal = open_journal
+        self._journal: Journal | None = None
+
+    async def run(self, work: Callable[[Journal], Result]) -> Result:
+        """Call `work` with the journal, in the thread, between two cycles. The first call opens the journal."""
+        return await self.thread.alone(lambda: work(self._opened()))
+
+    def lapsed(self, now: float) -> bool:
+        """True if the lease has ended, so that another server may lead the stream."""
+        return self._journal is not None and self._journal.leads_until() < now
+
+    async def close(self) -> None:
+        if self.release is not None:
+            await self.release()
+        await self.thread.alone(lambda: None if self._journal is None else self._journal.close())
+        self.thread.close()
+
+    def _opened(self) -> Journal:
+        if self._journal is None:
+            self._journal = self._open_journal()
+        return self._journal
 
 
 class Streams:
@@ -39,9 +75,9 @@ class Streams:
         self.problems: dict[str, str] = {}
         """Stream → why this server does not lead it although it should."""
         self.wake = asyncio.Event()
-        """Set to have the next reconcile pass begin at once."""
+        """Set to start the next reconcile pass at once."""
         self.started = False
-        """True after the first reconcile pass. From then on problems are noted, not raised."""
+        """True after the first reconcile pass. Later problems are logged and retried; earlier ones are raised."""
         self.closing = False
         self._given = given
         self._heartbeat = heartbeat
@@ -49,10 +85,10 @@ class Streams:
         self._work: dict[str, asyncio.Task[None]] = {}
         """Stream → the work in progress to lead it, follow it or give it up."""
         self._retries: dict[str, tuple[float, float]] = {}
-        """Stream → when to try leading it again, and the pause before that."""
+        """Failed stream → when to try leading it again, and the length of the pause."""
 
     def thread(self, stream: str) -> JournalThread:
-        """Return the thread of a stream that this server leads or will lead."""
+        """Return the thread of a stream that this server leads or is about to lead; create it if needed."""
         if stream not in self.threads:
             self.threads[stream] = JournalThread(self._given.open_journal, self._given.new_thread(), stream)
         return self.threads[stream]
@@ -94,7 +130,7 @@ class Streams:
             await asyncio.wait([work])
 
     async def finish_all(self) -> None:
-        """Wait until the present work has ended. While the server starts, raise what stopped it."""
+        """Wait until the present work on all streams has ended. While the server starts, raise its errors."""
         works = list(self._work.values())
         if works:
             await asyncio.wait(works)  # unlike `gather`, it does not cancel the work if the caller is cancelled
@@ -106,17 +142,17 @@ class Streams:
         return self._retries.get(stream, (0.0, 0.0))[0] <= self._given.steady()
 
     def until_retry(self) -> float:
-        """Return the seconds until a stream may be tried again; infinite if none waits for that."""
+        """Return the seconds until the next retry of a stream; infinite if there is none."""
         now = self._given.steady()
         return min((when - now for when, _ in self._retries.values() if when > now), default=float("inf"))
 
     def need(self, thread: JournalThread) -> None:
-        """Raise `Stopped` if a thread has failed or ended, or the server is closing."""
+        """Raise `Stopped` if a thread has failed or ended, or if the server is closing."""
         if self.closing or thread.failure or self.threads.get(thread.stream) is not thread:
             raise Stopped(thread.failure or CLOSING)
 
     def fail(self, thread: JournalThread, problem: BaseException | str) -> None:
-        """Mark a thread as failed. Its stream is led again after a pause."""
+        """Mark a thread as failed. After a pause, this server tries to lead its stream again."""
         if isinstance(problem, UNABLE):
             self._heartbeat.able = False  # let the other servers lead
         if not thread.failure:
@@ -129,7 +165,7 @@ class Streams:
         self.wake.set()
 
     def succeed(self, stream: str) -> None:
-        """Note that this server leads a stream."""
+        """Forget the failures of a stream, because this server leads it now."""
         self._retries.pop(stream, None)
         if self.problems.pop(stream, ""):
             self._given.note("the control plane works again")
@@ -158,13 +194,13 @@ class Streams:
             await self.end(self.threads[stream])
 
     async def end(self, thread: JournalThread) -> None:
-        """Stop leading a stream and release its lease, unless its thread has ended already."""
+        """Close a thread, which releases the lease of its stream, unless it has been closed already."""
         if self.threads.get(thread.stream) is thread:
             del self.threads[thread.stream]
             await thread.close()
 
     async def end_failed(self) -> None:
-        """End the threads that failed, and those under a lease that has ended."""
+        """Close the threads that failed, and those with a lease that has ended."""
         now = self._given.steady()
         for thread in self.threads.values():
             if not thread.failure and thread.lapsed(now):
@@ -172,7 +208,7 @@ class Streams:
         await asyncio.gather(*(self.end(thread) for thread in self.threads.values() if thread.failure))
 
     async def close(self) -> None:
-        """Finish the work in progress, and end all streams."""
+        """Finish the work in progress, and close all threads."""
         self.closing = True
         await asyncio.gather(*self._work.values(), return_exceptions=True)
         for thread in list(self.threads.values()):

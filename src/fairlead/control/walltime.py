@@ -1,8 +1,8 @@
-"""A wall clock without jumps: the server's time advances steadily, whatever happens to the machine's clock.
+"""A wall clock without jumps: the server's time advances steadily, also if the machine's clock is set.
 
-A jump of years would wrongly expire kept jobs and the time limits of running tasks. The difference between the wall
-clock and the time since boot is stored in a file, so that restarts of the server cause no jump either. After a reboot
-the server starts from the machine's clock.
+A jump of years would expire jobs of the history and time limits of running tasks. A file stores the difference between
+the wall clock and the time since boot, so that there is no jump after a restart of the server either. After a reboot
+the server takes the time of the machine's clock.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Nanoseconds = Callable[[], int]
 
 
 class Anchor(msgspec.Struct, frozen=True):
-    """The stored offset between the two clocks."""
+    """The stored difference between the wall clock and the time since boot."""
 
     boot: str
-    """The boot id for which `offset` is valid."""
+    """The id of the boot during which `offset` is valid."""
     offset: int
     """Wall clock minus time since boot, in nanoseconds."""
 
@@ -51,20 +51,18 @@ def kept_wall(
     steady: Nanoseconds = since_boot,
     boot: str | None = None,
 ) -> Nanoseconds:
-    """Return a clock like `steady_wall` that also stays steady over restarts of the server.
+    """Return a clock like `steady_wall` that has no jumps at restarts of the server either.
 
-    At a restart it adopts corrections of the wall clock of up to one hour.
+    Corrections of the wall clock by up to one hour are adopted at a restart.
     """
     boot = this_machine() if boot is None else boot
     offset = wall() - steady()
     kept = read_small(path, Anchor, "remove it")
-    if kept is not None and boot and kept.boot == boot:
-        leap = offset - kept.offset
-        if abs(leap) > HOUR:
-            note(
-                f"the clock of this machine leapt by {leap / HOUR:.0f} hours; the server's time goes on without "
-                f"that leap. If the clock is right now, stop the server, remove {path} and start it again"
-            )
-            offset = kept.offset
+    if kept is not None and boot and kept.boot == boot and abs(offset - kept.offset) > HOUR:
+        note(
+            f"the clock of this machine leapt by {(offset - kept.offset) / HOUR:.0f} hours; the server's time goes on "
+            f"without that leap. If the clock is right now, stop the server, remove {path} and start it again"
+        )
+        offset = kept.offset
     write_small(path, msgspec.json.encode(Anchor(boot, offset)))
     return lambda: steady() + offset

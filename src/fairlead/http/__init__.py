@@ -1,5 +1,5 @@
 """The HTTP API: one port for people, programs and agents.
 
-`server.py` listens, `middleware.py` limits requests and finds the caller, `application.py` connects the routes in
-`routes/`, one file a noun.
+`server.py` listens, `middleware.py` limits requests and finds the caller, and `dispatch.py` calls the handlers in
+`routes/`, which has a file for each noun.
 """

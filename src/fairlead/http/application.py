@@ -1,4 +1,4 @@
-"""The whole API as one application: all handlers, and the gate before them."""
+"""The API as one application: all handlers, and the gate before them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ for _module in iter_modules(routes.__path__, f"{routes.__name__}."):
 
 
 def application(services: Services) -> Gate:
-    """Return the whole API as an ASGI application."""
+    """Return the API as an ASGI application."""
     app = Dispatcher(services, HANDLERS)
     return Gate(app, agents(services), services.tokens, services.sessions, services.bounds, services.control)

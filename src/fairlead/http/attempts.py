@@ -1,4 +1,4 @@
-"""Finds the attempts of a task: in the state while one runs, in the history after its end."""
+"""Finds the attempts of a task: running ones in the state, ended ones in the history."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from fairlead.core.resources import shown
 from fairlead.core.state import Partition
 from fairlead.http.context import Services
 
-FLUSH_TIMEOUT = 2.0
-"""Seconds to wait until attempts that have just ended are written to the history."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 """Seconds between two checks of a task that waits for its next attempt."""
 
 
 class LogSource(NamedTuple):
-    """An attempt that has a log, and its node."""
+    """An attempt with a log, and its node."""
 
     stage: str
     attempt: int
     node: str
-    """Empty if unknown: the server crashed before the node was written."""
+    """Empty if it is unknown, because the server crashed before it was written."""
 
 
 class _Task(NamedTuple):
@@ -34,7 +32,7 @@ class _Task(NamedTuple):
     over: bool
     """True if no further attempt will follow."""
     last: int
-    """The number of the last attempt, if the state has it; otherwise 0."""
+    """The number of the last attempt; 0 if the state does not have it."""
 
 
 class TaskAttempts:
@@ -43,7 +41,7 @@ class TaskAttempts:
     def __init__(
         self, services: Services, partition: str, job_id: str, number: int, stage: str, index: int, stream: str
     ) -> None:
-        """Find the task. `stage` may be empty if the job has only one stage."""
+        """`stage` may be empty if the job has only one stage. `stream` is that of the wanted log: out or err."""
         self._stream = stream
         self._services = services
         self._partition = partition
@@ -55,52 +53,47 @@ class TaskAttempts:
         """Resolved when the state of the job changes."""
 
     async def numbered(self, attempt: int) -> LogSource:
-        """Return an attempt by its number. Raises `Refused` if there is none."""
+        """Return an attempt by its number. Raise `Refused` if there is none."""
         task = await self._look()
         if task.running is not None and task.running.attempt == attempt:
             return task.running
-        ended = await self._ended(task.stage)
-        if attempt not in ended:
-            numbers = sorted({*ended, *((task.running.attempt,) if task.running else ())})
-            having = f"it has {', '.join(map(str, numbers[:20]))}" if numbers else "it has not run yet"
+        known = await self._known(task)
+        if attempt not in known:
+            having = f"it has {', '.join(map(str, sorted(known)[:20]))}" if known else "it has not run yet"
             raise Refused("attempt", f"{self._name} has no attempt {attempt}; {having}", "missing")
-        return ended[attempt]
+        return known[attempt]
 
     async def last(self) -> LogSource | None:
         """Return the running attempt, or the last one that ended; None if there is none."""
         task = await self._look()
         if task.running is not None:
             return task.running
-        ended = await self._ended(task.stage)
-        return ended[max(ended)] if ended else None
+        known = await self._known(task)
+        return known[max(known)] if known else None
 
     async def following(self, after: int, wait: bool) -> LogSource:
         """Return the first attempt above a number. With `wait`, wait until there is one.
 
-        Raises `Refused`, with the code `gone` if there will never be one.
+        Raise `Refused` if there is none, with the code `gone` if there will never be one.
         """
         pause = FIRST_PAUSE
         while True:
             task = await self._look()
-            if task.over and task.last and task.last <= after:
-                break
-            if task.over or task.running is not None:
-                attempts = {task.running.attempt: task.running} if task.running is not None else {}
-                attempts |= await self._ended(task.stage)
-                later = [attempt for attempt in attempts if attempt > after]
+            if not (task.over and 0 < task.last <= after) and (task.over or task.running is not None):
+                known = await self._known(task)
+                later = [attempt for attempt in known if attempt > after]
                 if later:
-                    return attempts[min(later)]
+                    return known[min(later)]
             if task.over:
-                break
+                none = f"attempt {after} was its last" if after else "it has ended and no attempt of it is known"
+                raise Refused("log", f"{self._name} has no further attempt; {none}", "gone")
             if not wait:
                 none = f"no attempt after {after} yet" if after else "not started yet"
                 remedy = f"`fairlead explain {self._job_id}` shows why it waits, and `logs -f` waits for its output"
                 raise Refused("log", f"{self._name} has {none}; {remedy}", "missing")
-            assert self._moved is not None  # set, because the job is in the state; otherwise the task would be over
+            assert self._moved is not None  # set, because a task that is not over is in the state
             await asyncio.wait((self._moved,), timeout=pause)
             pause = min(LONGEST_PAUSE, 1.5 * pause)
-        none = f"attempt {after} was its last" if after else "it has ended and no attempt of it is known"
-        raise Refused("log", f"{self._name} has no further attempt; {none}", "gone")
 
     async def is_running(self, attempt: int) -> bool:
         running = (await self._look()).running
@@ -134,12 +127,12 @@ class TaskAttempts:
 
         return await served.read(look)
 
-    async def _ended(self, stage: str) -> dict[int, LogSource]:
-        records = self._services.records
-        await self._services.threads.run(records.flush, FLUSH_TIMEOUT)
-        name = self._services.control.find(self._partition).name
-        rows = await self._services.threads.run(records.task_attempts, name, self._number, stage, self._index)
-        return {row.attempt: LogSource(stage, row.attempt, row.node) for row in rows}
+    async def _known(self, task: _Task) -> dict[int, LogSource]:
+        """Return the attempts that have ended or run, by number."""
+        query, name = self._services.records.task_attempts, self._services.control.find(self._partition).name
+        rows = await self._services.recorded(query, name, self._number, task.stage, self._index)
+        running = {} if task.running is None else {task.running.attempt: task.running}
+        return running | {row.attempt: LogSource(task.stage, row.attempt, row.node) for row in rows}
 
 
 def _task(state: Partition, stage: Stage, index: int) -> _Task:

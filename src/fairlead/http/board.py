@@ -1,7 +1,7 @@
-"""The board of a partition: a shared cache of its nodes and queues for open web pages, refreshed at most once a second.
+"""The board of a partition: its nodes and queues for open web pages, refreshed at most once a second.
 
-While pages are connected, one task waits for events of the partition, reads the rows of the nodes that changed, and
-sends one message, encoded once, to every page. A further page only costs the sending.
+While pages are connected, one task waits for events of the partition, reads the rows of the changed nodes, and encodes
+one message for all pages. So another page costs only the sending.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fairlead.wire import api as wire
 PAUSE = 1.0
 """Seconds between two refreshes."""
 WHOLE = 30.0
-"""Seconds after which all rows are read again."""
+"""Seconds between two readings of all rows."""
 KEPT = 60
-"""Messages that are kept for pages that connect again."""
+"""Number of messages stored for pages that connect again."""
 COST, LONGEST_PAUSE = 30, 5.0
 """After a slow refresh, pause for `COST` times its CPU time, at most `LONGEST_PAUSE` seconds."""
 
@@ -46,10 +46,10 @@ class Board:
         self._number = 0
         """The number of the last message."""
         self._seq = -1
-        """The last record of the partition that was read."""
+        """The last record that is part of the board."""
         self._version = -1
         self._whole = 0.0
-        """When all rows were read last."""
+        """When all rows were last read."""
         self._looked = 0.0
         self._took = 0.0
         self._static: dict[str, Any] = {}
@@ -71,7 +71,7 @@ class Board:
         return f"{self._id}-{self._number}"
 
     async def map(self) -> bytes:
-        """Return the map as JSON, compressed with gzip."""
+        """Return the present map as JSON, compressed with gzip."""
         await self._look()
         number, packed = self._map
         if number != self._number or not packed:
@@ -91,7 +91,10 @@ class Board:
         return packed
 
     async def lines(self, after: str) -> AsyncGenerator[bytes]:
-        """Yield changes after the message `after` as server-sent events; `reset` if the map has to be read again."""
+        """Yield the changes after message `after` as server-sent events.
+
+        The event `reset` says that the page has to read the map again.
+        """
         yield b"retry: 1000\n\n"
         name, _, number = after.partition("-")
         last = int(number) if name == self._id and number.isascii() and number.isdigit() else -1
@@ -154,29 +157,45 @@ class Board:
             self._tell(change)
 
     def _read(self, state: Partition, named: set[str] | None) -> wire.MapChange | wire.Done | None:
-        """Refresh the rows of the `named` nodes, or of all if None; return the message for pages, if any."""
-        nodes, now = state.nodes, self.served.now
+        """Refresh the rows of the `named` nodes, or of all if None. Return the message for pages, if any."""
+        nodes, now, ready = state.nodes, self.served.now, state.readiness.ready
         self._now = now / SECOND
         self._seq = self.served.feed.seq
-        altered = nodes.version != self._version
-        self._version = nodes.version
-        if altered or named is None:
-            rows = ordered_rows(nodes)
-            static = static_columns(nodes, rows)
-            if static != self._static:
-                self._static = static
-                self._place = {nodes.name[row]: at for at, row in enumerate(rows)}
-                self._rows = [node_row(state, row) for row in rows]
-                self._held, self._queues = set(nodes.held), map_queues(state, now)
-                self._ready, self._whole = state.readiness.ready, monotonic()
-                return RESET
-            if named is None:
-                named = set(self._place)
-                self._whole = monotonic()
-        held = set(nodes.held)
-        for node_id in held ^ self._held:
-            if node_id in nodes.rows:
-                named.add(nodes.name[nodes.rows[node_id]])
+        before, self._queues = self._queues, map_queues(state, now)
+        altered, self._version = nodes.version != self._version, nodes.version
+        if (altered or named is None) and self._read_static(state):
+            self._ready = ready
+            return RESET
+        if named is None:
+            named = set(self._place)
+            self._whole = monotonic()
+        rows = self._changed_rows(state, named)
+        queues = [queue for path, queue in self._queues.items() if before.get(path) != queue]
+        if before.keys() - self._queues.keys():
+            return RESET
+        if not (rows or queues) and self._ready == ready:
+            return None
+        self._ready = ready
+        return wire.MapChange(at="", now=self._now, ready=ready, rows=rows, queues=queues)
+
+    def _read_static(self, state: Partition) -> bool:
+        """Read all rows again if nodes or their fixed properties have changed; True if so."""
+        nodes = state.nodes
+        rows = ordered_rows(nodes)
+        static = static_columns(nodes, rows)
+        if static == self._static:
+            return False
+        self._static = static
+        self._place = {nodes.name[row]: at for at, row in enumerate(rows)}
+        self._rows = [node_row(state, row) for row in rows]
+        self._held = set(nodes.held)
+        self._whole = monotonic()
+        return True
+
+    def _changed_rows(self, state: Partition, named: set[str]) -> list[tuple[int, wire.NodeRow]]:
+        """Refresh the rows of the `named` nodes and of those that a hold came to or left. Return the changed ones."""
+        nodes, held = state.nodes, set(state.nodes.held)
+        named |= {nodes.name[nodes.rows[node_id]] for node_id in held ^ self._held if node_id in nodes.rows}
         self._held = held
         changed: list[tuple[int, wire.NodeRow]] = []
         for name in sorted(named & self._place.keys()):
@@ -185,16 +204,7 @@ class Board:
             if row != self._rows[at]:
                 self._rows[at] = row
                 changed.append((at, row))
-        queues = map_queues(state, now)
-        other = [queue for path, queue in queues.items() if self._queues.get(path) != queue]
-        gone = self._queues.keys() - queues.keys()
-        self._queues = queues
-        if gone:
-            return RESET
-        if not (changed or other) and self._ready == state.readiness.ready:
-            return None
-        self._ready = state.readiness.ready
-        return wire.MapChange(at="", now=self._now, ready=self._ready, rows=changed, queues=other)
+        return changed
 
     def _tell(self, change: wire.MapChange | wire.Done | None) -> None:
         if change is not None:
@@ -221,7 +231,7 @@ class Boards:
 
 
 def _named(feed: Feed, seq: int) -> set[str] | None:
-    """Return the names of the nodes in the events after a record; None if those events are no longer kept."""
+    """Return the names of the nodes in the events after a record; None if these events are not stored any more."""
     try:
         return {event.node for batch in feed.after(seq) for event in batch.news if event.node}
     except Missed:

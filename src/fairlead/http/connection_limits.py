@@ -1,8 +1,8 @@
 """Limits on open connections, for each kind of caller.
 
-A connection is a stranger until a valid token has arrived on it. Strangers never block other callers: when there are
-too many, from one address or in total, the oldest is closed. Each user has a limit, and some connections are reserved
-for agents and operators.
+A connection is a stranger until a valid token or node key has arrived on it. If there are too many strangers, from one
+address or in total, the oldest is closed, so that strangers never block other callers. Each user has a limit, and some
+connections are reserved for agents and operators.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from ipaddress import IPv6Address, ip_address
 import msgspec
 
 from fairlead.identity.tokens import Token
+from fairlead.wire.unserved import Unserved
 
 Client = tuple[str, int]
 """Address and port of the client."""
 
 MAX_CONNECTIONS = 10_000
 DESCRIPTORS = 128
-"""File descriptors reserved for other uses."""
+"""File descriptors that are reserved for other uses."""
 
 
 class Shares(msgspec.Struct, frozen=True):
-    """Number of connections that each kind of caller may have."""
+    """Largest numbers of open connections."""
 
     most: int
+    """All connections."""
     address: int
     """Connections from one address without a token."""
     strangers: int
@@ -36,7 +38,7 @@ class Shares(msgspec.Struct, frozen=True):
     user: int
     """Connections of one user."""
     users: int
-    """Connections of all users. The rest of `most` is for agents and operators."""
+    """Connections of all users. The rest of `most` is reserved for agents and operators."""
 
 
 def shares(most: int) -> Shares:
@@ -52,29 +54,25 @@ def most_connections() -> int:
     return max(16, min(MAX_CONNECTIONS, soft - DESCRIPTORS))
 
 
-class Refusal(Exception):
-    """A connection that may not be used; the message says why and what to do."""
-
-
 class Connections:
     """The open connections of a server, counted by kind of caller."""
 
     def __init__(self, most: int = 0) -> None:
-        """Allow `most` connections at a time; with 0, as many as there are file descriptors for."""
+        """Allow `most` connections at a time. 0 means one for each available file descriptor."""
         self.shares = shares(most or most_connections())
         self._strangers: dict[Client, Callable[[], None]] = {}
         """Stranger → function that closes it, oldest first."""
         self._by_address: dict[str, dict[Client, None]] = {}
         """Address → its strangers, oldest first."""
         self._trusted: dict[Client, str] = {}
-        """Connections with a valid token → the user; empty for agents and operators."""
+        """Connection with a valid token or node key → its user; empty for agents and operators."""
         self._by_user: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._strangers) + len(self._trusted)
 
     def enter(self, client: Client, close: Callable[[], None]) -> bool:
-        """Count a new connection; False if the limit is reached. The oldest stranger may be closed to make way."""
+        """Count a new connection, and close the oldest stranger if there are too many. False if that is not enough."""
         if len(self) >= self.shares.most and not self._strangers:
             return False
         near = _near(client[0])
@@ -87,7 +85,7 @@ class Connections:
         return True
 
     def stay(self, client: Client, close: Callable[[], None]) -> bool:
-        """Set the function that closes a connection without a valid token. Return False if it was closed already."""
+        """Replace the function that closes a stranger. Return False if the stranger has been closed already."""
         if client in self._strangers:
             self._strangers[client] = close
         return client in self._strangers
@@ -101,14 +99,17 @@ class Connections:
             self._uncount(user)
 
     def trust(self, client: Client, caller: Token | None = None) -> None:
-        """Mark a connection as authenticated by a token or a node key. Raise `Refusal` if its user has too many."""
+        """Count a connection for its user, or for agents and operators. Raise `Unserved` if the user has too many.
+
+        `caller` is the token that arrived on it; None for the key of a node.
+        """
         user = caller.user if caller is not None and caller.role == "user" else ""
         if self._trusted.get(client) == user or (client not in self._trusted and client not in self._strangers):
             return
         if user and self._by_user[user] >= self.shares.user:
-            raise Refusal(f"{self.shares.user} connections of user {user} are open; close some")
+            raise Unserved("too many", f"{self.shares.user} connections of user {user} are open; close some", 10)
         if user and self._by_user.total() >= self.shares.users:
-            raise Refusal("all connections for users are taken; ask again in a moment")
+            raise Unserved("too many", "all connections for users are taken; ask again in a moment", 10)
         self.leave(client)
         self._trusted[client] = user
         if user:
@@ -134,7 +135,7 @@ class Connections:
 
 @lru_cache(10_000)
 def _near(host: str) -> str:
-    """Return the address to count connections by: for IPv6 the /64 prefix, which one machine may own."""
+    """Return the address by which connections are counted. For IPv6, it is the /64 prefix of one network."""
     try:
         address = ip_address(host)
     except ValueError:

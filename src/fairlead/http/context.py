@@ -1,199 +1,141 @@
-"""Shared by all handlers: the services, the request with its caller, and streams."""
+"""What all handlers share: the services, the request with its caller, commands, and streams."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+import msgspec
 
 from fairlead.control.control import Control
+from fairlead.control.follower import FollowedPartition
+from fairlead.control.partition import PartitionService
 from fairlead.control.quotas import Quotas
-from fairlead.core.commands import AnyCommand, Command
+from fairlead.core.commands import Accepted, AnyCommand, Command
 from fairlead.core.errors import Refused
 from fairlead.core.intake.rights import is_owner
-from fairlead.core.model import Job, JobSpec, Micros
-from fairlead.core.state import Partition
+from fairlead.core.model import Job
 from fairlead.engines.engine import Connection
-from fairlead.history.filter import JobFilter
-from fairlead.history.recorder import AttemptRow, JobRow, ResultRow
-from fairlead.history.usage_report import UsageReport
+from fairlead.history.outputs import OutputStore
+from fairlead.history.store import History
 from fairlead.http.board import Boards
 from fairlead.http.middleware import Bounds
-from fairlead.http.responses import Receive, Scope, Stream
+from fairlead.http.responses import Receive, Scope, Stream, header
 from fairlead.http.user_slots import Threads, Turns
 from fairlead.identity.node_keys import Identities
+from fairlead.identity.secrets import Secrets
 from fairlead.identity.sessions import Sessions
 from fairlead.identity.tokens import Token, Tokens
-from fairlead.views.metrics.lane_metrics import LaneFigures
-from fairlead.views.metrics.scraped import InboxFigures
+from fairlead.views.metrics.metrics import Metrics
 from fairlead.wire import api as wire
 from fairlead.wire.agent_messages import LogPart, LogRequest
-from fairlead.wire.preview import AnyQuestion, Etas, Failure, Story
-from fairlead.wire.preview import Document as Passed
+from fairlead.wire.operation import BYTES, EVENTS, Followed
+from fairlead.wire.preview import AnyQuestion, Document, Etas, Failure, Story
 from fairlead.wire.unserved import Unserved
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+FLUSH_TIMEOUT = 2.0
 NOT_STORED = {"cache-control": "no-store"}
 TOKEN_ENDED = "the token was revoked or has expired"
 FAREWELL = {
-    "text/event-stream": f'event: end\ndata: {{"note":"{TOKEN_ENDED}"}}\n\n'.encode(),
+    EVENTS: f'event: end\ndata: {{"note":"{TOKEN_ENDED}"}}\n\n'.encode(),
     "text/plain; charset=utf-8": f"\n[fairlead: {TOKEN_ENDED}]\n".encode(),
-    "application/octet-stream": b"",
+    BYTES: b"",
 }
 """Media type of a stream → its last bytes when its token is revoked or expires."""
 
 
 class Hub(Protocol):
-    """The engine of Fairlead's own agents, as the API uses it."""
+    """The engine of Fairlead's own agents, with the methods that the API needs."""
 
     async def serve(self, partition: str, connection: Connection) -> None: ...
 
     async def dismiss(self, partition: str, epoch: int, connection: Connection) -> None: ...
 
     def ahead(self) -> dict[str, list[str]]:
-        """Return for each partition the nodes that report attempts or epochs which the journal never had."""
+        """Return the nodes of each partition that report attempts or epochs which are not in the journal."""
 
     def connected(self, partition: str) -> dict[str, float]: ...
 
     def log(self, partition: str, node: str, asked: LogRequest) -> AsyncIterator[LogPart]: ...
 
 
-class Records(Protocol):
-    """The history of finished jobs and attempts. Its methods block on disk I/O."""
+class InPartition(Protocol):
+    """An operation in one partition."""
 
-    @property
-    def failing(self) -> bool: ...
-
-    def job(self, partition: str, id: str) -> JobRow | None: ...
-
-    def jobs(self, partition: str, wanted: JobFilter, before: int | None, limit: int) -> list[JobRow]: ...
-
-    def usage(self, report: UsageReport) -> None: ...
-
-    def ran(self, partition: str, since: int, until: int, user: str, limit: int) -> list[tuple[AttemptRow, str]]: ...
-
-    def starts(self, partition: str, numbers: list[int]) -> dict[int, int]: ...
-
-    def attempts(self, partition: str, number: int, skip: int, limit: int) -> list[AttemptRow]: ...
-
-    def task_attempts(self, partition: str, number: int, stage: str, index: int) -> list[AttemptRow]: ...
-
-    def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]: ...
-
-    def results(
-        self, partition: str, number: int, stage: str, index: int | None, attempt: int | None, skip: int, limit: int
-    ) -> list[ResultRow]: ...
-
-    def flush(self, seconds: float) -> None: ...
-
-
-class Outputs(Protocol):
-    """Logs and result files that were copied from nodes. Its methods block on a disk or an object store."""
-
-    def size(self, partition: str, asked: LogRequest) -> int | None: ...
-
-    def read(self, partition: str, asked: LogRequest, offset: int, most: int) -> bytes: ...
-
-    def result_size(self, partition: str, user: str, number: int, row: ResultRow, name: str) -> int | None: ...
-
-    def read_result(
-        self, partition: str, user: str, number: int, row: ResultRow, name: str, offset: int, most: int
-    ) -> bytes: ...
-
-
-class Measured(Protocol):
-    """The metrics of all partitions."""
-
-    def look(self, partition: Partition, inbox: InboxFigures) -> None: ...
-
-    def text(self, now: Micros, with_jobs: bool) -> str: ...
-
-    def lanes(self, partition: str) -> LaneFigures: ...
-
-
-class SecretKeeper(Protocol):
-    """The store of secrets."""
-
-    @property
-    def gang_seed(self) -> bytes: ...
-
-    def names(self, user: str) -> list[str]: ...
-
-    def set(self, user: str, name: str, text: str, expires_in: float | None = None) -> None: ...
-
-    def remove(self, user: str, name: str) -> None: ...
-
-    def check(self, spec: JobSpec, caller: str) -> None: ...
+    partition: str
 
 
 class Preview(Protocol):
-    """The second process: it predicts starts by simulation and reads the journal."""
+    """The second process, which predicts starts by simulation, and reads the past from the journal."""
 
-    async def ask(self, question: AnyQuestion) -> Etas | Story | Passed | Failure: ...
+    async def ask(self, question: AnyQuestion) -> Etas | Story | Document | Failure: ...
 
 
+@dataclass
 class Services:
     """All services behind the API."""
 
-    def __init__(
-        self,
-        control: Control,
-        hub: Hub,
-        records: Records,
-        tokens: Tokens,
-        identities: Identities,
-        secrets: SecretKeeper,
-        metrics: Measured,
-        bounds: Bounds,
-        quotas: Quotas,
-        version: str,
-        fault: Callable[[Exception], None] = lambda error: None,
-        log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
-        outputs: Outputs | None = None,
-        expected_results: Callable[[str, int], int] = lambda partition, number: 0,
-        preview: Preview | None = None,
-    ) -> None:
-        """Take the services. `fault` is called with internal errors, `log` with events for the server's log.
+    control: Control
+    hub: Hub
+    records: History
+    """The history of finished jobs and attempts. Its methods block on disk I/O."""
+    tokens: Tokens
+    identities: Identities
+    secrets: Secrets
+    metrics: Metrics
+    bounds: Bounds
+    quotas: Quotas
+    version: str
+    fault: Callable[[Exception], None] = lambda error: None
+    """Called with internal errors."""
+    log: Callable[[str, dict[str, Any]], None] = lambda event, fields: None
+    """Called with events for the server's log."""
+    outputs: OutputStore | None = None
+    """Logs and result files that were copied from nodes. Its methods block on a disk or an object store."""
+    expected_results: Callable[[str, int], int] = lambda partition, number: 0
+    """Returns the number of tasks of a job whose result files have not arrived yet."""
+    preview: Preview | None = None
 
-        `expected_results` returns the number of tasks of a job whose result files have not arrived yet.
-        """
-        self.outputs = outputs
-        self.preview = preview
-        self.preview_turns = Turns(1)
-        self.expected_results = expected_results
-        self.control = control
-        self.hub = hub
-        self.records = records
-        self.tokens = tokens
-        self.identities = identities
-        self.secrets = secrets
-        self.sessions = Sessions(tokens, lambda: secrets.gang_seed)
+    def __post_init__(self) -> None:
+        self.sessions = Sessions(self.tokens, lambda: self.secrets.gang_seed)
         self.boards = Boards()
-        self.metrics = metrics
-        self.bounds = bounds
-        self.quotas = quotas
-        self.version = version
-        self.fault = fault
-        self.log = log
         self.threads = Threads()
-        self.report_turns = Turns(1)
+        self.preview_turns, self.report_turns = Turns(1), Turns(1)
         self.reporting = asyncio.Lock()
         """Held while a usage report is made: one at a time, because it may read the whole history."""
         self.streams: dict[str, set[asyncio.Event]] = {}
         """Token → one event per open stream of it; setting the event ends the stream."""
 
+    async def flush(self) -> None:
+        """Wait until attempts that have just ended are in the history, at most `FLUSH_TIMEOUT` seconds."""
+        await self.threads.run(self.records.flush, FLUSH_TIMEOUT)
+
+    async def recorded(
+        self, query: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """Call a method of `records` in a thread, after attempts that have just ended are there."""
+        await self.flush()
+        return await self.threads.run(query, *args, **kwargs)
+
     def end_streams(self, token: str) -> None:
-        """End the streams of a token that was revoked."""
+        """End the open streams of a revoked token."""
         for over in self.streams.get(token, ()):
             over.set()
 
 
 class Disconnected(Exception):
-    """The caller has disconnected before its request had arrived."""
+    """Raised if the caller disconnects before its whole request has arrived."""
 
 
 class Request:
-    """A request that has passed the gate."""
+    """A request that has passed the gate (`middleware.py`)."""
 
     def __init__(self, services: Services, scope: Scope, receive: Receive) -> None:
         self.services = services
@@ -205,10 +147,25 @@ class Request:
         caller: Token = self.scope["caller"]
         return caller
 
+    @cached_property
+    def _as_command(self) -> Command:
+        return Command(**caller_fields(self))
+
+    def sees(self, job: Job) -> bool:
+        """True if the caller may see and change a job: its owner, administrators of its queue, and operators."""
+        return is_owner(self._as_command, job)
+
+    def leader(self, asked: InPartition) -> PartitionService:
+        """Return the partition of an operation. Raise `Unserved` if another server leads it."""
+        return self.services.control.find(asked.partition)
+
+    async def reader(self, asked: Followed[Any]) -> PartitionService | FollowedPartition:
+        """Return the partition of an operation, which may be a copy, when it has reached the wanted revision."""
+        return await self.services.control.reader(asked.partition, asked.min_revision)
+
     def header(self, name: str) -> str:
         """Return a header; empty if it is absent."""
-        wanted = name.lower().encode()
-        return next((value.decode("latin-1") for header, value in self.scope["headers"] if header == wanted), "")
+        return header(self.scope, name.lower().encode()).decode("latin-1")
 
     async def body(self) -> bytes:
         """Receive the body."""
@@ -228,52 +185,42 @@ def caller_fields(request: Request, key: str = "") -> dict[str, Any]:
     return {"user": caller.user, "groups": caller.groups, "operator": caller.operator, "key": key}
 
 
-async def order(request: Request, partition: str, command: AnyCommand, what: str) -> wire.Done:
-    """Execute a command about the thing that the path names; answer 404 if it does not exist."""
-    control = request.services.control
+async def execute(request: Request, asked: InPartition, command: AnyCommand, what: str) -> Accepted:
+    """Execute a command for the caller. Answer 404 if the thing named by the command's field `what` does not exist."""
+    command = msgspec.structs.replace(command, **caller_fields(request, getattr(asked, "key", "")))
     try:
-        accepted = await control.find(partition).execute(command)
+        return await request.leader(asked).execute(command)
     except Refused as refusal:
         if refusal.code == "unknown" and refusal.field == what:
             raise Refused(refusal.field, refusal.problem, "missing") from None
         raise
-    return wire.Done(note=accepted.note)
 
 
-def may_see(caller: Token, job: Job) -> bool:
-    """True if the caller may see a job: its owner, administrators of its queue, operators. They may change it too."""
-    return is_owner(Command(user=caller.user, groups=caller.groups, operator=caller.operator), job)
-
-
-def seen_by(request: Request) -> Callable[[Job], bool]:
-    """Return a predicate that is True for jobs that the caller of a request may see."""
-    caller = request.caller
-    return lambda job: may_see(caller, job)
+async def change(request: Request, asked: InPartition, command: AnyCommand, what: str) -> wire.Done:
+    """Execute a command as `execute` does, and return the answer to the request."""
+    return wire.Done(note=(await execute(request, asked, command, what)).note)
 
 
 # -- streams -----------------------------------------------------------------------------------------------------
 
 
-def streamed(
-    services: Services,
-    caller: Token,
-    lines: AsyncGenerator[bytes],
-    kind: str = "text/event-stream",
-) -> Stream:
-    """Return a streaming response, limited per token. It ends when its token is revoked or expires."""
-    check_streams(services, caller)
-    return Stream(_while_valid(services, caller, lines, FAREWELL[kind]), kind, NOT_STORED)
+def streamed(request: Request, lines: AsyncGenerator[bytes], kind: str = EVENTS) -> Stream:
+    """Return a stream as an answer. It ends when the token is revoked or expires. Each token has a limit."""
+    check_streams(request)
+    return Stream(_while_valid(request, lines, FAREWELL[kind]), kind, NOT_STORED)
 
 
-def check_streams(services: Services, caller: Token) -> None:
-    """Refuse another stream if the caller's token has too many open."""
-    if len(services.streams.get(caller.id, ())) >= services.bounds.streams:
+def check_streams(request: Request) -> None:
+    """Raise `Unserved` if too many streams are open with the caller's token."""
+    services = request.services
+    if len(services.streams.get(request.caller.id, ())) >= services.bounds.streams:
         raise Unserved("too many", f"{services.bounds.streams} streams are open with this token; close some", 10)
 
 
 @contextmanager
-def counted_stream(services: Services, caller: Token) -> Iterator[asyncio.Event]:
-    """Count a stream while it is open. The event is set when its token is revoked or expires."""
+def counted_stream(request: Request) -> Iterator[asyncio.Event]:
+    """Count a stream while it is open. Yield an event that is set when the token is revoked or expires."""
+    services, caller = request.services, request.caller
     over = asyncio.Event()
     services.streams.setdefault(caller.id, set()).add(over)
     expiry = None
@@ -291,12 +238,10 @@ def counted_stream(services: Services, caller: Token) -> Iterator[asyncio.Event]
             del services.streams[caller.id]
 
 
-async def _while_valid(
-    services: Services, caller: Token, lines: AsyncGenerator[bytes], farewell: bytes
-) -> AsyncGenerator[bytes]:
+async def _while_valid(request: Request, lines: AsyncGenerator[bytes], farewell: bytes) -> AsyncGenerator[bytes]:
     line: asyncio.Task[bytes] | None = None
     try:
-        with counted_stream(services, caller) as over:
+        with counted_stream(request) as over:
             ended = asyncio.create_task(over.wait())
             try:
                 while not over.is_set():

@@ -1,7 +1,7 @@
 """Passes a request to the handler of its operation: finds the route, checks the role, reads the parameters, and turns
 answers and errors into responses.
 
-The operations say what is served where (`wire/operations.py`); handlers are registered with `serves`.
+`wire/operations.py` has the paths, roles and parameters of all operations. `serves` registers their handlers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
 from fairlead.http.context import Disconnected, Request, Services
-from fairlead.http.problems import plain, problem_of
-from fairlead.http.responses import Receive, Response, Scope, Send, problem_response
+from fairlead.http.responses import Receive, Response, Scope, Send, plain, problem_of, problem_response
 from fairlead.identity.smallfile import FileProblem
 from fairlead.wire.operation import API, Answer, Operation, Parameter, Row, row_of
 from fairlead.wire.unserved import Unserved
@@ -25,7 +24,7 @@ from fairlead.wire.unserved import Unserved
 Asked = TypeVar("Asked", bound=Operation[Any])
 Handler = Callable[[Request, Any], Awaitable[Any]]
 ROLES = ("user", "operator", "admin")
-"""From the least role to the one that may do everything."""
+"""Roles of users. Each role may do what the roles before it may do."""
 MAX_PARAMETERS = 1_000
 
 HANDLERS: dict[type[Operation[Any]], Handler] = {}
@@ -35,8 +34,10 @@ HANDLERS: dict[type[Operation[Any]], Handler] = {}
 def serves(
     operation: type[Operation[Answer]],
 ) -> Callable[[Callable[[Request, Asked], Awaitable[Answer | Response]]], Handler]:
-    """Register a handler. It gets the request and the operation with its parameters, and returns the answer. The
-    document of a request is not checked here but by the readers of the core, whose errors name field and remedy."""
+    """Register the handler of an operation. It gets the request and the operation's parameters, and returns the answer.
+
+    The handler has to check the document of the request, with a reader of the core, whose errors name field and remedy.
+    """
 
     def register(handler: Callable[[Request, Asked], Awaitable[Answer | Response]]) -> Handler:
         HANDLERS[operation] = handler
@@ -57,10 +58,10 @@ class Route:
         self.in_headers = [each for each in row.parameters if each.place == "header"]
         self.required = [each for each in self.in_query.values() if each.required]
         self.strict = row.route.path.startswith(API)
-        """False where tools of others send parameters of their own: at probes and metrics."""
+        """True if unknown parameters are refused. Probes and scrapers of metrics may send parameters of their own."""
 
     async def answer(self, request: Request, variables: list[str]) -> Response:
-        """Answer a request. `variables` are the variable parts of its path."""
+        """Answer a request. `variables` has the values of the variable parts of the path."""
         if self.roles and request.caller.role not in self.roles:
             problem = f"a token of role {request.caller.role} may not do this; {self.roles[0]} may"
             raise Refused("token", problem, "forbidden")
@@ -117,7 +118,7 @@ def _read(parameter: Parameter, text: str | list[str]) -> Any:
 
 
 def _wrong(parameter: Parameter, text: str | list[str]) -> str:
-    """Return what is wrong with the value of a parameter, and what to write."""
+    """Return what is wrong with the value of a parameter, and what to write instead."""
     form = msgspec.json.schema(parameter.type)
     form = next((each for each in form.get("anyOf", ()) if each.get("type") != "null"), form)
     low, high = form.get("minimum"), form.get("maximum")
@@ -142,12 +143,12 @@ def _document(body: bytes) -> Any:
         raise Refused("body", f"it is not JSON: {str(problem)[:200]}; correct it", "malformed") from None
 
 
-class _Fork:
-    """A part of the paths: what follows it, by the next part, and the routes that end here, by method."""
+class _PathNode:
+    """A node of the tree of paths: the nodes below it, by the next part, and the routes that end here, by method."""
 
     def __init__(self) -> None:
-        self.named: dict[str, _Fork] = {}
-        self.variable: _Fork | None = None
+        self.named: dict[str, _PathNode] = {}
+        self.variable: _PathNode | None = None
         self.routes: dict[str, Route] = {}
 
     def add(self, parts: list[str], route: Route) -> None:
@@ -156,13 +157,13 @@ class _Fork:
             return
         first, *rest = parts
         if first.startswith("{"):
-            self.variable = self.variable or _Fork()
+            self.variable = self.variable or _PathNode()
             self.variable.add(rest, route)
         else:
-            self.named.setdefault(first, _Fork()).add(rest, route)
+            self.named.setdefault(first, _PathNode()).add(rest, route)
 
-    def find(self, parts: list[str], at: int = 0) -> Iterator[tuple[_Fork, list[str]]]:
-        """Yield the ends of a path with its variable parts. Where names match, they go before variable parts."""
+    def find(self, parts: list[str], at: int = 0) -> Iterator[tuple[_PathNode, list[str]]]:
+        """Yield the nodes at which a path can end, with its variable parts. Nodes with fixed names come first."""
         if at == len(parts):
             yield self, []
             return
@@ -175,11 +176,11 @@ class _Fork:
 
 
 class Dispatcher:
-    """All operations as an ASGI application. `caller` is in the scope of a request."""
+    """All operations as an ASGI application. The scope of a request has its `caller`."""
 
     def __init__(self, services: Services, handlers: Mapping[type[Operation[Any]], Handler]) -> None:
         self._services = services
-        self._paths = _Fork()
+        self._paths = _PathNode()
         for operation, handler in handlers.items():
             row = row_of(operation)
             self._paths.add(row.route.path.strip("/").split("/"), Route(row, handler))
@@ -222,6 +223,6 @@ class Dispatcher:
 
 
 def refused(error: Refused | Unserved) -> Response:
-    """Answer a refusal with a problem document."""
+    """Return the problem document for a refusal, as an answer."""
     retry_after = error.retry_after if isinstance(error, Unserved) else None
     return problem_response(problem_of(error), None if retry_after is None else {"retry-after": str(retry_after)})

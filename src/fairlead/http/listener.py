@@ -1,7 +1,7 @@
 """The listening socket, checks of the TLS files, and accepting connections.
 
-The socket is opened before the slow steps of the start, so that early connections wait in its backlog. A connection is
-counted before anything is read from it, and thus before its TLS handshake.
+The socket is opened before the slow steps of the start, so that early connections wait in its backlog. A connection
+counts from its start, so that clients in a TLS handshake are limited too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fairlead.identity.smallfile import FileProblem
 
 BACKLOG = 1024
 HANDSHAKE_SECONDS = 10.0
-"""Seconds for the TLS handshake."""
+"""Seconds in which a client has to complete the TLS handshake."""
 FAULT_PAUSE = 0.1
-"""Seconds to wait when the process is out of file descriptors."""
+"""Seconds to wait if the process has no free file descriptor."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Port 0 picks a free port."""
+    """Return a listening socket. Port 0 means any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio disables Nagle's algorithm only if the protocol is named; with it, answers would take 40 ms.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -77,7 +77,7 @@ class Listener:
         self._tls = tls
         self._connections = connections
         self._shaking: set[asyncio.Task[None]] = set()
-        """Connections in their handshake."""
+        """Tasks of connections that are in their TLS handshake."""
         sock.setblocking(False)
         sock.listen(backlog)
         self._accepting = asyncio.create_task(self._accept())

@@ -1,6 +1,6 @@
-"""The gate before every route: it limits the size, speed and rate of requests, and finds the caller.
+"""The gate before all routes: limits the size, duration and rate of requests, and finds the caller by the token.
 
-It is plain ASGI, so that refused requests cost little. A request that passes has `caller` in its scope.
+It is plain ASGI, so that refused requests cost little. The scope of a request that passes has its `caller`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import msgspec
 
 from fairlead.control.control import Control
 from fairlead.control.partition import REQUEST_USER, REVISION, Revision
-from fairlead.http.connection_limits import Connections, Refusal
+from fairlead.http.connection_limits import Connections
 from fairlead.http.page import Page
-from fairlead.http.problems import MEDIA_TYPE, encoded, problem_of
-from fairlead.http.responses import App, Receive, Scope, Send
+from fairlead.http.responses import MEDIA_TYPE, App, Receive, Scope, Send, header, problem_of
 from fairlead.identity.sessions import HEADER, Sessions
 from fairlead.identity.smallfile import FileProblem
 from fairlead.identity.tokens import Token, Tokens
@@ -26,7 +25,7 @@ from fairlead.wire.operations import rows
 from fairlead.wire.unserved import Unserved
 
 OPEN_PATHS = frozenset(row.route.path for row in rows() if not row.route.role)
-"""Paths served without a token: their answers contain nothing about users."""
+"""Paths that need no token. Their answers contain nothing about users."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,54 +34,54 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     body: int = 8 * 2**20
     """Bytes of one request."""
     bodies: int = 4 * 8 * 2**20
-    """Bytes of all requests of one user in progress."""
+    """Bytes of all requests in progress of one user."""
     body_seconds: float = 30.0
-    """Seconds in which a request has to arrive."""
+    """Seconds in which a whole request has to arrive."""
     requests: float = 5_000.0
     """Requests per second with one token."""
     burst: float = 10_000.0
     failures: float = 5.0
-    """Requests per second without a valid token from one address."""
+    """Requests without a valid token per second from one address."""
     failures_burst: float = 50.0
     streams: int = 100
     """Open streams of one token."""
     connections: int = 0
-    """Open connections of all callers; 0 derives it from the process's limit on file descriptors."""
+    """Open connections of all callers. 0 means one for each available file descriptor."""
     poll_seconds: float = 60.0
     """Seconds that a request may wait for a job to end."""
 
 
 class Buckets:
-    """Token buckets by name: each refills at `rate` per second, with a burst on top."""
+    """Rate limits by name, as token buckets: each holds at most `burst` and refills at `rate` per second."""
 
     def __init__(self, rate: float, burst: float, names: int = 10_000) -> None:
         self._rate, self._burst, self._names = rate, burst, names
         self._levels: dict[str, tuple[float, float]] = {}
 
-    def take(self, name: str, amount: float = 1.0) -> bool:
-        """Take `amount` from a bucket; True if it was allowed. With 0, only check."""
+    def take(self, name: str) -> bool:
+        """Take one from a bucket. Return False if the bucket is empty."""
         now = monotonic()
         level, since = self._levels.get(name, (self._burst, now))
         level = min(self._burst, level + (now - since) * self._rate)
         allowed = level >= 1.0
-        if amount and allowed:
+        if allowed:
             if len(self._levels) >= self._names and name not in self._levels:
-                self._levels.clear()  # too generous for a moment, but it bounds the table
-            self._levels[name] = (level - amount, now)
+                self._levels.clear()  # allows too much for a moment, but limits the size of the table
+            self._levels[name] = (level - 1.0, now)
         return allowed
 
 
 REVISION_HEADER = b"fairlead-revision"
-"""The response header with the last record of the partition that the answer reflects."""
+"""The header of answers with the number of the last record that the answer reflects."""
 
 
 class Gate:
-    """The outermost ASGI application: it checks a request and passes it on."""
+    """The outermost ASGI application, which checks requests and passes them on."""
 
     def __init__(
         self, app: App, agents: App, tokens: Tokens, sessions: Sessions, bounds: Bounds, control: Control
     ) -> None:
-        """Take the inner applications: `app` serves requests, `agents` the WebSockets of agents."""
+        """`app` is the application for requests, `agents` the one for WebSockets of agents."""
         self._control = control
         self._page = Page()
         self._sessions = sessions
@@ -127,11 +126,11 @@ class Gate:
     async def _caller(self, scope: Scope) -> Token:
         client = scope.get("client") or ("", 0)
         secret = _bearer(scope)
-        key = _header(scope, HEADER).decode("latin-1")
+        key = header(scope, HEADER).decode("latin-1")
         if secret:
             token = self._tokens.find(secret)
         else:
-            token = self._sessions.find(_header(scope, b"cookie").decode("latin-1"), key) if key else None
+            token = self._sessions.find(header(scope, b"cookie").decode("latin-1"), key) if key else None
         if token is None:
             # Tokens cannot be guessed; the limit bounds the cost of wrong ones.
             if not self._failures.take(client[0]):
@@ -147,15 +146,12 @@ class Gate:
             raise Unserved("unauthenticated", f"{problem}; send Authorization: Bearer TOKEN")
         if not self._requests.take(token.id):
             raise Unserved("too many", f"more than {self._bounds.requests:g} requests a second; slow down", 1)
-        try:
-            self.connections.trust(client, token)
-        except Refusal as refusal:
-            raise Unserved("too many", str(refusal), 10) from None
+        self.connections.trust(client, token)
         return token
 
 
 class Body:
-    """The body of a request. Receiving it fails if it is too large or slow, or if its user sends too much at once."""
+    """The body of a request. `receive` raises if it is too large or slow, or if its user sends too much at once."""
 
     def __init__(self, scope: Scope, receive: Receive, bounds: Bounds, arrived: Counter[str]) -> None:
         self._receive = receive
@@ -165,7 +161,7 @@ class Body:
         self._seen = 0
         self._whole = False
         self._deadline = asyncio.get_running_loop().time() + bounds.body_seconds
-        length = _header(scope, b"content-length")
+        length = header(scope, b"content-length")
         if length.isdigit() and int(length) > bounds.body:
             raise self._too_large()
 
@@ -189,7 +185,7 @@ class Body:
         return message
 
     def close(self) -> None:
-        """Stop counting the bytes of the request."""
+        """Stop counting the bytes of the request as in progress."""
         self._arrived[self._user] -= self._seen
         if not self._arrived[self._user]:
             del self._arrived[self._user]
@@ -199,24 +195,17 @@ class Body:
 
 
 def _bearer(scope: Scope) -> str:
-    kind, _, secret = _header(scope, b"authorization").partition(b" ")
+    kind, _, secret = header(scope, b"authorization").partition(b" ")
     return secret.strip().decode("latin-1") if kind.lower() == b"bearer" else ""
 
 
-def _header(scope: Scope, wanted: bytes) -> bytes:
-    for name, value in scope["headers"]:
-        if name == wanted:
-            return bytes(value)
-    return b""
-
-
 async def turn_away(scope: Scope, receive: Receive, send: Send, refusal: Unserved) -> None:
-    """Answer a request or a WebSocket with a refusal, and close the connection."""
+    """Refuse a request or a WebSocket, and close its connection."""
     problem = problem_of(refusal)
     if scope["type"] == "websocket":
         await receive()
         return await send({"type": "websocket.close", "code": 4000 + problem.status, "reason": problem.detail[:100]})
-    body = encoded(problem)
+    body = msgspec.json.encode(problem)
     headers = [
         (b"content-type", MEDIA_TYPE.encode()),
         (b"content-length", b"%d" % len(body)),

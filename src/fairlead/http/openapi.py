@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the operations, their types and the examples."""
+"""Makes the OpenAPI document from the operations, their types and the examples."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def described(operations: Sequence[type[Operation[Any]]], version: str) -> bytes
 
 
 def _allow_null(form: dict[str, Any]) -> None:
-    """Allow null for optional keys of a request; it counts as absent."""
+    """Allow null for optional keys of a document, because readers take it as absent."""
     for key, schema in form["properties"].items():
         if key not in form.get("required", ()):
             form["properties"][key] = {"anyOf": [schema, {"type": "null"}]}

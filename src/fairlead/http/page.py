@@ -1,7 +1,7 @@
-"""Serves the files of the web page, which the package build makes from the folder `web`.
+"""Serves the files of the web page, which the build of the package makes from the folder `web`.
 
-They are the same for all callers and need no token: their data comes from the API. All files are kept in memory,
-compressed. File names below `assets` contain a digest of the content, so browsers may cache them forever.
+They are the same for all callers and need no token: its data come from the API. All files are
+in memory, also compressed. Names below `assets` contain a digest of the content, so browsers may cache them forever.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import fcntl
 import gzip
 import hashlib
-from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from fairlead.http.responses import Receive, Scope, Send
 
 TYPES = {
     "html": "text/html; charset=utf-8",
@@ -38,7 +39,7 @@ HEADERS = [
 
 
 def _notice(head: str, *lines: str) -> bytes:
-    """Return a page that is shown in the place of the real one."""
+    """Return a page that is shown while there is no web page."""
     body = "\n".join(f"<p>{line}</p>" for line in (*lines, WITHOUT))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{head}
@@ -84,13 +85,13 @@ class Page:
         self._folder = folder if folder is not None else files("fairlead") / "page"
         self._files: dict[str, File] = {}
         self._built = 0
-        """When the files were built: the time of `index.html`."""
+        """The modification time of `index.html` when the files were read."""
 
     def has(self, path: str) -> bool:
         return path == "/" or path in self._found()
 
     def _found(self) -> dict[str, File]:
-        """Return the files by path. Also finds a page that was built after the server started."""
+        """Return the files by path. Read them first if there were none before."""
         if not self._files and (self._folder / "index.html").is_file():
             self._built = self._time()
             found = dict(_below(self._folder, "/"))
@@ -99,14 +100,14 @@ class Page:
         return self._files
 
     def _time(self) -> int:
-        """Return when the page was built; 0 if there is none now, or if it is not in a folder."""
+        """Return the modification time of `index.html`; 0 if there is none, or if it is not in a folder."""
         try:
             return Path(str(self._folder), "index.html").stat().st_mtime_ns
         except OSError:
             return 0
 
     def _notice(self) -> bytes:
-        """Return what is shown without a page. In a clone, the process that builds it holds a lock on its log."""
+        """Return the page to show while there is no web page. A build in progress holds a lock on its log."""
         try:
             with Path(f"{self._folder}.log").open() as log:
                 fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -116,12 +117,7 @@ class Page:
             return NOT_BUILT
         return BUILD_FAILED
 
-    async def __call__(
-        self,
-        scope: dict[str, Any],
-        receive: Callable[[], Awaitable[Any]],
-        send: Callable[[Any], Awaitable[None]],
-    ) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a GET or HEAD request for a file of the page."""
         if scope["path"] == "/" and self._files and self._time() not in (0, self._built):
             self._files = {}  # it was built again

@@ -1,16 +1,19 @@
-"""Answers to requests: bytes, or a stream of them, with status, media type and further headers."""
+"""Answers to requests: documents, streams, and errors as RFC 9457 problem documents."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from fairlead.http.problems import MEDIA_TYPE
+from fairlead.core.commands import Rejected
+from fairlead.core.errors import Refused
 from fairlead.wire.api import Problem
 from fairlead.wire.operation import JSON
+from fairlead.wire.unserved import Unserved
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -18,8 +21,34 @@ Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+MEDIA_TYPE = "application/problem+json"
+
+STATUS = {
+    "invalid": 422,
+    "unknown": 422,
+    "missing": 404,
+    "conflict": 409,
+    "alarm": 409,
+    "forbidden": 403,
+    "unauthenticated": 401,
+    "gone": 404,
+    "malformed": 400,
+    "method": 405,
+    "too large": 413,
+    "too slow": 408,
+    "too many": 429,
+    "unavailable": 503,
+    "standby": 503,
+    "behind": 503,
+    "not ready": 503,
+    "timeout": 504,
+    "unwritten": 507,
+}
+"""Code of an error → HTTP status."""
+
+
 class Response:
-    """An answer. Content other than bytes and text is sent as JSON."""
+    """An answer. Content is sent as JSON, unless it is bytes or text."""
 
     def __init__(
         self, content: Any, status: int = 200, media: str = JSON, headers: Mapping[str, str] | None = None
@@ -40,7 +69,7 @@ class Response:
 
 
 class Stream(Response):
-    """An answer in parts, which ends when the caller disconnects."""
+    """An answer that is sent in parts until the caller disconnects."""
 
     def __init__(self, parts: AsyncGenerator[bytes], media: str, headers: Mapping[str, str]) -> None:
         self.parts = parts
@@ -66,6 +95,11 @@ class Stream(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
+def header(scope: Scope, wanted: bytes) -> bytes:
+    """Return a header of a request; empty if it is absent."""
+    return next((value for name, value in scope["headers"] if name == wanted), b"")
+
+
 async def disconnected(receive: Receive) -> None:
     """Wait until the caller disconnects."""
     while (await receive())["type"] != "http.disconnect":
@@ -73,9 +107,27 @@ async def disconnected(receive: Receive) -> None:
 
 
 def cookie(name: str, value: str, path: str, seconds: int, secure: bool) -> dict[str, str]:
-    """Return the header of a cookie for this server only and out of reach of scripts."""
+    """Return the header that sets a cookie, which only this server gets and no script can read."""
     text = f"{name}={value}; HttpOnly; Max-Age={seconds}; Path={path}; SameSite=strict"
     return {"set-cookie": f"{text}; Secure" if secure else text}
+
+
+def problem_of(error: Refused | Rejected | Unserved) -> Problem:
+    """Return the problem document of an error."""
+    status = STATUS.get(error.code, 422)
+    return Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=error.problem,
+        code=error.code,
+        field="" if isinstance(error, Unserved) else error.field,
+        leader=error.leader if isinstance(error, Unserved) else "",
+    )
+
+
+def plain(status: int, detail: str, code: str) -> Problem:
+    """Return a problem that is about no field."""
+    return Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, code=code)
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:

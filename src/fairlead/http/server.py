@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn with limits on the time, size and number of connections."""
+"""The HTTP server: uvicorn with limits on the duration and size of requests, and on the number of connections."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from fairlead.http.middleware import Gate
 from fairlead.wire.agent_messages import MAX_FIRST_MESSAGE_BYTES, MAX_MESSAGE_BYTES
 
 HEAD_SECONDS = 20.0
-"""Time from the first byte of a request, or the start of a connection, to the end of the request's head."""
+"""Seconds from the start of a connection, or the first byte of a request, to the end of the request's head."""
 IDLE_SECONDS = 75.0
-"""Time from an answer to the first byte of the next request. Stray bytes, such as the rest of a body, do not extend
-it."""
+"""Seconds from an answer to the next request. Other bytes, such as the rest of a body, do not extend them."""
 STUCK_SECONDS = 30.0
-"""Time without progress after which an unread answer is abandoned."""
+"""Seconds after which a connection is dropped if its client reads nothing of an answer."""
 HEAD_BYTES = 64 * 1024
+CHUNK_BYTES = 256 * 1024
 UNREAD_BYTES = 64 * 1024
-"""Unread bytes, beyond the largest message, at which pings are no longer answered and the connection is dropped."""
+"""Unread bytes beyond the largest message at which a ping drops the connection instead of being answered."""
 FAREWELL_SECONDS = 10.0
-"""Time for the peer of a closed WebSocket to read the last messages."""
+"""Seconds that the client of a closed WebSocket has to read the last messages."""
 CLOSING = 3
-"""Seconds that requests in progress have to finish when the server stops."""
+"""Seconds in which requests in progress have to finish when the server stops."""
 
 
 def _connections(config: uvicorn.Config) -> Connections:
@@ -44,9 +44,9 @@ def _connections(config: uvicorn.Config) -> Connections:
 
 
 def unsent(transport: asyncio.Transport) -> tuple[int, int]:
-    """Return the unsent bytes in this process, and the bytes in the kernel that the peer has not acknowledged.
+    """Return the number of unsent bytes in this process, and in the kernel without an acknowledgement of the client.
 
-    The kernel accepts bytes in large steps, so the first number alone does not show a slow reader.
+    The kernel accepts bytes in large steps, so only both numbers together show a slow reader.
     """
     try:
         queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
@@ -56,13 +56,14 @@ def unsent(transport: asyncio.Transport) -> tuple[int, int]:
 
 
 class Protocol(HttpToolsProtocol):
-    """HTTP that drops clients with a slow or too large request head, and clients that do not read their answers."""
+    """HTTP with limits: drops clients whose request head is slow or too large, or that do not read their answers."""
 
     _alarm: asyncio.TimerHandle | None = None
-    """Timer that runs while no request is in progress."""
+    """Timer that drops the connection; it runs while no request is in progress."""
     _stuck: asyncio.TimerHandle | None = None
-    """Timer that runs while an answer waits to be read."""
+    """Timer for the next check of the unsent bytes; it runs while the client does not read its answer."""
     _head = 0
+    """Bytes of the request head that have arrived."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -80,7 +81,7 @@ class Protocol(HttpToolsProtocol):
         if self._alarm is not None:
             self._head += len(data)
             # A body may follow in the same chunk, so the head is too large only if the chunk exceeds both limits.
-            if self._head > HEAD_BYTES + self._room_for_body():
+            if self._head > HEAD_BYTES + CHUNK_BYTES:
                 self._give_up()
                 return
         super().data_received(data)
@@ -119,15 +120,12 @@ class Protocol(HttpToolsProtocol):
         self._stuck = self.loop.call_later(STUCK_SECONDS, self._check_unsent, before)
 
     def _check_unsent(self, before: tuple[int, int]) -> None:
-        """Drop the connection if no byte has left since the last check. A slow reader may continue."""
+        """Drop the connection if no byte has been read since the last check. Slow readers may continue."""
         now = unsent(self.transport)
         if now == before:
             self._give_up()
         else:
             self._check_later(now)
-
-    def _room_for_body(self) -> int:
-        return 256 * 1024
 
     def _expect(self, seconds: float) -> None:
         """Drop the connection unless the head of a request is complete in time."""
@@ -149,13 +147,13 @@ class Protocol(HttpToolsProtocol):
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """A WebSocket. Until its node is authenticated, it counts as a stranger and its messages must be small."""
+    """A WebSocket of an agent. Before the key of its node is checked, only small messages are accepted."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn.max_message_size = self._largest = MAX_FIRST_MESSAGE_BYTES
         self._alarm: asyncio.TimerHandle | None = None
-        """Timer that runs after the connection was closed by the application."""
+        """Timer that drops the connection after the application has closed it."""
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -187,14 +185,14 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
 
 class Server(uvicorn.Server):
-    """A server in an existing asyncio loop. Its caller handles signals."""
+    """A server that runs in an existing asyncio loop and leaves signals to its caller."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """Listen as uvicorn does, with limits that apply from the start of a connection."""
+        """Listen with `Listener`, whose limits apply from the start of a connection."""
         config = self.config
 
         def protocol() -> Protocol:
@@ -208,7 +206,7 @@ class Server(uvicorn.Server):
 
 
 def server(application: Gate, certificate: Path | None = None, key: Path | None = None) -> Server:
-    """Return a server of this application, with TLS if there is a certificate."""
+    """Return a server of an application, with TLS if there is a certificate."""
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # do not log bad requests of unauthenticated callers
     config = uvicorn.Config(
         application,

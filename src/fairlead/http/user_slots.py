@@ -1,6 +1,6 @@
-"""Runs blocking work of requests in threads, with a limit per user.
+"""Runs blocking work of requests in threads, with a limit for each user.
 
-Many slow requests of one user delay only that user. The server's own work uses other threads.
+So many slow requests of one user delay only that user. The server's own work has other threads.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Result = TypeVar("Result")
 
 THREADS = 32
 EACH = 2
-"""Threads that one user may occupy at a time. Operators have no limit."""
+"""Largest number of threads for one user at a time. Operators have no limit."""
 
 
 class Turns:
-    """Limits how many requests of each user run at a time; further ones wait."""
+    """Lets at most `each` requests of a user run at a time. Further requests wait."""
 
     def __init__(self, each: int) -> None:
         self._each = each
         self._users: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
-        """User → the user's semaphore, and an entry for each request that runs or waits."""
+        """User → a semaphore, and a list with an entry for each request that runs or waits."""
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
-        """Acquire one of the user's slots."""
+        """Wait for one of the user's slots, and hold it."""
         user = REQUEST_USER.get()
         if not user:
             yield

@@ -1,1 +1,1 @@
-"""Identities: tokens, sessions, keys of nodes, and secrets, in small documents that are replaced as a whole."""
+"""Tokens, sessions, keys of nodes, and secrets. They are stored in small documents that are replaced as a whole."""

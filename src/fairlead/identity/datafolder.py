@@ -1,4 +1,4 @@
-"""The data directory of a server. It belongs to the server's user, and other users cannot read it."""
+"""The data directory of a server. It belongs to the user of the server, and no other user can read it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import stat
 from pathlib import Path
 
-from fairlead.identity.smallfile import FileProblem, is_leftover
+from fairlead.identity.smallfile import LEFTOVER, FileProblem
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def prepare(directory: Path) -> str:
-    """Create a data directory, or make an existing one private. Return a warning for the operator, or an empty text."""
+    """Create a data directory, or make an existing one private. Return a warning if other users could read it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
@@ -22,7 +22,7 @@ def prepare(directory: Path) -> str:
                 "start the server as its owner, name another directory, or change the owner"
             )
         for path in directory.iterdir():
-            if is_leftover(path.name):
+            if LEFTOVER.fullmatch(path.name):
                 path.unlink()  # left by an interrupted write
         if not status.st_mode & OTHERS:
             return ""

@@ -1,7 +1,7 @@
-"""Identities: the server's key, and the key of each node.
+"""The server's key, and the key of each node.
 
-A join token admits a key for a node. The key is renewed over the node's connection before it expires, and can be
-revoked. Only public keys are stored, in one document; a change takes effect when it is written.
+A node's first key is admitted with a join token. The agent renews the key over its connection before it expires, and
+an operator can revoke it. One document stores the public keys of all nodes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
 from fairlead.core.errors import Refused
 from fairlead.engines.engine import Peer
 from fairlead.identity.smallfile import Document, FileProblem, SmallFile, again_on_conflict, read_small
-from fairlead.identity.tokens import JOIN_SECONDS, Token, Tokens
+from fairlead.identity.tokens import JOIN_SECONDS, JoinLimits, Token, Tokens
 from fairlead.wire.agent_messages import Challenge, Knock, NewKey, Proof
 from fairlead.wire.handshake import Exchange, Key, encoded, is_signed, join_token, nonce
 from fairlead.wire.unserved import Unserved
@@ -29,9 +29,9 @@ MAX_INSTANCE = 100
 UNWRITTEN = "the server could not write to its disk, and nothing was admitted; make room there, and try again"
 
 JOINS = 64
-"""Number of locks for joining nodes. Nodes whose names map to the same lock join one after the other."""
+"""Number of locks for joining nodes. Nodes whose names hash to the same lock join one after the other."""
 WRITERS = 8
-"""Number of threads that write the file. Nodes that join at the same time share a write."""
+"""Number of threads that admit nodes. Nodes that join at the same time share a write of the document."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -43,7 +43,7 @@ Documents = Callable[[str], Document]
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The key of a node. `next` is its successor, which replaces `key` when a connection is first opened with it."""
+    """The key of a node. `next` is the renewed key; it replaces `key` when the agent first connects with it."""
 
     partition: str
     node: str
@@ -61,10 +61,10 @@ Name = tuple[str, str]
 
 
 class Identities:
-    """The keys of one control plane, in a folder that no other process writes, or in documents that servers share."""
+    """The key of the server and the keys of its nodes. The servers of a database share them."""
 
     def __init__(self, place: Path | Documents, tokens: Tokens) -> None:
-        """Load the keys. `place` returns documents by name, or is the folder of their files."""
+        """Load the keys. `place` returns documents by name, or is a folder with files that no other process writes."""
         named = (lambda name: SmallFile(place / name)) if isinstance(place, Path) else place
         self._key = _server_key(named("server-key"))
         self._tokens = tokens
@@ -72,22 +72,22 @@ class Identities:
         self._document = named("nodes")
         self._credentials = self._stored()
         self._joining = tuple(Lock() for _ in range(JOINS))
-        """Held while a node joins, by its name: spending the token and admitting the key are two steps."""
+        """One of them, by the name of the node, is held from the use of a join token until the key is admitted."""
         self._changing = Lock()
         self._changes = 0
         self._changed: dict[Name, int] = {}
-        """Nodes whose credentials are not written yet → the number of the latest change."""
+        """Node whose credential is not written yet → the number of its latest change."""
         self._writing = Lock()
         self._written = 0
         self._threads = ThreadPoolExecutor(WRITERS, "identities")
-        """Threads for nodes only, so that requests of users do not delay nodes."""
+        """Threads that admit nodes. Requests of users have other threads, so that they do not delay nodes."""
 
     def _stored(self) -> dict[Name, Credential]:
         stored = read_small(self._document, list[Credential], "remove it and let every node join again with a token")
         return {(entry.partition, entry.node): entry for entry in stored or ()}
 
     def refresh(self) -> None:
-        """Read the keys again if another server has changed them, unless a change of this server is being written."""
+        """Read the keys again if another server has changed them and this server has no unwritten change."""
         with self._writing, self._changing:
             if self._written == self._changes and self._document.is_changed():
                 self._credentials = self._stored()
@@ -95,20 +95,13 @@ class Identities:
     # -- tokens --------------------------------------------------------------------------------------------------
 
     def invite(
-        self,
-        nodes: Sequence[str] = ("",),
-        partition: str = "",
-        pool: str = "",
-        users: tuple[str, ...] = (),
-        uses: int = 1,
-        note: str = "",
-        expires_in: float = JOIN_SECONDS,
+        self, nodes: Sequence[str] = ("",), expires_in: float = JOIN_SECONDS, **limits: Unpack[JoinLimits]
     ) -> list[tuple[str, Token]]:
-        """Create a join token for each of these nodes. The tokens contain this server's key."""
-        tokens = self._tokens.invite(nodes, partition, pool, users, uses, note, expires_in)
+        """Create a join token for each of these nodes; "" means any node. They contain the server's public key."""
+        tokens = self._tokens.invite(nodes, expires_in, **limits)
         return [(join_token(secret, self._key.public), token) for secret, token in tokens]
 
-    # -- connections, as `engines.base.Credentials` --------------------------------------------------------------
+    # -- connections of agents, for the hub --------------------------------------------------------------
 
     def challenge(self, partition: str, knock: Knock) -> tuple[Exchange, Challenge]:
         exchange = Exchange(self._key.public, partition, knock.node, knock.nonce, nonce())
@@ -155,9 +148,9 @@ class Identities:
         return Peer(exchange, key, credential.pool, credential.users, proof.instance, credential.instance)
 
     def _join(self, name: Name, key: str, exchange: Exchange, proof: Proof) -> Credential:
-        """Admit a node's key with its join token, and return the credential.
+        """Admit a node's key with a join token, and return the credential.
 
-        The key may be admitted already, if an earlier connection of the same agent broke while joining.
+        If an earlier connection of the same agent broke while it joined, the key may be admitted already.
         """
         before = self._credentials.get(name)
         if before is not None and not _problem(before, exchange.node, key, self._tokens.now()):
@@ -185,7 +178,7 @@ class Identities:
     def _joined(
         self, before: Credential | None, now: Credential | None, exchange: Exchange, proof: Proof, token: Token
     ) -> Credential:
-        """Return the new credential of a joining node. `before` is its credential from before the token was spent."""
+        """Return the new credential of a joining node. `before` is its credential before the token was used."""
         if now is not before:
             raise Refused(
                 "key",
@@ -203,7 +196,7 @@ class Identities:
         )
 
     def _promoted(self, now: Credential | None, node: str, key: str) -> Credential:
-        """Return the credential with `next` as its key. Called when the next key is first used."""
+        """Return the credential with the renewed key, at the first connection with it."""
         if now is None or now.revoked or key not in (now.key, now.next):
             raise _revoked(node)
         return msgspec.structs.replace(now, key=key, next="", expires=self._tokens.now() + self.lasts)
@@ -221,7 +214,7 @@ class Identities:
         )
 
     def revoke(self, partition: str, node: str) -> None:
-        """Revoke the key of a node. The key is refused immediately; the call returns when the revocation is durable."""
+        """Revoke the key of a node. It is refused at once, also before the revocation is durable and this returns."""
 
         def revoked(now: Credential | None) -> Credential:
             if now is None:
@@ -249,13 +242,13 @@ class Identities:
                 self._changed[partition, node] = self._changes
         self._write(self._changes)
 
-    # -- the file ------------------------------------------------------------------------------------------------
+    # -- the document --------------------------------------------------------------------------------------------
 
     def _change(self, name: Name, changed: Callable[[Credential | None], Credential], keep: bool = False) -> Credential:
-        """Change a credential, write the file, and return the new credential.
+        """Change a credential, write all credentials, and return the new one.
 
-        `changed` maps the current credential to the new one, and raises if it was revoked meanwhile. If the file cannot
-        be written, the change is undone unless `keep` is set.
+        `changed` makes the new credential from the current one, or raises. If writing fails, the change is undone
+        unless `keep` is set.
         """
         with self._changing:
             before = self._credentials.get(name)
@@ -276,7 +269,7 @@ class Identities:
         return credential
 
     def _write(self, change: int) -> None:
-        """Write the file, unless another write already included this change. Many nodes may join at the same time."""
+        """Write all credentials, unless another write has included this change already."""
         with self._writing:
             if self._written >= change:
                 return
@@ -295,7 +288,7 @@ class Identities:
             self._changed = {name: change for name, change in self._changed.items() if change > changes}
 
     def _merge(self) -> None:
-        """Reload what other servers wrote, but keep this server's unwritten changes."""
+        """Read the changes of other servers, and add the unwritten changes of this server."""
         mine = {name: self._credentials.get(name) for name in self._changed}
         self._credentials = self._stored()
         for name, credential in mine.items():
@@ -310,7 +303,7 @@ def _revoked(node: str) -> Refused:
 
 
 def _problem(credential: Credential | None, node: str, key: str, now: float) -> str:
-    """Return why a key may not open a connection; empty if it may."""
+    """Return why an agent may not connect with a key; empty if it may."""
     again = f"join with a token: fairlead token create --role join --node {node}"
     if credential is None:
         return f"node {node} has not joined yet; {again}"
@@ -324,7 +317,7 @@ def _problem(credential: Credential | None, node: str, key: str, now: float) -> 
 
 
 def _server_key(document: Document) -> Key:
-    """Return the server's key, which nodes trust. It is created at the first start."""
+    """Return the key by which nodes know the server. It is created at the first start."""
     text = read_small(document, str, "remove it and let every node join again with a token")
     try:
         key = Key(text or "")

@@ -1,6 +1,6 @@
-"""An encrypted document in the data directory or a database. Its key is stored elsewhere.
+"""An encrypted document in the data directory or a database. The key file is elsewhere.
 
-The key file has one key per line. The first key encrypts; the others only decrypt, during a rotation.
+The key file has one key per line. The first key encrypts. During a rotation there are others, which only decrypt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CREDENTIAL = "secrets-key"
 
 
 def key_path(directory: Path, given: Path | None) -> Path:
-    """Return the path of the key file: the given one, else systemd's credential, else beside the data directory."""
+    """Return the path of the key file: the given one, else a credential of systemd, else beside the data directory."""
     if given is not None:
         if given.resolve().is_relative_to(directory.resolve()):
             raise FileProblem(
@@ -35,7 +35,7 @@ def key_path(directory: Path, given: Path | None) -> Path:
 
 
 class SealedFile:
-    """Reads and writes one encrypted document. A document without its key is refused and left unchanged."""
+    """An encrypted document. A missing key file is created for a new document, and is an error for an existing one."""
 
     def __init__(self, place: Path | Document, key: Path) -> None:
         self._document = document_at(place)
@@ -71,9 +71,9 @@ class SealedFile:
         return self._document.is_changed()
 
     def rotate(self, *others: SealedFile) -> None:
-        """Re-encrypt this document, and others with the same key, with a new key.
+        """Encrypt this document, and others with the same key file, with a new key.
 
-        After a crash at any moment, the key file still has the right key.
+        The key file opens all documents at any moment, also after a crash.
         """
         documents = (self, *others)
         contents = [document.read() for document in documents]

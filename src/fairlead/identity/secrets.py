@@ -1,4 +1,4 @@
-"""Secrets: values that jobs refer to by name. They are stored encrypted, and sent to agents with launches."""
+"""Secrets: values that jobs refer to by name. They are stored encrypted, and sent to agents when tasks start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_SECRETS = 1_000
 VALUE_BYTES = 64 * 1024
 """Largest size of one secret, in bytes of UTF-8."""
 USER_BYTES = 2**20
-"""Largest size of all secrets of one user. Each change rewrites the file of all users."""
+"""Largest size of all secrets of one user. Small, because each change writes the secrets of all users again."""
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -30,18 +30,18 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """The content of the file."""
+    """The content of the document."""
 
     gang_seed: bytes
-    """Seed for the keys of gangs and of web page sessions."""
+    """The secret from which keys of gangs and of sessions of the web page are derived."""
     users: dict[str, dict[str, Value]] = {}
 
 
 class Secrets:
-    """The secrets of all users, by user and name, in an encrypted document."""
+    """The secrets of all users, in an encrypted document."""
 
     def __init__(self, place: Path | Document, key: Path, now: Seconds = time) -> None:
-        """Load the secrets. `now` is the clock by which they expire."""
+        """Load the secrets of a document whose key file is `key`. They expire by the clock `now`."""
         self._now = now
         self._file = SealedFile(place, key)
         self._lock = Lock()
@@ -69,7 +69,7 @@ class Secrets:
         return self._content.gang_seed
 
     def values(self, user: str, names: tuple[str, ...]) -> dict[str, str]:
-        """Return the values of secrets for a launch. Missing and expired secrets are left out."""
+        """Return the values of a user's secrets, without those that are missing or expired."""
         valid = self._valid(user)
         return {name: valid[name].text for name in names if name in valid}
 
@@ -78,7 +78,7 @@ class Secrets:
 
     @again_on_conflict
     def set(self, user: str, name: str, text: str, expires_in: float | None = None) -> None:
-        """Store a secret. Refuse it if it is too large, or if the user has too many."""
+        """Store a secret. Refuse it if it is too large, or if the user's secrets are too many or too large."""
         size = len(text.encode())
         if size > VALUE_BYTES:
             raise Refused(
@@ -113,27 +113,23 @@ class Secrets:
             self._save(user, left)
 
     def check(self, spec: JobSpec, caller: str) -> None:
-        """Refuse a job with secrets that its user does not have, or that another user submits.
+        """Refuse a job that uses secrets which its user does not have, or that another user submits.
 
-        A task's command can print its secrets, so only commands submitted by their owner may use them.
+        The command of a task can print its secrets, so it has to come from the owner of the secrets.
         """
-        valid: dict[str, Value] | None = None
-        for at, stage in enumerate(spec.stages):
-            for variable, name in stage.secrets:
-                if spec.user != caller:
-                    raise Refused(
-                        f"stages[{at}].secrets.{variable}",
-                        f"{caller} submits this job in the name of {spec.user}, and the secrets of {spec.user} are for "
-                        f"jobs that {spec.user} submits; leave them out, or have {spec.user} submit it",
-                        "forbidden",
-                    )
-                valid = self._valid(spec.user) if valid is None else valid
-                if name not in valid:
-                    raise Refused(
-                        f"stages[{at}].secrets.{variable}",
-                        f"{spec.user} has no secret {shown(name)}; set it with `fairlead secret set {name}`",
-                        "unknown",
-                    )
+        user = spec.user
+        used = [(at, variable, name) for at, stage in enumerate(spec.stages) for variable, name in stage.secrets]
+        valid = self._valid(user) if used else {}
+        for at, variable, name in used:
+            field = f"stages[{at}].secrets.{variable}"
+            if user != caller:
+                problem = (
+                    f"{caller} submits this job in the name of {user}, and the secrets of {user} are for jobs that"
+                )
+                raise Refused(field, f"{problem} {user} submits; leave them out, or have {user} submit it", "forbidden")
+            if name not in valid:
+                problem = f"{user} has no secret {shown(name)}; set it with `fairlead secret set {name}`"
+                raise Refused(field, problem, "unknown")
 
     def _valid(self, user: str) -> dict[str, Value]:
         """Return the secrets of a user that have not expired."""
@@ -141,7 +137,7 @@ class Secrets:
         return {name: value for name, value in stored.items() if value.expires is None or value.expires > now}
 
     def _save(self, user: str, values: dict[str, Value]) -> None:
-        """Write the secrets, then use them. If writing fails, the old ones stay."""
+        """Replace the secrets of a user. If writing fails, the old ones stay in use."""
         users = {**self._content.users, user: values}
         if not values:
             del users[user]

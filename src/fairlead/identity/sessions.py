@@ -1,9 +1,9 @@
-"""Sessions of the web page: a token opens a session, and a cookie and a key continue it.
+"""Sessions of the web page. A request with a token opens a session; later requests carry a cookie and a key instead.
 
-The cookie cannot be read by scripts, and the browser sends it to every port of the host. The key is kept by the page,
-and only pages of this origin can read it. A request needs both, so neither a page of another site nor another server on
-the same host can act for the user. Nothing is stored: the cookie names the token by its digest, and cookie and key are
-signed with a key of the server. A session ends with its token.
+Scripts cannot read the cookie, but the browser sends it to every port of the host. The page stores the key, which only
+pages of the same origin can read. A request needs both. So neither a page of another site nor another server on the
+same host can act for the user. The server stores no sessions: the cookie has the digest of the token, and a signature
+of the server over the cookie and the key. A session ends at the latest with its token.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Sessions:
     """Opens sessions and finds their tokens."""
 
     def __init__(self, tokens: Tokens, seed: Callable[[], bytes]) -> None:
-        """Find tokens in `tokens`. `seed` returns a secret that all servers of a cluster share."""
+        """`seed` returns a secret, which all servers of a cluster share, for signatures."""
         self._tokens = tokens
         self._seed = seed
 
     @property
     def cookie(self) -> str:
-        """The name of the cookie. It differs between clusters, because browsers share cookies among ports."""
+        """The name of the cookie. It differs between clusters, because all ports of a host get the same cookies."""
         return f"fairlead-{self._mac('name')[:8]}"
 
     def open(self, token: Token) -> tuple[str, str, float]:
-        """Return the cookie's value, the key and the expiry of a new session."""
+        """Return the value of the cookie, the key, and the expiry of a new session."""
         key = secrets.token_urlsafe(32)
         expires = self._tokens.now() + LASTS
         if token.expires is not None:
@@ -46,7 +46,7 @@ class Sessions:
         return f"{until}.{token.digest}.{self._mac(until, token.digest, key)}", key, float(until)
 
     def find(self, cookies: str, key: str) -> Token | None:
-        """Return the token of a session, with the expiry of the session."""
+        """Return the token of a valid session, with the expiry of the session; None if the session is not valid."""
         try:
             value = SimpleCookie(cookies).get(self.cookie)
         except CookieError:

@@ -1,6 +1,6 @@
 """Small documents that are always replaced as a whole: files of the data directory, or rows of a database.
 
-Files are written atomically and are readable only by their owner. Rows are shared by the servers of a cluster.
+A file is replaced atomically, and only its owner can read it. The servers of a cluster share the rows.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}")
 
 
 class FileProblem(Exception):
-    """A file that cannot be read or written; the message names the file and the remedy."""
+    """Raised if a document cannot be read or written. The message names the document and the remedy."""
 
 
 class Conflict(FileProblem):
-    """Another server has changed the document meanwhile. Nothing was written: read it again and retry."""
+    """Raised if another server has changed a document since it was read. Nothing was written; read it and retry."""
 
 
 TRIES = 10
-"""Retries of a change that meets conflicts."""
+"""Number of retries after conflicts."""
 
 
 def again_on_conflict(change: Callable[Arguments, Content]) -> Callable[Arguments, Content]:
-    """Decorate a change that reads the present content first: it is retried after a `Conflict`."""
+    """Return a function that retries `change` after a `Conflict`. `change` has to read the present content itself."""
 
     @wraps(change)
     def changed(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Content:
@@ -51,7 +51,7 @@ def again_on_conflict(change: Callable[Arguments, Content]) -> Callable[Argument
 
 
 class Document(Protocol):
-    """A small document. `name` tells its location in messages. All methods raise `FileProblem`."""
+    """A small document. `name` is its location in messages. All methods may raise `FileProblem`."""
 
     name: str
 
@@ -59,10 +59,10 @@ class Document(Protocol):
         """Return the content; None if the document does not exist."""
 
     def write(self, content: bytes) -> None:
-        """Replace the content. Raise `Conflict` if another server has changed it since this one read or wrote it."""
+        """Replace the content. Raise `Conflict` if another server has changed it since the last `read` or `write`."""
 
     def is_changed(self) -> bool:
-        """True if another server has changed the content since this one read or wrote it."""
+        """True if another server has changed the content since the last `read` or `write`."""
 
 
 class SmallFile:
@@ -88,17 +88,17 @@ class SmallFile:
 
 
 class Rows(Protocol):
-    """Documents in a database, each with a version that grows. All methods raise `JournalError`."""
+    """Documents in a database, each with a version number that grows. All methods may raise `JournalError`."""
 
     where: str
 
     def get(self, name: str) -> tuple[int, bytes]:
-        """Return version and content; version 0 if there is no such document."""
+        """Return the version and the content of a document; version 0 if there is no such document."""
 
     def version(self, name: str) -> int: ...
 
     def put(self, name: str, version: int, content: bytes) -> bool:
-        """Replace the content of version `version`. False if the document has another version."""
+        """Replace the content if the document has this version; otherwise return False."""
 
 
 class StoredDocument:
@@ -141,23 +141,32 @@ def _problems() -> Iterator[None]:
 
 
 def write_small(path: Path, content: bytes) -> None:
-    """Replace the content of a file. After a crash at any moment the file has the old or the new content.
+    """Replace the content of a file. After a crash at any moment it has the old or the new content.
 
-    Each write uses its own temporary file, so parallel writes do not mix; the last to finish wins.
+    Each write has a temporary file of its own. Of parallel writes, the last to finish wins.
     """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        _replace(path, path.with_name(f".{path.name}.{secrets.token_hex(8)}"), content)
+        try:
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as problem:
         raise FileProblem(f"{path}: {problem.strerror}; check the disk and the rights on the file") from problem
 
 
-def is_leftover(name: str) -> bool:
-    """True if the name is that of a temporary file. Only a crash leaves one behind."""
-    return LEFTOVER.fullmatch(name) is not None
-
-
 def read_small(place: Path | Document, kind: type[Content], remedy: str) -> Content | None:
-    """Return the content of a JSON document, or None if it does not exist."""
+    """Return the content of a JSON document; None if it does not exist. Errors of damaged documents name `remedy`."""
     document = document_at(place)
     content = document.read()
     try:
@@ -165,20 +174,3 @@ def read_small(place: Path | Document, kind: type[Content], remedy: str) -> Cont
     except (msgspec.DecodeError, UnicodeDecodeError):
         # The error text may quote the content, which is secret.
         raise FileProblem(f"{document.name}: the file is damaged; restore it from a copy, or {remedy}") from None
-
-
-def _replace(path: Path, beside: Path, content: bytes) -> None:
-    try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

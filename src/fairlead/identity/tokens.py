@@ -1,6 +1,6 @@
 """Tokens: user tokens, which requests carry, and join tokens, which admit machines as nodes.
 
-Only digests are stored, in one file that only its owner can read, or in the database of the cluster.
+One document stores the digests of all tokens, but no tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from time import time
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
@@ -34,6 +34,16 @@ ROLES: tuple[Role, ...] = ("user", "operator", "admin", "join")
 MAX_TOKENS = 100_000
 JOIN_SECONDS = 3600.0
 """Default lifetime of a join token."""
+
+
+class JoinLimits(TypedDict, total=False):
+    """Limits of join tokens: the fields of `Token` with these names."""
+
+    partition: str
+    pool: str
+    users: tuple[str, ...]
+    uses: int
+    note: str
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,16 +70,16 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tokens:
-    """The tokens of one control plane, in a file that no other process writes, or in a document that servers share."""
+    """The tokens of a cluster, in a file that no other process writes, or in a document that servers share."""
 
     def __init__(self, place: Path | Document, now: Seconds = time) -> None:
-        """Load the tokens. `now` is the clock by which they expire."""
+        """Load the tokens. They expire by the clock `now`."""
         self._document = document_at(place)
         self.now = now
         self._lock = Lock()
         """Held by each change until it is written."""
         self._unwritten: set[str] = set()
-        """Revoked tokens that are still in the file."""
+        """Revoked tokens that are still in the document, because it could not be written."""
         self._by_digest: dict[str, Token] = {}
         self._load()
 
@@ -88,11 +98,11 @@ class Tokens:
             self._load()
 
     def find(self, secret: str) -> Token | None:
-        """Return the valid token with this secret. Secrets are long and random, so a fast digest is safe."""
+        """Return the valid token with this secret, or None."""
         return self.find_digest(_digest(secret))
 
     def find_digest(self, digest: str) -> Token | None:
-        """Return the valid token whose secret has this digest."""
+        """Return the valid token whose secret has this digest, or None."""
         token = self._by_digest.get(digest)
         if token is None or (token.expires is not None and token.expires <= self.now()):
             return None
@@ -115,44 +125,21 @@ class Tokens:
         id: str = "",
     ) -> tuple[str, Token]:
         """Create a token for a user. Return its secret, which is not stored, and the token."""
-        secret, token = _new_token("fl", self.now(), expires_in, role=role, user=user, groups=groups, note=note)
-        if id:
-            token = msgspec.structs.replace(token, id=id)
+        more = {"id": id} if id else {}
+        secret, token = _new_token("fl", self.now(), expires_in, role=role, user=user, groups=groups, note=note, **more)
         self._add([token])
         return secret, token
 
-    def invite(
-        self,
-        nodes: Sequence[str],
-        partition: str,
-        pool: str,
-        users: tuple[str, ...],
-        uses: int,
-        note: str,
-        expires_in: float,
-    ) -> list[tuple[str, Token]]:
-        """Create a join token for each of these nodes, and return the secrets and tokens. Node "" means any node."""
-        created = [
-            _new_token(
-                "fj",
-                self.now(),
-                expires_in,
-                node=node,
-                role="join",
-                partition=partition,
-                pool=pool,
-                users=users,
-                uses=uses,
-                note=note,
-            )
-            for node in nodes
-        ]
+    def invite(self, nodes: Sequence[str], expires_in: float, **limits: Unpack[JoinLimits]) -> list[tuple[str, Token]]:
+        """Create a join token for each of these nodes; "" means any node. Return the secrets and the tokens."""
+        fields = {"role": "join", "uses": 1, **limits}
+        created = [_new_token("fj", self.now(), expires_in, node=node, **fields) for node in nodes]
         self._add([token for _, token in created])
         return created
 
     @again_on_conflict
     def spend(self, secret: str, partition: str, node: str, fresh: bool) -> Token:
-        """Use a join token for a node. `fresh` is True if no valid key exists for the node's name."""
+        """Use a join token once, for a node. `fresh` is True if no node of this name has a valid key."""
         with self._lock:
             self._refresh()
             token = self.find(secret)
@@ -171,14 +158,14 @@ class Tokens:
             try:
                 self._save(left)
             except Conflict:
-                raise
+                raise  # `again_on_conflict` retries
             except FileProblem as problem:
                 raise Refused("token", "the server could not write to its disk; try again", "unavailable") from problem
             return token
 
     @again_on_conflict
     def revoke(self, id: str) -> None:
-        """Revoke a token. The token is refused immediately; the call returns when the revocation is durable."""
+        """Revoke a token. It is refused at once, also before the revocation is durable and this returns."""
         with self._lock:
             with suppress(FileProblem):  # the token is revoked in this process even if that cannot be written
                 self._refresh()
@@ -199,7 +186,7 @@ class Tokens:
                 ) from problem
 
     def standing(self, file: Path, id: str, role: Role, user: str, note: str) -> str:
-        """Return the secret stored in a file if its token is valid; otherwise create a token and store its secret."""
+        """Return the secret in a file if its token is valid; otherwise create a token and write its secret there."""
         if file.exists():
             secret = file.read_text().strip()
             if self.find(secret) is not None:
@@ -226,7 +213,7 @@ class Tokens:
             self._save({**kept, **{token.digest: token for token in tokens}})
 
     def _save(self, changed: dict[str, Token]) -> None:
-        """Write the tokens, then use them. If writing fails, the old ones stay."""
+        """Replace all tokens. If writing fails, the old ones stay in use."""
         self._document.write(msgspec.json.format(msgspec.json.encode(_in_order(changed))))
         self._by_digest = changed
         self._unwritten.clear()
@@ -235,7 +222,8 @@ class Tokens:
 def _new_token(kind: str, now: float, expires_in: float | None, **fields: Any) -> tuple[str, Token]:
     secret = f"{kind}_{secrets.token_urlsafe(32)}"
     expires = None if expires_in is None else now + expires_in
-    return secret, Token(id=secrets.token_hex(6), digest=_digest(secret), created=now, expires=expires, **fields)
+    fields = {"id": secrets.token_hex(6), **fields}
+    return secret, Token(digest=_digest(secret), created=now, expires=expires, **fields)
 
 
 def _in_order(tokens: dict[str, Token]) -> list[Token]:
@@ -243,4 +231,5 @@ def _in_order(tokens: dict[str, Token]) -> list[Token]:
 
 
 def _digest(secret: str) -> str:
+    """Return a fast digest, which is safe because secrets are long and random."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()

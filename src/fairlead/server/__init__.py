@@ -1,1 +1,1 @@
-"""The running server: builds it from its concrete classes, and copies its data."""
+"""The server: builds it from its parts, and copies its data."""

@@ -1,4 +1,4 @@
-"""Periodic work of a server: it removes old output and old history, and reads what other servers changed."""
+"""Periodic work of a server: removes old output and old history, and reads documents that other servers changed."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SWEEP = 3600.0
 
 
 async def refresh(documents: Sequence[Callable[[], None]]) -> None:
-    """Reload tokens, keys and secrets that other servers changed. Nothing changes while the database is away."""
+    """Reload tokens, keys and secrets from time to time, because other servers change them."""
     while True:
         await asyncio.sleep(REFRESH)
         for reload in documents:
-            with suppress(FileProblem):
+            with suppress(FileProblem):  # the database does not answer
                 await asyncio.to_thread(reload)
 
 
 async def sweep(
     outputs: OutputStore, history: History, now: Callable[[], Micros], age: Micros, log: FilteringBoundLogger
 ) -> None:
-    """Remove old output, and history older than `age` if that is not 0, at the start and from time to time."""
+    """Remove old output, and history older than `age`, at the start and from time to time. 0 is no age limit."""
     while True:
         try:
             await asyncio.to_thread(outputs.shrink)

@@ -1,8 +1,7 @@
-"""Copies all data of a server: `fairlead db copy`, `fairlead backup` and `fairlead restore`.
+"""Copies all data of a server, for `fairlead db copy`, `fairlead backup` and `fairlead restore`.
 
-Journal, history and documents are copied by the same functions between a data directory, a database and a backup. A
-backup is a folder with the files of a data directory; the server's own key is encrypted in it, and `backup.json`
-describes it.
+The same functions copy journal, history and documents between a data directory, a database and a backup. A backup is a
+folder with the files of a data directory, in which the server's own key is encrypted, and with a `backup.json`.
 """
 
 from __future__ import annotations
@@ -15,33 +14,37 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 
 from fairlead.core.model import Micros
-from fairlead.journal.locate import is_url, open_journal
+from fairlead.history.transfer import copy_history
+from fairlead.identity.datafolder import prepare
+from fairlead.identity.node_keys import Documents
+from fairlead.identity.sealed import SealedFile, key_path
+from fairlead.identity.smallfile import SmallFile
+from fairlead.identity.tokens import Tokens
+from fairlead.journal.locate import is_url, need_driver, open_journal
 from fairlead.journal.stream_copy import PartDone, Point, Progress, Span, copy_journal, shown_time
 from fairlead.server.failure import Failed, storage_problems_as_failed
 from fairlead.server.identity_documents import SERVER_KEY, documents_of
-
-if TYPE_CHECKING:
-    from fairlead.identity.node_keys import Documents
 
 __all__ = ["Failed", "Point", "back_up", "copy_data", "keeps_token", "restore_backup", "shown_time"]
 
 MANIFEST = "backup.json"
 FORMAT = 1
 ALWAYS = 2**62
+"""A time after all others."""
 DOCUMENTS = (SERVER_KEY, "tokens", "nodes", "secrets")
 REPLACED = "replaced_"
-"""How the names of folders and schemas with replaced data begin."""
+"""Prefix of the names of folders and schemas with replaced data."""
 FILES = ("journal", "history")
-"""The databases in a data directory; their other files have these names with a suffix."""
+"""The databases of a data directory. Each has more files, with a suffix to this name."""
 
 
 class Manifest(msgspec.Struct):
-    """The description of a backup."""
+    """The content of `backup.json`."""
 
     format: int
     version: str
@@ -52,12 +55,10 @@ class Manifest(msgspec.Struct):
 
 
 def copy_data(source: str, target: str, secrets_key: Path | None, part_done: PartDone) -> Path:
-    """Copy all data of a server to an empty target, compare them, and return the key file of both.
+    """Copy all data of a server to an empty target, and compare the copy. Return the key file, which both share.
 
     `part_done` is called with the name and the number of rows of each part.
     """
-    from fairlead.identity.datafolder import prepare
-
     folders = [Path(place).absolute() for place in (source, target) if not is_url(place)]
     _need_data(source)
     with ExitStack() as stack, storage_problems_as_failed():
@@ -66,7 +67,10 @@ def copy_data(source: str, target: str, secrets_key: Path | None, part_done: Par
         for folder in folders:
             stack.enter_context(_unused(folder))
         key = _key_of(secrets_key, *folders)
-        with open_journal(_journal_at(source), read_only=True) as old, open_journal(_journal_at(target)) as new:
+        with (
+            open_journal(_place_of("journal", source), read_only=True) as old,
+            open_journal(_place_of("journal", target)) as new,
+        ):
             if old.held_by():
                 raise Failed(f"{old.path}: the server {old.held_by()} runs on it; stop all its servers first")
             if new.reigned():
@@ -80,7 +84,7 @@ def copy_data(source: str, target: str, secrets_key: Path | None, part_done: Par
 def back_up(
     source: str, target: Path, secrets_key: Path | None, version: str, part_done: PartDone, progress: Progress
 ) -> Manifest:
-    """Copy all data of a server, which may be running, into a new folder. It appears when the backup is complete."""
+    """Copy all data of a server, which may be running, into a new folder. The folder appears when it is complete."""
     _need_data(source)
     target = target.absolute()
     if target.exists():
@@ -92,7 +96,10 @@ def back_up(
         except OSError as problem:
             raise Failed(f"{target.parent}: {problem.strerror}; name another folder") from problem
         try:
-            with open_journal(_journal_at(source), read_only=True) as old, open_journal(folder / "journal") as new:
+            with (
+                open_journal(_place_of("journal", source), read_only=True) as old,
+                open_journal(folder / "journal") as new,
+            ):
                 made = time.time_ns() // 1000
                 spans = copy_journal(old, new, part_done, progress)
                 where = old.path
@@ -118,13 +125,11 @@ def restore_backup(
     part_done: PartDone,
     progress: Progress,
 ) -> tuple[dict[str, Span], str]:
-    """Copy a backup, as of a point in time, to an empty target, or to one whose data it replaces.
+    """Copy a backup, as of a point in time, to a target. With `replace`, move existing data aside first.
 
-    Return the restored partitions, and where the replaced data are. New epochs are above all earlier ones, so that
-    agents accept the restored servers. A directory is left as it was if this fails.
+    Return the restored partitions, and where the replaced data are. Epochs continue above all earlier ones, so that
+    agents accept the restored servers. If this fails, a directory gets its earlier content back.
     """
-    from fairlead.identity.datafolder import prepare
-
     backup = backup.absolute()
     manifest = _manifest(backup)
     if point is not None and point.time > manifest.made:
@@ -142,7 +147,7 @@ def restore_backup(
         documents(SERVER_KEY).read()  # fail on a wrong key file before anything is changed
         replaced = _make_empty_database(target, replace) if is_url(target) else _make_empty_folder(folders[0], replace)
         _copy_documents(documents, _documents(target, key), part_done)
-        with open_journal(backup / "journal", read_only=True) as old, open_journal(_journal_at(target)) as new:
+        with open_journal(backup / "journal", read_only=True) as old, open_journal(_place_of("journal", target)) as new:
             spans = copy_journal(old, new, part_done, progress, point, lead=True)
         others = ALWAYS if point is None else point.time or spans[point.partition].last_time
         _copy_history(str(backup), target, part_done, spans, others)
@@ -150,12 +155,10 @@ def restore_backup(
 
 
 def keeps_token(target: str) -> bool:
-    """True if the administrator's token in a data directory is one of its restored tokens, so that it stays valid.
+    """True if the file `token` of a data directory has one of the restored tokens, so that it stays valid.
 
-    A database has no such file: each server has one in its own data directory.
+    A database has no such file, because each server has one in its own data directory.
     """
-    from fairlead.identity.tokens import Tokens
-
     file = Path(target) / "token"
     return (
         not is_url(target)
@@ -167,11 +170,9 @@ def keeps_token(target: str) -> bool:
 def _copy_history(
     source: str, target: str, part_done: PartDone, spans: dict[str, Span], others: Micros = ALWAYS
 ) -> None:
-    """Copy the history of each partition up to its end in the journal, and of other partitions up to `others`."""
-    from fairlead.history.transfer import copy_history
-
+    """Copy the history of each partition up to the end of its span, and of other partitions up to `others`."""
     ends = {name: span.last_time for name, span in spans.items()}
-    copy_history(_history_at(source), _history_at(target), part_done, ends, others)
+    copy_history(_place_of("history", source), _place_of("history", target), part_done, ends, others)
 
 
 def _copy_documents(old: Documents, new: Documents, part_done: PartDone) -> None:
@@ -192,17 +193,12 @@ def _documents(place: str, key: Path) -> Documents:
 
 
 def _sealed_documents(backup: Path, key: Path) -> Documents:
-    """Return the documents of a backup. The server's key is encrypted, because backups are easily passed on."""
-    from fairlead.identity.sealed import SealedFile
-    from fairlead.identity.smallfile import SmallFile
-
+    """Return the documents of a backup. The server's key is encrypted, because people pass backups on."""
     return lambda name: SealedFile(backup / name, key) if name == SERVER_KEY else SmallFile(backup / name)
 
 
 def _key_of(given: Path | None, *folders: Path) -> Path:
-    """Return the key file: the given one, or that of a data directory."""
-    from fairlead.identity.sealed import key_path
-
+    """Return the path of the key file: the given one, or that of the first data directory."""
     if given is None and not folders:
         raise Failed("--secrets-key: name the key file of the secrets, because a database has none beside it")
     return key_path(folders[0], given) if folders else cast(Path, given)
@@ -217,9 +213,8 @@ def _manifest(backup: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode((backup / MANIFEST).read_bytes(), type=Manifest)
     except OSError as problem:
-        raise Failed(
-            f"{backup}: not a backup ({MANIFEST}: {problem.strerror}); name a folder of `fairlead backup`"
-        ) from (problem)
+        why = f"not a backup ({MANIFEST}: {problem.strerror})"
+        raise Failed(f"{backup}: {why}; name a folder of `fairlead backup`") from problem
     except msgspec.MsgspecError as problem:
         raise Failed(f"{backup / MANIFEST}: damaged ({problem}); name another backup") from problem
     if manifest.format > FORMAT:
@@ -268,8 +263,6 @@ def _undone_on_failure(folder: Path) -> Iterator[None]:
 
 def _make_empty_database(url: str, replace: bool) -> str:
     """Rename the schema with the data of a database, and return its new name; empty if there are no data."""
-    from fairlead.journal.locate import need_driver
-
     need_driver()
     from fairlead.journal.postgresql import PostgresJournal
 
@@ -291,12 +284,9 @@ def _replaced() -> str:
     return REPLACED + time.strftime("%Y%m%d_%H%M%S", time.gmtime())
 
 
-def _journal_at(place: str) -> str:
-    return place if is_url(place) else str(Path(place).absolute() / "journal")
-
-
-def _history_at(place: str) -> str:
-    return place if is_url(place) else str(Path(place).absolute() / "history")
+def _place_of(part: str, place: str) -> str:
+    """Return where the journal or the history is, in a database or a data directory."""
+    return place if is_url(place) else str(Path(place).absolute() / part)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Connects the parts of a server and runs them. It imports everything, so the command line imports it late."""
+"""Connects the parts of a server and runs them. Importing it is slow, so commands import it only if they need it."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from fairlead.server.identity_documents import documents_of
 from fairlead.server.input_checks import load_policies, parsed_config
 from fairlead.server.output_collection import OutputCollection
 from fairlead.server.providers import join_by, provider_of
-from fairlead.server.server_options import Limits, ServerOptions, limits_of
+from fairlead.server.start_options import Limits, ServerOptions, limits_of
 from fairlead.server.storage import Storage, output_place
 from fairlead.server.telemetry import Telemetry
 from fairlead.writer.gc_settings import spare_the_collector
 
 AGENT_JOINED = "agent joined"
 USUAL = (AGENT_JOINED, "node key renewed")
-"""Events of agents that are not warnings."""
+"""Events of agents that are no warnings."""
 SWITCH = 0.001
-"""Seconds after which a thread in a long cycle lets another thread run. Python's default of 5 ms delays every step of a
-request while any partition is in a long cycle."""
+"""Seconds that a thread computes before another thread gets its turn. With Python's default of 5 ms, a long cycle of
+one partition would delay every step of each request."""
 
 
 class Identity(NamedTuple):
-    """Tokens, node keys and secrets. Servers of one database share them."""
+    """Tokens, node keys and secrets, which the servers of a database share."""
 
     tokens: Tokens
     nodes: Identities
@@ -86,9 +86,10 @@ async def serve(
     over: asyncio.Event,
     joined: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run a server on a data directory until `over` is set.
+    """Run a server until `over` is set.
 
-    Calls `up` when requests are served, with a warning for the user or an empty text, and `joined` when an agent joins.
+    `up` is called when requests are served, with a warning for the user or an empty text. `joined` is called when an
+    agent joins.
     """
     load_policies()
     sys.setswitchinterval(SWITCH)
@@ -126,7 +127,7 @@ async def serve(
 async def compose(
     options: ServerOptions, limits: Limits, first: dict[str, PartitionConfig], joined: Callable[[], None]
 ) -> Parts:
-    """Make the parts of a server and connect them. Nothing runs yet."""
+    """Make the parts of a server and connect them, without starting them."""
     telemetry, quotas = Telemetry(options, limits), Quotas()
     log = telemetry.log
     storage = Storage(options, limits, log)
@@ -149,7 +150,7 @@ async def compose(
     )
 
     def addresses() -> str:
-        """Return the addresses at which agents of new machines find a leader: this server and the others."""
+        """Return the addresses of all servers, at which agents of new machines find a leader."""
         return ",".join(sorted({options.url, *(member.address for member in control.membership.members)} - {""}))
 
     def pool_log(level: str, event: str, fields: dict[str, Any]) -> None:
@@ -210,7 +211,7 @@ def open_identity(options: ServerOptions, wall: Nanoseconds) -> Identity:
 
 
 def shared_lock(path: Path) -> int:
-    """Lock a file, together with other servers, until this process ends: the agents of this machine watch it."""
+    """Lock a file, which several servers may share, until this process ends. Agents of this machine watch the lock."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_SH)
     return lock
@@ -228,7 +229,7 @@ def agent_log(log: FilteringBoundLogger, joined: Callable[[], None]) -> Callable
 
 
 def background_work(options: ServerOptions, limits: Limits, parts: Parts) -> list[Coroutine[Any, Any, None]]:
-    """Return what runs until the server ends: upkeep, and the Kubernetes adapter if a cluster is named."""
+    """Return the work that runs until the server ends: upkeep, and the Kubernetes adapter if a cluster is named."""
     log, wall = parts.telemetry.log, parts.wall
     work: list[Coroutine[Any, Any, None]] = []
     if options.kubernetes[0]:
@@ -243,7 +244,7 @@ def background_work(options: ServerOptions, limits: Limits, parts: Parts) -> lis
 
 
 def unapplied_config(options: ServerOptions, first: dict[str, PartitionConfig], parts: Parts) -> list[str]:
-    """Return a warning if the data have another configuration than the file that the user named."""
+    """Return a warning if the journal has another configuration than the file that the user named."""
     file = options.config_file
     if not file or not parts.control.led() or parts.control.last_configured == first:
         return []

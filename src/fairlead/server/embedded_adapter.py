@@ -1,4 +1,4 @@
-"""The Kubernetes adapter inside a server: it schedules pods while this server leads their partition."""
+"""The Kubernetes adapter inside a server. It schedules pods while this server leads their partition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LED_PAUSE = 0.5
 
 
 class KubernetesAdapter:
-    """Runs the adapter while this server leads the partition of the pods. If it ends, it is started again."""
+    """Runs the adapter while this server leads the partition of the pods, and starts it again if it ends."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class KubernetesAdapter:
         log: Callable[..., None],
         registry: CollectorRegistry,
     ) -> None:
-        """Take the option `kubernetes` of a server. Raise `Failed` if the adapter cannot be made with it."""
+        """`cluster` is the option `kubernetes` of a server. Raise `Failed` if no adapter can be made with it."""
         kubeconfig, rules, lease = cluster
         self._options = Options(kubeconfig="" if kubeconfig == "pod" else kubeconfig, rules=rules, lease=lease)
         self._control = control

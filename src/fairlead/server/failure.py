@@ -1,4 +1,4 @@
-"""The error with which operations of the server package fail, and how other errors become it."""
+"""The error that functions of the server package raise, and conversions of other errors to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Failed(Exception):
 
 @contextmanager
 def refusals_as_failed() -> Iterator[None]:
-    """Raise refusals of the core as `Failed`, which the command line handles."""
+    """Convert refusals of the core to `Failed`, which the command line prints."""
     try:
         yield
     except Refused as refusal:
@@ -33,7 +33,7 @@ def refusals_as_failed() -> Iterator[None]:
 
 @contextmanager
 def storage_problems_as_failed() -> Iterator[None]:
-    """Raise problems of journals and files as `Failed`."""
+    """Convert problems of journals and files to `Failed`."""
     try:
         yield
     except (JournalError, FileProblem) as problem:

@@ -14,9 +14,9 @@ SERVER_KEY = "server-key"
 
 
 def documents_of(directory: Path, database: str, secrets_key: Path | None) -> Documents:
-    """Return the documents of a server. Raises `Failed`.
+    """Return the documents of a server. Raise `Failed` if the database or the key file cannot be used.
 
-    In a database the server's own key is encrypted too, because copies of a database are easily passed on.
+    In a database the server's own key is encrypted too, because people pass copies of a database on.
     """
     if not database:
         return lambda name: SmallFile(directory / name)
@@ -34,7 +34,7 @@ def documents_of(directory: Path, database: str, secrets_key: Path | None) -> Do
 
 
 def rotate_secrets_key(directory: Path, given: Path | None, database: str = "") -> Path:
-    """Encrypt the secrets of a server with a new key, and return the key file. All servers must be stopped."""
+    """Encrypt the secrets of a server with a new key, and return the path of the key file. No server may run."""
     documents = documents_of(directory, database, given)
     with storage_problems_as_failed():
         key = key_path(directory, given)

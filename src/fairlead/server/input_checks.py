@@ -1,4 +1,4 @@
-"""Checks what users give to commands: configurations, names of nodes, durations. Wrong input raises `Failed`."""
+"""Checks input of commands: configurations, names of nodes, durations. Wrong input raises `Failed`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairlead.views.config_document import config_view
 
 
 def load_policies() -> None:
-    """Load the policies of installed packages, which configurations may name."""
+    """Load the policies of installed packages, so that configurations may name them."""
     try:
         policies.load()
     except policies.PolicyError as problem:
@@ -23,14 +23,14 @@ def load_policies() -> None:
 
 
 def checked_config(document: object, defaults: bool) -> dict[str, Any]:
-    """Parse and check a configuration, and return it as it would be written in a file."""
+    """Parse and check a configuration. Return it in the form of a file, with or without defaults."""
     load_policies()
     with refusals_as_failed():
         return config_view(parsed_config(document), defaults)
 
 
 def parsed_config(document: object) -> dict[str, PartitionConfig]:
-    """Parse and check a configuration. Raises `Refused`."""
+    """Parse and check a configuration. Raise `Refused` if it is wrong."""
     configs = parse_config(document)
     check_providers(configs)
     return configs

@@ -1,4 +1,4 @@
-"""The server's log file, and loggers. Its size is bounded, and a full disk never stops the server."""
+"""The log file of a server, with a limit on its size, and loggers. A full disk never stops the server."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from fairlead.server.server_options import LogLevel
+from fairlead.server.start_options import LogLevel
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 OLDER = 4
-"""Number of older files kept beside the current one, as `server.log.1` to `server.log.4`."""
+"""Number of older log files: `server.log.1` to `server.log.4`."""
 
 
 class LogFile:
-    """A log file that all threads may write. It is rotated so that all files together stay below `total` bytes."""
+    """A log file that all threads may write. It is rotated, so that all files together stay below `total` bytes."""
 
     def __init__(self, path: Path, total: int) -> None:
         self._path = path
         self._most = max(1, total // (OLDER + 1))
         self._lost = 0
-        """Lines lost since the last line that was written."""
+        """Number of lines lost since the last written line."""
         self._lock = Lock()
         self._fd = -1
         self._size = 0
@@ -34,7 +34,7 @@ class LogFile:
             self._append(b"")
 
     def write(self, text: str) -> None:
-        """Append a line. If that fails, the line is lost; the log gets the number of lost lines when it works again."""
+        """Append a line, or lose it if that fails. The next line that can be written says how many were lost."""
         data = text.encode(errors="backslashreplace")
         with self._lock:
             try:
@@ -93,7 +93,7 @@ def logger_to(
     form: Literal["json", "console"],
     level: LogLevel = "info",
 ) -> FilteringBoundLogger:
-    """Return a logger for `views.logs`, as JSON or for people. It changes no global setting."""
+    """Return a logger that writes JSON, or lines for people, without changing global settings."""
     import structlog  # slow to import, and most commands log nothing
 
     render: Any = structlog.processors.JSONRenderer()

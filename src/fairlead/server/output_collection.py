@@ -1,4 +1,4 @@
-"""Collects outputs of tasks from their nodes into the store, and notes in the history what was collected."""
+"""Collects logs and result files of tasks from their nodes into the store, and records them in the history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fairlead.wire.agent_messages import Tasks
 from fairlead.wire.unserved import Unserved
 
 PAUSE, TIMES = 0.1, 600
-"""Seconds before another attempt to resume copying logs of a partition that is not served yet, and their number."""
+"""Seconds between two tries to resume copying logs of a partition that is not served yet, and the number of tries."""
 
 
 class OutputCollection:
@@ -37,11 +37,11 @@ class OutputCollection:
         self._control: Control
         self._loop = asyncio.get_running_loop()
         self._resumed: dict[str, asyncio.Event] = {}
-        """Partition → set when the logs that an earlier leader did not copy are known."""
+        """Partition → event that is set when the logs that an earlier leader did not copy are queued."""
         self._resuming: set[asyncio.Task[None]] = set()
 
     def connect(self, hub: Hub, control: Control) -> None:
-        """Take the parts that call this one. Call it before the control plane starts."""
+        """Connect the hub and the control plane, before the control plane starts."""
         self._control = control
         self.collector = Collector(
             hub,
@@ -54,24 +54,13 @@ class OutputCollection:
     # -- calls of the hub, the pools and the control plane -------------------------------------------------------
 
     def ended(self, ended: list[Ended]) -> None:
-        """Note what ended tasks used, and queue their outputs."""
-        self._history.put_used(
-            [
-                Used(
-                    task.partition,
-                    task.number,
-                    task.stage,
-                    task.index,
-                    task.attempt,
-                    task.signal,
-                    task.ran,
-                    task.cpu,
-                    task.memory,
-                    task.node if task.stale else "",
-                )
-                for task in ended
-            ]
-        )
+        """Record what ended tasks used, and queue their logs and result files."""
+        used = []
+        for task in ended:
+            ids = (task.partition, task.number, task.stage, task.index, task.attempt)
+            node = task.node if task.stale else ""
+            used.append(Used(*ids, task.signal, task.ran, task.cpu, task.memory, node))
+        self._history.put_used(used)
         self.collector.ended(ended)
 
     def collected(self, partition: str, node: str, tasks: Tasks) -> None:
@@ -79,12 +68,12 @@ class OutputCollection:
         self.collector.collected(partition, node, tasks)
 
     async def settle(self, partition: str, nodes: Sequence[str]) -> None:
-        """Wait until the outputs of nodes that are about to be removed are copied."""
+        """Wait until the outputs of nodes are copied, before the nodes are removed."""
         await self._resumed.setdefault(partition, asyncio.Event()).wait()
         await self.collector.settle(partition, nodes)
 
     def resume_soon(self, partition: str) -> None:
-        """Copy the logs that an earlier leader of a partition did not copy. May be called in any thread."""
+        """Queue the logs that an earlier leader of a partition did not copy. May be called in any thread."""
         self._loop.call_soon_threadsafe(self._begin_resuming, partition)
 
     async def close(self) -> None:
@@ -115,21 +104,14 @@ class OutputCollection:
     def _record(self, partition: str, number: int, rows: list[ResultRow], replace: bool) -> None:
         for row in self._history.put_results(partition, number, rows, replace):
             if row.warning:
-                self._log.warning(
-                    "results incomplete",
-                    partition=partition,
-                    number=number,
-                    stage=row.stage,
-                    index=row.index,
-                    attempt=row.attempt,
-                    problem=row.warning,
-                )
+                task = {"stage": row.stage, "index": row.index, "attempt": row.attempt}
+                self._log.warning("results incomplete", partition=partition, number=number, problem=row.warning, **task)
 
 
 async def source_of(control: Control, history: History, node: Node, tasks: Tasks, check: bool) -> Source:
     """Return the user of tasks and the limits on their result files, also for past jobs.
 
-    With `check`, leave out tasks that did not run on the node: a node must not add to the results of other tasks.
+    With `check`, leave out tasks that did not run on the node, so that a node cannot add to the results of other tasks.
     """
 
     def look(state: Partition) -> tuple[Source, Flat]:
@@ -158,7 +140,7 @@ async def source_of(control: Control, history: History, node: Node, tasks: Tasks
 
 
 def _running_on(state: Partition, node: str, tasks: Tasks) -> Flat:
-    """Return which of these tasks the state has on a node."""
+    """Return the indices of those tasks that the state has on a node."""
     stage, node_id = state.jobs[tasks.job].stage(tasks.stage), state.nodes.find(node)
     live = (stage.live or {}) if stage is not None and node_id is not None else {}
     return Ranges.from_indices(
@@ -169,7 +151,7 @@ def _running_on(state: Partition, node: str, tasks: Tasks) -> Flat:
 
 
 async def resume(control: Control, partition: str, history: History, collector: Collector) -> None:
-    """Copy the logs that an earlier leader did not copy, from nodes of pools that still exist."""
+    """Queue the logs that an earlier leader did not copy from nodes of pools that still exist."""
 
     def nodes_of_pools(state: Partition) -> list[str]:
         nodes = state.nodes

@@ -1,4 +1,4 @@
-"""The providers of machines for pools, and how new machines join."""
+"""Makes the providers of machines for pools, and the credentials with which new machines join."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairlead.server.failure import Failed
 
 
 def provider_of(kind: PoolKind, folder: Path, log: Log) -> Provider:
-    """Return the provider that the settings of a pool name. Local machines have their files in `folder`."""
+    """Return the provider that the settings of a pool name. `folder` is for the files of local machines."""
     settings = parse_provider(kind.settings, f"partitions.{kind.partition}.pools.{kind.pool}")
     if settings.kind == "local":
         return LocalProvider(kind, folder / kind.partition / kind.pool, log)
@@ -24,11 +24,11 @@ def provider_of(kind: PoolKind, folder: Path, log: Log) -> Provider:
 
 
 def join_by(identities: Identities, addresses: Callable[[], str], log: Log) -> Join:
-    """Return how new machines join: with a join token each, at the addresses of the servers."""
+    """Return what pools need for new machines to join: join tokens, and the addresses of the servers."""
 
     def invite(partition: str, pool: str, names: Sequence[str]) -> dict[str, str]:
         try:
-            tokens = identities.invite(names, partition, pool, note=f"for a machine of pool {pool}")
+            tokens = identities.invite(names, partition=partition, pool=pool, note=f"for a machine of pool {pool}")
         except (FileProblem, Refused) as problem:
             raise ProviderError(str(problem), names) from problem
         return {name: secret for name, (secret, _) in zip(names, tokens, strict=True)}
@@ -43,7 +43,7 @@ def join_by(identities: Identities, addresses: Callable[[], str], log: Log) -> J
 
 
 def end_local_machines(directory: Path) -> int:
-    """End pool machines that are processes on this machine, and return their number. Other machines stay."""
+    """End the machines of pools that are processes on this machine, and return their number."""
     try:
         return end_machines(directory / "pools")
     except (OSError, ProviderError) as problem:

@@ -1,4 +1,4 @@
-"""The journal, its snapshots, the history and the stored outputs of a server: where they are, and opening them."""
+"""Finds and opens the journal, its snapshots, the history, and the store of outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairlead.journal.roster import Roster
 from fairlead.journal.snapshot import Snapshots
 from fairlead.journal.sql import SqliteJournal
 from fairlead.server.failure import Failed, storage_problems_as_failed
-from fairlead.server.server_options import Limits, ServerOptions
+from fairlead.server.start_options import Limits, ServerOptions
 
 
 class Storage:
@@ -33,9 +33,9 @@ class Storage:
         self._options = options
         self._limits = limits
         self._server = token_hex(8)
-        """The name under which this process holds leases."""
+        """The id of this process in leases and heartbeats."""
         self._turn = threading.Lock()
-        """Held by the journal object that writes: an SQLite file has one writer at a time."""
+        """Held by the journal object that writes, because an SQLite file has one writer at a time."""
         self._snapshots: dict[str, Snapshots] = {}
 
     def open_journal(self) -> Journal:
@@ -48,7 +48,7 @@ class Storage:
         return SqliteJournal(self.journal_place, turn=self._turn)
 
     def roster(self) -> Roster | None:
-        """Return the roster of the servers on the database; None for a data directory, which one server uses."""
+        """Return the roster of the servers on the database. None for a data directory, which only one server uses."""
         if not self._options.database:
             return None
         from fairlead.journal.pgroster import PostgresRoster
@@ -62,7 +62,7 @@ class Storage:
         self._snapshots[partition].poll(seq)
 
     def warnings(self) -> list[str]:
-        """Return what makes the database unsafe."""
+        """Return the settings of the database with which committed data can be lost, as warnings."""
         if not self._options.database:
             return []
         from fairlead.journal.pgconnection import connect
@@ -81,7 +81,7 @@ class Storage:
 
 
 def output_place(options: ServerOptions) -> Store:
-    """Return the folder or object store that the options name. Raises `Failed` if it cannot be used."""
+    """Return the folder or object store for outputs. Raise `Failed` if it cannot be used."""
     named = options.outputs
     try:
         if named.startswith(SCHEME):

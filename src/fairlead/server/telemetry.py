@@ -1,4 +1,4 @@
-"""What a server tells about itself: its log file, metrics, and spans for an OpenTelemetry collector."""
+"""Log file and metrics of a server, and spans of jobs for an OpenTelemetry collector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from fairlead.server.failure import Failed
 from fairlead.server.logfile import LogFile, logger_to
-from fairlead.server.server_options import Limits, ServerOptions
+from fairlead.server.start_options import Limits, ServerOptions
 from fairlead.views.decision_log import Logs
 from fairlead.views.metrics.metrics import Metrics
 from fairlead.views.spans import Spans
@@ -42,7 +42,7 @@ class Telemetry:
 
 
 def span_sender(endpoint: str, version: str, registry: CollectorRegistry) -> SpanSender:
-    """Return the sender of spans to a collector. Raise `Failed` if it cannot be used."""
+    """Return a sender of spans to a collector. Raise `Failed` if the address or the installation does not allow it."""
     with suppress(ValueError):
         parts = urlsplit(endpoint)
         if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port):

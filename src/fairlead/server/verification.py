@@ -11,7 +11,7 @@ from fairlead.server.failure import storage_problems_as_failed
 
 
 def verify_journal(place: str | os.PathLike[str], progress: Progress) -> Iterator[StreamReport]:
-    """Check the journal in a file or a database, stream by stream."""
+    """Check a journal, in a file or a database, and yield a report on each stream."""
     with storage_problems_as_failed(), open_journal(place, read_only=True) as journal:
         yield from verify(journal, progress)
 

@@ -1,1 +1,1 @@
-"""The routes of the API, one file a noun. `fairlead.http.application` connects them."""
+"""The handlers of all operations, in a file for each noun. `fairlead.http.application` imports all of them."""

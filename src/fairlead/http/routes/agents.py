@@ -1,4 +1,4 @@
-"""The WebSocket endpoint of agents. It needs no token: the hub authenticates the agent by the key of its node."""
+"""The WebSocket endpoint of agents. It needs no token, because the hub checks the key of the agent's node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairlead.wire.unserved import Unserved
 
 
 class Socket:
-    """A WebSocket with the interface that the hub expects."""
+    """A WebSocket as a `Connection` of the hub."""
 
     def __init__(self, receive: Receive, send: Send, trust: Callable[[], None]) -> None:
         self.trust = trust

@@ -1,4 +1,4 @@
-"""Handlers for the configuration: get, compare and apply it; add, change and remove partitions; set shares."""
+"""Handlers for the configuration: read, compare and apply it, change and remove partitions, and set shares."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def remove_partition(request: Request, asked: op.RemovePartition) -> wire.
 async def shares(request: Request, asked: op.Shares) -> wire.Shares:
     control = request.services.control
     _, configs = control.configured
-    config = configs[control.find(asked.partition).name]
+    config = configs[request.leader(asked).name]
     settings = config.settings
     return wire.Shares(
         shares={path: queue.share for path, queue in config.queues if path != "root"},
@@ -72,7 +72,7 @@ async def shares(request: Request, asked: op.Shares) -> wire.Shares:
 @serves(op.SetShares)
 async def set_shares(request: Request, asked: op.SetShares) -> wire.Applied:
     control = request.services.control
-    name = control.find(asked.partition).name
+    name = request.leader(asked).name
     _, configs = control.configured
     document = config_view({name: configs[name]}, defaults=False)["partitions"][name]
     read = Reader(asked.document, "", "a division")
@@ -124,7 +124,7 @@ async def _compared(request: Request, configs: dict[str, PartitionConfig]) -> wi
 
 
 def _removed(name: str, before: PartitionConfig, after: PartitionConfig | None) -> Iterator[tuple[str, str]]:
-    """Yield the pools that a partition loses with its new configuration; without one, the partition and no pool."""
+    """Yield the partition and each pool that it loses. If the whole partition is removed, the pool is empty."""
     if after is None:
         yield name, ""
     else:
@@ -132,7 +132,7 @@ def _removed(name: str, before: PartitionConfig, after: PartitionConfig | None) 
 
 
 async def _loss(request: Request, name: str, pool: str) -> wire.Loss:
-    """Return what is lost if a partition, or one of its pools, leaves the configuration."""
+    """Return the jobs and nodes that are lost if a partition, or one of its pools, is removed."""
     key = f"{name}.pools.{pool}" if pool else name
     try:
         served = await request.services.control.reader(name)

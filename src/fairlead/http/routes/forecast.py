@@ -1,8 +1,8 @@
-"""Handlers for predictions: when jobs start, and the effect of a change. A second process simulates them."""
+"""Handlers for predictions: dry runs, starts of jobs, and effects of changes. A second process simulates the future."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -14,7 +14,7 @@ from fairlead.core.model import JobSpec, Micros, pack_spec
 from fairlead.core.reader import Reader
 from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
 from fairlead.core.state import Partition
-from fairlead.http.context import Request, Services, caller_fields, seen_by
+from fairlead.http.context import Request, Services, caller_fields
 from fairlead.http.dispatch import serves
 from fairlead.http.routes.jobs import (
     SEARCHING,
@@ -22,6 +22,7 @@ from fairlead.http.routes.jobs import (
     checked,
     deadline,
     find,
+    read_jobs,
     read_priority,
     submission,
     why_never,
@@ -39,10 +40,17 @@ MOST_JOBS = 1_000
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
-async def ask(services: Services, question: preview.AnyQuestion, kind: type[Reply]) -> Reply:
-    """Return the second process's answer to a question. Each user has one question in progress at a time."""
+async def ask(
+    services: Services,
+    served: PartitionService,
+    kind: Callable[..., preview.AnyQuestion],
+    reply: type[Reply],
+    **fields: object,
+) -> Reply:
+    """Return the answer of the second process to a question. Each user has one question in progress at a time."""
     if services.preview is None:
         raise Unserved("unavailable", "this server has no second process for questions about past and future", 60)
+    question = kind(partition=served.name, seq=served.writer.seq, now=served.now, **fields)
     async with services.preview_turns.take():
         try:
             answer = await services.preview.ask(question)
@@ -50,50 +58,36 @@ async def ask(services: Services, question: preview.AnyQuestion, kind: type[Repl
             raise Unserved("unavailable", f"{problem}; ask again in a moment", 1) from None
     if isinstance(answer, preview.Failure):
         raise Refused(answer.field or "question", answer.problem)
-    assert isinstance(answer, kind)
+    assert isinstance(answer, reply)
     return answer
 
 
 async def foretell(
     services: Services, served: PartitionService, jobs: Sequence[str] = (), specs: Sequence[JobSpec] = ()
 ) -> preview.Etas:
-    """Return the predicted starts of waiting jobs, and of jobs not submitted yet as if they were submitted now."""
-    question = preview.EtaQuestion(
-        partition=served.name,
-        seq=served.writer.seq,
-        now=served.now,
-        jobs=tuple(jobs),
-        submissions=tuple(pack_spec(spec) for spec in specs),
-    )
-    return await ask(services, question, preview.Etas)
+    """Return the predicted starts of waiting jobs, and of specifications as if they were submitted now."""
+    packed = tuple(pack_spec(spec) for spec in specs)
+    return await ask(services, served, preview.EtaQuestion, preview.Etas, jobs=tuple(jobs), submissions=packed)
 
 
 @serves(op.DryRun)
 async def dry_run(request: Request, asked: op.DryRun) -> wire.DryRun:
-    services, sees = request.services, seen_by(request)
-    command = submission(request.caller, asked.document, "", {})
-    served = services.control.find(asked.partition)
-    checked(services, served, command)
+    command = submission(request, asked.document, "", {})
+    served = request.leader(asked)
+    checked(request.services, served, command)
 
-    def attempt(state: Partition) -> bytes:
+    def attempt(state: Partition) -> wire.DryRun | Rejected:
         expired = deadline(SEARCHING)
         tried = try_submission(state, command, served.writer.reasons, served.now)
         if isinstance(tried, Rejected):
-            return msgspec.json.encode(tried)
-        answer = dry_run_answer(tried, tried.explained(by_id(state, sees), expired))
-        return msgspec.json.encode(answer)
+            return tried
+        return dry_run_answer(tried, tried.explained(by_id(state, request.sees), expired))
 
-    answer = await served.on_copy(attempt, SEARCHING)
-    if not answer:
-        raise Unserved("busy", "the dry run took too long; try it again")
-    outcome = msgspec.json.decode(answer)
-    if outcome.get("type") == "rejected":
-        raise Refused(outcome["field"], outcome["problem"], outcome["code"])
-    tried = msgspec.convert(outcome, wire.DryRun)
+    tried = await _on_copy(served, attempt, wire.DryRun)
     if not asked.eta or tried.starts or tried.never:
         return tried
     spec = msgspec.structs.replace(command.spec, user=command.user, groups=command.groups)
-    foretold = await foretell(services, served, specs=[spec])
+    foretold = await foretell(request.services, served, specs=[spec])
     (found,) = foretold.submissions
     if isinstance(found, str):
         return tried  # the state has changed meanwhile: the job would be refused now
@@ -102,53 +96,52 @@ async def dry_run(request: Request, asked: op.DryRun) -> wire.DryRun:
 
 @serves(op.TryPriority)
 async def try_other_priority(request: Request, asked: op.TryPriority) -> wire.PriorityStops:
-    priority = read_priority(asked.document)
-    sees = seen_by(request)
-    command = SetPriority(job=asked.job, priority=priority, **caller_fields(request))
-    served = request.services.control.find(asked.partition)
+    command = SetPriority(job=asked.job, priority=read_priority(asked.document), **caller_fields(request))
+    served = request.leader(asked)
 
-    def attempt(state: Partition) -> bytes:
+    def attempt(state: Partition) -> wire.PriorityStops | Rejected:
         tried = try_priority(state, command, served.now)
-        if isinstance(tried, Rejected):
-            return msgspec.json.encode(tried)
-        return msgspec.json.encode(priority_answer(state, tried, sees))
+        return tried if isinstance(tried, Rejected) else priority_answer(state, tried, request.sees)
 
-    answer = await served.on_copy(attempt, SEARCHING)
+    try:
+        return await _on_copy(served, attempt, wire.PriorityStops)
+    except Refused as refusal:
+        raise as_missing(asked.job, refusal) from None
+
+
+async def _on_copy(
+    served: PartitionService, attempt: Callable[[Partition], Reply | Rejected], kind: type[Reply]
+) -> Reply:
+    """Return the answer of a dry run on a copy of the state. Raise `Refused` if the dry run was rejected."""
+    answer = await served.on_copy(lambda state: msgspec.json.encode(attempt(state)), SEARCHING)
     if not answer:
         raise Unserved("busy", "the dry run took too long; try it again")
     outcome = msgspec.json.decode(answer)
     if outcome.get("type") == "rejected":
-        raise as_missing(asked.job, Refused(outcome["field"], outcome["problem"], outcome["code"]))
-    return msgspec.convert(outcome, wire.PriorityStops)
+        raise Refused(outcome["field"], outcome["problem"], outcome["code"])
+    return msgspec.convert(outcome, kind)
 
 
 @serves(op.Eta)
 async def eta(request: Request, asked: op.Eta) -> wire.Eta:
-    return (await _etas(request, [asked.job], asked.partition))[0]
+    return (await _etas(request, asked, [asked.job]))[0]
 
 
 @serves(op.Etas)
 async def etas(request: Request, asked: op.Etas) -> wire.Etas:
-    read = Reader(asked.document, "", "a question")
-    names = read.texts("jobs", most=MOST_JOBS)
-    read.close()
-    if not names:
-        raise Refused("jobs", "missing; name at least one job")
-    return wire.Etas(etas=await _etas(request, list(dict.fromkeys(names)), asked.partition))
+    return wire.Etas(etas=await _etas(request, asked, read_jobs(asked.document, MOST_JOBS)))
 
 
-async def _etas(request: Request, names: list[str], partition: str) -> list[wire.Eta]:
-    services, caller = request.services, request.caller
-    served = services.control.find(partition)
-
+async def _etas(request: Request, asked: op.Eta | op.Etas, names: list[str]) -> list[wire.Eta]:
+    served = request.leader(asked)
     without: dict[str, str] = {}
-    """Jobs without a start to predict, with the reason."""
+    """Job whose start is not predicted → the reason."""
 
     def look(state: Partition) -> list[tuple[str, str, Micros | None]]:
-        """Return each job's state, and its start if it has started."""
+        """Return id, state and start of each job. The start is None if no task has been sent to a node."""
         found = []
         for name in names:
-            job = find(state, caller, name)
+            job = find(state, request, name)
             times = [
                 allocation.since if allocation.started is None else allocation.started
                 for stage in job.stages
@@ -164,7 +157,7 @@ async def _etas(request: Request, names: list[str], partition: str) -> list[wire
     waiting = [job for job, state, started in found if state == "pending" and started is None]
     without |= await why_never(served, waiting)
     waiting = [job for job in waiting if job not in without]
-    foretold = await foretell(services, served, waiting) if waiting else None
+    foretold = await foretell(request.services, served, waiting) if waiting else None
     now = served.now
     return [
         _answer(job, state, started, foretold.jobs[job], foretold, now)
@@ -175,45 +168,23 @@ async def _etas(request: Request, names: list[str], partition: str) -> list[wire
 
 
 PRESENT = {"pending": "starts at this moment", "running": "has started already", "stopping": "stops at this moment"}
-"""State → phrase for jobs that have no start to predict."""
+"""State → phrase for a job whose start is not predicted."""
 
 
 def _known(job: str, state: str, started: Micros | None, why: str) -> wire.Eta:
-    """Return the answer for a job without a prediction: it has started or ended, or `why` says the reason."""
-    return wire.Eta(
-        job=job,
-        state=state,
-        started=_seconds(started),
-        start=None,
-        median=None,
-        earliest=None,
-        latest=None,
-        not_before=None,
-        note=why,
-        text=f"job {job}: {why}" if why else f"job {job} {PRESENT.get(state, f'has ended: {state}')}",
-    )
+    """Return the answer for a job without a prediction. `why` is the reason, empty if it has started or ended."""
+    text = f"job {job}: {why}" if why else f"job {job} {PRESENT.get(state, f'has ended: {state}')}"
+    return _eta(job, state, started, preview.Eta(likely=None, median=None, earliest=None, latest=None), why, text)
 
 
 def _answer(
     job: str, state: str, started: Micros | None, found: preview.Eta, etas: preview.Etas, now: Micros
 ) -> wire.Eta:
-    notes = []
-    if etas.unknown_running:
-        earlier = "" if found.likely is None or found.likely <= etas.now else ", so it may start earlier"
-        notes.append(f"{unknown_running(etas.unknown_running)}{earlier}")
-    if found.stuck:
-        notes.append(f"`fairlead explain {job}` says why" if job else "the reasons above say why")
-    if found.unknown_ahead:
-        tasks = "1 task that starts" if found.unknown_ahead == 1 else f"{found.unknown_ahead} tasks that start"
-        notes.append(f"{tasks} before it {_no_end(found.unknown_ahead)}")
-    if not notes and found.likely is None and found.not_before is None and not found.stuck:
-        notes.append("tasks of jobs that are expected to be submitted have no known end")
-    if etas.cut:
-        notes.append("the server had no time to look further ahead")
-    if found.new and found.likely is not None and found.latest != etas.now:
-        notes.append("nothing like it has run before" if etas.ran else "no job has ended yet to learn run times from")
-    if not etas.recorded_jobs:
-        notes.append("no jobs are on record, so no new ones are expected")
+    notes = [*_gaps(job, found, etas), *_weaknesses(found, etas)]
+    return _eta(job, state, started, found, "; ".join(notes), _told(job, sentence(found, etas.now, now), notes))
+
+
+def _eta(job: str, state: str, started: Micros | None, found: preview.Eta, note: str, text: str) -> wire.Eta:
     return wire.Eta(
         job=job,
         state=state,
@@ -223,13 +194,41 @@ def _answer(
         earliest=_seconds(found.earliest),
         latest=_seconds(found.latest),
         not_before=_seconds(found.not_before),
-        note="; ".join(notes),
-        text=_told(job, sentence(found, etas.now, now), notes),
+        note=note,
+        text=text,
     )
 
 
+def _gaps(job: str, found: preview.Eta, etas: preview.Etas) -> list[str]:
+    """Return why the start may be earlier than predicted, or cannot be predicted."""
+    notes = []
+    if etas.unknown_running:
+        earlier = "" if found.likely is None or found.likely <= etas.now else ", so it may start earlier"
+        notes.append(f"{unknown_running(etas.unknown_running)}{earlier}")
+    if found.stuck:
+        notes.append(f"`fairlead explain {job}` says why" if job else "the reasons above say why")
+    if found.unknown_ahead:
+        tasks = "1 task that starts" if found.unknown_ahead == 1 else f"{found.unknown_ahead} tasks that start"
+        notes.append(f"{tasks} before it {_no_end(found.unknown_ahead)}")
+    if not notes and found.likely is None and found.not_before is None:
+        notes.append("tasks of jobs that are expected to be submitted have no known end")
+    return notes
+
+
+def _weaknesses(found: preview.Eta, etas: preview.Etas) -> list[str]:
+    """Return what makes the prediction less reliable."""
+    notes = []
+    if etas.cut:
+        notes.append("the server had no time to look further ahead")
+    if found.new and found.likely is not None and found.latest != etas.now:
+        notes.append("nothing like it has run before" if etas.ran else "no job has ended yet to learn run times from")
+    if not etas.recorded_jobs:
+        notes.append("no jobs are on record, so no new ones are expected")
+    return notes
+
+
 def _told(job: str, start: str, notes: list[str]) -> str:
-    """Return the answer as a sentence. Without a predicted `start`, the notes say why there is none."""
+    """Return the answer as one line. If `start` is empty, the notes say why no start is predicted."""
     if start:
         return "; ".join([f"{f'job {job}' if job else 'it'} {start}", *notes])
     unpredictable = f"{f'the start of job {job}' if job else 'its start'} cannot be predicted"
@@ -245,7 +244,7 @@ def _no_end(tasks: int) -> str:
 
 
 def sentence(eta: preview.Eta, began: Micros, now: Micros) -> str:
-    """Return the predicted start as a phrase, empty without one. `began` is when the simulated futures began."""
+    """Return the predicted start as a phrase; empty if there is none. `began` is the start of the simulation."""
     if eta.stuck:
         return "does not start as the cluster is now"
     if eta.likely is None:
@@ -265,7 +264,7 @@ def sentence(eta: preview.Eta, began: Micros, now: Micros) -> str:
 
 
 def rounded(span: Micros) -> str:
-    """Return a duration, rounded as coarsely as fits an estimate."""
+    """Return a duration as text, rounded to seconds, minutes or hours, depending on its length."""
     span = max(0, span)
     if span < 100 * SECOND:
         return f"{round(span / SECOND)}s"
@@ -281,21 +280,16 @@ def _seconds(when: Micros | None) -> float | None:
 
 @serves(op.WhatIf)
 async def what_if(request: Request, asked: op.WhatIf) -> wire.WhatIf:
-    services = request.services
-    served = services.control.find(asked.partition)
     read = Reader(asked.document, "", "a what-if")
     replay = read.optional_duration("replay")
     if replay == 0:
         raise Refused("replay", "0 is no time to run again; write one such as 7d, or leave it out")
-    question = preview.WhatIfQuestion(
-        partition=served.name, seq=served.writer.seq, now=served.now, changes=dict(read.doc), replay=replay or 0
-    )
-    found = (await ask(services, question, preview.Document)).document
+    served, fields = request.leader(asked), {"changes": dict(read.doc), "replay": replay or 0}
+    reply = await ask(request.services, served, preview.WhatIfQuestion, preview.Document, **fields)
+    found = reply.document
     notes = [unknown_running(found["unknown_running"])] if found.get("unknown_running") else []
     if found.get("waiting", 0) > found["compared"]:
         notes.append(f"the first {found['compared']} of {found['waiting']} waiting jobs are compared")
     if not found.get("whole", True):
         notes.append("the server had no time to replay all of it")
-    keys = [name for name in wire.WhatIf.__struct_fields__ if name not in ("jobs", "note")]
-    moved = [wire.MovedStart(**{key: row[key] for key in wire.MovedStart.__struct_fields__}) for row in found["jobs"]]
-    return wire.WhatIf(**{key: found[key] for key in keys}, jobs=moved, note="; ".join(notes))
+    return msgspec.convert(found | {"note": "; ".join(notes)}, wire.WhatIf)

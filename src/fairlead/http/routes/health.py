@@ -15,13 +15,12 @@ from fairlead.views.metrics.scraped import InboxFigures
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 from fairlead.wire.unserved import Unserved
-from fairlead.writer.inbox import Inbox
 
 
 def _health(request: Request) -> wire.Health:
     services = request.services
     control = services.control
-    # The readiness of a partition is one flag, so it can be read without waiting for the writer.
+    # Read without waiting for the writer, because the readiness of a partition is one flag.
     ready, problem = control.readiness(), control.problem
     return wire.Health(
         version=services.version,
@@ -54,14 +53,11 @@ async def metrics(request: Request, asked: op.Metrics) -> Response:
     for name in services.control.led():
         with suppress(Refused, Unserved):  # the partition was removed, or is not served now
             served = services.control.find(name)
-            inbox = _inbox_figures(served.live.inbox)
-            await served.read(partial(services.metrics.look, inbox=inbox))
+            inbox = served.live.inbox
+            messages = (inbox.waiting_commands, inbox.waiting_reports, inbox.refused_commands, inbox.refused_reports)
+            await served.read(partial(services.metrics.look, inbox=InboxFigures(*messages)))
     text = services.metrics.text(services.control.now, with_jobs=request.caller.operator)
     return Response(text, media="text/plain; version=0.0.4; charset=utf-8")
-
-
-def _inbox_figures(inbox: Inbox) -> InboxFigures:
-    return InboxFigures(inbox.waiting_commands, inbox.waiting_reports, inbox.refused_commands, inbox.refused_reports)
 
 
 @serves(op.Openapi)

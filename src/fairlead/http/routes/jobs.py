@@ -1,4 +1,4 @@
-"""Handlers for jobs: submit, list, explain, scale and kill them."""
+"""Handlers for jobs: submit, list, explain, change and kill them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import msgspec
 from fairlead.control.follower import FollowedPartition
 from fairlead.control.partition import PartitionService, accepted_in
 from fairlead.core.commands import (
-    AnyCommand,
     HoldJob,
     Kill,
     Origin,
@@ -36,10 +35,10 @@ from fairlead.core.resources import MEMORY, SECOND, parse_count, shown
 from fairlead.core.state import Partition
 from fairlead.core.why.never import may_never_run, never_runs
 from fairlead.core.why.reasons import NoNodeYet, Reason
-from fairlead.http.context import Request, Services, caller_fields, may_see, seen_by
+from fairlead.history.recorder import AttemptRow, JobRow
+from fairlead.http.context import InPartition, Request, Services, caller_fields, change
 from fairlead.http.dispatch import serves
-from fairlead.http.problems import problem_of
-from fairlead.identity.tokens import Token
+from fairlead.http.responses import problem_of
 from fairlead.views.answers import by_id, job_answer, task_answers
 from fairlead.views.explanation import explained, remedies_of, why_never_told, with_remedies
 from fairlead.views.summaries import shown_state
@@ -52,94 +51,105 @@ from fairlead.writer.inbox import Slot
 MAX_BATCH = 10_000
 MAX_CURSOR = 2**63 - 1
 AT_ONCE = 500
-"""Jobs of one batch that may await their answers at a time, so that one caller does not fill the inbox."""
+"""Jobs of a batch in the inbox at a time, so that one caller does not fill the inbox."""
 READ_AT_ONCE = 50
-"""Jobs of a batch to parse before other requests get a turn."""
+"""Jobs of a batch that are parsed before other requests get a turn."""
 PAGE_BYTES = 4 * 2**20
-"""Size in bytes at which a page of jobs ends."""
+"""Size of a page of jobs, in bytes, at which it ends before its limit."""
 SCANNED = 10_000
-"""Jobs to pre-filter before other requests get a turn."""
+"""Jobs that are filtered by a quick search before other requests get a turn."""
 SEARCHING = 1.0
-"""Seconds to search for remedies."""
+"""Seconds for a dry run or for the search for remedies."""
 MAX_EXPLAINED = 200
-"""Jobs that one request may have explained."""
-LOOKING = 0.005
-"""Seconds to check jobs in full between two cycles of the writer."""
+"""Largest number of jobs that one request explains."""
+READ_SECONDS = 0.005
+"""Seconds for which a request may block the writer at a time."""
 
 
 # -- submitting --------------------------------------------------------------------------------------------------
 
 
 SpecCache = dict[bytes, JobSpec]
-"""Parsed documents of one request, by their bytes: equal documents are parsed once."""
+"""JSON of a document → its specification, so that equal documents of a request are parsed once."""
 
 
 def submission(
-    caller: Token,
+    request: Request,
     document: object,
     key: str,
     cache: SpecCache,
     field: str = "",
     origin: Origin | msgspec.UnsetType = msgspec.UNSET,
 ) -> Submit:
-    """Return the command that submits a document. Its user is the caller, unless an operator names another user."""
+    """Return the command that submits a document. The job's user is the caller; only operators may name another."""
     values: dict[str, Any] = dict(Reader(document, field, "a job").doc)
     chosen = values.pop("id", None)
     if chosen is not None and not isinstance(chosen, str):
         raise Refused(f"{field}.id" if field else "id", f"{shown(chosen)} is not text; write it in quotes")
-    values.setdefault("user", caller.user)
+    values.setdefault("user", request.caller.user)
     content = msgspec.json.encode(values)
     spec = cache.get(content)
     if spec is None:
         spec = cache[content] = parse_job(values, field, ONE_CPU)
         _check_memory(spec, field)
-    return Submit(
-        spec=spec,
-        id=chosen or "",
-        user=caller.user,
-        groups=caller.groups,
-        operator=caller.operator,
-        key=key,
-        origin=origin,
-    )
+    return Submit(spec=spec, id=chosen or "", origin=origin, **caller_fields(request, key))
 
 
 LEAST_MEMORY = 2**20
 
 
 def _check_memory(spec: JobSpec, field: str) -> None:
-    """Refuse memory in which no process runs: a unit was forgotten."""
+    """Refuse memory that is too small for a process, because its unit was forgotten."""
     for at, stage in enumerate(spec.stages):
         memory = dict(stage.resources).get(MEMORY, 0)
         if 0 < memory < LEAST_MEMORY:
             place = f"{field}.stages[{at}]" if field else f"stages[{at}]"
-            raise Refused(
-                f"{place}.resources.memory",
-                f"{memory} bytes are too little for a process; write {memory}Gi or {memory}Mi if that is meant"
-                if memory < 1024
-                else f"{memory} bytes are too little for a process; write at least 1Mi",
-            )
-
-
-def _origin(request: Request, served: PartitionService) -> Origin:
-    return Origin(served.now, request.header("traceparent"))
+            remedy = f"write {memory}Gi or {memory}Mi if that is meant" if memory < 1024 else "write at least 1Mi"
+            raise Refused(f"{place}.resources.memory", f"{memory} bytes are too little for a process; {remedy}")
 
 
 @serves(op.Submit)
 async def submit(request: Request, asked: op.Submit) -> wire.Submitted:
-    services = request.services
-    served = services.control.find(asked.partition)
-    command = submission(request.caller, asked.document, asked.key, {}, origin=_origin(request, served))
-    accepted = await accepted_in(_offered(services, served, command))
+    served = request.leader(asked)
+    origin = Origin(served.now, request.header("traceparent"))
+    command = submission(request, asked.document, asked.key, {}, origin=origin)
+    accepted = await accepted_in(_offered(request.services, served, command))
     warnings = await why_never(served, [accepted.job])
     return wire.Submitted(job=accepted.job, partition=served.name, warning=warnings.get(accepted.job, ""))
 
 
 @serves(op.SubmitMany)
 async def submit_many(request: Request, asked: op.SubmitMany) -> wire.Batch:
-    caller = request.caller
-    services = request.services
-    read = Reader(asked.document, "", "a batch")
+    documents = _documents(asked.document)
+    served = request.leader(asked)
+    origin = Origin(served.now, request.header("traceparent"))
+    cache: SpecCache = {}
+
+    def offer(document: object, at: int) -> Slot | wire.BatchItem:
+        """Put a job into the inbox. Return the slot of its answer, or the answer if it is refused at once."""
+        key = f"{asked.key}#{at}" if asked.key else ""
+        try:
+            command = submission(request, document, key, cache, f"jobs[{at}]", origin)
+            return _offered(request.services, served, command)
+        except (Refused, Unserved) as refusal:
+            return wire.BatchItem(problem=problem_of(refusal))
+
+    items: list[wire.BatchItem] = []
+    for start in range(0, len(documents), AT_ONCE):
+        pending = []
+        for at, document in enumerate(documents[start : start + AT_ONCE], start):
+            pending.append(offer(document, at))
+            if at % READ_AT_ONCE == READ_AT_ONCE - 1:
+                await asyncio.sleep(0)
+        answers = [entry if isinstance(entry, wire.BatchItem) else await _item(entry) for entry in pending]
+        warnings = await why_never(served, [item.job for item in answers if item.job])
+        items += [msgspec.structs.replace(item, warning=warnings.get(item.job, "")) for item in answers]
+    return wire.Batch(items=items)
+
+
+def _documents(batch: object) -> list[object]:
+    """Return the documents of a batch of jobs."""
+    read = Reader(batch, "", "a batch")
     documents = read.get("jobs")
     read.close()
     if not isinstance(documents, list) or not documents:
@@ -148,46 +158,12 @@ async def submit_many(request: Request, asked: op.SubmitMany) -> wire.Batch:
         raise Refused("jobs", f"{len(documents)} jobs are too many; send at most {MAX_BATCH} at once")
     for at, document in enumerate(documents):
         if not isinstance(document, dict):
-            Reader(document, f"jobs[{at}]", "a job")
-    served = services.control.find(asked.partition)
-    origin = _origin(request, served)
-    cache: SpecCache = {}
-    items: list[wire.BatchItem] = []
-    for start in range(0, len(documents), AT_ONCE):
-        pending: list[Slot | wire.BatchItem] = []
-        for at, document in enumerate(documents[start : start + AT_ONCE], start):
-            item_key = f"{asked.key}#{at}" if asked.key else ""
-            pending.append(_offer_item(services, served, caller, document, item_key, at, cache, origin))
-            if at % READ_AT_ONCE == READ_AT_ONCE - 1:
-                await asyncio.sleep(0)
-        for entry in pending:
-            items.append(entry if isinstance(entry, wire.BatchItem) else await _item(entry))
-        warnings = await why_never(served, [item.job for item in items[start:] if item.job])
-        for at, item in enumerate(items[start:] if warnings else (), start):
-            items[at] = msgspec.structs.replace(item, warning=warnings.get(item.job, ""))
-    return wire.Batch(items=items)
-
-
-def _offer_item(
-    services: Services,
-    served: PartitionService,
-    caller: Token,
-    document: object,
-    key: str,
-    at: int,
-    cache: SpecCache,
-    origin: Origin,
-) -> Slot | wire.BatchItem:
-    """Put a job of a batch into the inbox. Return the slot of its answer, or the answer if it is refused at once."""
-    try:
-        command = submission(caller, document, key, cache, f"jobs[{at}]", origin)
-        return _offered(services, served, command)
-    except (Refused, Unserved) as refusal:
-        return wire.BatchItem(problem=problem_of(refusal))
+            Reader(document, f"jobs[{at}]", "a job")  # refuses it
+    return documents
 
 
 def _offered(services: Services, served: PartitionService, command: Submit) -> Slot:
-    """Put a submission into the inbox. Refuse it if it refers to secrets or jobs of other users, or exceeds a quota."""
+    """Check a submission, put it into the inbox, and return the slot for its answer."""
     size = checked(services, served, command)
     slot = served.offer(command)
     if size is not None:
@@ -196,7 +172,7 @@ def _offered(services: Services, served: PartitionService, command: Submit) -> S
 
 
 def checked(services: Services, served: PartitionService, command: Submit) -> int | None:
-    """Check secrets, references to other users' jobs, and quotas. Return the job's size for quotas."""
+    """Refuse a job that uses secrets or jobs of other users, or exceeds a quota. Return its size if it has a quota."""
     services.secrets.check(command.spec, command.user)
     if command.operator:
         return None
@@ -210,9 +186,9 @@ def checked(services: Services, served: PartitionService, command: Submit) -> in
 
 
 async def why_never(served: PartitionService, job_ids: list[str]) -> dict[str, str]:
-    """Return why jobs can never run as the cluster is now, or that they wait for the first node, by job id."""
+    """Return, by job id, why jobs can never run as the cluster is now, or that there is no node yet."""
     state = served.partition
-    # Mostly this needs no wait for the writer: counts of nodes are cached with the shapes of tasks.
+    # Mostly the writer is not needed, because counts of nodes are cached with the shapes of tasks.
     jobs = [job for job in map(state.jobs.get, job_ids) if job is not None and may_never_run(state, job)]
 
     def look(state: Partition) -> dict[str, str]:
@@ -238,11 +214,11 @@ async def _item(slot: Slot) -> wire.BatchItem:
 # -- reading -----------------------------------------------------------------------------------------------------
 
 
-def find(partition: Partition, caller: Token, job_id: str) -> Job:
+def find(partition: Partition, request: Request, job_id: str) -> Job:
     """Return a job. Refuse it as missing if the caller may not see it."""
     job = partition.jobs.get(job_id)
-    if job is None or not may_see(caller, job):
-        raise missing(job_id, _near_job(partition, caller, job_id))
+    if job is None or not request.sees(job):
+        raise missing(job_id, _near_job(partition, request, job_id))
     return job
 
 
@@ -251,11 +227,11 @@ def missing(job_id: str, near: str = "") -> Refused:
     return Refused("job", problem, "missing")
 
 
-def _near_job(partition: Partition, caller: Token, wrong: str) -> str:
-    """Return ` (did you mean …?)` with the newest job whose name is close, of those that the caller may see."""
+def _near_job(partition: Partition, request: Request, wrong: str) -> str:
+    """Return ` (did you mean …?)` with the newest visible job whose name is similar; empty if there is none."""
     named: dict[str, str] = {}
     for job in islice(reversed(partition.jobs.values()), MAX_COMPARED):
-        if may_see(caller, job):
+        if request.sees(job):
             named.setdefault(job.spec.name, job.id)
     near = nearest_name(wrong, named)
     return f" (did you mean job {named[near]}, {near}?)" if near else ""
@@ -263,27 +239,25 @@ def _near_job(partition: Partition, caller: Token, wrong: str) -> str:
 
 @serves(op.Job)
 async def job(request: Request, asked: op.Job) -> wire.Job:
-    services = request.services
-    caller, sees = request.caller, seen_by(request)
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + min(asked.wait, services.bounds.poll_seconds)
+    deadline = loop.time() + min(asked.wait, request.services.bounds.poll_seconds)
     while True:
-        served = await services.control.reader(asked.partition, asked.min_revision)
+        served: PartitionService | FollowedPartition = await request.reader(asked)
         if loop.time() < deadline and isinstance(served, FollowedPartition):
-            served = services.control.find(asked.partition)  # refuses: only the leader is notified of changed jobs
+            served = request.leader(asked)  # refuses: only the leader is notified of changed jobs
         moved: asyncio.Future[None] | None = None
 
         def look(state: Partition, served: PartitionService | FollowedPartition = served) -> wire.Job:
             nonlocal moved
-            job = find(state, caller, asked.job)
+            job = find(state, request, asked.job)
             if (not job.over or job.allocations) and isinstance(served, PartitionService) and loop.time() < deadline:
                 moved = served.when_moved(job)
-            return job_answer(state, job, served.reasons, sees)
+            return job_answer(state, job, served.reasons, request.sees)
 
         try:
             answer = await served.read(look)
         except Refused as refusal:
-            return await _forgotten(services, served.name, caller, asked.job, refusal)
+            return await _forgotten(request, served.name, asked.job, refusal)
         if moved is None:
             return answer
         try:
@@ -293,38 +267,33 @@ async def job(request: Request, asked: op.Job) -> wire.Job:
             return answer
 
 
-async def _forgotten(services: Services, partition: str, caller: Token, job_id: str, refusal: Refused) -> wire.Job:
-    """Return a job from the history. Raise the refusal that says that it is missing if it is not there either."""
-    row = await services.threads.run(services.records.job, partition, job_id)
-    if row is None or not (caller.operator or row.user == caller.user):
+async def _forgotten(request: Request, partition: str, job_id: str, refusal: Refused) -> wire.Job:
+    """Return a job from the history. If it is not there, raise `refusal`, which says that there is no such job."""
+    row = await past_job(request, partition, job_id)
+    if row is None:
         raise refusal
-    return wire.Job(
-        id=row.id,
-        number=row.number,
-        partition=row.partition,
-        name=row.name,
-        user=row.user,
-        queue=row.queue,
-        state=row.state,
-        priority=0,
-        labels=row.labels,
-        after=[],
-        submitted=row.submitted / SECOND,
-        waiting_since=None,
-        ended=row.ended / SECOND,
-        reason=row.reason,
-        stages=[],
-        forgotten=True,
-    )
+    known = with_seconds(row, priority=0, after=[], waiting_since=None, stages=[], forgotten=True)
+    return msgspec.convert(known, wire.Job)
+
+
+async def past_job(request: Request, partition: str, job_id: str) -> JobRow | None:
+    """Return a job of the history; None if there is none that the caller may see."""
+    row = await request.services.threads.run(request.services.records.job, partition, job_id)
+    return row if row is not None and (request.caller.operator or row.user == request.caller.user) else None
+
+
+def with_seconds(row: JobRow | AttemptRow, **more: object) -> dict[str, Any]:
+    """Return the fields of a row of the history, and more fields, with times in seconds."""
+    fields = msgspec.structs.asdict(row) | more
+    times = {name: fields[name] for name in ("submitted", "started", "ended") if fields.get(name) is not None}
+    return fields | {name: time / SECOND for name, time in times.items()}
 
 
 @serves(op.Jobs)
 async def jobs(request: Request, asked: op.Jobs) -> wire.JobPage:
-    services = request.services
-    caller, sees = request.caller, seen_by(request)
-    served = await services.control.reader(asked.partition, asked.min_revision)
+    served = await request.reader(asked)
     before = number_of(asked.cursor)
-    wanted = _filter(caller, asked)
+    wanted = _filter(request, asked)
     matches: list[wire.Job] = []
     size = 0
 
@@ -332,12 +301,12 @@ async def jobs(request: Request, asked: op.Jobs) -> wire.JobPage:
         return len(matches) > asked.limit or size > PAGE_BYTES
 
     def look(state: Partition, part: Iterator[Job]) -> bool:
-        """Add matching jobs to the page for at most `LOOKING` seconds; True if jobs are left to check."""
+        """Add matching jobs to the page for at most `READ_SECONDS` seconds. Return True if there may be more."""
         nonlocal size
-        until = monotonic() + LOOKING
+        until = monotonic() + READ_SECONDS
         for job in part:
             if state.jobs.get(job.id) is job and wanted(job):
-                matches.append(job_answer(state, job, served.reasons, sees))
+                matches.append(job_answer(state, job, served.reasons, request.sees))
                 size += len(msgspec.json.encode(matches[-1]))
             if full():
                 return False
@@ -351,7 +320,7 @@ async def jobs(request: Request, asked: op.Jobs) -> wire.JobPage:
 
     part, administered = await served.read(newest)
     # If no queue has administrators, users see only their own jobs.
-    owner = "" if caller.operator or administered else caller.user
+    owner = "" if request.caller.operator or administered else request.caller.user
     hint = max((asked.user, asked.name, asked.search, owner), key=len).encode()
 
     async def look_through(part: list[Job]) -> None:
@@ -375,7 +344,7 @@ async def jobs(request: Request, asked: op.Jobs) -> wire.JobPage:
 
 
 def _slices(jobs: list[Job], before: int | None) -> Iterator[list[Job]]:
-    """Yield jobs in slices, newest first. `jobs` is sorted by number."""
+    """Yield the jobs with numbers below `before`, in slices, newest first. `jobs` is sorted by number."""
     end = len(jobs) if before is None else bisect_left(jobs, before, key=lambda job: job.number)
     for stop in range(end, 0, -SCANNED):
         yield jobs[max(0, stop - SCANNED) : stop][::-1]
@@ -393,65 +362,71 @@ def number_of(cursor: str) -> int | None:
 STATES = ("pending", "running", "stopping", "succeeded", "failed", "killed")
 
 
-def _filter(caller: Token, asked: op.Jobs) -> Callable[[Job], bool]:
+def check_state(state: str, states: tuple[str, ...]) -> None:
+    """Refuse the state of a filter if it is not one of these."""
+    if state not in states:
+        raise Refused("state", f"{shown(state)} is not one of {', '.join(states)}; write one of them")
+
+
+def read_label(text: str) -> tuple[str, str] | None:
+    """Return the label of a filter with its value; None for an empty text."""
+    key, equals, value = text.partition("=")
+    if text and not equals:
+        raise Refused("label", f"{shown(text)} is not a label with its value; write key=value")
+    return (key, value) if text else None
+
+
+def _filter(request: Request, asked: op.Jobs) -> Callable[[Job], bool]:
     for state in asked.state:
-        if state not in STATES:
-            raise Refused("state", f"{shown(state)} is not one of {', '.join(STATES)}; write one of them")
-    key, equals, value = asked.label.partition("=")
-    if asked.label and not equals:
-        raise Refused("label", f"{shown(asked.label)} is not a label with its value; write key=value")
+        check_state(state, STATES)
+    label = read_label(asked.label)
+
+    def is_in_queue(job: Job) -> bool:
+        return not asked.queue or f"{job.queue.path}.".startswith(f"{asked.queue}.")
+
+    def is_of_user(job: Job) -> bool:
+        return asked.user in ("", job.user) and (asked.search in job.user or asked.search in job.spec.name)
+
+    def has_name_and_label(job: Job) -> bool:
+        if not asked.name and label is None:
+            return True
+        spec = job.spec
+        return asked.name in ("", spec.name) and (label is None or label in spec.labels)
 
     def wanted(job: Job) -> bool:
-        if asked.state and shown_state(job) not in asked.state:
-            return False
-        if asked.queue and job.queue.path != asked.queue and not job.queue.path.startswith(f"{asked.queue}."):
-            return False
-        if asked.user and job.user != asked.user:
-            return False
-        if asked.search and asked.search not in job.user and asked.search not in job.spec.name:
-            return False
-        if asked.name or asked.label:
-            spec = job.spec
-            if asked.name and spec.name != asked.name:
-                return False
-            if asked.label and (key, value) not in spec.labels:
-                return False
-        return may_see(caller, job)
+        has_state = not asked.state or shown_state(job) in asked.state
+        return has_state and is_in_queue(job) and is_of_user(job) and has_name_and_label(job) and request.sees(job)
 
     return wanted
 
 
 @serves(op.Tasks)
 async def tasks(request: Request, asked: op.Tasks) -> wire.TaskPage:
-    caller = request.caller
     after = number_of(asked.cursor) or 0
 
     def look(state: Partition) -> wire.TaskPage:
-        job = find(state, caller, asked.job)
+        job = find(state, request, asked.job)
         stages = [candidate for candidate in job.stages if asked.stage in ("", candidate.name)]
         if asked.stage and not stages:
             names = ", ".join(candidate.name for candidate in job.stages[:20])
             raise Refused("stage", f"job {job.id} has no stage {shown(asked.stage)}; it has {names}", "missing")
         return task_answers(state, job, stages, after, asked.limit)
 
-    control = request.services.control
-    return await (await control.reader(asked.partition, asked.min_revision)).read(look)
+    return await (await request.reader(asked)).read(look)
 
 
 @serves(op.Explain)
 async def explain(request: Request, asked: op.Explain) -> wire.Explanation:
-    caller, sees = request.caller, seen_by(request)
-    control = request.services.control
-    served = control.find(asked.partition)
+    served, sees = request.leader(asked), request.sees
     answer = await served.read(
-        lambda state: explanation(state, find(state, caller, asked.job), served.writer.reasons, served.now, sees)
+        lambda state: explanation(state, find(state, request, asked.job), served.writer.reasons, served.now, sees)
     )
     if not asked.remedies or not answer.waiting:
         return answer
 
     def search(state: Partition) -> bytes:
         expired = deadline(SEARCHING)
-        job, seen, now = find(state, caller, asked.job), by_id(state, sees), served.now
+        job, seen, now = find(state, request, asked.job), by_id(state, sees), served.now
         view = explained(state, job, served.writer.reasons, now, seen)
         return msgspec.json.encode(explained_answer(with_remedies(view, remedies_of(state, job, now, expired), seen)))
 
@@ -461,23 +436,17 @@ async def explain(request: Request, asked: op.Explain) -> wire.Explanation:
 
 @serves(op.Sentences)
 async def sentences(request: Request, asked: op.Sentences) -> wire.Sentences:
-    read = Reader(asked.document, "", "a question")
-    named = read.texts("jobs", most=MAX_EXPLAINED)
-    read.close()
-    if not named:
-        raise Refused("jobs", "missing; name at least one job")
-    names = iter(dict.fromkeys(named))
-    caller, sees = request.caller, seen_by(request)
-    served = request.services.control.find(asked.partition)
+    names = iter(read_jobs(asked.document, MAX_EXPLAINED))
+    served = request.leader(asked)
     found: dict[str, str] = {}
 
     def look(state: Partition) -> bool:
-        """Explain jobs for a while; True if there may be more jobs."""
-        until = monotonic() + LOOKING
+        """Explain jobs for at most `READ_SECONDS` seconds. Return True if there may be more."""
+        until = monotonic() + READ_SECONDS
         for name in names:
             job = state.jobs.get(name)
-            if job is not None and may_see(caller, job):
-                found[name] = explanation(state, job, served.writer.reasons, served.now, sees).sentence
+            if job is not None and request.sees(job):
+                found[name] = explanation(state, job, served.writer.reasons, served.now, request.sees).sentence
             if monotonic() > until:
                 return True
         return False
@@ -487,8 +456,18 @@ async def sentences(request: Request, asked: op.Sentences) -> wire.Sentences:
     return wire.Sentences(sentences=found)
 
 
+def read_jobs(document: object, most: int) -> list[str]:
+    """Return the ids of the jobs that a question names, each once."""
+    read = Reader(document, "", "a question")
+    names = read.texts("jobs", most=most)
+    read.close()
+    if not names:
+        raise Refused("jobs", "missing; name at least one job")
+    return list(dict.fromkeys(names))
+
+
 def deadline(seconds: float) -> Callable[[], bool]:
-    """Return a function that is True once `seconds` have passed."""
+    """Return a function that tells whether `seconds` have passed since this call."""
     end = monotonic() + seconds
     return lambda: monotonic() > end
 
@@ -496,48 +475,42 @@ def deadline(seconds: float) -> Callable[[], bool]:
 # -- changing ----------------------------------------------------------------------------------------------------
 
 
-async def touch(request: Request, partition: str, job_id: str, command: AnyCommand) -> wire.Done:
-    """Execute a command about a job. Answer 404 if the caller may not change the job, as if it did not exist."""
-    control = request.services.control
+async def change_job(request: Request, asked: InPartition, command: Any) -> wire.Done:
+    """Execute a command about a job. Answer 404 if the job does not exist or the caller may not change it."""
     try:
-        accepted = await control.find(partition).execute(command)
+        return await change(request, asked, command, "job")
     except Refused as refusal:
-        refused = as_missing(job_id, refusal)
+        refused = as_missing(command.job, refusal)
         if refused.code == "missing":
-            await control.find(partition).read(lambda state: find(state, request.caller, job_id))  # names a near one
+            await request.leader(asked).read(lambda state: find(state, request, command.job))  # names a near one
         raise refused from None
-    return wire.Done(note=accepted.note)
 
 
 def as_missing(job_id: str, refusal: Refused) -> Refused:
-    """Return a refusal of a command about a job.
-
-    If the caller may not change the job, it reads as if the job did not exist.
-    """
+    """Return the refusal of a command about a job: as missing if the caller may not change the job."""
     hidden = refusal.code == "forbidden" and refusal.field == "user"
-    return missing(job_id) if hidden or (refusal.code == "unknown" and refusal.field == "job") else refusal
+    absent = refusal.code in ("unknown", "missing") and refusal.field == "job"
+    return missing(job_id) if hidden or absent else refusal
 
 
 @serves(op.Kill)
 async def kill(request: Request, asked: op.Kill) -> wire.Done:
-    return await touch(request, asked.partition, asked.job, Kill(job=asked.job, **caller_fields(request, asked.key)))
+    return await change_job(request, asked, Kill(job=asked.job))
 
 
 @serves(op.Hold)
 async def hold(request: Request, asked: op.Hold) -> wire.Done:
-    return await touch(request, asked.partition, asked.job, HoldJob(job=asked.job, **caller_fields(request, asked.key)))
+    return await change_job(request, asked, HoldJob(job=asked.job))
 
 
 @serves(op.Release)
 async def release(request: Request, asked: op.Release) -> wire.Done:
-    return await touch(
-        request, asked.partition, asked.job, ReleaseJob(job=asked.job, **caller_fields(request, asked.key))
-    )
+    return await change_job(request, asked, ReleaseJob(job=asked.job))
 
 
 @serves(op.Requeue)
 async def requeue(request: Request, asked: op.Requeue) -> wire.Done:
-    return await touch(request, asked.partition, asked.job, Requeue(job=asked.job, **caller_fields(request, asked.key)))
+    return await change_job(request, asked, Requeue(job=asked.job))
 
 
 @serves(op.StopTasks)
@@ -548,47 +521,44 @@ async def stop_tasks(request: Request, asked: op.StopTasks) -> wire.Done:
         raise Refused(
             "indices", f"they are not a list of 1 to {wire.MAX_STOPPED} indices of tasks; write such as [1, 3]"
         )
-    chosen = [parse_count(index, f"indices[{at}]", 0, MAX_TASKS - 1) for at, index in enumerate(given)]
-    stage = read.name("stage", "") if read.get("stage") is not None else ""
+    indices = [parse_count(index, f"indices[{at}]", 0, MAX_TASKS - 1) for at, index in enumerate(given)]
+    stage = read.name("stage", "")
     read.close()
-    if not stage:
-        stage = await _only_stage(request, asked.partition, asked.job)
-    tasks, who = Ranges.from_indices(chosen).flat(), caller_fields(request, asked.key)
-    command = StopTasks(job=asked.job, stage=stage, indices=tasks, action=asked.action, **who)
-    return await touch(request, asked.partition, asked.job, command)
+    command = StopTasks(
+        job=asked.job,
+        stage=stage or await _only_stage(request, asked),
+        indices=Ranges.from_indices(indices).flat(),
+        action=asked.action,
+    )
+    return await change_job(request, asked, command)
 
 
 @serves(op.Scale)
 async def scale(request: Request, asked: op.Scale) -> wire.Done:
     read = Reader(asked.document, "", "a scaling")
-    count = read.count("count")
-    stage = read.name("stage", "") if read.get("stage") is not None else ""
+    count, stage = read.count("count"), read.name("stage", "")
     read.close()
-    if not stage:
-        stage = await _only_stage(request, asked.partition, asked.job)
-    command = Scale(job=asked.job, stage=stage, count=count, **caller_fields(request, asked.key))
-    return await touch(request, asked.partition, asked.job, command)
+    stage = stage or await _only_stage(request, asked)
+    return await change_job(request, asked, Scale(job=asked.job, stage=stage, count=count))
 
 
-async def _only_stage(request: Request, partition: str, job_id: str) -> str:
-    caller = request.caller
-    control = request.services.control
-    names = await control.find(partition).read(
-        lambda state: [stage.name for stage in find(state, caller, job_id).stages]
+async def _only_stage(request: Request, asked: op.StopTasks | op.Scale) -> str:
+    names = await request.leader(asked).read(
+        lambda state: [stage.name for stage in find(state, request, asked.job).stages]
     )
     if len(names) != 1:
-        raise Refused("stage", f"job {job_id} has {len(names)} stages; name one of {', '.join(names[:20])}")
+        raise Refused("stage", f"job {asked.job} has {len(names)} stages; name one of {', '.join(names[:20])}")
     return names[0]
 
 
 @serves(op.SetPriority)
 async def set_priority(request: Request, asked: op.SetPriority) -> wire.Done:
-    command = SetPriority(job=asked.job, priority=read_priority(asked.document), **caller_fields(request, asked.key))
-    return await touch(request, asked.partition, asked.job, command)
+    return await change_job(request, asked, SetPriority(job=asked.job, priority=read_priority(asked.document)))
 
 
-def read_priority(data: object) -> int:
-    read = Reader(data, "", "a priority")
+def read_priority(document: object) -> int:
+    """Return the priority in a document."""
+    read = Reader(document, "", "a priority")
     priority = read.count("priority", low=MIN_PRIORITY, high=MAX_PRIORITY)
     read.close()
     return priority

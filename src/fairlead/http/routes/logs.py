@@ -1,4 +1,4 @@
-"""Logs of tasks: read on the node and passed on as they arrive."""
+"""Handler for logs of tasks, which are read on the node of the task or from the server's copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairlead.engines.engine import Away
 from fairlead.http.attempts import LogSource, TaskAttempts
 from fairlead.http.context import Request, Services, check_streams, counted_stream, streamed
 from fairlead.http.dispatch import serves
-from fairlead.http.responses import Response
+from fairlead.http.responses import Response, disconnected
 from fairlead.http.routes.history import find_job
 from fairlead.wire import operations as op
 from fairlead.wire.agent_messages import LogPart, LogRequest
@@ -24,11 +24,11 @@ from fairlead.wire.unserved import Unserved
 Result = TypeVar("Result")
 
 AWAY_PAUSE = 0.5
-"""Seconds between two checks for a node that is away."""
+"""Seconds between two tries to reach a node that is not connected."""
 COPY_PART = 1 << 18
 """Bytes to read at a time from the server's copy."""
 ASKED_AT_ONCE, NODE_TIMEOUT = 100, 5.0
-"""If the node of a log is unknown: nodes to ask at a time, and seconds to wait for their answers."""
+"""Number of nodes to ask at a time for a log whose node is unknown, and seconds to wait for their answers."""
 
 
 @serves(op.Log)
@@ -36,23 +36,22 @@ async def log(request: Request, asked: op.Log) -> Response:
     if asked.attempt is not None and asked.after is not None:
         raise Refused("after", "give the number of an attempt or the one before it, not both")
     services = request.services
-    number, user = await find_job(request, asked.job, asked.partition)
-    served = services.control.find(asked.partition)
+    number, user = await find_job(request, asked)
+    served = request.leader(asked)
     attempts = TaskAttempts(services, asked.partition, asked.job, number, asked.stage, asked.index, asked.stream)
-    caller = request.caller
-    check_streams(services, caller)
-    with counted_stream(services, caller) as over:
+    check_streams(request)
+    with counted_stream(request) as over:
         source = await _unless_gone(request, over, _choose(attempts, asked.attempt, asked.after, asked.follow))
         log_request = LogRequest(
             0, number, source.stage, asked.index, source.attempt, asked.stream, asked.offset, asked.follow, user
         )
-        if not source.node and not await _is_copied(services, served.name, log_request):
+        if not source.node and await _copied_size(services, served.name, log_request) is None:
             source = source._replace(node=await _node_with(services, served, source, number, asked.index, user))
         parts = aiter(_read(services, served.name, attempts, source, log_request))
         first = await _unless_gone(request, over, anext(parts))
     if first.problem and not asked.follow:
         raise Refused("log", first.problem, "conflict")
-    answer = streamed(services, caller, _data(first, parts), "text/plain; charset=utf-8")
+    answer = streamed(request, _data(first, parts), "text/plain; charset=utf-8")
     answer.headers["fairlead-attempt"] = str(source.attempt)
     return answer
 
@@ -60,7 +59,7 @@ async def log(request: Request, asked: op.Log) -> Response:
 async def _node_with(
     services: Services, served: PartitionService, source: LogSource, number: int, index: int, user: str
 ) -> str:
-    """Return the node that has the log of an attempt, by asking the connected nodes that take tasks of its user."""
+    """Return the node with the log of an attempt. Ask the connected nodes that take tasks of the user for it."""
 
     def look(state: Partition) -> list[str]:
         nodes = state.nodes
@@ -102,9 +101,9 @@ async def _choose(attempts: TaskAttempts, attempt: int | None, after: int | None
 async def _read(
     services: Services, partition: str, attempts: TaskAttempts, source: LogSource, log_request: LogRequest
 ) -> AsyncIterator[LogPart]:
-    """Yield the log of an attempt: from its node, or from the server's copy if the node no longer has it.
+    """Yield the log of an attempt, from its node, or from the server's copy if the node does not have it any more.
 
-    With `follow`, wait for a node that is away while the attempt runs there.
+    With `follow`, wait for a disconnected node as long as the attempt runs.
     """
     problem = ""
     while source.node:
@@ -131,29 +130,27 @@ async def _read(
 
 
 async def _copy(services: Services, partition: str, log_request: LogRequest) -> AsyncIterator[LogPart]:
-    """Yield the server's copy of a log; nothing if there is no copy."""
-    outputs, run = services.outputs, services.threads.run
-    size = None if outputs is None else await run(outputs.size, partition, log_request)
-    if outputs is None or size is None:
+    """Yield the server's copy of a log, or nothing if there is none."""
+    size = await _copied_size(services, partition, log_request)
+    if services.outputs is None or size is None:
         return
     offset = max(0, size + log_request.offset) if log_request.offset < 0 else log_request.offset
-    while data := await run(outputs.read, partition, log_request, offset, COPY_PART):
+    while data := await services.threads.run(services.outputs.read, partition, log_request, offset, COPY_PART):
         yield LogPart(0, offset, data)
         offset += len(data)
     yield LogPart(0, offset, b"", True)
 
 
-async def _is_copied(services: Services, partition: str, log_request: LogRequest) -> bool:
-    return (
-        services.outputs is not None
-        and await services.threads.run(services.outputs.size, partition, log_request) is not None
-    )
+async def _copied_size(services: Services, partition: str, log_request: LogRequest) -> int | None:
+    """Return the size of the server's copy of a log; None if there is no copy."""
+    outputs = services.outputs
+    return None if outputs is None else await services.threads.run(outputs.size, partition, log_request)
 
 
 async def _unless_gone(request: Request, over: asyncio.Event, work: Awaitable[Result]) -> Result:
-    """Return the result of slow work. Raise if the caller disconnects or its token ends first."""
+    """Return the result of slow work. Raise if the caller disconnects, or its token is revoked or expires, first."""
     result = asyncio.ensure_future(work)
-    others = [asyncio.create_task(_gone(request)), asyncio.create_task(over.wait())]
+    others = [asyncio.create_task(disconnected(request.receive)), asyncio.create_task(over.wait())]
     try:
         await asyncio.wait((result, *others), return_when=asyncio.FIRST_COMPLETED)
         if result.done():
@@ -167,17 +164,10 @@ async def _unless_gone(request: Request, over: asyncio.Event, work: Awaitable[Re
             task.cancel()  # this ends the stream of log parts too
 
 
-async def _gone(request: Request) -> None:
-    """Wait until the caller disconnects."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _data(first: LogPart, parts: AsyncIterator[LogPart]) -> AsyncGenerator[bytes]:
-    yield _text(first)
-    async for part in parts:
-        yield _text(part)
-
-
-def _text(part: LogPart) -> bytes:
-    return part.data + (f"\n[fairlead: {part.problem}]\n".encode() if part.problem else b"")
+async def _data(part: LogPart, others: AsyncIterator[LogPart]) -> AsyncGenerator[bytes]:
+    while True:
+        yield part.data + (f"\n[fairlead: {part.problem}]\n".encode() if part.problem else b"")
+        try:
+            part = await anext(others)
+        except StopAsyncIteration:
+            return

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from fairlead.core.commands import RegisterManager, RemoveManager, UpdateManager
 from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
-from fairlead.http.context import Request, caller_fields, streamed
+from fairlead.http.context import Request, change, execute, streamed
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import Response
 from fairlead.http.routes.watch import lines, start_of
@@ -22,30 +24,23 @@ MAX_EXPLAINED = 1_000
 
 @serves(op.Managers)
 async def managers(request: Request, asked: op.Managers) -> wire.Managers:
-    control = request.services.control
-    return await control.find(asked.partition).read(lambda state: wire.Managers(managers=manager_answers(state)))
+    return await request.leader(asked).read(lambda state: wire.Managers(managers=manager_answers(state)))
 
 
 @serves(op.RegisterManager)
 async def register(request: Request, asked: op.RegisterManager) -> wire.Done:
-    control = request.services.control
-    served = control.find(asked.partition)
-    accepted = await served.execute(RegisterManager(name=asked.name, **caller_fields(request)))
+    served = request.leader(asked)
+    done = await change(request, asked, RegisterManager(name=asked.name), "name")
     served.manager(asked.name)  # from now on its events are kept
-    return wire.Done(note=accepted.note)
+    return done
 
 
 @serves(op.RemoveManager)
 async def remove(request: Request, asked: op.RemoveManager) -> wire.Done:
-    control = request.services.control
-    served = control.find(asked.partition)
-    command = RemoveManager(name=asked.name, **caller_fields(request, asked.key))
-    try:
-        accepted = await served.execute(command)
-    except Refused as refusal:
-        raise _as_missing(refusal) from None
+    served = request.leader(asked)
+    done = await change(request, asked, RemoveManager(name=asked.name), "name")
     served.end_manager(asked.name)
-    return wire.Done(note=accepted.note)
+    return done
 
 
 @serves(op.UpdateManager)
@@ -59,24 +54,13 @@ async def update(request: Request, asked: op.UpdateManager) -> wire.Updated:
         items[what] = tuple(value)
     more = read.flag("more", False)
     read.close()
-    control = request.services.control
-    try:
-        accepted = await control.find(asked.partition).execute(
-            UpdateManager(name=asked.name, **items, more=more, **caller_fields(request))
-        )
-    except Refused as refusal:
-        raise _as_missing(refusal) from None
-    return wire.Updated(
-        items=[
-            wire.UpdateItem(what=item.what, name=item.name, accepted=item.accepted, reason=item.reason)
-            for item in accepted.items
-        ]
-    )
+    accepted = await execute(request, asked, UpdateManager(name=asked.name, **items, more=more), "name")
+    return msgspec.convert(accepted, wire.Updated, from_attributes=True)
 
 
 @serves(op.ManagerState)
 async def state_of(request: Request, asked: op.ManagerState) -> wire.ManagerState:
-    served = request.services.control.find(asked.partition)
+    served = request.leader(asked)
     return await served.state_of_manager(asked.name, lambda state: _known(state, asked.name))
 
 
@@ -85,7 +69,7 @@ async def waiting(request: Request, asked: op.ManagerWaiting) -> wire.WaitingJob
     read = Reader(asked.document, "", "a question")
     jobs = read.names("jobs", MAX_EXPLAINED)
     read.close()
-    served = request.services.control.find(asked.partition)
+    served = request.leader(asked)
     return await served.read(
         lambda state: wire.WaitingJobs(
             jobs=waiting_answers(_known(state, asked.name), asked.name, jobs, served.writer.reasons, served.now)
@@ -95,23 +79,15 @@ async def waiting(request: Request, asked: op.ManagerWaiting) -> wire.WaitingJob
 
 @serves(op.ManagerEvents)
 async def events(request: Request, asked: op.ManagerEvents) -> Response:
-    services = request.services
-    served = services.control.find(asked.partition)
+    served = request.leader(asked)
     await served.read(lambda state: _known(state, asked.name))
     feed = served.manager(asked.name)
     start = start_of(feed, asked.after, asked.last)
-    return streamed(services, request.caller, lines(feed, start, lambda event: True))
+    return streamed(request, lines(feed, start, lambda event: True))
 
 
 def _known(state: Partition, manager: str) -> Partition:
-    """Return the partition. Raise `Refused` if it has no such manager."""
+    """Return the partition. Raise `Refused` if it has no manager of this name."""
     if manager not in state.managers:
         raise Refused("name", f"there is no resource manager {shown(manager)}; register it first", "missing")
     return state
-
-
-def _as_missing(refusal: Refused) -> Refused:
-    """Return the refusal as one that is answered with 404 if it says that there is no such manager."""
-    if refusal.code == "unknown" and refusal.field == "name":
-        return Refused(refusal.field, refusal.problem, "missing")
-    return refusal

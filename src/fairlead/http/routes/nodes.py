@@ -1,4 +1,4 @@
-"""Routes of nodes: list, drain, disable, enable and remove them, and revoke their keys."""
+"""Handlers for nodes: list, drain, disable, enable and remove them, and revoke their keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader, suggestion
 from fairlead.core.resources import SECOND, shown
 from fairlead.core.state import Partition
-from fairlead.http.context import Request, caller_fields, order, seen_by
+from fairlead.http.context import Request, change
 from fairlead.http.dispatch import serves
 from fairlead.http.routes.jobs import number_of
 from fairlead.views.answers import node_answer, node_state
@@ -18,13 +18,10 @@ from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 from fairlead.wire.unserved import Unserved
 
-MAX_NODES = 1_000
-
 
 @serves(op.Nodes)
 async def nodes(request: Request, asked: op.Nodes) -> wire.Nodes:
     after = number_of(asked.cursor) or 0
-    sees = seen_by(request)
 
     def look(state: Partition) -> wire.Nodes:
         table = state.nodes
@@ -40,11 +37,11 @@ async def nodes(request: Request, asked: op.Nodes) -> wire.Nodes:
                 continue
             if len(page) == asked.limit:
                 return wire.Nodes(nodes=page, next=str(last))
-            page.append(node_answer(state, row, sees))
+            page.append(node_answer(state, row, request.sees))
             last = node_id
         return wire.Nodes(nodes=page, next="")
 
-    served = await request.services.control.reader(asked.partition, asked.min_revision)
+    served = await request.reader(asked)
     answer = await served.read(look)
     return wire.Nodes(nodes=[_with_credential(request, served.name, node) for node in answer.nodes], next=answer.next)
 
@@ -56,25 +53,23 @@ def _with_credential(request: Request, partition: str, node: wire.Node) -> wire.
 
 @serves(op.Node)
 async def node(request: Request, asked: op.Node) -> wire.Node:
-    sees = seen_by(request)
-
     def look(state: Partition) -> wire.Node:
         node_id = state.nodes.find(asked.node)
         if node_id is None:
             near = suggestion(asked.node, state.nodes.joins)
             problem = f"there is no node {shown(asked.node)}{near}; `fairlead node list` shows them"
             raise Refused("name", problem, "missing")
-        return node_answer(state, state.nodes.rows[node_id], sees)
+        return node_answer(state, state.nodes.rows[node_id], request.sees)
 
-    served = await request.services.control.reader(asked.partition, asked.min_revision)
+    served = await request.reader(asked)
     return _with_credential(request, served.name, await served.read(look))
 
 
 @serves(op.MoveNode)
 async def move_node(request: Request, asked: op.MoveNode) -> wire.Done:
-    lasts, who = round(asked.lasts * SECOND), caller_fields(request, asked.key)
-    command = MoveNode(name=asked.node, action=asked.action, reason=asked.reason, lasts=lasts, **who)
-    return await order(request, asked.partition, command, "name")
+    lasts = round(asked.lasts * SECOND)
+    command = MoveNode(name=asked.node, action=asked.action, reason=asked.reason, lasts=lasts)
+    return await change(request, asked, command, "name")
 
 
 @serves(op.Closures)
@@ -87,7 +82,7 @@ async def closures(request: Request, asked: op.Closures) -> wire.Closures:
             ]
         )
 
-    return await request.services.control.find(asked.partition).read(look)
+    return await request.leader(asked).read(look)
 
 
 @serves(op.CloseNodes)
@@ -98,8 +93,7 @@ async def close_nodes(request: Request, asked: op.CloseNodes) -> wire.Done:
     read.close()
     if not lasts:
         raise Refused("lasts", "it is missing or 0; write how long the nodes are disabled, such as 2h")
-    command = CloseNodes(labels=labels, lasts=lasts, reason=reason, **caller_fields(request, asked.key))
-    return await order(request, asked.partition, command, "labels")
+    return await change(request, asked, CloseNodes(labels=labels, lasts=lasts, reason=reason), "labels")
 
 
 @serves(op.OpenNodes)
@@ -107,22 +101,19 @@ async def open_nodes(request: Request, asked: op.OpenNodes) -> wire.Done:
     read = Reader(asked.document, "", "an opening")
     labels = read.pairs("labels", most=100, longest=MAX_LABEL)
     read.close()
-    command = CloseNodes(labels=labels, **caller_fields(request, asked.key))
-    return await order(request, asked.partition, command, "labels")
+    return await change(request, asked, CloseNodes(labels=labels), "labels")
 
 
 @serves(op.RemoveNode)
 async def remove_node(request: Request, asked: op.RemoveNode) -> wire.Done:
-    return await order(
-        request, asked.partition, RemoveNode(name=asked.node, **caller_fields(request, asked.key)), "name"
-    )
+    return await change(request, asked, RemoveNode(name=asked.node), "name")
 
 
 @serves(op.RevokeNode)
 async def revoke_node(request: Request, asked: op.RevokeNode) -> wire.Done:
     services = request.services
     try:
-        await services.threads.run(services.identities.revoke, services.control.find(asked.partition).name, asked.node)
+        await services.threads.run(services.identities.revoke, request.leader(asked).name, asked.node)
     except Unserved as problem:
         services.log("revocation not written", {"node": asked.node, "problem": str(problem.__cause__)})
         raise

@@ -1,36 +1,38 @@
-"""Handlers for result files of tasks: the list, and one file at a time."""
+"""Handlers for result files of tasks: list them, and return one file or an archive of all files."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from functools import partial
 from tarfile import BLOCKSIZE, GNU_FORMAT, NUL, TarInfo
 from urllib.parse import quote
 
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
+from fairlead.history.outputs import OutputStore
 from fairlead.history.recorder import ResultRow
-from fairlead.http.context import Outputs, Request, streamed
+from fairlead.http.context import Request, streamed
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import Response
 from fairlead.http.routes.history import find_job
 from fairlead.http.routes.jobs import number_of
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
+from fairlead.wire.operation import BYTES
 from fairlead.wire.unserved import Unserved
 
 PART = 1 << 20
-"""Bytes to read from a file at a time."""
-KIND = "application/octet-stream"
+"""Bytes to read and send at a time."""
 ALL = 2**31
-"""More tasks than a job has."""
+"""More rows than a job has tasks."""
 
 
 @serves(op.Results)
 async def results(request: Request, asked: op.Results) -> wire.Results:
     services = request.services
-    number, _ = await find_job(request, asked.job, asked.partition)
-    name = services.control.find(asked.partition).name
+    number, _ = await find_job(request, asked)
+    name = request.leader(asked).name
     waiting = services.expected_results(name, number)  # read before the list, so that no task is missing from both
     skip = number_of(asked.cursor) or 0
     rows = await asyncio.to_thread(
@@ -46,8 +48,8 @@ async def results(request: Request, asked: op.Results) -> wire.Results:
 @serves(op.ResultFile)
 async def result_file(request: Request, asked: op.ResultFile) -> Response:
     services = request.services
-    number, user = await find_job(request, asked.job, asked.partition)
-    served = services.control.find(asked.partition).name
+    number, user = await find_job(request, asked)
+    served = request.leader(asked).name
     rows = await asyncio.to_thread(
         services.records.results, served, number, asked.stage, asked.index, asked.attempt, 0, 2
     )
@@ -57,14 +59,14 @@ async def result_file(request: Request, asked: op.ResultFile) -> Response:
         raise Refused(
             "name", f"task {asked.index} of job {asked.job} has no result file {shown(asked.name)}", "missing"
         )
-    outputs = services.outputs
+    file = (served, user, number, rows[0], asked.name)
     try:
-        size = await asyncio.to_thread(outputs.result_size, served, user, number, rows[0], asked.name)
+        size = await asyncio.to_thread(services.outputs.result_size, *file)
     except OSError:
         raise Unserved("unavailable", "the store of result files does not answer; ask again later", 10) from None
     if size is None:
         raise Refused("name", f"{shown(asked.name)} was removed, because of its age or the size of all files", "gone")
-    answer = streamed(services, request.caller, _data(outputs, served, user, number, rows[0], asked.name, size), KIND)
+    answer = streamed(request, _sent(_content(partial(services.outputs.read_result, *file), size)), BYTES)
     answer.headers["content-length"] = str(size)
     answer.headers["content-disposition"] = (
         f"attachment; filename*=UTF-8''{quote(asked.name.rpartition('/')[2], safe='')}"
@@ -76,24 +78,23 @@ async def result_file(request: Request, asked: op.ResultFile) -> Response:
 @serves(op.ResultArchive)
 async def result_archive(request: Request, asked: op.ResultArchive) -> Response:
     services = request.services
-    number, user = await find_job(request, asked.job, asked.partition)
-    served = services.control.find(asked.partition).name
+    number, user = await find_job(request, asked)
+    served = request.leader(asked).name
     if services.outputs is None:
         raise Unserved("unavailable", "the server has no store of result files", 60)
     rows = await asyncio.to_thread(
         services.records.results, served, number, asked.stage, asked.index, asked.attempt, 0, ALL
     )
-    parts = _archive(services.outputs, served, user, number, rows)
-    answer = streamed(services, request.caller, _parts(parts), KIND)
+    answer = streamed(request, _sent(_archive(services.outputs, served, user, number, rows)), BYTES)
     answer.headers["content-disposition"] = f"attachment; filename*=UTF-8''results-{quote(asked.job, safe='')}.tar"
     answer.headers["x-content-type-options"] = "nosniff"
     return answer
 
 
-async def _parts(parts: Iterator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield the parts of an archive, put together to about `PART` bytes. Another thread reads the files."""
+async def _sent(parts: Iterator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield the parts of an answer, joined to about `PART` bytes. Another thread reads them."""
 
-    def together() -> bytes:
+    def joined() -> bytes:
         read: list[bytes] = []
         size = 0
         for part in parts:
@@ -103,41 +104,35 @@ async def _parts(parts: Iterator[bytes]) -> AsyncGenerator[bytes]:
                 break
         return b"".join(read)
 
-    while data := await asyncio.to_thread(together):
+    while data := await asyncio.to_thread(joined):
         yield data
 
 
-def _archive(outputs: Outputs, partition: str, user: str, number: int, rows: list[ResultRow]) -> Iterator[bytes]:
-    """Yield a tar archive of result files in parts. It ends early if a file is removed while it is read."""
+def _archive(outputs: OutputStore, partition: str, user: str, number: int, rows: list[ResultRow]) -> Iterator[bytes]:
+    """Yield a tar archive of result files. It ends early if a file is removed while it is read."""
     for row in rows:
         for name, _ in row.files:
-            size = outputs.result_size(partition, user, number, row, name)
+            file = (partition, user, number, row, name)
+            size = outputs.result_size(*file)
             if size is None:
                 continue
             entry = TarInfo(f"{row.stage}.{row.index}.{row.attempt}/{name}")
             entry.size = size
             yield entry.tobuf(GNU_FORMAT, "utf-8", "surrogateescape")
-            offset = 0
-            while offset < size:
-                data = outputs.read_result(partition, user, number, row, name, offset, min(PART, size - offset))
-                if not data:
-                    return
-                yield data
-                offset += len(data)
+            left = size
+            for part in _content(partial(outputs.read_result, *file), size):
+                left -= len(part)
+                yield part
+            if left:
+                return
             yield NUL * (-size % BLOCKSIZE)
     yield NUL * (2 * BLOCKSIZE)
 
 
-async def _data(
-    outputs: Outputs, partition: str, user: str, number: int, row: ResultRow, name: str, size: int
-) -> AsyncGenerator[bytes]:
-    """Yield a file. If it is removed meanwhile, the answer ends before its announced length."""
+def _content(read: Callable[[int, int], bytes], size: int) -> Iterator[bytes]:
+    """Yield the content of a file. It ends early if the file is removed while it is read."""
     offset = 0
-    while offset < size:
-        most = min(PART, size - offset)
-        data = await asyncio.to_thread(outputs.read_result, partition, user, number, row, name, offset, most)
-        if not data:
-            return
+    while offset < size and (data := read(offset, min(PART, size - offset))):
         yield data
         offset += len(data)
 

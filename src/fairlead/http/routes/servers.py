@@ -1,13 +1,17 @@
-"""Handlers for the servers of a cluster that share a database: list, drain and enable them."""
+"""Handlers for servers and partitions: which server leads what, drain and enable servers, mark partitions ready."""
 
 from __future__ import annotations
 
+import msgspec
+
+from fairlead.core.commands import MarkReady
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
-from fairlead.http.context import Request
+from fairlead.http.context import Request, change
 from fairlead.http.dispatch import serves
 from fairlead.journal.codec import stream_of
 from fairlead.journal.roster import Member
+from fairlead.views.answers import partition_answer
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 
@@ -41,9 +45,24 @@ def _answer(request: Request, member: Member) -> wire.Server:
     control = request.services.control
     leads = [name for name in control.names() if control.membership.holder(stream_of(name)) == member.id]
     state = "draining" if member.draining and leads else "drained" if member.draining else "up"
-    return wire.Server(id=member.id, url=member.address, state=state, leads=leads or _alone(request, member))
+    if not member.address:  # the server shares no database, so it holds no leases
+        leads = leads or control.led()
+    return wire.Server(id=member.id, url=member.address, state=state, leads=leads)
 
 
-def _alone(request: Request, member: Member) -> list[str]:
-    """Return the partitions of a server that does not share a database."""
-    return [] if member.address else request.services.control.led()
+@serves(op.Partitions)
+async def partitions(request: Request, asked: op.Partitions) -> wire.Partitions:
+    control = request.services.control
+    answers = []
+    for name in control.names():
+        served = await control.reader(name)
+        answer = await served.read(partition_answer)
+        if name not in control.led():  # only the leader of the partition knows its readiness
+            answer = msgspec.structs.replace(answer, ready=None, waiting_for=[])
+        answers.append(msgspec.structs.replace(answer, leader=control.leader(name)))
+    return wire.Partitions(partitions=answers)
+
+
+@serves(op.MarkReady)
+async def mark_ready(request: Request, asked: op.MarkReady) -> wire.Done:
+    return await change(request, asked, MarkReady(), "partition")

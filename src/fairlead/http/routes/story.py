@@ -1,8 +1,7 @@
-"""Handlers for the past: the story of a job, and all jobs as a trace. A second process reads the journal."""
+"""Handlers for the past: the story of a job, and all jobs as a trace. A second process reads the journal for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,8 +11,7 @@ from fairlead.core.ranges import count
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.history.recorder import AttemptRow
-from fairlead.http.attempts import FLUSH_TIMEOUT
-from fairlead.http.context import Request, Services, seen_by
+from fairlead.http.context import Request, Services
 from fairlead.http.dispatch import serves
 from fairlead.http.routes.forecast import ask
 from fairlead.http.routes.history import find_job, span_of
@@ -26,25 +24,20 @@ from fairlead.wire import preview
 
 MOST_ATTEMPTS = 1_000
 LEFT_OUT = ("job", "level", "number")
-"""Fields left out of the lines of a story, because they are the same in all."""
-ANOTHER = "a job of another user"
+"""Fields that the lines of a story do not have, because they are equal in all lines."""
 
 
 @serves(op.Story)
 async def story(request: Request, asked: op.Story) -> wire.Story:
-    services, caller = request.services, request.caller
-    number, user = await find_job(request, asked.job, asked.partition)
-    served = services.control.find(asked.partition)
-    question = preview.StoryQuestion(
-        partition=served.name, seq=served.writer.seq, now=served.now, job=asked.job, number=number
-    )
-    told = await ask(services, question, preview.Story)
-    sees = seen_by(request)
+    services, sees = request.services, request.sees
+    number, user = await find_job(request, asked)
+    served = request.leader(asked)
+    told = await ask(services, served, preview.StoryQuestion, preview.Story, job=asked.job, number=number)
 
     def look(state: Partition) -> tuple[Micros | None, dict[str, str], list[wire.StoryLine]]:
         job = state.jobs.get(asked.job)
         claimants = {_claimant(line.fields): None for line in told.lines}
-        named = {name: _named(name, state.jobs.get(name), caller.operator, sees) for name in claimants}
+        named = {name: _named(name, state.jobs.get(name), request) for name in claimants}
         if job is None or job.number != number:
             return None, named, []
         views = explain_view(state, job, served.writer.reasons, served.now)
@@ -70,7 +63,7 @@ async def _earlier(
     submitted: Micros | None,
     told: preview.Story,
 ) -> list[preview.StoryLine]:
-    """Return lines from the history for the time before the journal begins."""
+    """Return the lines for the time before the journal begins, from the history."""
     lines: list[preview.StoryLine] = []
     if submitted is None:
         row = await services.threads.run(services.records.job, partition, job_id)
@@ -79,9 +72,7 @@ async def _earlier(
             lines.append(preview.StoryLine(row.ended, "job over", {"state": row.state, "reason": row.reason}))
     if submitted is not None and submitted < told.since:
         lines.append(preview.StoryLine(submitted, "job submitted", {"user": user}))
-    await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
-    rows = await services.threads.run(services.records.attempts, partition, number, 0, MOST_ATTEMPTS)
-    for attempt in rows:
+    for attempt in await services.recorded(services.records.attempts, partition, number, 0, MOST_ATTEMPTS):
         lines += _of_attempt(attempt, told.since)
     order = {"job submitted": 0, "tasks running": 1, "tasks ended": 2, "job over": 3}
     return sorted(lines, key=lambda line: (line.at, order.get(line.event, 1)))
@@ -105,16 +96,16 @@ def _of_attempt(row: AttemptRow, before: Micros) -> list[preview.StoryLine]:
 
 
 def _claimant(fields: dict[str, Any]) -> str:
-    """Return the id of the job that tasks were stopped for; empty if there is none."""
+    """Return the id of the job for which the tasks of a line were stopped; empty if there is none."""
     what, _, name = str(fields.get("for") or "").partition(" ")
     return name if what == "job" else ""
 
 
-def _named(name: str, job: Job | None, operator: bool, sees: Callable[[Job], bool]) -> str:
-    """Return a job as the caller may know it. The owner of a job that is no longer in the state is not known here."""
-    if operator or (job is not None and sees(job)):
+def _named(name: str, job: Job | None, request: Request) -> str:
+    """Return how to name a job to the caller: by its id only if the caller may see it."""
+    if request.caller.operator or (job is not None and request.sees(job)):
         return f"job {name}"
-    return "another job" if job is None else ANOTHER
+    return "another job" if job is None else "a job of another user"
 
 
 def _line(line: preview.StoryLine, narrator: Narrator, named: dict[str, str]) -> wire.StoryLine:
@@ -128,7 +119,7 @@ def _line(line: preview.StoryLine, narrator: Narrator, named: dict[str, str]) ->
 
 
 def _wait(view: Waiting, now: Micros) -> wire.StoryLine:
-    """Return the last line of a story: why tasks of the job wait now."""
+    """Return a line for the end of a story, which says why tasks of the job wait now."""
     fields = {"stage": view.stage, "kind": view.kind, "tasks": view.count, "reason": str(view.reason or "")}
     return wire.StoryLine(at=now / SECOND, event="tasks wait", fields=fields, text=f"now: {view}")
 
@@ -136,9 +127,7 @@ def _wait(view: Waiting, now: Micros) -> wire.StoryLine:
 @serves(op.Trace)
 async def trace(request: Request, asked: op.Trace) -> wire.RecordedTrace:
     services = request.services
-    served = services.control.find(asked.partition)
     first, _ = span_of(asked.since, "")
-    await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
-    question = preview.TraceQuestion(partition=served.name, seq=served.writer.seq, now=served.now, since=first or 0)
-    found = (await ask(services, question, preview.Document)).document
-    return msgspec.convert(found, wire.RecordedTrace)
+    await services.flush()
+    reply = await ask(services, request.leader(asked), preview.TraceQuestion, preview.Document, since=first or 0)
+    return msgspec.convert(reply.document, wire.RecordedTrace)

@@ -1,8 +1,10 @@
-"""Handlers for access: the caller, sessions of the web page, and tokens, which only administrators manage."""
+"""Handlers for the caller's identity, sessions of the web page, tokens and secrets."""
 
 from __future__ import annotations
 
 from typing import cast
+
+import msgspec
 
 from fairlead.core.errors import Refused
 from fairlead.core.reader import Reader, check_name
@@ -10,7 +12,7 @@ from fairlead.core.resources import SECOND
 from fairlead.http.context import NOT_STORED, Request
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import Response, cookie
-from fairlead.identity.tokens import JOIN_SECONDS, ROLES, Token
+from fairlead.identity.tokens import JOIN_SECONDS, ROLES, JoinLimits, Token
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 from fairlead.wire.operation import API
@@ -38,7 +40,7 @@ async def logout(request: Request, asked: op.Logout) -> Response:
 
 
 def _cookie(request: Request, value: str, seconds: int) -> dict[str, str]:
-    """Return the header with the cookie of a session."""
+    """Return the header that sets the cookie of a session."""
     return cookie(request.services.sessions.cookie, value, API, seconds, secure=request.scope["scheme"] == "https")
 
 
@@ -60,16 +62,19 @@ async def create(request: Request, asked: op.CreateToken) -> wire.NewToken:
     expires_in = None if expires is None else expires / SECOND
     services = request.services
     if role == "join":
-        partition, pool, node = (_name(read, field) for field in ("partition", "pool", "node"))
-        users = tuple(sorted(set(read.names("users", most=1_000))))
-        uses = read.count("uses", 1, 1, wire.MAX_USES)
+        node, uses = _name(read, "node"), read.count("uses", 1, 1, wire.MAX_USES)
+        limits: JoinLimits = {
+            "partition": _name(read, "partition"),
+            "pool": _name(read, "pool"),
+            "users": tuple(sorted(set(read.names("users", most=1_000)))),
+            "uses": uses,
+            "note": note,
+        }
         read.close()
         if node and uses > 1:
             raise Refused("uses", f"a token for node {node} is used once; leave one of the two out")
         seconds = JOIN_SECONDS if expires_in is None else expires_in
-        [(secret, token)] = await services.threads.run(
-            services.identities.invite, (node,), partition, pool, users, uses, note, seconds
-        )
+        [(secret, token)] = await services.threads.run(services.identities.invite, (node,), seconds, **limits)
     else:
         user = read.name("user")
         groups = read.names("groups", most=1_000)
@@ -89,29 +94,49 @@ async def revoke(request: Request, asked: op.RevokeToken) -> wire.Done:
         raise Refused(refusal.field, refusal.problem, "missing") from None
     except Unserved as problem:
         services.log("revocation not written", {"token": asked.token, "problem": str(problem.__cause__)})
-        services.end_streams(asked.token)
         raise
-    services.end_streams(asked.token)
+    finally:
+        services.end_streams(asked.token)  # of an unknown token there are none
     return wire.Done()
 
 
 def _name(read: Reader, key: str) -> str:
-    """Return the name under a key, empty if there is none."""
+    """Return the name under a key; empty if it is missing or empty."""
     return check_name(read.get(key), key) if read.get(key) not in (None, "") else ""
 
 
 def _shown(token: Token) -> wire.Token:
-    return wire.Token(
-        id=token.id,
-        role=token.role,
-        user=token.user,
-        groups=list(token.groups),
-        partition=token.partition,
-        pool=token.pool,
-        node=token.node,
-        users=list(token.users),
-        uses=token.uses,
-        note=token.note,
-        created=token.created,
-        expires=token.expires,
-    )
+    return msgspec.convert(token, wire.Token, from_attributes=True)
+
+
+@serves(op.Secrets)
+async def secrets(request: Request, asked: op.Secrets) -> wire.Secrets:
+    return wire.Secrets(secrets=request.services.secrets.names(request.caller.user))
+
+
+@serves(op.SetSecret)
+async def set_secret(request: Request, asked: op.SetSecret) -> wire.Done:
+    read = Reader(asked.document, "", "a secret")
+    value = read.text("value")
+    expires = read.optional_duration("expires_in")
+    read.close()
+    check_name(asked.name, "secret")
+    if not value:
+        raise Refused(
+            "value", f"it is empty; give a value, or remove the secret with `fairlead secret remove {asked.name}`"
+        )
+    if expires == 0:
+        raise Refused(
+            "expires_in", "0 would set a secret that has expired already; leave it out, or give a longer time"
+        )
+    expires_in = None if expires is None else expires / SECOND
+    services = request.services
+    await services.threads.run(services.secrets.set, request.caller.user, asked.name, value, expires_in)
+    return wire.Done()
+
+
+@serves(op.RemoveSecret)
+async def remove_secret(request: Request, asked: op.RemoveSecret) -> wire.Done:
+    services = request.services
+    await services.threads.run(services.secrets.remove, request.caller.user, asked.name)
+    return wire.Done()

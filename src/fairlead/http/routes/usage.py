@@ -1,4 +1,4 @@
-"""Handler for the usage report: resources used by users, queues, partitions and jobs in a period."""
+"""Handler for the usage report: resources that users, queues, partitions or jobs used in a period."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import cast
 from fairlead.core.errors import Refused
 from fairlead.core.model import FAR
 from fairlead.core.resources import HOUR, MEMORY, MILLI, SECOND, shown
-from fairlead.history.usage_report import GROUPS, Group, Taken, UsageReport, Use, running
-from fairlead.http.attempts import FLUSH_TIMEOUT
+from fairlead.history.usage_report import GROUPS, Group, UsageReport, Use, running
 from fairlead.http.context import Request
 from fairlead.http.dispatch import serves
 from fairlead.http.routes.history import span_of
@@ -18,8 +17,7 @@ from fairlead.wire import operations as op
 
 @serves(op.UsageReport)
 async def usage_report(request: Request, asked: op.UsageReport) -> wire.UsageReport:
-    services = request.services
-    caller = request.caller
+    services, caller = request.services, request.caller
     groups = _groups(asked.by)
     first, last = span_of(asked.since, asked.until)
     user = asked.user
@@ -33,7 +31,7 @@ async def usage_report(request: Request, asked: op.UsageReport) -> wire.UsageRep
     report = UsageReport(groups, first or 0, FAR if last is None else last, user, asked.partition)
     async with services.report_turns.take(), services.reporting:
         taken = [await service.read(lambda state: running(state, control.now)) for service in served]
-        await services.threads.run(services.records.flush, FLUSH_TIMEOUT)
+        await services.flush()
 
         def add_up() -> list[wire.Used]:
             for part in taken:
@@ -43,17 +41,18 @@ async def usage_report(request: Request, asked: op.UsageReport) -> wire.UsageRep
             return [_used(dict(zip(groups, key, strict=True)), use) for key, use in rows]
 
         rows = await services.threads.run(add_up)
+    counted_until = max((part.now for part in taken), default=control.now)
     return wire.UsageReport(
         by=list(groups),
         since=None if first is None else first / SECOND,
-        until=min(report.until, _latest(taken, control.now)) / SECOND,
+        until=min(report.until, counted_until) / SECOND,
         rows=rows if groups else [],
         total=_used({}, report.total),
     )
 
 
 def _counted(name: str) -> tuple[int, str]:
-    """Return a sort key that orders numeric job ids as numbers: 2 before 10."""
+    """Return a sort key that orders job ids as numbers, so that 2 comes before 10."""
     return (int(name) if name.isdecimal() and name.isascii() else 0, name)
 
 
@@ -67,11 +66,6 @@ def _groups(by: str) -> tuple[Group, ...]:
     return cast(tuple[Group, ...], tuple(names))
 
 
-def _latest(taken: list[Taken], now: int) -> int:
-    """Return the present time of the partitions, up to which running tasks count."""
-    return max((part.now for part in taken), default=now)
-
-
 def _used(group: dict[str, str], use: Use) -> wire.Used:
     mean = use.mean_wait()
     median, most = use.waits_of(50, 95)
@@ -80,12 +74,10 @@ def _used(group: dict[str, str], use: Use) -> wire.Used:
         jobs=use.jobs,
         attempts=use.attempts,
         preempted=use.preempted,
-        hours={name: amount / (HOUR * _unit(name)) for name, amount in sorted(use.amounts.items())},
+        hours={
+            name: amount / (HOUR * (1 if name == MEMORY else MILLI)) for name, amount in sorted(use.amounts.items())
+        },
         wait_mean=None if mean is None else mean / SECOND,
         wait_median=None if median is None else median / SECOND,
         wait_95=None if most is None else most / SECOND,
     )
-
-
-def _unit(resource: str) -> int:
-    return 1 if resource == MEMORY else MILLI

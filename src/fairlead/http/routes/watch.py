@@ -1,4 +1,4 @@
-"""Handler for watching: events of jobs, tasks and nodes as server-sent events. A reader can resume a broken stream."""
+"""Handler for events of jobs, tasks and nodes as server-sent events. A reader can resume a broken stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from fairlead.control.feed import Feed, Missed, event_lines
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
-from fairlead.http.context import Request, may_see, streamed
+from fairlead.http.context import Request, streamed
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import Response
 from fairlead.wire import api as wire
@@ -16,7 +16,7 @@ from fairlead.wire import operations as op
 
 
 def start_of(feed: Feed, after: int | None, last: str) -> int:
-    """Return the record after which a stream starts: the reader's last one, or else the newest."""
+    """Return the record after which a stream starts: the last one that the reader has, or else the newest one."""
     if last:
         if not (last.isascii() and last.isdigit()):
             raise Refused("Last-Event-ID", f"{shown(last)} is not the id of an event; leave it out to begin now")
@@ -25,7 +25,7 @@ def start_of(feed: Feed, after: int | None, last: str) -> int:
 
 
 async def lines(feed: Feed, seq: int, wanted: Callable[[Any], bool]) -> AsyncGenerator[bytes]:
-    """Yield the events after a record, without end. After `reset` the reader has to read the state again."""
+    """Yield the events after a record as they come. The event `reset` asks the reader to read the state again."""
     yield b"retry: 1000\n\n"
     while not feed.closed:
         try:
@@ -44,20 +44,18 @@ async def lines(feed: Feed, seq: int, wanted: Callable[[Any], bool]) -> AsyncGen
 
 @serves(op.Watch)
 async def watch(request: Request, asked: op.Watch) -> Response:
-    services = request.services
-    caller = request.caller
-    served = services.control.find(asked.partition)
+    served = request.leader(asked)
     seq = start_of(served.feed, asked.after, asked.last)
     jobs = served.partition.jobs
 
     def wanted(event: wire.Event) -> bool:
         if asked.job and event.job != asked.job:
             return False
-        if not event.job or caller.operator:
+        if not event.job or request.caller.operator:
             return True
         # The owner of a job never changes, so it can be read without waiting for the writer. The event may be about an
         # earlier job with the same id.
         current = jobs.get(event.job)
-        return current is not None and current.number == event.number and may_see(caller, current)
+        return current is not None and current.number == event.number and request.sees(current)
 
-    return streamed(services, caller, lines(served.feed, seq, wanted))
+    return streamed(request, lines(served.feed, seq, wanted))

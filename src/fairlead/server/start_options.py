@@ -1,4 +1,4 @@
-"""The options of a server, and the sizes and durations in them."""
+"""The options with which a server starts, and the sizes and durations in them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: Path
     url: str
-    """The URL for agents on this machine, and for other servers on the database."""
+    """The URL of this server, for agents on this machine and for the other servers of the database."""
     database: str = ""
-    """The address of a PostgreSQL database for all data that must not be lost. The default is the data directory."""
+    """The address of a PostgreSQL database with the data. By default they are in the data directory."""
     lease: str = "3s"
-    """How long this server leads after it last renewed a lease on PostgreSQL."""
+    """How long a lease on PostgreSQL lasts after each renewal."""
     config: object = None
-    """The configuration document for a new journal."""
+    """The configuration of a new journal, as a document."""
     config_file: str = ""
-    """The file that the user named for `config`."""
+    """The file that `config` was read from."""
     secrets_key: Path | None = None
-    """The file with the key of the secrets; the default is that of `key_path`."""
+    """The key file of the secrets; see `key_path` for the default."""
     certificate: Path | None = None
     key: Path | None = None
     version: str = ""
@@ -39,19 +39,19 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_level: LogLevel = "info"
     history_size: str
     history_age: str = ""
-    """The age at which jobs leave the history; by default only its size is limited."""
+    """The age at which jobs are removed from the history. By default only its size is limited."""
     journal_age: str = "1h"
-    """How long records are kept, so that backups can be restored to an earlier time."""
+    """How long records are kept, so that backups can be restored to a moment in this time."""
     outputs: str = ""
-    """Where output of tasks is stored: a folder, by default in the data directory, or s3://BUCKET/PREFIX."""
+    """Where the output of tasks is stored: s3://BUCKET/PREFIX, or a folder, by default in the data directory."""
     outputs_endpoint: str = ""
-    """The address of the object store; the default is AWS."""
+    """The address of the object store. The default is that of AWS."""
     outputs_size: str
     outputs_age: str
     traces: str = ""
     """The address of an OpenTelemetry collector for spans of jobs; empty for none."""
     kubernetes: tuple[str, Path | None, str] = ("", None, "")
-    """The kubeconfig file of a cluster whose pods this server schedules, the file of rules, and the lease."""
+    """For scheduling pods: the kubeconfig file of the cluster, the file of rules, and the name of the lease."""
 
 
 class Limits(NamedTuple):
@@ -71,7 +71,7 @@ class Limits(NamedTuple):
 
 
 def limits_of(options: ServerOptions) -> Limits:
-    """Parse the sizes and durations of a server's options. Raises `Failed` with the name of the option."""
+    """Parse the sizes and durations of options. Raise `Failed`, with the name of the option, if one is wrong."""
     with refusals_as_failed():
         limits = Limits(
             log_size=parse_quantity(MEMORY, options.log_size, "--log-size"),
