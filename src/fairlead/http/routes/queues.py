@@ -1,16 +1,14 @@
-"""Handlers for queues, loans between them, and waiting work: lanes with their asks, and nodes held for asks."""
+"""Handlers for queues and the loans between them."""
 
 from __future__ import annotations
 
-from fairlead.core.commands import BringToFront, CancelAsk, MoveQueue, ReleaseHold, ResetLane
+from fairlead.core.commands import MoveQueue
 from fairlead.core.errors import Refused
-from fairlead.core.reader import Reader
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
 from fairlead.http.context import Request, change
 from fairlead.http.dispatch import serves
-from fairlead.http.routes.jobs import change_job
-from fairlead.views.answers import hold_answers, lane_answers, promise_answers, queue_answer
+from fairlead.views.answers import queue_answer
 from fairlead.views.loans import loan_answers
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
@@ -50,62 +48,3 @@ async def move_queue(request: Request, asked: op.MoveQueue) -> wire.Done:
 async def loans(request: Request, asked: op.Loans) -> wire.Loans:
     served = await request.reader(asked)
     return await served.read(lambda state: wire.Loans(loans=loan_answers(state, served.now)))
-
-
-@serves(op.Lanes)
-async def lanes(request: Request, asked: op.Lanes) -> wire.Lanes:
-    served = request.leader(asked)
-
-    def look(state: Partition) -> wire.Lanes:
-        figures = request.services.metrics.lanes(state.name)
-        listed = lane_answers(state, figures, asked.limit, asked.first, request.sees, served.writer.reasons)
-        return wire.Lanes(lanes=listed, ready=state.readiness.ready)
-
-    return await served.read(look)
-
-
-def _ask(data: object) -> tuple[str, str]:
-    read = Reader(data, "", "an ask")
-    job, stage = read.name("job"), read.name("stage")
-    read.close()
-    return job, stage
-
-
-@serves(op.BringToFront)
-async def bring_to_front(request: Request, asked: op.BringToFront) -> wire.Done:
-    job, stage = _ask(asked.document)
-    return await change_job(request, asked, BringToFront(job=job, stage=stage))
-
-
-@serves(op.CancelAsk)
-async def cancel(request: Request, asked: op.CancelAsk) -> wire.Done:
-    job, stage = _ask(asked.document)
-    return await change_job(request, asked, CancelAsk(job=job, stage=stage))
-
-
-@serves(op.ResetLane)
-async def reset_lane(request: Request, asked: op.ResetLane) -> wire.Done:
-    read = Reader(asked.document, "", "a reset")
-    queue, job = read.text("queue", most=1_000), read.name("job")
-    cancel = read.flag("cancel", False)
-    read.close()
-    return await change_job(request, asked, ResetLane(queue=queue, job=job, cancel=cancel))
-
-
-@serves(op.Holds)
-async def holds(request: Request, asked: op.Holds) -> wire.Holds:
-    sees = request.sees
-    served = await request.reader(asked)
-
-    def look(state: Partition) -> wire.Holds:
-        return wire.Holds(holds=hold_answers(state, sees, served.now), promises=promise_answers(state, sees))
-
-    return await served.read(look)
-
-
-@serves(op.ReleaseHold)
-async def release_hold(request: Request, asked: op.ReleaseHold) -> wire.Done:
-    read = Reader(asked.document, "", "a hold")
-    job, stage = read.name("job"), read.name("stage", "")
-    read.close()
-    return await change_job(request, asked, ReleaseHold(job=job, stage=stage))

@@ -1,17 +1,13 @@
-"""Handlers for servers and partitions: which server leads what, drain and enable servers, mark partitions ready."""
+"""Handlers for servers: which server leads what; drain and enable servers."""
 
 from __future__ import annotations
 
-import msgspec
-
-from fairlead.core.commands import MarkReady
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
-from fairlead.http.context import Request, change
+from fairlead.http.context import Request
 from fairlead.http.dispatch import serves
 from fairlead.journal.codec import stream_of
 from fairlead.journal.roster import Member
-from fairlead.views.answers import partition_answer
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 
@@ -48,21 +44,3 @@ def _answer(request: Request, member: Member) -> wire.Server:
     if not member.address:  # the server shares no database, so it holds no leases
         leads = leads or control.led()
     return wire.Server(id=member.id, url=member.address, state=state, leads=leads)
-
-
-@serves(op.Partitions)
-async def partitions(request: Request, asked: op.Partitions) -> wire.Partitions:
-    control = request.services.control
-    answers = []
-    for name in control.names():
-        served = await control.reader(name)
-        answer = await served.read(partition_answer)
-        if name not in control.led():  # only the leader of the partition knows its readiness
-            answer = msgspec.structs.replace(answer, ready=None, waiting_for=[])
-        answers.append(msgspec.structs.replace(answer, leader=control.leader(name)))
-    return wire.Partitions(partitions=answers)
-
-
-@serves(op.MarkReady)
-async def mark_ready(request: Request, asked: op.MarkReady) -> wire.Done:
-    return await change(request, asked, MarkReady(), "partition")
