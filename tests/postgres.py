@@ -1,6 +1,7 @@
-"""A real PostgreSQL for tests: the machine's own, else the one of the wheel `pgserver`. One server per test process.
+"""A real PostgreSQL for tests, from the machine's packages. One server per test process.
 
-It listens on a Unix socket only and trades durability for speed; `durable=True` keeps the defaults of PostgreSQL.
+It listens on a Unix socket only and trades durability for speed; `durable=True` keeps the defaults of PostgreSQL. The
+tests are left out where there is no PostgreSQL; in CI, as root on Debian, it is installed.
 """
 
 import os
@@ -15,26 +16,29 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
+from functools import cache
 from itertools import count
 from pathlib import Path
 
-MISSING = "PostgreSQL 15 or newer is not installed (Debian: apt install postgresql), so its tests are left out"
+from tests.packages import installed
+
+OLDEST = 15
+MISSING = f"tests of PostgreSQL left out: version {OLDEST} or newer is not installed (Debian: apt install postgresql)"
 FAST = ("-c", "fsync=off", "-c", "full_page_writes=off", "-c", "synchronous_commit=off")
 
 
+@cache
 def programs() -> Path | None:
     """Return the folder with the programs of PostgreSQL; None if there are none."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
-    if found and int(found[-1].parts[-3]) >= 15:
-        return found[-1].parent
+    return installed(_programs, "postgresql")
+
+
+def _programs() -> Path | None:
+    found = {int(path.parts[-3]): path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")}
+    if found and max(found) >= OLDEST:
+        return found[max(found)]
     on_path = shutil.which("postgres")
-    if on_path:
-        return Path(on_path).resolve().parent
-    spec = find_spec("pgserver")
-    if spec is not None and spec.origin:
-        return Path(spec.origin).parent / "pginstall" / "bin"
-    return None
+    return Path(on_path).resolve().parent if on_path else None
 
 
 class Postgres:
