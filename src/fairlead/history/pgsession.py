@@ -10,14 +10,13 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
 from typing import Any
 
 import psycopg
 
 from fairlead.history.tables import Session, Tables
 from fairlead.journal.journal import JournalError
-from fairlead.journal.pgconnection import Connection, connect, explained, shown_url
+from fairlead.journal.pgconnection import Connection, connect, explained, shown_url, with_placeholders
 from fairlead.journal.pgschema import prepare
 
 KEPT = 4
@@ -91,16 +90,16 @@ class PostgresSession(Session):
         return True
 
     def run(self, sql: str, values: Any = ()) -> Iterable[Any]:
-        return self.db.execute(_translated(sql), values)
+        return self.db.execute(with_placeholders(sql), values)
 
     def scan(self, sql: str, values: Any = ()) -> Iterator[Any]:
         with self.db.transaction(), self.db.cursor("scan") as cursor:
-            yield from cursor.execute(_translated(sql), values)
+            yield from cursor.execute(with_placeholders(sql), values)
 
     def run_many(self, sql: str, rows: list[Any]) -> None:
         if rows:
             with self.db.cursor() as cursor:
-                cursor.executemany(_translated(sql), rows)
+                cursor.executemany(with_placeholders(sql), rows)
 
     def writing(self) -> AbstractContextManager[object]:
         return self.db.transaction()
@@ -143,12 +142,6 @@ class PostgresSession(Session):
             used += rows * (float(width) + ROW)
             jobs = rows if table == "jobs" else jobs
         return max(0, int(jobs * (1 - TARGET * size / used)) + 1) if used > size else 0
-
-
-@lru_cache(1000)
-def _translated(sql: str) -> bytes:
-    """Return a statement with psycopg's placeholders."""
-    return re.sub(r":(\w+)", r"%(\1)s", sql.replace("%", "%%").replace("?", "%s")).encode()
 
 
 def _regex(pattern: str) -> str:

@@ -6,19 +6,29 @@ Subclasses add the statements and transactions of their database.
 
 import hashlib
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol
 
-from fairlead.journal.journal import LINE, Damaged, JournalError, NotWritten, Pruned, Record, Snapshot, raised
+from fairlead.journal.journal import (
+    KEPT_SNAPSHOTS,
+    LINE,
+    Damaged,
+    Fenced,
+    Journal,
+    JournalError,
+    NotWritten,
+    Pruned,
+    Record,
+    Snapshot,
+    raised,
+)
 
 GENESIS = bytes(16)
-KEPT_SNAPSHOTS = 2
 READ_BYTES = 4 << 20
-"""About the most bytes that one transaction reads, which keeps it short."""
-PRUNED_AT_ONCE = 256
+"""Approximate limit of bytes that one transaction reads, so that transactions are short."""
+_PRUNED_AT_ONCE = 256
 _PRUNE_PAUSE = 0.003  # seconds, at least
 
 
@@ -57,87 +67,74 @@ class Reign(NamedTuple):
         return digest_of(b"fairlead-reign", self.base_digest, stream, self[:4])
 
 
-class ChainedJournal(ABC):
+class Database(Protocol):
+    """A database with tables of a journal. In its SQL, `?` stands for a value."""
+
+    def run(self, sql: str, values: tuple[object, ...] = ()) -> Any:
+        """Run a statement and return its cursor."""
+
+    def reading(self, doing: str) -> AbstractContextManager[None]:
+        """Run a block in one read transaction. `doing` names the action in error messages."""
+
+    def writing(self, doing: str) -> AbstractContextManager[None]:
+        """Run a block in one durable write transaction. If this raises `NotWritten`, nothing was written."""
+
+
+class ChainedJournal(Journal):
     """Reads records and snapshots, and checks them. Messages name the journal by `path`."""
 
     path: str
     snapshots_path: str
+    _tails: dict[str, Mark]
+    """Stream → the last record of the reign that this object began."""
     _skipped: dict[str, range]
     _is_frozen = False
     """True within `frozen`, which is one transaction."""
 
-    # What a database does
+    # Implemented for each database
+
+    @property
+    @abstractmethod
+    def _records(self) -> Database:
+        """The database with the tables `records` and `reigns`."""
+
+    @property
+    @abstractmethod
+    def _snapshots(self) -> Database:
+        """The database with the table `snapshots`."""
 
     @abstractmethod
-    def reign(self, stream: str) -> int: ...
-
-    @abstractmethod
-    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None: ...
-
-    @abstractmethod
-    def streams(self) -> list[str]: ...
-
-    @abstractmethod
-    def drop(self, stream: str) -> None: ...
-
-    @abstractmethod
-    def leads_until(self) -> float: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
+    def _write_record(self, stream: str, mark: Mark, payload: bytes) -> bool:
+        """Write a record durably, and return True; return False if another writer took the stream."""
 
     @abstractmethod
     def _transaction(self, doing: str) -> AbstractContextManager[None]:
-        """Run a block in one read transaction, so that all its reads see the same state of the records."""
+        """Run a block in one read transaction, so that all its reads see the same records."""
 
     @abstractmethod
     def _state_of(self, stream: str) -> tuple[Reign, Mark]:
         """Return the reign of a stream and its last record, checked. Must be the first read of a transaction."""
 
     @abstractmethod
-    def _digest_at(self, stream: str, row: Reign, seq: int) -> bytes | None:
-        """Return the digest of record `seq`, which may also be the base (the last pruned record)."""
-
-    @abstractmethod
     def _batch(self, stream: str, after: int) -> list[Any]:
         """Return some records after `after` as rows of number, epoch, digest and payload."""
 
-    @abstractmethod
-    def saved_snapshots(self, stream: str) -> list[int]:
-        """Return the numbers of the snapshots of a stream, the newest first."""
+    def _lock_row(self, stream: str) -> None:
+        """Lock the row of a stream until the write transaction ends, where that does not lock the whole database."""
 
-    @abstractmethod
-    def _snapshot_row(self, stream: str, seq: int) -> Any:
-        """Return `born`, `chain`, digest and payload of a snapshot; None if it does not exist."""
-
-    @abstractmethod
-    def _store_snapshot(self, stream: str, seq: int, row: Reign, chain: bytes, digest: bytes, payload: bytes) -> None:
-        """Write a snapshot. Delete all others except the newest of the stream and the one at its base."""
-
-    @abstractmethod
-    def _prune_some(self, stream: str, upto: int) -> bool:
-        """Delete some records in one transaction. True if more are left to delete."""
-
-    # Copying: see `copying`
-
-    @abstractmethod
-    def _names(self) -> list[str]:
-        """Return the names of all streams that ever had a reign, including dropped ones.
-
-        Must be called within a transaction.
-        """
+    # Copying: see `stream_copy`
 
     @abstractmethod
     def held_by(self) -> str:
         """Return the address of a server that leads a stream now; empty if there is none."""
 
     @abstractmethod
-    def adopting(self) -> AbstractContextManager[None]:
-        """Write copies of streams within one durable transaction."""
-
-    @abstractmethod
     def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
         """Write a copy of a stream of another journal. Must be called within `adopting`, on an empty journal."""
+
+    def adopting(self) -> AbstractContextManager[None]:
+        """Run a block that calls `adopt` in one durable transaction."""
+        return self._records.writing("copying a journal")
 
     def reigned(self) -> list[str]:
         """Return the names of all streams that ever had a reign, including dropped ones."""
@@ -146,11 +143,9 @@ class ChainedJournal(ABC):
 
     @contextmanager
     def frozen(self) -> Iterator[dict[str, tuple[Reign, Mark]]]:
-        """Within a block, read all streams as of one moment while servers keep writing.
+        """Within a block, all reads see the records as of the same time, while servers keep writing.
 
-        Yields the last record of each stream.
-
-        Snapshots may be newer than that moment, because they may be in another file.
+        Yields the reign and the last record of each stream. SQLite has snapshots in another file, so they may be newer.
         """
         with self._transaction("reading all streams"):
             self._is_frozen = True
@@ -174,7 +169,53 @@ class ChainedJournal(ABC):
             yield batch
             after = batch[-1][0]
 
+    # Appending
+
+    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
+        tail = self._tails.get(stream)
+        if not tail or tail.epoch != epoch or tail.seq + 1 != seq:
+            raise self._refusal(stream, epoch, seq)
+        mark = Mark(seq, epoch, record_digest(tail.digest, stream, seq, epoch, payload))
+        if not self._write_record(stream, mark, payload):
+            raise self._refusal(stream, epoch, seq)
+        self._tails[stream] = mark
+
+    def _refusal(self, stream: str, epoch: int, seq: int) -> JournalError:
+        with self._records.reading(f"stream {stream!r}: reading its reign"):
+            row = self._records.run("SELECT epoch FROM reigns WHERE stream = ?", (stream,)).fetchone()
+        if row and epoch < row[0]:
+            return Fenced(stream, epoch, row[0])
+        tail = self._tails.get(stream)
+        if not tail or tail.epoch != epoch:
+            return NotWritten(f"stream {stream!r}: epoch {epoch} was not begun by this object; call reign() first")
+        return NotWritten(f"stream {stream!r}: record {seq} is out of sequence, the last is {tail.seq}")
+
     # Reading
+
+    def _names(self) -> list[str]:
+        """Return the names of all streams that ever had a reign. Must be called within a transaction."""
+        return sorted(name for (name,) in self._records.run("SELECT stream FROM reigns WHERE epoch > 0"))
+
+    def streams(self) -> list[str]:
+        with self._reading("listing the streams"):
+            names = self._names()
+            unseen, at = set(names), ""
+            while True:  # seeks from one stream to the next, without reading every record
+                [(stream,)] = self._records.run("SELECT min(stream) FROM records WHERE stream > ?", (at,))
+                if stream is None:
+                    break
+                if stream not in unseen:  # or seen before: a damaged index can lead in a circle
+                    raise self._damage(stream, "its reign is missing or its records are out of order")
+                unseen.remove(stream)
+                at = stream
+            return [name for name in names if self._state_of(name)[1].seq]
+
+    def _digest_at(self, stream: str, row: Reign, seq: int) -> bytes | None:
+        """Return the digest of record `seq`, which may also be the base (the last pruned record)."""
+        if seq == row.base:
+            return row.base_digest
+        found = self._records.run("SELECT digest FROM records WHERE stream = ? AND seq = ?", (stream, seq)).fetchone()
+        return found[0] if found and type(found[0]) is bytes else None
 
     def _reading(self, doing: str) -> AbstractContextManager[None]:
         return nullcontext() if self._is_frozen else self._transaction(doing)
@@ -235,6 +276,12 @@ class ChainedJournal(ABC):
 
     # Snapshots and pruning
 
+    def saved_snapshots(self, stream: str) -> list[int]:
+        """Return the numbers of the snapshots of a stream, the newest first."""
+        with self._snapshots.reading(f"stream {stream!r}: listing snapshots"):
+            rows = self._snapshots.run("SELECT seq FROM snapshots WHERE stream = ? ORDER BY seq DESC", (stream,))
+            return [seq for (seq,) in rows]
+
     def snapshot(self, stream: str) -> Snapshot | None:
         tried: list[int] | None = None
         while True:
@@ -260,7 +307,10 @@ class ChainedJournal(ABC):
 
         Raises `Damaged` if the snapshot does not match the records.
         """
-        row = self._snapshot_row(stream, seq)
+        with self._snapshots.reading(f"stream {stream!r}: reading snapshot {seq}"):
+            row = self._snapshots.run(
+                "SELECT born, chain, digest, payload FROM snapshots WHERE stream = ? AND seq = ?", (stream, seq)
+            ).fetchone()
         if not row or type(row[1]) is not bytes or type(row[3]) is not bytes:
             return None
         born, chain, digest, payload = row
@@ -286,7 +336,15 @@ class ChainedJournal(ABC):
                 f"the records at hand are {row.base + 1} to {tail.seq}"
             )
         digest = digest_of(b"fairlead-snap", chain, stream, (seq, row.born), payload)
-        self._store_snapshot(stream, seq, row, chain, digest, payload)
+        with self._snapshots.writing(f"stream {stream!r}: saving the snapshot at {seq}"):
+            run = self._snapshots.run
+            run("DELETE FROM snapshots WHERE stream = ? AND (born != ? OR seq = ?)", (stream, row.born, seq))
+            run("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", (stream, seq, row.born, chain, digest, payload))
+            run(
+                "DELETE FROM snapshots WHERE stream = ? AND seq NOT IN (?, ?) AND seq NOT IN "
+                "(SELECT seq FROM snapshots WHERE stream = ? ORDER BY seq DESC LIMIT ?)",
+                (stream, seq, row.base, stream, KEPT_SNAPSHOTS),
+            )
 
     def prune(self, stream: str, upto: int) -> None:
         newest = self.snapshot(stream)
@@ -303,10 +361,21 @@ class ChainedJournal(ABC):
             if more:  # leave the records unlocked half of the time for a waiting writer: SQLite's locks are not fair
                 time.sleep(max(_PRUNE_PAUSE, time.monotonic() - began))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _prune_some(self, stream: str, upto: int) -> bool:
+        """Delete some records in one transaction. True if more are left to delete."""
+        with self._records.writing(f"stream {stream!r}: pruning to {upto}"):
+            self._lock_row(stream)
+            row, _ = self._state_of(stream)
+            if row.base >= upto:
+                return False
+            cut = min(upto, row.base + _PRUNED_AT_ONCE)
+            chain = self._digest_at(stream, row, cut)
+            if not chain:
+                raise self._damage(stream, f"record {cut} is missing")
+            self._records.run("DELETE FROM records WHERE stream = ? AND seq <= ?", (stream, cut))
+            row = row._replace(base=cut, base_digest=chain)
+            self._records.run(
+                "UPDATE reigns SET base = ?, base_digest = ?, seal = ? WHERE stream = ?",
+                (cut, chain, row.seal(stream), stream),
+            )
+        return cut < upto

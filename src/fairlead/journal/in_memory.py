@@ -4,12 +4,19 @@ The object outlives the writer that uses it, so a restart is a new writer on the
 """
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
-from fairlead.journal.journal import Fenced, JournalError, NotWritten, Pruned, Record, Snapshot, UnknownOutcome
-
-_KEPT_SNAPSHOTS = 2
+from fairlead.journal.journal import (
+    KEPT_SNAPSHOTS,
+    Fenced,
+    Journal,
+    JournalError,
+    NotWritten,
+    Pruned,
+    Record,
+    Snapshot,
+    UnknownOutcome,
+)
 
 
 class _Stream:
@@ -26,7 +33,7 @@ class _Stream:
         return self.base + len(self.records)
 
 
-class MemoryJournal:
+class MemoryJournal(Journal):
     """Keeps all streams in this process. `break_next` makes the next append fail."""
 
     def __init__(self) -> None:
@@ -116,7 +123,7 @@ class MemoryJournal:
             )
         kept = {snapshot.seq: snapshot for snapshot in entry.snapshots}
         kept[seq] = Snapshot(seq, bytes(payload))
-        newest = sorted(kept)[-_KEPT_SNAPSHOTS:]
+        newest = sorted(kept)[-KEPT_SNAPSHOTS:]
         entry.snapshots = [kept[number] for number in sorted(kept) if number in (*newest, seq, entry.base)]
 
     def prune(self, stream: str, upto: int) -> None:
@@ -138,11 +145,3 @@ class MemoryJournal:
 
     def close(self) -> None:
         """Do nothing: the records stay for the next writer."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

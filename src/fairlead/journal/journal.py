@@ -10,6 +10,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+KEPT_SNAPSHOTS = 2
 LINE = 1_000_000
 """Distance between epochs before and after a restore: more epochs than the servers of one database ever begin."""
 
@@ -164,8 +165,10 @@ class Journal(Protocol):
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()

@@ -5,8 +5,10 @@ This module needs psycopg, which an installation on SQLite does not have; `openi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import psycopg
@@ -91,6 +93,12 @@ def connect(url: str, purpose: str, read_only: bool = False) -> Connection:
         connection.close()
         raise
     return connection
+
+
+@lru_cache(1000)
+def with_placeholders(sql: str) -> bytes:
+    """Return a statement with psycopg's placeholders for values instead of `?` and `:name`."""
+    return re.sub(r":(\w+)", r"%(\1)s", sql.replace("%", "%%").replace("?", "%s")).encode()
 
 
 def is_broken(connection: Connection) -> bool:

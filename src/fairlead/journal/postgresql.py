@@ -18,22 +18,12 @@ import psycopg
 
 from fairlead.journal.chained import (
     GENESIS,
-    KEPT_SNAPSHOTS,
-    PRUNED_AT_ONCE,
     READ_BYTES,
     ChainedJournal,
     Mark,
     Reign,
-    record_digest,
 )
-from fairlead.journal.journal import (
-    Damaged,
-    Fenced,
-    Held,
-    JournalError,
-    NotWritten,
-    UnknownOutcome,
-)
+from fairlead.journal.journal import Damaged, Fenced, Held, JournalError, UnknownOutcome
 from fairlead.journal.lease_renewer import LeaseRenewer
 from fairlead.journal.leases import LEASE
 from fairlead.journal.pgconnection import (
@@ -45,6 +35,7 @@ from fairlead.journal.pgconnection import (
     reading,
     refused,
     shown_url,
+    with_placeholders,
     writing,
 )
 from fairlead.journal.pgschema import prepare
@@ -93,8 +84,7 @@ class PostgresJournal(ChainedJournal):
         self._patience = patience
         self._in_doubt = False
         self._skipped = {}
-        self._tails: dict[str, Mark] = {}
-        """Stream → the last record of this object's reign."""
+        self._tails = {}
         self._renewer = LeaseRenewer(url, self._server, lease)
         self._session = ""
         self._db = self._connected()
@@ -118,7 +108,7 @@ class PostgresJournal(ChainedJournal):
     # Reigns and appends
 
     def reign(self, stream: str) -> int:
-        with self._writing(f"stream {stream!r}: beginning a reign"):
+        with self.writing(f"stream {stream!r}: beginning a reign"):
             row, tail = self._claim(stream)
             if row.slot < 0:
                 row = row._replace(slot=0)
@@ -159,28 +149,21 @@ class PostgresJournal(ChainedJournal):
             raise Held(stream, address, left)
         return self._state_of(stream)
 
-    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
-        tail = self._tails.get(stream)
-        if not tail or tail.epoch != epoch or tail.seq + 1 != seq:
-            raise self._refusal(stream, epoch, seq)
+    def _write_record(self, stream: str, mark: Mark, payload: bytes) -> bool:
+        seq, epoch, digest = mark
         doing = f"stream {stream!r}: record {seq}"
         if self._in_doubt:
-            raise UnknownOutcome(f"{self.path}: {doing}: refused after a write of unknown outcome; open it again")
-        digest = record_digest(tail.digest, stream, seq, epoch, payload)
+            raise self._doubt(doing)
         values = {"stream": stream, "epoch": epoch, "seq": seq, "digest": digest, "payload": payload}
         while True:
             try:
-                written = self._db.execute(_APPEND, {**values, "session": self._session}, prepare=True).rowcount
+                return self._db.execute(_APPEND, {**values, "session": self._session}, prepare=True).rowcount == 1
             except psycopg.Error as problem:
                 if not is_broken(self._db):
                     raise refused(problem, self.path, doing) from problem
                 if self._find_written(stream, epoch, seq, digest, problem):
-                    break
-                continue  # it was not written, and the lost connection can no longer write it
-            if not written:
-                raise self._refusal(stream, epoch, seq)
-            break
-        self._tails[stream] = Mark(seq, epoch, digest)
+                    return True
+                # It was not written, and the lost connection can no longer write it.
 
     def _find_written(self, stream: str, epoch: int, seq: int, digest: bytes, cause: Exception) -> bool:
         """Return whether a record was written, after the connection was lost during its append.
@@ -233,17 +216,6 @@ class PostgresJournal(ChainedJournal):
                         (self._session, stream, epoch, self._server),
                     )
 
-    def _refusal(self, stream: str, epoch: int, seq: int) -> JournalError:
-        with self._reading(f"stream {stream!r}: reading its reign"):
-            row = self._db.execute("SELECT epoch FROM reigns WHERE stream = %s", (stream,)).fetchone()
-        current = row[0] if row else 0
-        if epoch < current:
-            return Fenced(stream, epoch, current)
-        tail = self._tails.get(stream)
-        if not tail or tail.epoch != epoch:
-            return NotWritten(f"stream {stream!r}: epoch {epoch} was not begun by this object; call reign() first")
-        return NotWritten(f"stream {stream!r}: record {seq} is out of sequence, the last is {tail.seq}")
-
     def _put(self, stream: str, row: Reign, tail: Mark) -> None:
         """Write the row of a stream, with a lease for this server. The caller must have locked the row."""
         self._db.execute(
@@ -263,17 +235,35 @@ class PostgresJournal(ChainedJournal):
 
     # Reading
 
+    @property
+    def _records(self) -> PostgresJournal:
+        return self
+
+    _snapshots = _records
+
+    def run(self, sql: str, values: tuple[object, ...] = ()) -> Any:
+        return self._db.cursor(binary=True).execute(with_placeholders(sql), values)
+
+    def reading(self, doing: str) -> AbstractContextManager[None]:
+        return self._reading(doing)
+
+    def writing(self, doing: str) -> AbstractContextManager[None]:
+        if self._in_doubt:
+            raise self._doubt(doing)
+        if is_broken(self._db):
+            self._reconnect()
+        return writing(self._db, self.path, doing)
+
     def _transaction(self, doing: str) -> AbstractContextManager[None]:
         if is_broken(self._db):
             self._reconnect()
         return reading(self._db, self.path, doing)
 
-    def _writing(self, doing: str) -> AbstractContextManager[None]:
-        if self._in_doubt:
-            raise UnknownOutcome(f"{self.path}: {doing}: refused after a write of unknown outcome; open it again")
-        if is_broken(self._db):
-            self._reconnect()
-        return writing(self._db, self.path, doing)
+    def _doubt(self, doing: str) -> UnknownOutcome:
+        return UnknownOutcome(f"{self.path}: {doing}: refused after a write of unknown outcome; open it again")
+
+    def _lock_row(self, stream: str) -> None:
+        self.run("SELECT 1 FROM reigns WHERE stream = ? FOR UPDATE", (stream,))
 
     def _state_of(self, stream: str) -> tuple[Reign, Mark]:
         row = self._db.execute(
@@ -297,25 +287,6 @@ class PostgresJournal(ChainedJournal):
             raise self._damage(stream, f"record {seq} is not the one that was written")
         return reign, tail
 
-    def _digest_at(self, stream: str, row: Reign, seq: int) -> bytes | None:
-        if seq == row.base:
-            return row.base_digest
-        record = self._db.execute("SELECT digest FROM records WHERE stream = %s AND seq = %s", (stream, seq)).fetchone()
-        return record[0] if record else None
-
-    def streams(self) -> list[str]:
-        with self._reading("listing the streams"):
-            found: dict[str, int] = dict(self._db.execute("SELECT stream, seq FROM reigns").fetchall())
-            orphans = self._db.execute(  # seeks from one stream to the next, without reading every record
-                "WITH RECURSIVE names AS (SELECT min(stream) AS stream FROM records UNION ALL SELECT "
-                "(SELECT min(stream) FROM records WHERE stream > names.stream) FROM names WHERE stream IS NOT NULL) "
-                "SELECT stream FROM names WHERE stream IS NOT NULL"
-            ).fetchall()
-        for (stream,) in orphans:
-            if not found.get(stream):
-                raise self._damage(stream, "its reign is missing")
-        return sorted(name for name, seq in found.items() if seq)
-
     def _batch(self, stream: str, after: int) -> list[Any]:
         # Sizes first: the driver fetches all rows of an answer at once.
         upto, size = after, 0
@@ -333,53 +304,8 @@ class PostgresJournal(ChainedJournal):
                 (stream, after, upto),
             ).fetchall()
 
-    # Snapshots, pruning, dropping
-
-    def saved_snapshots(self, stream: str) -> list[int]:
-        with self._reading(f"stream {stream!r}: listing snapshots"):
-            rows = self._db.execute("SELECT seq FROM snapshots WHERE stream = %s ORDER BY seq DESC", (stream,))
-            return [seq for (seq,) in rows]
-
-    def _snapshot_row(self, stream: str, seq: int) -> Any:
-        with self._reading(f"stream {stream!r}: reading snapshot {seq}"), self._db.cursor(binary=True) as cursor:
-            return cursor.execute(
-                "SELECT born, chain, digest, payload FROM snapshots WHERE stream = %s AND seq = %s", (stream, seq)
-            ).fetchone()
-
-    def _store_snapshot(self, stream: str, seq: int, row: Reign, chain: bytes, digest: bytes, payload: bytes) -> None:
-        with self._writing(f"stream {stream!r}: saving the snapshot at {seq}"):
-            self._db.execute(
-                "DELETE FROM snapshots WHERE stream = %s AND (born != %s OR seq = %s)", (stream, row.born, seq)
-            )
-            self._db.execute(
-                "INSERT INTO snapshots VALUES (%s, %s, %s, %s, %s, %s)", (stream, seq, row.born, chain, digest, payload)
-            )
-            self._db.execute(
-                "DELETE FROM snapshots WHERE stream = %s AND seq NOT IN (%s, %s) AND seq NOT IN "
-                "(SELECT seq FROM snapshots WHERE stream = %s ORDER BY seq DESC LIMIT %s)",
-                (stream, seq, row.base, stream, KEPT_SNAPSHOTS),
-            )
-
-    def _prune_some(self, stream: str, upto: int) -> bool:
-        with self._writing(f"stream {stream!r}: pruning to {upto}"):
-            self._db.execute("SELECT 1 FROM reigns WHERE stream = %s FOR UPDATE", (stream,))
-            row, _ = self._state_of(stream)
-            if row.base >= upto:
-                return False
-            cut = min(upto, row.base + PRUNED_AT_ONCE)
-            chain = self._digest_at(stream, row, cut)
-            if not chain:
-                raise self._damage(stream, f"record {cut} is missing")
-            self._db.execute("DELETE FROM records WHERE stream = %s AND seq <= %s", (stream, cut))
-            row = row._replace(base=cut, base_digest=chain)
-            self._db.execute(
-                "UPDATE reigns SET base = %s, base_digest = %s, seal = %s WHERE stream = %s",
-                (cut, chain, row.seal(stream), stream),
-            )
-        return cut < upto
-
     def drop(self, stream: str) -> None:
-        with self._writing(f"stream {stream!r}: dropping it"):
+        with self.writing(f"stream {stream!r}: dropping it"):
             old, _ = self._claim(stream)
             if old.slot < 0:
                 return
@@ -392,9 +318,6 @@ class PostgresJournal(ChainedJournal):
         self._renewer.forget(stream)
 
     # Copying
-
-    def _names(self) -> list[str]:
-        return sorted(name for (name,) in self._db.execute("SELECT stream FROM reigns WHERE epoch > 0"))
 
     def held_by(self) -> str:
         with self._reading("looking for a server that leads"):
@@ -427,11 +350,8 @@ class PostgresJournal(ChainedJournal):
 
         The object cannot be used afterwards.
         """
-        with self._writing("renaming the schema"):
+        with self.writing("renaming the schema"):
             self._db.execute(f"ALTER SCHEMA {SCHEMA} RENAME TO {name}".encode())
-
-    def adopting(self) -> AbstractContextManager[None]:
-        return self._writing("copying a journal")
 
     def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
         self._db.execute(
