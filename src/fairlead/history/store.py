@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -84,8 +84,11 @@ class Used(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cpu: int
     memory: int
     node: str = ""
-    """Set if the node reports the end again, as after a restart of the server. The row is then written only if the
-    history has the attempt on that node and has no such row yet."""
+    """Set if the node repeats its report, as after a restart of the server. Then the row is written only if the history
+    has the attempt on that node, and has no use of it yet."""
+
+
+Row = JobRow | AttemptRow | Used
 
 
 class History:
@@ -106,11 +109,10 @@ class History:
         self._note = note
         self.failure = ""
         """Why the last batch was not written; empty if it was."""
-        self._jobs: list[JobRow] = []
-        self._attempts: list[AttemptRow] = []
-        self._used: list[Used] = []
+        self._rows: list[Row] = []
+        """Rows that wait to be written."""
         self._left_out = 0
-        """Rows that were left out since the last written batch."""
+        """Number of rows that were left out since the last written batch."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._hurry = threading.Event()
@@ -128,25 +130,16 @@ class History:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
-        with self._lock:
-            if self._has_room(len(jobs) + len(attempts)):
-                self._jobs += jobs
-                self._attempts += attempts
-        self._rouse()
+        self._queue([*jobs, *attempts])
 
     def put_used(self, used: list[Used]) -> None:
-        with self._lock:
-            if self._has_room(len(used)):
-                self._used += used
-        self._rouse()
+        self._queue(used)
 
     def flush(self, seconds: float = 10.0) -> None:
         """Have all queued rows written now, and wait for it at most `seconds`."""
         self._hurry.set()
         with self._written:
-            self._written.wait_for(
-                lambda: not (self._jobs or self._attempts or self._used or self._busy), timeout=seconds
-            )
+            self._written.wait_for(lambda: not (self._rows or self._busy), timeout=seconds)
 
     def close(self) -> None:
         self._closing.set()
@@ -154,13 +147,13 @@ class History:
         self._wake.set()
         self._thread.join()
 
-    def _has_room(self, rows: int) -> bool:
-        fits = len(self._jobs) + len(self._attempts) + len(self._used) + rows <= WAITING
-        self._left_out += 0 if fits else rows
-        return fits
-
-    def _rouse(self) -> None:
-        """Wake the writing thread; start a new one if it has ended."""
+    def _queue(self, rows: Sequence[Row]) -> None:
+        """Queue rows and wake the writing thread; start a new thread if it has ended."""
+        with self._lock:
+            if len(self._rows) + len(rows) <= WAITING:
+                self._rows += rows
+            else:
+                self._left_out += len(rows)
         self._wake.set()
         if not self._thread.is_alive() and not self._closing.is_set():
             self._note("the thread of the history had ended and was started again")
@@ -203,20 +196,18 @@ class History:
 
     def _write(self, db: Session) -> None:
         with self._lock:
-            jobs, self._jobs = self._jobs, []
-            attempts, self._attempts = self._attempts, []
-            used, self._used = self._used, []
+            rows, self._rows = self._rows, []
             self._busy = True
         try:
             try:
-                _insert(db, jobs, attempts, used)
+                _insert(db, rows)
             except Exception as problem:
                 if not self._tables.is_of_a_row(problem):
                     raise
-                self._insert_singly(db, jobs, attempts, used)
+                self._insert_singly(db, rows)
         except BaseException:
             with self._lock:
-                self._jobs, self._attempts, self._used = jobs + self._jobs, attempts + self._attempts, used + self._used
+                self._rows = rows + self._rows
             raise
         finally:
             with self._written:
@@ -229,15 +220,11 @@ class History:
             self.failure = ""
             self._note("the history is written again")
 
-    def _insert_singly(self, db: Session, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
+    def _insert_singly(self, db: Session, rows: list[Row]) -> None:
         """Write rows one by one, and leave out those that the database cannot store."""
-        single: list[tuple[list[JobRow], list[AttemptRow], list[Used]]] = []
-        single += (([row], [], []) for row in jobs)
-        single += (([], [row], []) for row in attempts)
-        single += (([], [], [row]) for row in used)
-        for rows in single:
+        for row in rows:
             try:
-                _insert(db, *rows)
+                _insert(db, [row])
             except Exception as problem:
                 if not self._tables.is_of_a_row(problem):
                     raise
@@ -332,7 +319,7 @@ class History:
             "AND first <= ? AND last >= ? ORDER BY attempt, rowid"
         )
         rows = map(_attempt, self._ask(sql, partition, number, stage, index, index))
-        return [row for row in rows if _holds(row.indices, index)]
+        return [row for row in rows if index in Ranges(row.indices)]
 
     def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]:
         """Return the use of resources by stage, as far as agents have reported it.
@@ -437,20 +424,24 @@ def _drop(db: Session, before: Micros, most: int) -> int:
     return len(oldest)
 
 
-def _insert(db: Session, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
+def _insert(db: Session, rows: list[Row]) -> None:
+    used = [msgspec.structs.asdict(row) for row in rows if isinstance(row, Used)]
     with db.writing():
-        rows = [(*msgspec.structs.astuple(row)[:-3], _text(row.tasks), _text(row.labels), row.spec) for row in jobs]
-        db.run_many(PUT_JOB, rows)
-        db.run_many(PUT_ATTEMPT, [_flat(row) for row in attempts])
-        for sql, again in ((REPORTED, False), (REPORTED_AGAIN, True)):
-            db.run_many(sql, [msgspec.structs.asdict(row) for row in used if bool(row.node) == again])
+        db.run_many(PUT_JOB, [_flat_job(row) for row in rows if isinstance(row, JobRow)])
+        db.run_many(PUT_ATTEMPT, [_flat_attempt(row) for row in rows if isinstance(row, AttemptRow)])
+        db.run_many(REPORTED, [values for values in used if not values["node"]])
+        db.run_many(REPORTED_AGAIN, [values for values in used if values["node"]])
 
 
 def _text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _flat(row: AttemptRow) -> tuple[Any, ...]:
+def _flat_job(row: JobRow) -> tuple[Any, ...]:
+    return (*msgspec.structs.astuple(row)[:-3], _text(row.tasks), _text(row.labels), row.spec)
+
+
+def _flat_attempt(row: AttemptRow) -> tuple[Any, ...]:
     values = list(msgspec.structs.astuple(row))
     values[INDICES], values[AMOUNTS] = _text(row.indices), _text(row.amounts)
     flat = row.indices
@@ -466,7 +457,3 @@ def _attempt(row: tuple[Any, ...]) -> AttemptRow:
     for at in (INDICES, AMOUNTS):
         values[at] = msgspec.json.decode(values[at])
     return msgspec.convert(values, AttemptRow)
-
-
-def _holds(flat: tuple[int, ...], index: int) -> bool:
-    return any(start <= index < end for start, end in zip(flat[::2], flat[1::2], strict=True))

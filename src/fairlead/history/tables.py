@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead.core.ranges import Ranges
 from fairlead.history.schema import create_tables
 from fairlead.journal.journal import JournalError
 from fairlead.journal.locate import is_url, need_driver
@@ -180,5 +181,4 @@ class SqliteSession(Session):
 
 
 def _holds(indices: str, index: int) -> bool:
-    flat = msgspec.json.decode(indices, type=list[int])
-    return any(start <= index < end for start, end in zip(flat[::2], flat[1::2], strict=True))
+    return index in Ranges(msgspec.json.decode(indices, type=list[int]))

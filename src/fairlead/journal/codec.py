@@ -26,16 +26,9 @@ REMOVED = "removed/"
 """The beginning of the names of streams with what is kept of removed partitions."""
 
 
-class _Head(msgspec.Struct, frozen=True, array_like=True):
-    format: int
-
-
 class _Stamp(msgspec.Struct, frozen=True, array_like=True):
-    format: int
-    now: Micros
+    """What a record says besides its changes."""
 
-
-class _Acted(msgspec.Struct, frozen=True, array_like=True):
     format: int
     now: Micros
     changes: msgspec.Raw
@@ -43,29 +36,38 @@ class _Acted(msgspec.Struct, frozen=True, array_like=True):
     """None in records of earlier versions."""
 
 
-class _RemainsRecord(msgspec.Struct, frozen=True, array_like=True):
-    format: int
-    remains: Remains
+Decode = Callable[[bytes], Any]
 
 
-class _ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
-    format: int
-    configured: ClusterConfigured
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode_head = msgspec.msgpack.Decoder(_Head).decode
-_decode_stamp = msgspec.msgpack.Decoder(_Stamp).decode
-_decode_acted = msgspec.msgpack.Decoder(_Acted).decode
-_decode_cluster = msgspec.msgpack.Decoder(_ClusterRecord).decode
-_decode_remains = msgspec.msgpack.Decoder(_RemainsRecord).decode
+def _decoder(**fields: Any) -> Decode:
+    """Return the decoder of an array of its format and `fields`. Further elements are ignored."""
+    kind = msgspec.defstruct("Record", [("format", int), *fields.items()], frozen=True, array_like=True)
+    return msgspec.msgpack.Decoder(kind).decode
 
 
 @cache
-def _record_decoder(count: int) -> msgspec.msgpack.Decoder[Any]:
+def _changes_decoder(count: int) -> Decode:
     """Return a decoder of records for the first `count` kinds of changes (cached)."""
-    fields = [("format", int), ("now", Micros), ("changes", list[reduce(or_, DEFINED[:count])])]  # type: ignore[misc]
-    return msgspec.msgpack.Decoder(msgspec.defstruct("Record", fields, frozen=True, array_like=True))
+    return _decoder(now=Micros, changes=list[reduce(or_, DEFINED[:count])])  # type: ignore[misc]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_format = _decoder()
+_decode_stamp: Decode = msgspec.msgpack.Decoder(_Stamp).decode
+_decode_cluster = _decoder(configured=ClusterConfigured)
+_decode_remains = _decoder(remains=Remains)
+
+
+def _decoded(decode: Decode, payload: bytes, where: str, what: str = f"a record of format {FORMAT}") -> Any:
+    try:
+        version = _decode_format(payload).format
+        if version > FORMAT:
+            raise TooNew(
+                f"{where}: format {version} is newer than {FORMAT}; use the program that wrote it, or a newer one"
+            )
+        return decode(payload)
+    except msgspec.MsgspecError as problem:
+        raise Damaged(where, f"it is not {what} ({problem})") from None
 
 
 def stream_of(partition: str) -> str:
@@ -84,28 +86,19 @@ def encode(now: Micros, changes: Sequence[Change[Any]], actors: Sequence[Actor] 
 
 
 def decode(payload: bytes, where: str) -> tuple[Micros, list[Change[Any]]]:
-    try:
-        _check_format(payload, where)
-        record = _record_decoder(len(DEFINED)).decode(payload)
-    except msgspec.MsgspecError as problem:
-        raise Damaged(where, f"it is not a record of format {FORMAT} ({problem})") from None
+    """Return the time and the changes of a record. `where` names the record in error messages."""
+    record = _decoded(_changes_decoder(len(DEFINED)), payload, where)
     return record.now, record.changes
 
 
 def time_of(payload: bytes, where: str) -> Micros:
-    """Return the time of a record, without reading its changes."""
-    try:
-        return _decode_stamp(payload).now
-    except msgspec.MsgspecError as problem:
-        raise Damaged(where, f"it is not a record of format {FORMAT} ({problem})") from None
+    """Return the time of a record, without decoding its changes."""
+    return _decoded(_decode_stamp, payload, where).now  # type: ignore[no-any-return]
 
 
 def actors_of(payload: bytes, where: str) -> list[Actor] | None:
     """Return the callers that caused the changes of a record; None for records of earlier versions."""
-    try:
-        return _decode_acted(payload).actors
-    except msgspec.MsgspecError as problem:
-        raise Damaged(where, f"it is not a record of format {FORMAT} ({problem})") from None
+    return _decoded(_decode_stamp, payload, where).actors  # type: ignore[no-any-return]
 
 
 def encode_cluster(configured: ClusterConfigured) -> bytes:
@@ -155,11 +148,7 @@ def restore_cluster(journal: Journal) -> tuple[ClusterConfigured, int]:
 
 
 def decode_cluster(payload: bytes, where: str) -> ClusterConfigured:
-    try:
-        _check_format(payload, where)
-        return _decode_cluster(payload).configured
-    except msgspec.MsgspecError as problem:
-        raise Damaged(where, f"it is not a configuration ({problem})") from None
+    return _decoded(_decode_cluster, payload, where, "a configuration").configured  # type: ignore[no-any-return]
 
 
 def encode_remains(remains: Remains) -> bytes:
@@ -175,14 +164,4 @@ def restore_remains(journal: Journal, partition: str) -> Remains | None:
 
 
 def decode_remains(payload: bytes, where: str) -> Remains:
-    try:
-        _check_format(payload, where)
-        return _decode_remains(payload).remains
-    except msgspec.MsgspecError as problem:
-        raise Damaged(where, f"it is not what is kept of a removed partition ({problem})") from None
-
-
-def _check_format(payload: bytes, where: str) -> None:
-    version = _decode_head(payload).format
-    if version > FORMAT:
-        raise TooNew(f"{where}: format {version} is newer than {FORMAT}; use the program that wrote it, or a newer one")
+    return _decoded(_decode_remains, payload, where, "what is kept of a removed partition").remains  # type: ignore[no-any-return]

@@ -26,7 +26,7 @@ from fairlead.journal.codec import (
     restore_remains,
     stream_of,
 )
-from fairlead.journal.journal import Damaged, Journal, JournalError, Pruned
+from fairlead.journal.journal import Damaged, Journal, JournalError
 
 Progress = Callable[[str, int, int], None]
 """Called with a stream, the number of its checked records, and the number of all its records."""
@@ -86,7 +86,7 @@ def _partition(journal: ChainedJournal, report: StreamReport, progress: Progress
     stream = report.stream
     name = stream.removeprefix(stream_of(""))
     report.last = journal.last(stream)
-    base = _base(journal, stream, report.last)
+    base = journal.state_of(stream)[0].base
     snapshots = _snapshots(journal, stream, base)
     report.snapshots = tuple(sorted(snapshots))
     state = None if base else Partition(name)
@@ -134,21 +134,6 @@ def _meet(state: Partition | None, snapshot: bytes | None, stream: str, seq: int
     if dump(loaded) != (snapshot if state is None else dump(state)):
         raise Damaged(where, "it is not the state that the records lead to")
     return state or loaded
-
-
-def _base(journal: Journal, stream: str, last: int) -> int:
-    """Return the number of the last pruned record, 0 if none is pruned."""
-    low, high = 0, last
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            next(journal.read(stream, middle), None)
-            high = middle
-        except Pruned:
-            low = middle + 1
-        except JournalError:
-            high = middle  # the record is there; its problem is reported when it is read
-    return low
 
 
 def _snapshots(journal: ChainedJournal, stream: str, base: int) -> dict[int, bytes]:
