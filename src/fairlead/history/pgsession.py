@@ -20,13 +20,13 @@ from fairlead.journal.pgconnection import Connection, connect, explained, shown_
 from fairlead.journal.pgschema import prepare
 
 KEPT = 4
-"""Number of idle sessions that are kept."""
+"""Maximum number of idle sessions that stay open."""
 CHECKED_EVERY = 60.0
-"""Seconds between two measurements of the size, which take a while."""
+"""Seconds between two measurements of the size, which are slow."""
 ROW = 80
-"""Approximate bytes of a row besides its columns: its header and its entries in indexes."""
+"""Approximate bytes of a row in addition to its columns: its header and its entries in indexes."""
 TARGET = 0.95
-"""The part of the limit that remains after rows were deleted."""
+"""The fraction of the size limit that is used after rows were deleted."""
 
 
 class PostgresTables(Tables):
@@ -81,7 +81,7 @@ class PostgresSession(Session):
         self._checked = -CHECKED_EVERY
 
     def works(self) -> bool:
-        """True if the connection was not lost while the session was unused."""
+        """True if the connection was not lost while the session was idle. Otherwise close it."""
         try:
             self.db.execute("SELECT 1")
         except psycopg.Error:
@@ -122,7 +122,7 @@ class PostgresSession(Session):
     def excess(self, size: int) -> int:
         """Return the number of jobs to delete, estimated from the sizes of rows.
 
-        The size of the tables alone does not tell, because it does not shrink when rows are deleted.
+        The size of the tables is not enough for this, because it does not shrink when rows are deleted.
         """
         if time.monotonic() < self._checked + CHECKED_EVERY:
             return 0

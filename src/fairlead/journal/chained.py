@@ -1,7 +1,7 @@
-"""The common part of the journals on SQLite and PostgreSQL: a chain of digests, checked at every read.
+"""The common part of the journals on SQLite and PostgreSQL: a chain of digests that is checked at every read.
 
-The digest of each record covers the digest of the previous record, so a missing, moved or altered record is detected.
-Subclasses add the statements and transactions of their database.
+The digest of each record covers the digest of the record before it, so a missing, moved or altered record is detected.
+Subclasses add the reigns and transactions of their database.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _PRUNE_PAUSE = 0.003  # seconds, at least
 
 
 def digest_of(kind: bytes, before: bytes, stream: str, numbers: tuple[object, ...], payload: bytes = b"") -> bytes:
-    # As text, so that a value which damage turned into another type still gives a digest, and a different one.
+    # As text, so that a value that damage turned into another type gives a digest too, and a different one.
     head = f"{len(stream)} {stream} {numbers!r} {len(payload)}\n".encode(errors="surrogatepass")
     return hashlib.blake2b(b"".join((before, head, payload)), digest_size=16, person=kind).digest()
 
@@ -51,10 +51,10 @@ class Mark(NamedTuple):
 
 
 class Reign(NamedTuple):
-    """The reign of a stream. The default values stand for a stream that never existed.
+    """The reign of a stream. The default values describe a stream that never had a reign.
 
     `born` is the first epoch of the stream. Lower epochs belong to a dropped stream of the same name. `base` is the
-    last pruned record; the digest of the next record covers `base_digest`.
+    last pruned record, and `base_digest` its digest. `slot` is the place of the stream in the head file of SQLite.
     """
 
     slot: int = -1
@@ -126,7 +126,7 @@ class ChainedJournal(Journal):
 
     @abstractmethod
     def held_by(self) -> str:
-        """Return the address of a server that leads a stream now; empty if there is none."""
+        """Return the address of a server that leads any stream now; empty if there is none."""
 
     @abstractmethod
     def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
@@ -160,7 +160,7 @@ class ChainedJournal(Journal):
             return self._state_of(stream)
 
     def batches(self, stream: str, after: int, last: int) -> Iterator[list[Any]]:
-        """Yield the records after `after` up to `last`, in batches of rows, in the form that `adopt` takes."""
+        """Yield the records after `after` up to `last`, in batches of rows for `adopt`."""
         while after < last:
             with self._reading(f"stream {stream!r}: reading behind record {after}"):
                 batch = [row for row in self._batch(stream, after) if row[0] <= last]
@@ -264,13 +264,14 @@ class ChainedJournal(Journal):
         return self._skipped.get(stream, range(0))
 
     def _skip(self, stream: str, row: Reign, tail: Mark, moved: bool) -> int:
-        """Return the epoch of a new reign: the next epoch, or a much higher one if the data were `moved` and may be
-        old.
+        """Return the epoch of a new reign: the next one, or a much higher one if `moved` data may be old.
+
+        Also note the epochs that a restore skipped.
         """
         epoch = raised(row.epoch) if moved else row.epoch + 1
         if moved:
             self._skipped[stream] = range(row.epoch + 1, epoch)
-        elif row.epoch and row.epoch % LINE == 0:  # this is the first reign after a restore
+        elif row.epoch and row.epoch % LINE == 0:  # set by a restore, after which this is the first reign
             self._skipped[stream] = range(tail.epoch + 1, row.epoch)
         return epoch
 
@@ -303,10 +304,7 @@ class ChainedJournal(Journal):
             tried = numbers
 
     def load_snapshot(self, stream: str, seq: int) -> Snapshot | None:
-        """Return a snapshot; None if it is damaged or obsolete.
-
-        Raises `Damaged` if the snapshot does not match the records.
-        """
+        """Return a snapshot; None if it is damaged or obsolete. Raises `Damaged` if it does not match the records."""
         with self._snapshots.reading(f"stream {stream!r}: reading snapshot {seq}"):
             row = self._snapshots.run(
                 "SELECT born, chain, digest, payload FROM snapshots WHERE stream = ? AND seq = ?", (stream, seq)

@@ -1,6 +1,6 @@
-"""Encodes the changes and the time of one cycle as a record, and restores a state from records.
+"""Encodes the changes and the time of a cycle as a record, and restores a state from records.
 
-Recovery applies the recorded changes and runs no policy, so that an upgrade cannot alter past decisions.
+A restore applies the recorded changes and runs no policy, so that an upgrade cannot alter past decisions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fairlead.journal.journal import Damaged, Journal, TooNew
 FORMAT = 1
 CLUSTER_STREAM = "cluster"
 REMOVED = "removed/"
-"""The beginning of the names of streams with what is kept of removed partitions."""
+"""Prefix of the names of streams that keep the counters and machines of removed partitions."""
 
 
 class _Stamp(msgspec.Struct, frozen=True, array_like=True):
@@ -71,17 +71,17 @@ def _decoded(decode: Decode, payload: bytes, where: str, what: str = f"a record 
 
 
 def stream_of(partition: str) -> str:
-    """Return the name of the stream that has the records of a partition."""
+    """Return the name of the stream with the records of a partition."""
     return f"partition/{partition}"
 
 
 def removed_stream_of(partition: str) -> str:
-    """Return the name of the stream that has a record for each removal of a partition of this name."""
+    """Return the name of the stream with one record for each time that a partition of this name was removed."""
     return f"{REMOVED}{partition}"
 
 
 def encode(now: Micros, changes: Sequence[Change[Any]], actors: Sequence[Actor] | None = ()) -> bytes:
-    """Return the changes of a cycle as a record. `actors` are the callers that caused them; None if unknown."""
+    """Return the changes of a cycle as a record. `actors` are the callers that caused the changes; None if unknown."""
     return _encode((FORMAT, now, changes) if actors is None else (FORMAT, now, changes, actors))
 
 
@@ -106,7 +106,7 @@ def encode_cluster(configured: ClusterConfigured) -> bytes:
 
 
 Replayed = Callable[[Partition, Iterable[News]], None]
-"""Called after a record was replayed, with the state and the news of the record, computed while iterated."""
+"""Called after each replayed record, with the state and the news of the record."""
 
 
 def restore(journal: Journal, partition: str, replayed: Sequence[Replayed] = ()) -> tuple[Partition, int]:
@@ -131,7 +131,7 @@ def restore(journal: Journal, partition: str, replayed: Sequence[Replayed] = ())
 
 
 def replay(partition: Partition, payload: bytes, where: str) -> list[tuple[Change[Any], Any]]:
-    """Apply a record to the state before it. Returns the changes of the record, each with the data to undo it."""
+    """Apply a record to the state before it. Returns its changes, each with the data that undo it."""
     partition.now, changes = decode(payload, where)
     try:
         return [(change, change.apply(partition)) for change in changes]
@@ -156,12 +156,9 @@ def encode_remains(remains: Remains) -> bytes:
 
 
 def restore_remains(journal: Journal, partition: str) -> Remains | None:
-    """Return what is kept of the last removed partition of this name; None if there was none."""
+    """Return the counters and machines of the last removed partition of this name; None if there was none."""
     stream, remains = removed_stream_of(partition), None
     for record in journal.read(stream):
-        remains = decode_remains(record.payload, f"record {record.seq} of {stream}")
+        where = f"record {record.seq} of {stream}"
+        remains = _decoded(_decode_remains, record.payload, where, "what is kept of a removed partition").remains
     return remains
-
-
-def decode_remains(payload: bytes, where: str) -> Remains:
-    return _decoded(_decode_remains, payload, where, "what is kept of a removed partition").remains  # type: ignore[no-any-return]

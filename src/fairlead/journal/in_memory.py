@@ -1,6 +1,6 @@
-"""A journal in memory, for tests and the simulator, with the same rules as on disk and with injected faults.
+"""A journal in memory, for tests and the simulator. It follows the rules of the journals on disk and can inject faults.
 
-The object outlives the writer that uses it, so a restart is a new writer on the same object.
+To simulate a restart of the server, create a new writer on the same journal object.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from fairlead.journal.journal import (
 class _Stream:
     def __init__(self) -> None:
         self.epoch = 0
-        self.begun = 0  # the last epoch that `reign` returned; `drop` raises `epoch` only
+        self.begun = 0  # the last epoch that `reign` returned; `drop` also raises `epoch`
         self.base = 0  # records up to here are pruned
         self.records: list[Record] = []
         self.snapshots: list[Snapshot] = []  # oldest first
@@ -43,7 +43,7 @@ class MemoryJournal(Journal):
     def break_next(self, fault: Literal["failed", "unknown"], written: bool = False) -> None:
         """Make the next append raise `NotWritten` ("failed") or `UnknownOutcome` ("unknown").
 
-        With `written` the record is stored nevertheless.
+        With `written`, the append of unknown outcome stores its record.
         """
         if fault == "failed" and written:
             raise ValueError('break_next("failed"): a failed append is never written; use "unknown"')

@@ -37,13 +37,13 @@ class LeaseRenewer(Leases):
             self._thread.join()
 
     def _work(self) -> None:
-        while not self._over.is_set():
+        interval = self._lease / RENEWALS
+        while not self._over.wait(interval):
             # If this fails for long, the leases end by themselves. Each attempt has a new connection.
             with suppress(psycopg.Error, JournalError), connect(self._url, "leases") as connection:
                 self._renew(connection)
-                while not self._over.wait(self._lease / RENEWALS):
+                while not self._over.wait(interval):
                     self._renew(connection)
-            self._over.wait(self._lease / RENEWALS)
 
     def _renew(self, connection: Connection) -> None:
         def extend(stream: str, epoch: int) -> bool:

@@ -12,7 +12,7 @@ from fairlead.journal.pgschema import prepare
 
 
 class PostgresDocuments:
-    """Documents by name. Several threads may use it; a lost connection is replaced."""
+    """Documents by name. Several threads may use the object. It replaces a lost connection."""
 
     def __init__(self, url: str) -> None:
         self.where = shown_url(url)

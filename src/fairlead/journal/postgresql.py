@@ -1,9 +1,8 @@
-"""The journal on PostgreSQL: one row per stream with its lease and its last record, and a table of records.
+"""The journal on PostgreSQL: a table of records, and one row per stream with its lease and its last record.
 
-An append is one statement: it updates the row of the stream if that row still has the writer's epoch and session, and
-inserts the record. The append of a deposed leader waits until its successor releases the row, and is refused because
-the row then has another epoch. Leases expire by the clock of the database; the clock of this machine only ends a lease
-early. `leasing` renews leases.
+An append is one statement. It updates the row of the stream if that row still has the writer's epoch and session, and
+inserts the record. If another server takes the stream at the same time, the append waits for that transaction, finds
+another epoch in the row, and is refused. Leases end by the clock of the database; `lease_renewer` renews them.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ from fairlead.journal.pgconnection import (
 from fairlead.journal.pgschema import prepare
 
 PATIENCE = 10.0
-"""Seconds for which a lost connection is tried again, to find out whether the last record was written."""
+"""Seconds of trying to reconnect after a lost connection, to read whether the last record was written."""
 RETRY = 0.1
 
-# One statement is one transaction and one round trip. `seq` makes sure that no record is written twice. Only
-# `LeaseRenewer` renews the lease: otherwise a crash right after a write would be noticed later.
+# One statement is one transaction and one round trip. The condition on `seq` prevents a second write of a record. It
+# does not renew the lease: otherwise other servers would notice a crash after an append later.
 _APPEND = b"""
 WITH mine AS (
     UPDATE reigns SET seq = %(seq)s::bigint, digest = %(digest)b::bytea
@@ -70,9 +69,10 @@ class PostgresJournal(ChainedJournal):
         read_only: bool = False,
         patience: float = PATIENCE,
     ) -> None:
-        """Connect. `server` names this process as the holder of leases, and clients reach it at `address`.
+        """Connect to a database.
 
-        Without `server` a random name is used. A lease ends `lease` seconds after its last renewal.
+        `server` is the name under which this process holds leases (random by default). Clients reach the server at
+        `address`. A lease ends `lease` seconds after its last renewal.
         """
         self.path = shown_url(url)
         self.snapshots_path = f"{self.path}, table snapshots"
@@ -123,10 +123,7 @@ class PostgresJournal(ChainedJournal):
         return row.epoch
 
     def _origin(self) -> str:
-        """Return the id of the database system and its timeline.
-
-        The timeline changes when PostgreSQL is promoted or restored.
-        """
+        """Return the id of the database system and its timeline, which changes when it is promoted or restored."""
         [(system, file)] = self._db.execute(
             "SELECT system_identifier::text, pg_walfile_name(pg_current_wal_lsn()) FROM pg_control_system()"
         ).fetchall()
@@ -168,9 +165,9 @@ class PostgresJournal(ChainedJournal):
     def _find_written(self, stream: str, epoch: int, seq: int, digest: bytes, cause: Exception) -> bool:
         """Return whether a record was written, after the connection was lost during its append.
 
-        Raises `Fenced` if another server leads, and `UnknownOutcome` if the database does not answer in time. First a
-        new session is written to the row of the stream. That waits for a running append of the lost connection, and
-        makes the database refuse one that starts later. It also makes the record durable, on standbys too.
+        First it writes a new session to the row of the stream. This waits for an append of the lost connection that
+        still runs, and makes the database refuse one that starts later. It also makes the record durable, on standbys
+        too. Raises `Fenced` if another server leads, and `UnknownOutcome` if the database does not answer in time.
         """
         deadline = time.monotonic() + self._patience
         while True:
@@ -327,10 +324,7 @@ class PostgresJournal(ChainedJournal):
         return "" if row is None else row[0] or row[1]
 
     def users(self) -> int:
-        """Return the number of other sessions of Fairlead in the database.
-
-        Servers that lead nothing have sessions too.
-        """
+        """Return the number of other sessions of Fairlead in the database. Every running server has some."""
         with self._reading("looking for servers"):
             row = self._db.execute(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid() "
@@ -346,10 +340,7 @@ class PostgresJournal(ChainedJournal):
             return not any(self._db.execute(f"SELECT 1 FROM {name} LIMIT 1".encode()).fetchone() for name in tables)
 
     def rename_schema(self, name: str) -> None:
-        """Rename the schema with all data, so that a restore finds an empty database.
-
-        The object cannot be used afterwards.
-        """
+        """Rename the schema with all data, so that a restore finds an empty database. Then this object is unusable."""
         with self.writing("renaming the schema"):
             self._db.execute(f"ALTER SCHEMA {SCHEMA} RENAME TO {name}".encode())
 
@@ -366,7 +357,7 @@ class PostgresJournal(ChainedJournal):
         self._db.execute("UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s", (stream,))
 
     def close(self) -> None:
-        """Close the journal and give up its leases, so that another server can take over without waiting."""
+        """Close the journal and end its leases, so that another server can lead at once."""
         self._renewer.close()
         with suppress(psycopg.Error):
             for stream, tail in self._tails.items():

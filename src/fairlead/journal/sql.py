@@ -1,7 +1,6 @@
-"""The journal on SQLite: PATH (records, reigns), PATH-snapshots, and PATH-head, which reveals a truncated journal.
+"""The journal on SQLite, in three files: PATH with records and reigns, PATH-snapshots, and PATH-head.
 
-`sqlitefile` has one SQLite file with its transactions, `headfile` the head; this module builds the journal from these
-two.
+`sqlitefile` opens and checks an SQLite file and runs its transactions, `headfile` reads and writes PATH-head.
 """
 
 import os
@@ -51,10 +50,7 @@ class SqliteJournal(ChainedJournal):
         busy_timeout: float = 10.0,
         turn: AbstractContextManager[object] | None = None,
     ) -> None:
-        """Open the journal.
-
-        The lock `turn` is held during writes, so that several objects in one process take turns.
-        """
+        """Open the journal. The lock `turn` is held during writes, so that objects of one process take turns."""
         self.path = os.path.abspath(path)
         self.snapshots_path = self.path + "-snapshots"
         self._busy_ms = int(busy_timeout * 1000)
@@ -62,7 +58,7 @@ class SqliteJournal(ChainedJournal):
         self._head = HeadFile(self.path + "-head")
         self._skipped = {}
         self._marks: dict[bytes, Mark] | None = None
-        """The head as it was before the present transaction of a reader."""
+        """The content of the head file, read before the current read transaction began; None outside of one."""
         self._snapshot_file: File | None = None
         self._tails = {}
         self._slots: dict[str, int] = {}
@@ -143,12 +139,10 @@ class SqliteJournal(ChainedJournal):
             self._marks = None
 
     def _state_of(self, stream: str) -> tuple[Reign, Mark]:
-        """Return the reign of a stream and its last record, checked against the head.
+        """Return the reign of a stream and its last record, checked against the head file.
 
-        Must be the first read of a transaction.
-
-        The head is read before the records: read later, it could already include a record that this transaction does
-        not see.
+        Must be the first read of a transaction. The head is read before the records: if it were read later, it could
+        include a record that this transaction does not see.
         """
         marks = self._head.marks() if self._marks is None else self._marks
         head = marks.get(self._head.key(stream))
@@ -169,7 +163,7 @@ class SqliteJournal(ChainedJournal):
         return row, tail
 
     def _check_head(self, stream: str, row: Reign, tail: Mark, head: Mark) -> None:
-        """Raise `Damaged` if the records lack what the head says was written."""
+        """Raise `Damaged` if a record or reign is missing that the head file has."""
         if head.seq > tail.seq:
             raise self._cut(stream, f"the last record is {tail.seq}, but {head.seq} was written")
         if head.epoch > row.epoch:
@@ -232,7 +226,7 @@ class SqliteJournal(ChainedJournal):
     # Copying
 
     def held_by(self) -> str:
-        return ""  # the lock of the data directory tells
+        return ""  # callers check the lock of the data directory
 
     def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
         [(slot,)] = self._file.run("SELECT coalesce(max(slot), -1) + 1 FROM reigns")
@@ -243,7 +237,7 @@ class SqliteJournal(ChainedJournal):
                 self._file.run("INSERT INTO records VALUES (?, ?, ?, ?, ?)", (stream, *record))
 
     def leads_until(self) -> float:
-        return float("inf")  # other servers are kept out by the lock of the data directory
+        return float("inf")  # the lock of the data directory keeps other servers out
 
     def close(self) -> None:
         self._file.close()
