@@ -159,6 +159,10 @@ def restore_remains(journal: Journal, partition: str) -> Remains | None:
     """Return the counters and machines of the last removed partition of this name; None if there was none."""
     stream, remains = removed_stream_of(partition), None
     for record in journal.read(stream):
-        where = f"record {record.seq} of {stream}"
-        remains = _decoded(_decode_remains, record.payload, where, "what is kept of a removed partition").remains
+        remains = decode_remains(record.payload, f"record {record.seq} of {stream}")
+    return remains
+
+
+def decode_remains(payload: bytes, where: str) -> Remains:
+    remains: Remains = _decoded(_decode_remains, payload, where, "what is kept of a removed partition").remains
     return remains
