@@ -16,7 +16,8 @@ from fairlead.core.state import Partition
 class Observer(Protocol):
     """Observes a writer. Its methods are called in the writer's thread between cycles, so they may read the state.
 
-    They must be quick and must not raise. `Plan.news` lists the tasks, jobs and nodes that a cycle changed.
+    They must be quick and must not raise. Subclasses define the methods that they need. `Plan.news` lists the tasks,
+    jobs and nodes that a cycle changed.
     """
 
     def began(self, partition: Partition) -> None:
