@@ -18,7 +18,7 @@ from fairlead.engines.engine import Busy
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag="unavailable"):
-    """The reply if the writer ended before it answered. The next writer takes the command."""
+    """The reply if the writer ended before it answered a command. Send the command again, to the next writer."""
 
     why: str
     doubtful: bool = False
@@ -113,7 +113,8 @@ class Inbox:
     def drain(self, max_batch: int) -> list[Message]:
         """Remove and return the messages of the next cycle: all waiting reports, then up to `max_batch` commands.
 
-        Reports come in the order of arrival. Users take turns with one command each, in the order of arrival.
+        Reports come in the order of arrival. Users take turns with one command each; the commands of one user keep
+        their order.
         """
         batch = list(self._reports)
         self._reports.clear()
