@@ -120,7 +120,7 @@ class ChainedJournal(Journal):
         """Return some records after `after` as rows of number, epoch, digest and payload."""
 
     def _lock_row(self, stream: str) -> None:
-        """Lock the row of a stream until the write transaction ends, where that does not lock the whole database."""
+        """Lock the row of a stream for the rest of the write transaction, if that does not lock the whole database."""
 
     # Copying: see `stream_copy`
 
@@ -264,9 +264,10 @@ class ChainedJournal(Journal):
         return self._skipped.get(stream, range(0))
 
     def _skip(self, stream: str, row: Reign, tail: Mark, moved: bool) -> int:
-        """Return the epoch of a new reign: the next one, or a much higher one if `moved` data may be old.
+        """Return the epoch of a new reign: the next one, or a much higher one if `moved` is set.
 
-        Also note the epochs that a restore skipped.
+        `moved` means that the database was promoted or restored, so that its data may be old. Epochs that are skipped
+        now, or were skipped by a restore, are noted for `skipped`.
         """
         epoch = raised(row.epoch) if moved else row.epoch + 1
         if moved:

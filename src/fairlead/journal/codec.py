@@ -27,7 +27,7 @@ REMOVED = "removed/"
 
 
 class _Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """What a record says besides its changes."""
+    """The fields of a record, with its changes still encoded."""
 
     format: int
     now: Micros
@@ -40,7 +40,7 @@ Decode = Callable[[bytes], Any]
 
 
 def _decoder(**fields: Any) -> Decode:
-    """Return the decoder of an array of its format and `fields`. Further elements are ignored."""
+    """Return a decoder of records that begin with a format number and `fields`. Further elements are ignored."""
     kind = msgspec.defstruct("Record", [("format", int), *fields.items()], frozen=True, array_like=True)
     return msgspec.msgpack.Decoder(kind).decode
 

@@ -1,4 +1,4 @@
-"""Checks the free space on a journal's disk. A server that stopped on a full disk goes on when space is free."""
+"""Checks the free space on a journal's disk. A server that stopped on a full disk starts again when it is free."""
 
 import os
 

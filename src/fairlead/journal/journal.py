@@ -16,9 +16,9 @@ LINE = 1_000_000
 
 
 def raised(epoch: int) -> int:
-    """Return an epoch that is certainly higher than all later epochs of the writers of the original data.
+    """Return an epoch that writers which are at `epoch` now never reach.
 
-    Used when data are restored to an earlier time: agents may have seen epochs that the restored data lack.
+    A restore to an earlier time uses it: agents may have seen epochs that the restored data lack.
     """
     return (epoch // LINE + 1) * LINE
 

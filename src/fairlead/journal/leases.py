@@ -1,4 +1,4 @@
-"""The leases of a server, measured by its own clock. If that clock is wrong, a lease only ends early here."""
+"""The leases of a server, measured by its own clock. A wrong clock can only make a lease end early."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The first and the last record of a copied partition to which it can be restored, with their times."""
+    """The first and the last record to which a copied partition can be restored, with their times."""
 
     first: int
     first_time: Micros
