@@ -109,8 +109,8 @@ class LiveWriter:
     **When a cycle starts.** An idle loop sleeps until a message arrives or a timer is due, then runs a cycle at once. A
     cycle takes all due timers and up to `max_batch` waiting messages. After `BURST` cycles with two or more messages
     each, in a short time, the loop collects messages: the next cycle starts when `max_batch` messages wait, or after a
-    pause. The pause, from start to start, is a fifth of `batch_window`. If cycles are slow, it is twice the duration of a
-    cycle, but at most `batch_window`. If a cycle left work, the next one starts without a pause.
+    pause. The pause, from start to start, is a fifth of `batch_window`; if cycles are slow, it is twice the duration of
+    a cycle, but at most `batch_window`. If a cycle left work, the next one starts without a pause.
 
     **Threads.** A cycle, which is a call of the core and a durable write, runs in its own thread. Messages that arrive
     meanwhile wait for the next cycle. No other code may read the state while a cycle runs. `publish` and `dispatch` are
