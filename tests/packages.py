@@ -24,8 +24,9 @@ def installed(find: Callable[[], Found], *packages: str) -> Found:
         return found
     with Path(tempfile.gettempdir(), f"fairlead-{packages[0]}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several processes run tests
-        tried = lock.tell() > 0 and time.time() < os.fstat(lock.fileno()).st_mtime + AGAIN
-        if not tried and not find():
+        status = os.fstat(lock.fileno())
+        was_tried = status.st_size > 0 and time.time() < status.st_mtime + AGAIN
+        if not was_tried and not find():
             lock.write("tried\n")
             _install(packages)
     return find()

@@ -15,13 +15,7 @@ from typing import Any
 
 import psycopg
 
-from fairlead.journal.chained import (
-    GENESIS,
-    READ_BYTES,
-    ChainedJournal,
-    Mark,
-    Reign,
-)
+from fairlead.journal.chained import GENESIS, READ_BYTES, ChainedJournal, Mark, Reign
 from fairlead.journal.journal import Damaged, Fenced, Held, JournalError, UnknownOutcome
 from fairlead.journal.lease_renewer import LeaseRenewer
 from fairlead.journal.leases import LEASE
@@ -55,6 +49,9 @@ WITH mine AS (
 INSERT INTO records
 SELECT %(stream)s::text, %(seq)s::bigint, %(epoch)s::bigint, %(digest)b::bytea, %(payload)b::bytea FROM mine
 """
+
+_NEW_ROW = "INSERT INTO reigns VALUES (%s, 0, 0, 0, '', '', 0, '', '', '', '', 'epoch') ON CONFLICT DO NOTHING"
+_FREE = "UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s"
 
 
 class PostgresJournal(ChainedJournal):
@@ -131,10 +128,7 @@ class PostgresJournal(ChainedJournal):
 
     def _claim(self, stream: str) -> tuple[Reign, Mark]:
         """Lock the row of a stream and return its content. Raises `Held` if another server leads the stream."""
-        self._db.execute(
-            "INSERT INTO reigns VALUES (%s, 0, 0, 0, '', '', 0, '', '', '', '', 'epoch') ON CONFLICT DO NOTHING",
-            (stream,),
-        )
+        self._db.execute(_NEW_ROW, (stream,))
         lease = self._db.execute(
             "SELECT holder, address, extract(epoch FROM expires - clock_timestamp())::float FROM reigns "
             "WHERE stream = %s FOR UPDATE",
@@ -218,16 +212,7 @@ class PostgresJournal(ChainedJournal):
         self._db.execute(
             "UPDATE reigns SET epoch = %s, born = %s, base = %s, base_digest = %s, seal = %s, seq = %s, digest = %s, "
             f"holder = %s, session = %s, address = %s, expires = {self._expires} WHERE stream = %s",
-            (
-                *row[1:],
-                row.seal(stream),
-                tail.seq,
-                tail.digest,
-                self._server,
-                self._session,
-                self._address,
-                stream,
-            ),
+            (*row[1:], row.seal(stream), tail.seq, tail.digest, self._server, self._session, self._address, stream),
         )
 
     # Reading
@@ -310,7 +295,7 @@ class PostgresJournal(ChainedJournal):
             self._db.execute("DELETE FROM records WHERE stream = %s", (stream,))
             self._db.execute("DELETE FROM snapshots WHERE stream = %s", (stream,))
             self._put(stream, row, Mark(0, row.epoch, GENESIS))
-            self._db.execute("UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s", (stream,))
+            self._db.execute(_FREE, (stream,))
         self._tails.pop(stream, None)
         self._renewer.forget(stream)
 
@@ -345,16 +330,13 @@ class PostgresJournal(ChainedJournal):
             self._db.execute(f"ALTER SCHEMA {SCHEMA} RENAME TO {name}".encode())
 
     def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
-        self._db.execute(
-            "INSERT INTO reigns VALUES (%s, 0, 0, 0, '', '', 0, '', '', '', '', 'epoch')",
-            (stream,),
-        )
+        self._db.execute(_NEW_ROW, (stream,))
         for batch in batches:
             with self._db.cursor() as cursor:
                 rows = [(stream, *record) for record in batch]
                 cursor.executemany("INSERT INTO records VALUES (%s, %s, %s, %s, %s)", rows)
         self._put(stream, row._replace(slot=0), tail)
-        self._db.execute("UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s", (stream,))
+        self._db.execute(_FREE, (stream,))
 
     def close(self) -> None:
         """Close the journal and end its leases, so that another server can lead at once."""

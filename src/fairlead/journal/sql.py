@@ -8,13 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
-from fairlead.journal.chained import (
-    GENESIS,
-    READ_BYTES,
-    ChainedJournal,
-    Mark,
-    Reign,
-)
+from fairlead.journal.chained import GENESIS, READ_BYTES, ChainedJournal, Mark, Reign
 from fairlead.journal.headfile import HeadFile
 from fairlead.journal.journal import Damaged, JournalError
 from fairlead.journal.sqlitefile import File
@@ -34,7 +28,7 @@ _RECORDS_SCHEMA = {
 _SNAPSHOTS_SCHEMA = {
     "snapshots": "CREATE TABLE snapshots (stream TEXT NOT NULL, seq INTEGER NOT NULL, born INTEGER NOT NULL, "
     "chain BLOB NOT NULL, digest BLOB NOT NULL, payload BLOB NOT NULL, PRIMARY KEY (stream, seq)) "
-    "WITHOUT ROWID",
+    "WITHOUT ROWID"
 }
 _APPEND = "INSERT INTO records SELECT ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM reigns WHERE stream = ? AND epoch = ?)"
 
