@@ -19,13 +19,13 @@ from fairlead.core.changes import Ordered
 from fairlead.core.config import parse_partition
 from fairlead.core.cycle import Cycle
 from fairlead.core.resources import DAY, HOUR, MINUTE
-from fairlead.core.state import Partition
 from fairlead.sim.charts import Line, line_chart, linear
 from fairlead.sim.policy_files import Policy
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Trace
 from fairlead.sim.traces.generate import Workload, generate
 from fairlead.sim.traces.trace import LeftOut, cpu_node
+from fairlead.writer.observer import Observer
 
 CPUS = 16
 PEAK = 60
@@ -50,15 +50,12 @@ class Week(NamedTuple):
     """Times, and the thousandths of CPUs in use from then on."""
 
 
-class Watch:
+class Watch(Observer):
     """An observer of the writer that records the number of nodes, and counts orders."""
 
     def __init__(self) -> None:
         self.nodes: list[tuple[int, int]] = []
         self.orders = self.ordered = 0
-
-    def began(self, partition: Partition) -> None:
-        pass
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         nodes_up = len(decided.plan.partition.nodes)
@@ -68,9 +65,6 @@ class Watch:
             if isinstance(change, Ordered):
                 self.orders += 1
                 self.ordered += sum(nodes for nodes, _ in change.nodes)
-
-    def stopped(self, partition: Partition, why: str) -> None:
-        pass
 
 
 def week(trace: Trace, nodes: int, name: str, **pool: Any) -> Week:

@@ -39,11 +39,12 @@ from fairlead.forecast.runtimes import Runtimes
 from fairlead.sim.policy_files import NAMED
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Trace, read_traces
+from fairlead.writer.observer import Observer
 
 SECONDS = 600.0
 
 
-class Watcher:
+class Watcher(Observer):
     """An observer that records what a server would know of the past."""
 
     def __init__(self) -> None:
@@ -51,9 +52,6 @@ class Watcher:
         self.past = Past()
         self.services: list[Micros] = []
         self._by_id: dict[str, PastJob] = {}
-
-    def began(self, partition: Partition) -> None:
-        pass
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         partition = decided.plan.partition
@@ -73,9 +71,6 @@ class Watcher:
                 recorded = self._by_id.pop(stage.job.id, None)
                 if recorded is not None:
                     recorded.durations[stage.position] = ran
-
-    def stopped(self, partition: Partition, why: str) -> None:
-        pass
 
 
 class Promise:

@@ -31,26 +31,22 @@ from fairlead.core.cycle import Cycle
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.ranges import count
 from fairlead.core.resources import CPU, GPU, HOUR, MILLI, SECOND
-from fairlead.core.state import Partition
 from fairlead.sim.policy_files import Policy
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, Trace
 from fairlead.sim.traces.swf import read_swf
 from fairlead.sim.traces.trace import LeftOut, open_lines
 from fairlead.testing import World
+from fairlead.writer.observer import Observer
 
 
-class Stops:
+class Stops(Observer):
     """Counts tasks stopped for others, and the time of their resource that is lost."""
 
     def __init__(self, resource: str = CPU) -> None:
         self.resource = resource
         self.tasks = 0
         self.lost = 0
-
-    def began(self, partition: Partition) -> None: ...
-
-    def stopped(self, partition: Partition, why: str) -> None: ...
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         for change, before in decided.plan.done:

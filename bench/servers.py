@@ -27,7 +27,8 @@ from bench.recovery import prepare, recover_database
 from fairlead.journal.locate import open_journal
 from fairlead.journal.stream_copy import copy_journal
 from tests.postgres import Postgres, running
-from tests.servers import Server, wait_until
+from tests.servers import Server
+from tests.until import until
 
 ROUNDS = 3
 LEASE = "3s"
@@ -136,10 +137,10 @@ def partitions(folder: Path, postgres: Postgres, seconds: float) -> None:
             rates.setdefault("one partition, one server", []).append(_jobs_rate([one], ["a"] * 4, seconds))
             rates.setdefault("four partitions, one server", []).append(_jobs_rate([one], names, seconds))
             two.start()
-            wait_until(lambda: (len(one.led()), len(two.led())) == (2, 2))
+            until(lambda: (len(one.led()), len(two.led())) == (2, 2))
             rates.setdefault("four partitions, two servers", []).append(_jobs_rate([one, two], names, seconds))
             two.kill(signal.SIGTERM)
-            wait_until(lambda: len(one.led()) == 4)
+            until(lambda: len(one.led()) == 4)
     finally:
         for server in (one, two):
             server.kill()
@@ -171,7 +172,7 @@ def _submit_for(given: tuple[str, str, str, float]) -> float:
 
 
 def _one_failover(pair: list[Server], how: signal.Signals) -> float:
-    wait_until(lambda: any(server.leads() for server in pair))
+    until(lambda: any(server.leads() for server in pair))
     leader, standby = sorted(pair, key=lambda server: not server.leads())
     with leader.client() as client:
         client.submit(["true"])
@@ -179,7 +180,7 @@ def _one_failover(pair: list[Server], how: signal.Signals) -> float:
     began = time.monotonic()
     leader.process.send_signal(how)
     with standby.client() as client:
-        wait_until(standby.leads)  # the client itself would pause between attempts
+        until(standby.leads)  # the client itself would pause between attempts
         client.submit(["true"])
     took = time.monotonic() - began
     leader.process.wait(60)

@@ -71,7 +71,7 @@ class Driver:
 
     def __init__(self, journal: Journal, seed: object) -> None:
         self.writer = Writer(journal, PARTITION)
-        self.state = self.writer.state
+        self.state = self.writer.partition
         self.dice = Random(f"{seed} {self.writer.epoch}")
         self.fleet = Fleet()
         self.now = self.state.now

@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from tests.until import SECONDS, until
+
 PROGRAM = str(Path(sys.executable).with_name("fairlead"))
-SECONDS = 60.0  # the longest wait of a test; no result depends on it
 
 
 def spawners(directory: Path) -> list[psutil.Process]:
@@ -86,14 +86,8 @@ class Up:
         )
 
     def until(self, *arguments: str, said: str) -> str:
-        """Ask until the answer has a text in it."""
-        deadline = time.monotonic() + SECONDS
-        while True:
-            done = self.ask(*arguments)
-            if said in done.stdout:
-                return done.stdout
-            assert time.monotonic() < deadline, (done.stdout, done.stderr)
-            time.sleep(0.05)
+        """Run a command again and again until it prints `said`, and return what it printed."""
+        return until(lambda: shown if said in (shown := self.ask(*arguments).stdout) else "")
 
     def agents(self) -> list[psutil.Process]:
         """Return the agent that the server keeps, and those of its local pools."""

@@ -1,4 +1,4 @@
-"""TCP proxies on 127.0.0.1, which can be cut. One of them notes which leaders agents follow."""
+"""Proxies whose connections can be cut. One of them notes which leaders agents follow."""
 
 import socket
 import threading
@@ -10,28 +10,37 @@ from fairlead.wire.agent_messages import Hello, Welcome, decode_from_agent, deco
 Watch = Callable[[bytes], None]
 
 
-class TcpProxy:
-    """A port in front of another one."""
+class Proxy:
+    """A socket in front of another one. Its connections can be cut."""
 
-    def __init__(self, behind: int) -> None:
-        self._behind = behind
+    def __init__(self, listening: socket.socket) -> None:
         self.open = True
         """False to refuse new connections."""
         self._ends: list[socket.socket] = []
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._listening = listening
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def cut(self) -> None:
-        """End all connections, and refuse new ones until `open` is set again."""
-        self.open = False
+    def connect(self) -> socket.socket:
+        """Return a new connection to the socket behind this one."""
+        raise NotImplementedError
+
+    def watches(self) -> tuple[Watch, Watch]:
+        """Return two functions that get the bytes of a new connection: those of the client, and those of the server.
+
+        If a function raises an `OSError`, the bytes are not sent and the connection ends.
+        """
+        return (_ignore, _ignore)
+
+    def cut_all(self) -> None:
+        """End all connections."""
         for end in self._ends:
             _end(end)
         self._ends.clear()
 
     def close(self) -> None:
+        self.open = False
         _end(self._listening)
-        self.cut()
+        self.cut_all()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -40,7 +49,7 @@ class TcpProxy:
                 try:
                     if not self.open:
                         raise ConnectionError
-                    server = socket.create_connection(("127.0.0.1", self._behind))
+                    server = self.connect()
                 except OSError:
                     client.close()
                     continue
@@ -49,9 +58,23 @@ class TcpProxy:
                 for source, sink, watch in ((client, server, watches[0]), (server, client, watches[1])):
                     threading.Thread(target=_forward, args=(source, sink, watch), daemon=True).start()
 
-    def watches(self) -> tuple[Watch, Watch]:
-        """Return what is called with the bytes of a new connection: those of the client, and those of the server."""
-        return (_ignore, _ignore)
+
+class TcpProxy(Proxy):
+    """A TCP port in front of another one."""
+
+    def __init__(self, behind: int) -> None:
+        self._behind = behind
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        super().__init__(listening)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._behind))
+
+    def cut(self) -> None:
+        """End all connections, and refuse new ones until `open` is set again."""
+        self.open = False
+        self.cut_all()
 
 
 def _ignore(data: bytes) -> None:
@@ -59,9 +82,9 @@ def _ignore(data: bytes) -> None:
 
 
 class AgentDoor(TcpProxy):
-    """A port in front of a server, which notes the leaders that agents follow.
+    """A TCP port in front of a server. It notes which leaders agents follow.
 
-    An agent sends nothing after its greeting until it has accepted the welcome of the server, with its epoch.
+    After its greeting, an agent sends nothing until it has accepted the server's welcome, which has the epoch.
     """
 
     def __init__(self, behind: int, numbers: Iterator[int], followed: dict[str, dict[int, int]]) -> None:
@@ -91,7 +114,7 @@ class AgentDoor(TcpProxy):
 
 
 class Frames:
-    """Takes the bytes of one side of a WebSocket, and passes its binary messages on."""
+    """Takes the bytes of one side of a WebSocket, and calls a function with each binary message."""
 
     def __init__(self, message: Callable[[bytes], None]) -> None:
         self._message = message
@@ -134,7 +157,7 @@ class Frames:
 
 def _forward(source: socket.socket, sink: socket.socket, watch: Watch) -> None:
     with suppress(OSError):
-        while data := source.recv(1 << 16):
+        while data := source.recv(1 << 20):
             watch(data)
             sink.sendall(data)
     _end(source)

@@ -1,6 +1,7 @@
-"""A real PostgreSQL for tests: the machine's own, else the one of the wheel `pgserver`. One server per test process.
+"""A real PostgreSQL for tests, from the machine's packages. One server per test process.
 
-It listens on a Unix socket only and trades durability for speed; `durable=True` keeps the defaults of PostgreSQL.
+It listens on a Unix socket only and trades durability for speed; `durable=True` keeps the defaults of PostgreSQL. The
+tests are left out where there is no PostgreSQL; in CI, as root on Debian, it is installed.
 """
 
 import os
@@ -11,30 +12,33 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
+from functools import cache
 from itertools import count
 from pathlib import Path
 
-MISSING = "PostgreSQL 15 or newer is not installed (Debian: apt install postgresql), so its tests are left out"
+from tests.network import Proxy, Watch
+from tests.packages import installed
+
+OLDEST = 15
+MISSING = f"tests of PostgreSQL left out: version {OLDEST} or newer is not installed (Debian: apt install postgresql)"
 FAST = ("-c", "fsync=off", "-c", "full_page_writes=off", "-c", "synchronous_commit=off")
 
 
+@cache
 def programs() -> Path | None:
     """Return the folder with the programs of PostgreSQL; None if there are none."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
-    if found and int(found[-1].parts[-3]) >= 15:
-        return found[-1].parent
+    return installed(_programs, "postgresql")
+
+
+def _programs() -> Path | None:
+    found = {int(path.parts[-3]): path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")}
+    if found and max(found) >= OLDEST:
+        return found[max(found)]
     on_path = shutil.which("postgres")
-    if on_path:
-        return Path(on_path).resolve().parent
-    spec = find_spec("pgserver")
-    if spec is not None and spec.origin:
-        return Path(spec.origin).parent / "pginstall" / "bin"
-    return None
+    return Path(on_path).resolve().parent if on_path else None
 
 
 class Postgres:
@@ -152,89 +156,52 @@ class Postgres:
         return {"cwd": "/", "user": user, "group": group, "extra_groups": []}
 
 
-class Proxy:
+class PostgresProxy(Proxy):
     """A socket in front of a server, which can cut connections at chosen moments."""
 
     def __init__(self, folder: Path, server: Postgres) -> None:
         self.folder = folder
         self.behind = server
-        """The server. Another one can take its place."""
-        self._cut: str = ""
+        """The server. It can be replaced by another one."""
+        self.cuts = 0
+        self._cut = ""
         """A part of a message. The connection on which it is sent is cut before or after it takes effect."""
         self._before = False
-        self._pairs: list[socket.socket] = []
-        self.cuts = 0
-        self.open = True
-        """False to refuse new connections."""
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(folder / ".s.PGSQL.5432"))
-        self._listening.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(folder / ".s.PGSQL.5432"))
+        listening.listen()
+        super().__init__(listening)
 
     def url(self, url: str) -> str:
         """Return the address of a database by way of this proxy."""
         return f"{url.partition('?')[0]}?host={self.folder}"
 
+    def connect(self) -> socket.socket:
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(str(self.behind.folder / ".s.PGSQL.5432"))
+        return server
+
     def cut_next(self, text: str, before: bool) -> None:
         """Cut the connection that next sends this text: before the server gets it, or before its answer arrives."""
         self._cut, self._before = text, before
 
-    def cut_all(self) -> None:
-        for end in self._pairs:
-            _end(end)
-        self._pairs.clear()
+    def watches(self) -> tuple[Watch, Watch]:
+        mute = False
 
-    def close(self) -> None:
-        self.open = False
-        _end(self._listening)
-        self.cut_all()
+        def from_client(data: bytes) -> None:
+            nonlocal mute
+            if self._cut and self._cut.encode() in data:
+                self._cut = ""
+                self.cuts += 1
+                mute = True
+                if self._before:
+                    raise ConnectionError
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listening.accept()
-                if not self.open:
-                    client.close()
-                    continue
-                server = socket.socket(socket.AF_UNIX)
-                try:
-                    server.connect(str(self.behind.folder / ".s.PGSQL.5432"))
-                except OSError:
-                    client.close()
-                    continue
-                self._pairs += [client, server]
-                mute = threading.Event()
-                threading.Thread(target=self._forward, args=(client, server, mute), daemon=True).start()
-                threading.Thread(target=self._answer, args=(server, client, mute), daemon=True).start()
+        def from_server(data: bytes) -> None:
+            if mute:
+                raise ConnectionError
 
-    def _forward(self, client: socket.socket, server: socket.socket, mute: threading.Event) -> None:
-        with suppress(OSError):
-            while data := client.recv(1 << 20):
-                if self._cut and self._cut.encode() in data:
-                    self._cut = ""
-                    self.cuts += 1
-                    if self._before:
-                        _end(server)
-                        _end(client)
-                        return
-                    mute.set()
-                server.sendall(data)
-        _end(server)
-
-    def _answer(self, server: socket.socket, client: socket.socket, mute: threading.Event) -> None:
-        with suppress(OSError):
-            while data := server.recv(1 << 20):
-                if mute.is_set():
-                    break
-                client.sendall(data)
-        _end(client)
-        _end(server)
-
-
-def _end(end: socket.socket) -> None:
-    with suppress(OSError):
-        end.shutdown(socket.SHUT_RDWR)
-    end.close()
+        return from_client, from_server
 
 
 def _unprivileged() -> tuple[int, int] | None:

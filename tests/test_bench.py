@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from statistics import mean
 
@@ -28,6 +29,11 @@ def test_a_benchmark_gives_rows(name: str) -> None:
         assert row.goal is None or row.goal > 0
         assert row.ratio is None or (math.isfinite(row.ratio) and row.against)
         assert line(row).count("|") == 8
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "bench").glob("[a-z]*.py")))
+def test_a_benchmark_can_be_imported(name: str) -> None:
+    import_module(f"bench.{name}")
 
 
 @pytest.mark.parametrize(

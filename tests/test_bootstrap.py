@@ -6,7 +6,6 @@ import fcntl
 import re
 import sys
 import threading
-import time
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 import bootstrap
 import hatch_build
+from tests.until import until
 
 LOCKS = sorted(bootstrap.ROOT.glob("requirements*.lock"))
 
@@ -52,8 +52,7 @@ def test_a_long_step_shows_its_progress(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr(bootstrap, "QUIET", 0.01)
     with bootstrap._step("things done") as show:
         show("Downloading a thing")
-        while "not yet things done: Downloading a thing" not in capsys.readouterr().out:
-            time.sleep(0.01)
+        until(lambda: "not yet things done: Downloading a thing" in capsys.readouterr().out)
 
 
 def test_a_step_that_fails_says_why() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from fairlead.client import Client
 from tests.live import SECONDS, Up
+from tests.until import until
 
 TASKS = 300
 KILLS = 1
@@ -37,8 +37,5 @@ def test_where_tasks_ran_is_known_after_a_crash(tmp_path: Path) -> None:
 
 
 def until_succeeded(up: Up, job: str, count: int) -> None:
-    deadline = time.monotonic() + SECONDS
     with Client(up.url, up.token) as client:
-        while client.job(job).stages[0].ended.get("succeeded", 0) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until(lambda: client.job(job).stages[0].ended.get("succeeded", 0) >= count, pause=0.005)

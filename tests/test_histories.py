@@ -33,7 +33,7 @@ from fairlead.journal.locate import open_journal
 from fairlead.journal.verify import verify
 from tests.history_checker import Asked, Found, History, Run, check
 from tests.network import AgentDoor
-from tests.postgres import Postgres, Proxy
+from tests.postgres import Postgres, PostgresProxy
 from tests.servers import Agent, Server
 from tests.until import until
 
@@ -78,7 +78,7 @@ class Pair:
         self.standby = Postgres(folder / "two", durable=True, options=options, primary=self.primary)
         self.standby.start()
 
-    def promote(self, proxies: list[Proxy]) -> None:
+    def promote(self, proxies: list[PostgresProxy]) -> None:
         """Lose the primary for good, promote its standby, and set up another standby."""
         self.primary.stop(signal.SIGQUIT)
         self.standby.promote()
@@ -116,11 +116,11 @@ class Fleet:
         self.file = folder / "runs"
         self.file.touch()
         (folder / "config.yaml").write_text(CONFIG)
-        self.proxies: list[Proxy] = []
+        self.proxies: list[PostgresProxy] = []
         self.servers: list[Server] = []
         for name in ("one", "two", "three")[:servers]:
             (folder / f"p-{name}").mkdir()
-            proxy = Proxy(folder / f"p-{name}", postgres.primary)
+            proxy = PostgresProxy(folder / f"p-{name}", postgres.primary)
             options = ("--lease", f"{LEASE}s", "--config", str(folder / "config.yaml"))
             self.proxies.append(proxy)
             self.servers.append(Server(folder, name, proxy.url(self.database), *options).start())

@@ -27,6 +27,7 @@ from fairlead.testing import World
 from fairlead.views.decision_log import Logs
 from fairlead.views.events import events_of
 from fairlead.views.metrics.metrics import Metrics
+from fairlead.writer.observer import Observer
 
 
 class SkippedUndo(msgspec.Struct, frozen=True, gc=False):
@@ -78,16 +79,12 @@ class Silent(Change[int], frozen=True, tag="silent"):
         partition.config_version = before
 
 
-class Seen:
+class Seen(Observer):
     """An observer, and a store of the history, that remember what they got."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str, list[int], str]] = []
         self.rows: list[AttemptRow] = []
-
-    def began(self, partition: Partition) -> None: ...
-
-    def stopped(self, partition: Partition, why: str) -> None: ...
 
     def cycle(self, decided: cycle.Cycle, seconds: Mapping[str, float]) -> None:
         self.events += [(event.what, event.job, list(event.indices), event.state) for event in events_of(decided)]

@@ -41,11 +41,11 @@ def started(journal: Journal) -> Driver:
 
 def is_stopped(writer: Writer, why: str) -> None:
     """Check that further turns are refused with the reason, and change nothing."""
-    before = dump(writer.state)
+    before = dump(writer.partition)
     for commands in ([submission("later")], []):
         with pytest.raises(Stopped, match=why):
-            writer.cycle(commands, writer.state.now)
-    assert dump(writer.state) == before
+            writer.cycle(commands, writer.partition.now)
+    assert dump(writer.partition) == before
 
 
 # -- a full disk -------------------------------------------------------------------------------------------------
@@ -162,13 +162,13 @@ def test_an_unknown_outcome(written: bool) -> None:
     is_stopped(driver.writer, "not known whether")
     after = dump(driver.state)  # the cycle is not taken back, because its outcome is unknown
     writer = Writer(journal, PARTITION)
-    check_all(writer.state)
+    check_all(writer.partition)
     assert journal.last(STREAM) == writer.seq == seq + written
-    assert dump(writer.state) == (after if written else before)
-    assert "answered" in writer.state.jobs
-    assert ("doubtful" in writer.state.jobs) == written
+    assert dump(writer.partition) == (after if written else before)
+    assert "answered" in writer.partition.jobs
+    assert ("doubtful" in writer.partition.jobs) == written
     writer.cycle([submission("later")], driver.now)
-    assert dump(restore(journal, PARTITION)[0]) == dump(writer.state)
+    assert dump(restore(journal, PARTITION)[0]) == dump(writer.partition)
 
 
 def test_a_write_that_certainly_failed() -> None:
@@ -180,7 +180,7 @@ def test_a_write_that_certainly_failed() -> None:
         driver.cycle([submission("gone")])
     assert (dump(driver.state), driver.writer.seq, journal.last(STREAM)) == (before, seq, seq)
     is_stopped(driver.writer, "was not written")
-    assert dump(Writer(journal, PARTITION).state) == before
+    assert dump(Writer(journal, PARTITION).partition) == before
 
 
 @pytest.mark.parametrize("how", ["failed", "unknown", "unknown, written"])
@@ -228,8 +228,8 @@ def test_an_old_writer_is_fenced(tmp_path: Path, make: Callable[[Path], Journal]
     assert dump(old.state) == before
     is_stopped(old.writer, "fenced")
     new.cycle([submission("third")], old.now)
-    assert {"first", "third"} <= new.state.jobs.keys() and "second" not in new.state.jobs
-    assert dump(restore(journal, PARTITION)[0]) == dump(new.state)
+    assert {"first", "third"} <= new.partition.jobs.keys() and "second" not in new.partition.jobs
+    assert dump(restore(journal, PARTITION)[0]) == dump(new.partition)
     journal.close()
 
 
@@ -240,7 +240,7 @@ def test_another_process_takes_over(tmp_path: Path) -> None:
         new.cycle([submission("new")], old.now)
         with pytest.raises(Stopped, match="fenced"):
             old.cycle([submission("old")])
-        assert dump(restore(journal, PARTITION)[0]) == dump(new.state)
+        assert dump(restore(journal, PARTITION)[0]) == dump(new.partition)
 
 
 # -- faults of Fairlead ------------------------------------------------------------------------------------------

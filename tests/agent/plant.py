@@ -83,7 +83,7 @@ class Plant:
         self._writer = Writer(self._journal, PARTITION)
         self.thread = WriterThread()
         self.inbox = Inbox()
-        self._live = LiveWriter(self._writer, self.inbox, self._dispatch, lambda cycle: None, thread=self.thread)
+        self._live = LiveWriter(self._writer, self.inbox, self._dispatch, lambda cycle: None, self.thread)
         self._settings = settings
         self._port = port
 

@@ -33,6 +33,7 @@ from fairlead.agent.spawner.spawner import LOCK_TIME
 from fairlead.agent.spawner.task_start import Starter
 from fairlead.agent.spawner.tasks import Tasks
 from fairlead.agent.spawner_link import end_all, prepare
+from tests.until import until
 
 SECONDS = 30.0
 
@@ -48,9 +49,9 @@ class Spawner:
         self.join()
 
     def join(self) -> None:
-        until = monotonic() + SECONDS
+        deadline = monotonic() + SECONDS
         while (found := spawner_link._open(self.directory)) is None:
-            assert monotonic() < until and self.process.poll() is None
+            assert monotonic() < deadline and self.process.poll() is None
             sleep(0.01)
         self.socket: socket.socket = found
         self.socket.settimeout(SECONDS)
@@ -159,8 +160,7 @@ def test_a_killed_spawner_leaves_nothing_running(spawner: Spawner, tmp_path: Pat
     keys = spawner.launch(script, count=3)
     spawner.until(lambda: len(spawner.started) == 3)
     files = [tmp_path / f"pid{index}" for index in range(3)]
-    while not all(file.exists() and file.read_text() for file in files):
-        sleep(0.01)
+    until(lambda: all(file.exists() and file.read_text() for file in files))
     sleep(0.1)  # the command without an environment is started
     pids = [int(file.read_text()) for file in files]
     guard = guard_of(spawner)
@@ -270,8 +270,8 @@ def test_a_task_that_proc_hides_is_stopped(tmp_path: Path, monkeypatch: pytest.M
     sleep(0.2)  # the shell has started its command
     try:
         tasks.stop([(task.key, 0.5)])
-        until = monotonic() + 5.0
-        while tasks.at_work and monotonic() < until:
+        deadline = monotonic() + 5.0
+        while tasks.at_work and monotonic() < deadline:
             sleep(0.02)
             tasks.tick()
             tasks.reap()
@@ -311,9 +311,9 @@ def test_a_stop_ends_collecting_and_the_result_of_the_task_stays(
     (task,) = tasks.by_key.values()
 
     def work(true: Callable[[], Any]) -> None:
-        until = monotonic() + SECONDS
+        deadline = monotonic() + SECONDS
         while not true():
-            assert monotonic() < until
+            assert monotonic() < deadline
             sleep(0.02)
             tasks.tick()
             tasks.reap()
@@ -346,10 +346,7 @@ def test_a_guard_that_was_killed_is_replaced(spawner: Spawner) -> None:
     spawner.until(lambda: key in spawner.started)
     before = guard_of(spawner)
     os.kill(before, signal.SIGKILL)
-    until = monotonic() + SECONDS
-    while psutil.pid_exists(before) or not psutil.Process(spawner.process.pid).children():
-        assert monotonic() < until
-        sleep(0.01)
+    until(lambda: not psutil.pid_exists(before) and psutil.Process(spawner.process.pid).children())
     assert guard_of(spawner) != before
     sleep(1.2)  # the search for orphans has run, and this is none
     assert alive(guard_of(spawner))
@@ -429,14 +426,10 @@ def test_a_task_that_goes_on_is_limited_with_its_children(spawner: Spawner, tmp_
     spawner.until(lambda: key in spawner.started)
     if "CPU is not limited" in spawner.note:
         pytest.skip(spawner.note)
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        sleep(0.01)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     child = psutil.Process(int((tmp_path / "pid").read_text()))
     cgroups = f"/proc/{child.pid}/cgroup"
-    until = monotonic() + SECONDS
-    while "/fairlead-" not in Path(cgroups).read_text():
-        assert monotonic() < until
-        sleep(0.01)
+    until(lambda: "/fairlead-" in Path(cgroups).read_text())
     spawner.send("stop", [(key, 0.0)])
     spawner.until(lambda: key in spawner.ended)
     assert not alive(child.pid)
@@ -492,9 +485,9 @@ def test_a_limit_on_descriptors_is_known_at_the_start(tmp_path: Path, limit: str
         ["sh", "-c", script, sys.executable, f"import sys; {run}", str(directory)], stderr=subprocess.PIPE, text=True
     ) as process:
         if starts:
-            until = monotonic() + SECONDS
+            deadline = monotonic() + SECONDS
             while not (directory / "socket").exists():
-                assert monotonic() < until and process.poll() is None
+                assert monotonic() < deadline and process.poll() is None
                 sleep(0.01)
             assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0] == 64
             end_all(tmp_path, 0.0)
@@ -534,15 +527,9 @@ def test_no_folder_has_many_logs(spawner: Spawner) -> None:
 def test_large_logs_are_moved_aside(spawner: Spawner) -> None:
     (key,) = spawner.launch(f"head -c {LARGE + 1000} /dev/zero; while :; do echo more; sleep 0.01; done")
     older = spawner.log(key).with_name(spawner.log(key).name + ".1")
-    until = monotonic() + SECONDS
-    while not older.exists() or spawner.log(key).stat().st_size > LARGE:
-        assert monotonic() < until
-        sleep(0.05)
+    until(lambda: older.exists() and spawner.log(key).stat().st_size <= LARGE)
     assert older.stat().st_size >= LARGE
-    while not (text := spawner.log(key).read_bytes()):
-        assert monotonic() < until
-        sleep(0.01)
-    assert text.startswith(b"more\n")
+    assert until(spawner.log(key).read_bytes).startswith(b"more\n")
 
 
 TRICKS = {
@@ -598,8 +585,7 @@ def test_what_was_refused_is_not_started_later(spawner: Spawner, tmp_path: Path)
     script = f"{write}; exec sleep 600"
     (first,) = spawner.launch(script)
     spawner.until(lambda: first in spawner.started)
-    while not ran.exists() or not ran.read_text():
-        sleep(0.01)
+    until(lambda: ran.exists() and ran.read_text())
     pid = spawner.process.pid
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # it cannot write its ledger
     _, second = spawner.launch(script, count=2)

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from time import monotonic
-from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol
 
 import msgspec
 
 from fairlead.journal.in_memory import MemoryJournal
-from fairlead.journal.journal import Fenced, Held, JournalError, NotWritten, Record, Snapshot, UnknownOutcome
+from fairlead.journal.journal import Fenced, Held, Journal, JournalError, NotWritten, Record, Snapshot, UnknownOutcome
 from fairlead.journal.leases import LEASE, RENEWALS, Leases
 from fairlead.journal.roster import Lease, Member, Membership
 
@@ -99,11 +98,8 @@ class Link:
         wake()
 
 
-class SharedJournal:
-    """The journal object of one server.
-
-    A server may have several objects; those with the same server name share leases.
-    """
+class SharedJournal(Journal):
+    """The journal object of one server. Objects with the same server name share leases."""
 
     def __init__(
         self, store: SharedStore, server: str, address: str = "", lease: float = LEASE, link: Link | None = None
@@ -269,14 +265,6 @@ class SharedJournal:
                 self._store.leases[stream].holder = ""
             if given:
                 self._store.notify()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class SharedRoster:

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.live import SECONDS, Up
+from tests.until import until
 
 REDUCE = str(Path(__file__).parents[1] / "reduce.py")
 PYTHON = shlex.quote(sys.executable)
@@ -42,10 +42,7 @@ def outputs(up: Up, job: str, count: int) -> list[str]:
 def kill_member(folder: Path, rank: int, members: int, seconds: float = SECONDS) -> None:
     """Kill a member of the first generation once all of its members have met."""
     files = [folder / f"1.{each}" for each in range(members)]
-    deadline = time.monotonic() + seconds
-    while not all(file.exists() for file in files):
-        assert time.monotonic() < deadline, sorted(folder.iterdir())
-        time.sleep(0.02)
+    until(lambda: all(file.exists() for file in files), seconds)
     os.kill(int(files[rank].read_text()), signal.SIGKILL)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 
 from fairlead.agent.spawner.files import LARGE
-from tests.live import PROGRAM, SECONDS, Up
+from tests.live import PROGRAM, Up
+from tests.until import until
 
 
 @pytest.fixture
@@ -54,10 +54,7 @@ def test_decisions_are_logged_with_their_users_and_the_level_can_be_set(up: Up) 
     up.until("node", "list", said="up")
     up.run("run", "--cpu", "0.1", "--", "true")
     assert [line for line in logged(up)[before:] if line["level"] == "info"] == []
-    deadline = time.monotonic() + SECONDS
-    while agent_log.stat().st_size >= LARGE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: agent_log.stat().st_size < LARGE)
     assert "info joined" not in agent_log.read_text()
     assert agent_log.with_name("agent.log.1").stat().st_size == LARGE
 

@@ -27,6 +27,7 @@ from fairlead.cli.server_process import _program, _url
 from fairlead.http.examples import example_of
 from fairlead.wire import api as wire
 from tests.live import PROGRAM, SECONDS, Up
+from tests.until import until
 
 
 @pytest.fixture(scope="module")
@@ -314,10 +315,7 @@ def test_a_machine_that_cannot_be_destroyed_is_named(up: Up, tmp_path: Path) -> 
     pool = {"node": {"cpu": 1, "memory": "1Gi"}, "min": 1, "provider": provider}
     (tmp_path / "part.json").write_text(json.dumps({"ready_after": 0, "pools": {"w": pool}}))
     up.run("partition", "set", "cloudy", str(tmp_path / "part.json"))
-    deadline = time.monotonic() + SECONDS
-    while not made.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(made.exists)
     done = up.ask("partition", "remove", "cloudy", "--yes")
     assert (done.returncode, done.stdout) == (0, "cloudy: partition removed\n")
     said = "cloudy: machine w-1-0 of pool w is left, end it by hand: sh: destroy ended with code 3: locked\n"
@@ -467,10 +465,7 @@ def test_a_machine_joins_and_is_revoked(up: Up, tmp_path: Path) -> None:
         up.until("node", "list", said="extra")
         assert "extra" not in up.run("token", "list")  # it is used up
         up.run("node", "revoke", "extra")
-        deadline = time.monotonic() + SECONDS
-        while "the credential of node extra was revoked" not in log.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: "the credential of node extra was revoked" in log.read_text())
         assert agent.wait(SECONDS) == FINAL
         assert re.search("disconnected, .*revoked", up.run("node", "list"))
         assert json.loads(up.run("node", "show", "extra", "--json"))["credential"] == "revoked"
@@ -649,10 +644,7 @@ def test_tasks_outlive_the_server(tmp_path: Path, how: str) -> None:
         name = up.run("submit", "--", "sleep", "600").strip()
         up.until("show", name, said="running")
         assert "jobs killed: 1" in up.run("down", "--kill")
-        deadline = time.monotonic() + SECONDS
-        while up.process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert up.process.returncode == 0
+        assert up.process.wait(SECONDS) == 0
     finally:
         up.close()
 

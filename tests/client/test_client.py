@@ -20,6 +20,7 @@ from fairlead.client import AsyncClient, Client, NeverRuns, Problem
 from fairlead.client.calls import Patience
 from fairlead.client.executor import Lost
 from tests.live import SECONDS, Up
+from tests.until import until
 
 
 @pytest.fixture(scope="module")
@@ -320,17 +321,14 @@ def test_map(executor: fairlead.Executor) -> None:
 
 def test_a_call_can_be_cancelled(executor: fairlead.Executor, client: Client) -> None:
     slow = executor.submit(time.sleep, 600)
-    deadline = time.monotonic() + SECONDS
-    while not slow.job and time.monotonic() < deadline:  # type: ignore[attr-defined]
-        time.sleep(0.01)
+    until(lambda: slow.job)
     assert slow.cancel() and slow.cancelled()
     assert client.wait(slow.job, timeout=SECONDS).state == "killed"  # type: ignore[attr-defined]
 
 
 def test_a_call_that_is_killed_says_so(executor: fairlead.Executor, client: Client) -> None:
     slow = executor.but(name="other").submit(time.sleep, 600)
-    while not slow.job:  # type: ignore[attr-defined]
-        time.sleep(0.01)
+    until(lambda: slow.job)
     client.kill(slow.job)  # type: ignore[attr-defined]
     with pytest.raises(Lost):
         slow.result(SECONDS)
@@ -339,8 +337,7 @@ def test_a_call_that_is_killed_says_so(executor: fairlead.Executor, client: Clie
 def test_calls_that_can_never_run_are_warned_of(executor: fairlead.Executor) -> None:
     with pytest.warns(NeverRuns, match="no node has a GPU"):
         waits = executor.but(resources={"gpu": 1}).submit(len, "")
-        while not waits.job:  # type: ignore[attr-defined]
-            time.sleep(0.01)
+        until(lambda: waits.job)
     assert waits.cancel()
 
 
@@ -401,8 +398,7 @@ def test_calls_whose_client_was_closed_end_with_an_error(up: Up, client: Client)
     other = Client(up.url, up.token)
     executor = fairlead.Executor(other, resources=SMALL)
     slow = executor.submit(time.sleep, 600)
-    while not slow.job:  # type: ignore[attr-defined]
-        time.sleep(0.01)
+    until(lambda: slow.job)
     other.close()
     with pytest.raises(RuntimeError):
         slow.result(SECONDS)

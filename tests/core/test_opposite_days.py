@@ -11,23 +11,19 @@ from fairlead.core.changes import Stopped
 from fairlead.core.cycle import Cycle
 from fairlead.core.ranges import indices
 from fairlead.core.resources import MINUTE
-from fairlead.core.state import Partition
 from fairlead.testing import World
+from fairlead.writer.observer import Observer
 
 HOUR = 3_600
 AFTER = 10
 """Minutes that a spread lasts before rebalance."""
 
 
-class Stops:
+class Stops(Observer):
     """An observer: for how long tasks had run when they were stopped for others."""
 
     def __init__(self) -> None:
         self.ran: dict[tuple[str, str, int], list[int]] = {}
-
-    def began(self, partition: Partition) -> None: ...
-
-    def stopped(self, partition: Partition, why: str) -> None: ...
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         for change, undo in decided.plan.done:

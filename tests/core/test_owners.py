@@ -12,23 +12,19 @@ from hypothesis import strategies as st
 
 from fairlead.core.changes import Stopped
 from fairlead.core.cycle import Cycle
-from fairlead.core.state import Partition
 from fairlead.testing import World
+from fairlead.writer.observer import Observer
 
 TWO = {"a": {"share": 60}, "b": {"share": 40}}
 BOUND = 120
 """Seconds: `rebalance_after`, and `preempt_grace` twice. Stopped tasks end at once in these worlds."""
 
 
-class Stops:
+class Stops(Observer):
     """Counts the tasks that were stopped for others, with their times in seconds."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
-
-    def began(self, partition: Partition) -> None: ...
-
-    def stopped(self, partition: Partition, why: str) -> None: ...
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         changes = [change for change, _ in decided.plan.done if isinstance(change, Stopped)]

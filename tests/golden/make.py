@@ -186,7 +186,7 @@ class Script:
     def __init__(self) -> None:
         self.journal = MemoryJournal()
         self.writer = Writer(self.journal, PARTITION)
-        self.partition = self.writer.state
+        self.partition = self.writer.partition
         self.now = 1_700_000_000 * SECOND
         self.dumps: dict[int, bytes] = {}
 

@@ -51,6 +51,7 @@ from fairlead.wire.agent_messages import (
 from fairlead.wire.handshake import Exchange, Key, split_token
 from tests.http.serving import Serving, serving, submit
 from tests.live import PROGRAM, SECONDS
+from tests.until import until
 
 
 def joining(site: Serving, path: str = PATH) -> Any:
@@ -400,10 +401,7 @@ def send_pings(link: socket.socket, count: int) -> None:
 
 
 def until_gone(site: Serving) -> None:
-    deadline = time.monotonic() + SECONDS
-    while len(site.connections):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not len(site.connections))
 
 
 def test_pings_whose_answers_are_not_read(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

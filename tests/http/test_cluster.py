@@ -12,6 +12,7 @@ from fairlead.core.commands import DisconnectNodes
 from fairlead.journal import NotWritten, SqliteJournal
 from fairlead.wire.api import Role
 from tests.http.serving import JOB, SECONDS, Serving, serving, submit
+from tests.until import until
 
 
 def get(site: Serving, path: str, **params: Any) -> dict[str, Any]:
@@ -84,10 +85,7 @@ def test_holds(tmp_path: Path) -> None:
     with serving(tmp_path, config) as site:
         site.node("n1", cpu=1)
         first, second = submit(site.as_owner), submit(site.as_owner)
-        until = time.monotonic() + SECONDS
-        while not (found := get(site, "holds")["holds"]) and time.monotonic() < until:
-            time.sleep(0.01)
-        ((hold,),) = (found,)
+        (hold,) = until(lambda: get(site, "holds")["holds"])
         assert (hold["job"], hold["stage"], hold["tasks"], hold["nodes"]) == (second, "main", 1, ["n1"])
         assert hold["held"] == {"n1": get(site, "nodes/n1")["held"]} == {"n1": {"cpu": 1}}
         assert hold["until"] == hold["since"] + 3600
@@ -355,9 +353,7 @@ def test_a_journal_that_fails(tmp_path: Path) -> None:
         answer = site.as_owner.post("/api/v1/jobs", json={"id": "lost", **JOB})
         assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
         assert "nothing was done" in answer.json()["detail"]
-        deadline = time.monotonic() + SECONDS
-        while site.client().get("/healthz").json()["problem"] and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: not site.client().get("/healthz").json()["problem"])
         assert get(site, f"jobs/{before}")["state"] == "running"
         assert site.as_owner.get("/api/v1/jobs/lost").status_code == 404
         submit(site.as_owner, {"id": "lost", **JOB})

@@ -18,6 +18,7 @@ from fairlead.http.connection_limits import Connections, Shares
 from fairlead.http.middleware import Bounds, Buckets
 from fairlead.http.routes import jobs
 from tests.http.serving import SECONDS, Serving, serving, submit
+from tests.until import until
 
 
 def raw(site: Serving) -> socket.socket:
@@ -139,10 +140,7 @@ def test_too_many_streams(tmp_path: Path) -> None:
             reading = [stream.iter_lines() for stream in (first, second)]
             assert [next(lines) for lines in reading] == ["retry: 1000"] * 2
             assert site.as_owner.get("/api/v1/watch").status_code == 429
-        deadline = time.monotonic() + SECONDS
-        while site.site.streams and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not site.site.streams
+        until(lambda: not site.site.streams)
 
 
 def test_buckets_refill() -> None:
@@ -257,10 +255,7 @@ def test_an_answer_that_a_stranger_does_not_read(site: Serving, monkeypatch: pyt
     with suppress(OSError):
         for _ in range(200):
             lazy.sendall(asked)
-    deadline = time.monotonic() + SECONDS
-    while len(site.connections) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not len(site.connections)
+    until(lambda: not len(site.connections))
     lazy.close()
 
 
@@ -289,10 +284,7 @@ def lazy_reader(site: Serving, monkeypatch: pytest.MonkeyPatch) -> Iterator[sock
 
 def until_gone(site: Serving) -> None:
     site.as_owner.close()
-    deadline = time.monotonic() + SECONDS
-    while len(site.connections):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not len(site.connections))
 
 
 def test_an_answer_that_a_user_does_not_read(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

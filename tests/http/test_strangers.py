@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.http.serving import JOB, SECONDS, Serving, serving, submit
+from tests.http.serving import JOB, Serving, serving, submit
+from tests.until import until
 
 MARKS = ("xann", "xjob", "xname", "xstage", "xlabel", "xcommand")
 """Words of another user's job: its user, id, name, stage, label and command."""
@@ -57,10 +57,7 @@ def leaks(answers: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def waited_for(client: httpx.Client, path: str, text: str) -> None:
-    until = time.monotonic() + SECONDS
-    while text not in client.get(path).text:
-        assert time.monotonic() < until, client.get(path).text
-        time.sleep(0.01)
+    until(lambda: text in client.get(path).text)
 
 
 @pytest.mark.parametrize("sees", [False, True])

@@ -18,7 +18,7 @@ from fairlead.journal.pgroster import PostgresRoster
 from fairlead.journal.postgresql import PostgresJournal
 from fairlead.journal.roster import Lease, Member, Roster
 from tests.chaos.shared_journal import Link, SharedJournal, SharedRoster, SharedStore
-from tests.postgres import Postgres, Proxy
+from tests.postgres import Postgres, PostgresProxy
 from tests.until import until
 
 STREAM = "partition/p"
@@ -94,12 +94,12 @@ class Database:
         self.postgres = postgres
         self.url = url
         self.folder = folder
-        self.proxies: dict[str, Proxy] = {}
+        self.proxies: dict[str, PostgresProxy] = {}
 
-    def proxy(self, server: str) -> Proxy:
+    def proxy(self, server: str) -> PostgresProxy:
         if server not in self.proxies:
             (self.folder / server).mkdir()
-            self.proxies[server] = Proxy(self.folder / server, self.postgres)
+            self.proxies[server] = PostgresProxy(self.folder / server, self.postgres)
         return self.proxies[server]
 
     def journal(self, server: str, lease: float = LONG) -> Journal:

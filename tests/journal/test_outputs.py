@@ -206,7 +206,7 @@ def test_a_node_cannot_exceed_the_limits_or_send_other_tasks(tmp_path: Path) -> 
 
 def test_announced_files_that_do_not_come_are_noted(tmp_path: Path) -> None:
     _, rows, _ = receive(FolderStore(tmp_path), OutputPart(0, (piece("a", b"x"),), True))
-    assert [(row.files, "not on its node any more" in row.warning, replace) for row, replace in rows] == [
+    assert [(row.files, "no longer on its node" in row.warning, replace) for row, replace in rows] == [
         ((), True, False)
     ]
     assert files(tmp_path) == []

@@ -25,7 +25,7 @@ from fairlead.journal.postgresql import _APPEND, PostgresJournal
 from fairlead.journal.snapshot import Snapshots, make_snapshot, renew
 from fairlead.journal.verify import verify
 from fairlead.testing import World
-from tests.postgres import Postgres, Proxy, running
+from tests.postgres import Postgres, PostgresProxy, running
 from tests.until import until
 
 
@@ -37,8 +37,8 @@ def sql(url: str, text: str, *values: object) -> list[Any]:
 
 
 @pytest.fixture
-def proxy(tmp_path: Path, postgres: Postgres) -> Iterator[Proxy]:
-    proxy = Proxy(tmp_path, postgres)
+def proxy(tmp_path: Path, postgres: Postgres) -> Iterator[PostgresProxy]:
+    proxy = PostgresProxy(tmp_path, postgres)
     yield proxy
     proxy.close()
 
@@ -111,7 +111,7 @@ def test_a_deposed_leader_waits_behind_its_successor_and_fails(database: str) ->
     assert sql(database, "SELECT count(*) FROM records") == [(1,)]
 
 
-def test_a_leader_without_its_database_stops_early(database: str, proxy: Proxy) -> None:
+def test_a_leader_without_its_database_stops_early(database: str, proxy: PostgresProxy) -> None:
     with PostgresJournal(proxy.url(database), lease=1, patience=0.2) as one:
         one.reign("a")
         proxy.open = False
@@ -153,7 +153,7 @@ def _took(journal: PostgresJournal) -> bool:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_connection_lost_in_an_append(database: str, proxy: Proxy, before: bool) -> None:
+def test_a_connection_lost_in_an_append(database: str, proxy: PostgresProxy, before: bool) -> None:
     """The record is written once, whether the connection was lost before it was written or before its answer."""
     with PostgresJournal(proxy.url(database), lease=60) as journal:
         epoch = journal.reign("a")
@@ -167,7 +167,7 @@ def test_a_connection_lost_in_an_append(database: str, proxy: Proxy, before: boo
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_connection_lost_for_long(database: str, proxy: Proxy, before: bool) -> None:
+def test_a_connection_lost_for_long(database: str, proxy: PostgresProxy, before: bool) -> None:
     with PostgresJournal(proxy.url(database), "me", lease=60, patience=0.3) as journal:
         epoch = journal.reign("a")
         proxy.cut_next("the first", before)
@@ -184,7 +184,7 @@ def test_a_connection_lost_for_long(database: str, proxy: Proxy, before: bool) -
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_connection_lost_while_another_server_takes_over(database: str, proxy: Proxy, before: bool) -> None:
+def test_a_connection_lost_while_another_server_takes_over(database: str, proxy: PostgresProxy, before: bool) -> None:
     with PostgresJournal(proxy.url(database), lease=60) as one, PostgresJournal(database, lease=60) as two:
         epoch = one.reign("a")
         proxy.cut_next("the first", before)

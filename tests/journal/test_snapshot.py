@@ -19,6 +19,7 @@ from fairlead.journal.snapshot import Snapshots, main, make_snapshot, renew
 from fairlead.journal.verify import verify
 from fairlead.testing import World
 from tests.kill_child import PARTITION, Driver
+from tests.until import until
 
 STREAM = stream_of(PARTITION)
 
@@ -66,11 +67,12 @@ def live(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 def settle(snapshots: Snapshots) -> None:
     """Wait until the process that is under way has ended. At record 0 another one is never due."""
-    until = time.monotonic() + 600  # a bound, so that the test ends
-    while snapshots.pid is not None:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+
+    def is_over() -> bool:
         snapshots.poll(0)
+        return snapshots.pid is None
+
+    until(is_over, 600)
 
 
 # -- one snapshot ------------------------------------------------------------------------------------------------
@@ -175,9 +177,9 @@ def test_beside_a_writer(live: Live) -> None:
     snapshots.poll(live.driver.writer.seq)
     assert snapshots.pid is None  # not due
     started: set[int] = set()
-    until = time.monotonic() + 600  # a bound, so that the test ends
+    deadline = time.monotonic() + 600
     while len(started) < 4:
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         live.write(live.driver.writer.seq + 1)
         snapshots.poll(live.driver.writer.seq)
         if snapshots.pid is not None:
@@ -307,9 +309,10 @@ def test_a_snapshot_is_due_after_the_age_of_records(live: Live) -> None:
     live.write(10)
     snapshots.poll(10)
     assert snapshots.pid is None
-    until = time.monotonic() + 60
-    while not snapshots.last:
-        assert time.monotonic() < until, snapshots.failure
+
+    def is_made() -> bool:
         snapshots.poll(10)
-        time.sleep(0.05)
+        return snapshots.last > 0
+
+    until(is_made)
     assert live.saved() == 10

@@ -21,6 +21,7 @@ from fairlead.history.recorder import AttemptRow, HistoryRecorder
 from fairlead.history.store import History, Used
 from fairlead.history.usage_report import UsageReport, running
 from fairlead.testing import World
+from fairlead.writer.observer import Observer
 
 CONFIG = {
     "partitions": {
@@ -32,7 +33,7 @@ CONFIG = {
 }
 
 
-class Counter:
+class Counter(Observer):
     """Counts use from the events of tasks, task by task. It shares no code with the history."""
 
     def __init__(self) -> None:
@@ -40,11 +41,7 @@ class Counter:
         self.spans: list[tuple[str, str, dict[str, int], int, int]] = []
         self.preempted = 0
 
-    def began(self, partition: Partition) -> None: ...
-
     def replayed(self, partition: Partition, news: Iterable[Any]) -> None: ...
-
-    def stopped(self, partition: Partition, why: str) -> None: ...
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         now = decided.plan.partition.now

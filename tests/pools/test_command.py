@@ -17,6 +17,7 @@ import pytest
 from fairlead.core.config import parse_config
 from fairlead.pools.command import CommandProvider
 from fairlead.pools.provider import Join, Machine, PoolKind, ProviderError
+from tests.until import until
 
 POOL = {"node": {"cpu": 0.5, "memory": "1Gi"}, "labels": {"zone": "a"}, "taints": ["spot"]}
 
@@ -88,11 +89,8 @@ def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
     cloud = provider(tmp_path, script, 5.0)
     assert problem(cloud.create(["w-1-0"])).unknown
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 60
     with suppress(psutil.NoSuchProcess):
-        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_long_complaint_is_cut(tmp_path: Path) -> None:

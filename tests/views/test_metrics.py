@@ -195,7 +195,7 @@ def test_a_cycle_does_not_look_at_all_lanes() -> None:
     writer.cycle([submission(20), submission(20, cpu=2)], 2)
     writer._observers = []
     decided = writer.cycle([submission(5, cpu=2)], 3)
-    spied = writer.state.lanes = Spied(writer.state.lanes)
+    spied = writer.partition.lanes = Spied(writer.partition.lanes)
     metrics.cycle(decided, {})
     assert spied.asked == ["cpu=2"]
     assert figures(metrics)["lane_pending_tasks"] == {"root.default, cpu=1": 20, "root.default, cpu=2": 25}

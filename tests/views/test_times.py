@@ -11,7 +11,8 @@ from fairlead.core.why.reasons import NoCapacity
 from fairlead.testing import World
 from fairlead.views.answers import hold_answers
 from fairlead.views.poolanswers import pool_answers
-from tests.http.serving import JOB, SECONDS, serving, submit
+from tests.http.serving import JOB, serving, submit
+from tests.until import until
 
 
 def test_a_pause_that_is_over_is_not_shown() -> None:
@@ -48,9 +49,7 @@ def test_a_live_hold_grows_older_while_nothing_happens(tmp_path: Path) -> None:
             found = re.search(r"^fairlead_hold_age_seconds{.*} (.*)$", site.as_owner.get("/metrics").text, re.MULTILINE)
             return float(found[1]) if found else 0.0
 
-        deadline = time.monotonic() + SECONDS
-        while not age() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(age)
         seq = site.control.find().writer.seq
         before = age()
         time.sleep(0.3)

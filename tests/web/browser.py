@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import os
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +19,7 @@ from typing import Any
 
 from bootstrap import LOG
 from hatch_build import BUILT as PAGE
+from tests.packages import installed
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
@@ -65,16 +63,7 @@ def unchecked() -> str:
 @cache
 def chromium() -> str:
     """Return the path of Chromium; empty if there is none."""
-    found = next(filter(None, map(shutil.which, NAMES)), "")
-    if not found and os.environ.get("CI") == "true" and os.geteuid() == 0 and shutil.which("apt-get"):
-        install = "apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core"
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        with Path(tempfile.gettempdir(), "fairlead-chromium.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # several processes run tests
-            if not any(map(shutil.which, NAMES)):
-                subprocess.run(["sh", "-c", install], env=environment, capture_output=True, timeout=400, check=False)
-        found = next(filter(None, map(shutil.which, NAMES)), "")
-    return found or ""
+    return installed(lambda: next(filter(None, map(shutil.which, NAMES)), ""), "chromium", "fonts-dejavu-core")
 
 
 @contextmanager

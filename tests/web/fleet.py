@@ -20,6 +20,7 @@ from fairlead.core.documents import parse_node
 from fairlead.core.effects import ForNode
 from fairlead.engines.engine import Busy
 from tests.http.serving import Orders, Serving
+from tests.until import until
 
 NODES = 2_000
 
@@ -186,12 +187,12 @@ def fill(site: Serving, count: int = NODES, most: int = NODES) -> None:
 
 def settle(client: httpx.Client, seconds: float = 60.0) -> None:
     """Wait until no task is on its way to a node."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+
+    def is_settled() -> bool:
         jobs = client.get("/api/v1/jobs", params={"limit": 1000}).json()["jobs"]
-        if not any(stage["assigned"] for each in jobs for stage in each["stages"]):
-            return
-        time.sleep(0.2)
+        return not any(stage["assigned"] for each in jobs for stage in each["stages"])
+
+    until(is_settled, pause=0.2)
 
 
 def start(folder: Path, nodes: int = NODES) -> Serving:

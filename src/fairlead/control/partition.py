@@ -82,7 +82,7 @@ class PartitionService:
         self.writer = writer
         self.feed = Feed(writer.seq)
         self.managers: dict[str, Feed] = {}
-        self.live = LiveWriter(writer, Inbox(steady=steady), self.dispatch, self.publish, clock, thread)
+        self.live = LiveWriter(writer, Inbox(), self.dispatch, self.publish, thread, clock, steady)
         self._clock = clock
         self._steady = steady
         self._engine = engine

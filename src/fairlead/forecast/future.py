@@ -25,7 +25,7 @@ from fairlead.forecast.runtimes import Runtimes
 from fairlead.sim.fleet import Fleet, Running
 from fairlead.sim.machines import Machines
 from fairlead.writer.observer import Observer
-from fairlead.writer.scratch import ScratchWriter
+from fairlead.writer.writer import ScratchWriter
 
 MOST_TIMERS = 200
 """A future ends after this number of timers in a row, if nothing else happens in it."""

@@ -1,1 +1,1 @@
-"""The history: a database of finished jobs and attempts for queries. It is written after the journal."""
+"""The history: a database of finished jobs and attempts, for queries. It is written after the journal."""

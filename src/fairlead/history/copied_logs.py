@@ -1,6 +1,6 @@
 """Records which logs were copied from nodes of pools, so that a restarted server copies only the missing ones.
 
-The history lists the attempts that ran on a node; the table `copied` lists those whose logs were copied.
+The table `attempts` has the attempts that ran on a node; the table `copied` has those whose logs were copied.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ def mark_copied(db: Session, partition: str, node: str, tasks: Tasks) -> None:
 
 
 def not_copied(db: Session, partition: str, nodes: list[str]) -> list[tuple[str, Tasks]]:
-    """Return the ended tasks of these nodes whose logs were not copied, with their nodes, the oldest first.
+    """Return the ended tasks on these nodes whose logs were not copied, each with its node, the oldest first.
 
-    Deletes what was recorded for all nodes that are not in `nodes`: they no longer exist, and their names are not
-    reused.
+    Deletes the rows of `copied` for all other nodes, which no longer exist. Names of nodes are not used again.
     """
     among = f"node IN ({db.members('nodes')})"
     values: dict[str, Any] = {"partition": partition, "nodes": msgspec.json.encode(nodes).decode()}

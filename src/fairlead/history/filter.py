@@ -15,7 +15,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     user: str = ""
     queue: str = ""
-    """A queue, with the queues below it."""
+    """Jobs of this queue and of the queues below it."""
     state: str = ""
     name: str = ""
     """A pattern: `*` stands for any text, `?` for one character, `[abc]` for one of these."""

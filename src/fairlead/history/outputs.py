@@ -1,9 +1,9 @@
 """The server's copies of output: logs and result files of attempts, limited by age and size.
 
-The key of a file begins with the partition and the user of its job, and a file is looked up only under its user. So a
-user never gets the output of another user, even if a partition was removed and a new one of the same name numbers its
-jobs from 1 again. Each attempt of a task has its own files: `NUMBER.STAGE.INDEX.ATTEMPT` with `.out` and `.err` for the
-logs, and with `.results/NAME` for result files.
+The key of a file begins with the partition and the user of its job. So a user never gets the output of another user,
+even if a partition was removed and a new one of the same name numbers its jobs from 1 again. Each attempt of a task has
+its own files: `NUMBER.STAGE.INDEX.ATTEMPT` with the suffix `.out` or `.err` for logs, and `.results/NAME` for result
+files.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ from fairlead.wire.result_names import is_safe_name
 
 JOBS_PER_FOLDER, TASKS_PER_FOLDER = 100, 100
 CHECKED_AFTER = 16
-"""The limits are applied each time that one part in this number of the total size was written."""
-PUT_AT_ONCE = 8
-NOT_THERE = "its files were not on its node any more, or the disk of the node was full"
-
+"""The limits are applied again when files of 1/16 of the size limit were written."""
+PUT_THREADS = 8
+NOT_THERE = "its files were no longer on its node, or the disk of the node was full"
 
 Record = Callable[[str, int, list[ResultRow], bool], None]
-"""Records the result files of tasks, by partition and job number, before they are confirmed to the node. If the last
-argument is False, an existing row is kept."""
+"""Writes the result files of a job's tasks to the history: partition, job number, rows. The last argument is False if
+existing rows must not be replaced."""
 
 
 class OutputStore:
     """Stores and finds output. Several threads may use it. Its methods block until the store has answered."""
 
     def __init__(self, store: Store, size: int = 2**62, age: float = 2.0**40, now: Callable[[], float] = time) -> None:
-        """`size` is the limit in bytes for all output together. A file is removed when it is `age` seconds old."""
+        """`size` is the limit in bytes for all files together. Files older than `age` seconds are removed."""
         self._now = now
         self._store = store
         self._size = size
@@ -68,7 +67,7 @@ class OutputStore:
         return self._store.read(key, offset, most)
 
     def shrink(self) -> None:
-        """Remove files that are too old, then the oldest ones until all files together are within the limit."""
+        """Remove files that are too old, then the oldest files until all together are within the size limit."""
         with self._lock:
             self._unchecked = 0
             files = sorted(self._store.all())
@@ -90,7 +89,7 @@ class OutputStore:
     def put(self, files: dict[str, Path], durable: bool) -> None:
         """Store complete files, given by key."""
         size = sum(path.stat().st_size for path in files.values())
-        with ThreadPoolExecutor(PUT_AT_ONCE) as threads:
+        with ThreadPoolExecutor(PUT_THREADS) as threads:
             for _ in threads.map(lambda item: self._store.put(item[0], item[1], durable), files.items()):
                 pass
         if durable:
@@ -115,9 +114,9 @@ class Incoming:
         record: Record,
         only_results: bool,
     ) -> None:
-        """Receive the output of some tasks. `limits` are the most result files and bytes per task.
+        """Receive the output of some tasks. `limits` are the maximum number and bytes of result files per task.
 
-        With `only_results`, the node has announced result files of these tasks, and a task whose files do not arrive
+        With `only_results`, the node has announced result files of all these tasks. A task whose files do not arrive
         gets a warning.
         """
         self._store = store
@@ -137,7 +136,7 @@ class Incoming:
         self._bytes: dict[int, int] = {}
 
     def write(self, part: OutputPart) -> tuple[int, ...]:
-        """Store a part of the output. Returns the tasks whose result files are now all stored and recorded."""
+        """Write a part of the output. Returns the tasks whose result files are now complete, stored and recorded."""
         for item in part.outputs:
             if item.index in self._asked:
                 (self._write_result if item.stream == "file" else self._write_log)(item)
@@ -149,7 +148,7 @@ class Incoming:
         return stored
 
     def finish(self) -> None:
-        """Store all logs of the block. Record a warning for tasks whose announced result files did not arrive."""
+        """Store the logs of the tasks. Record a warning for tasks whose announced result files did not arrive."""
         self._store.put(self._logs, durable=False)
         self._logs = {}
         tasks = self._tasks
@@ -177,22 +176,19 @@ class Incoming:
         most, size = self._limits
         too_large = total > size or item.offset + len(item.data) > size
         if not is_safe_name(item.name) or too_large or (item.name not in files and len(files) >= most):
-            return  # the node sent an invalid name, which is reported when the task is complete
+            return  # the file is reported as refused when the task is complete
         file = files.setdefault(item.name, self._folder / f"file{item.index}.{len(files)}")
         _write(file, item.offset, item.data)
 
     def _store_results(self, complete: list[Collected]) -> None:
-        """Store the result files of tasks, then record in the history which files each task has."""
+        """Store the result files of tasks, then record them in the history."""
         paths: dict[str, Path] = {}
         rows = [self._check_results(collected, paths) for collected in complete]
         self._store.put(paths, durable=True)
         self._record(self._partition, self._tasks.number, rows, True)
 
     def _check_results(self, collected: Collected, paths: dict[str, Path]) -> ResultRow:
-        """Add the completely received files of a task to `paths`, by key.
-
-        Returns the row of the task for the history.
-        """
+        """Add the completely received files of a task to `paths`, by key. Returns the task's row for the history."""
         tasks = self._tasks
         received = self._files.pop(collected.index, {})
         self._bytes.pop(collected.index, None)
@@ -213,7 +209,6 @@ class Incoming:
 
 
 def log_key(partition: str, asked: LogRequest) -> str:
-    """Return the key of a log."""
     base = _base(partition, asked.user, asked.number, asked.stage, asked.index, asked.attempt)
     return f"{base}.{asked.stream}"
 
@@ -231,7 +226,7 @@ def _base(partition: str, user: str, number: int, stage: str, index: int, attemp
 
 
 def _plain(name: str) -> str:
-    """Return a name changed so that it is safe as the name of a folder: it cannot point outside its parent."""
+    """Return a name quoted so that it is safe as the name of a folder: it cannot point outside its parent."""
     quoted = quote(name, safe="")
     return quoted if not quoted.startswith(".") else "%2E" + quoted[1:]
 

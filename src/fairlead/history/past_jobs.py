@@ -1,4 +1,4 @@
-"""Finished jobs, for replays and for estimates: what they asked for, when they were submitted, and their run times."""
+"""Finished jobs, for replays and estimates: their specifications, submit times and run times."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fairlead.history.tables import Tables
 
 AT_ONCE = 500
 LAST = 400
-"""Number of blocks of tasks of a stage that are read, if its job has not ended."""
+"""The number of newest attempt rows from which the run time of a stage of an unfinished job is computed."""
 
 
 class RanStage(msgspec.Struct, frozen=True, gc=False):
-    """The mean run time and the number of those tasks of a stage that succeeded or failed."""
+    """The tasks of a stage that succeeded or failed: their mean run time and number."""
 
     mean: Micros
     tasks: int
@@ -33,14 +33,14 @@ class RanJob(msgspec.Struct, frozen=True, gc=False):
     took: dict[str, Micros]
     """Stage → the mean run time of its tasks, including killed tasks.
 
-    Preempted and lost attempts are mostly followed by another one, so they count only if there are no others.
+    Preempted and lost attempts count only if the stage has no others, because mostly another attempt follows them.
     """
 
 
 def ran_jobs(tables: Tables, partition: str, since: Micros, most: int) -> list[RanJob]:
     """Return the last `most` jobs that ended after `since`, in the order of their ends.
 
-    Jobs recorded by earlier versions are left out, because what they asked for is not known.
+    Jobs recorded by earlier versions are left out, because they have no specification.
     """
     with tables.session() as db:
         rows = list(
@@ -78,7 +78,7 @@ def ran_jobs(tables: Tables, partition: str, since: Micros, most: int) -> list[R
 
 
 def ran_stages(tables: Tables, partition: str, stages: Sequence[Stage]) -> Iterator[tuple[Stage, RanStage]]:
-    """Yield the stages that have ended tasks, with the mean run time of the ended tasks with the highest indices."""
+    """Yield the stages that have ended tasks, with the run time of their newest ended tasks (highest indices)."""
     last = (
         f"SELECT ended - {BEGAN} AS ran, tasks FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
         f"AND outcome IN ('succeeded', 'failed') ORDER BY first DESC LIMIT {LAST}"

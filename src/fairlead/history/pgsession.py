@@ -10,24 +10,23 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
 from typing import Any
 
 import psycopg
 
 from fairlead.history.tables import Session, Tables
 from fairlead.journal.journal import JournalError
-from fairlead.journal.pgconnection import Connection, connect, explained, shown_url
+from fairlead.journal.pgconnection import Connection, connect, explained, shown_url, with_placeholders
 from fairlead.journal.pgschema import prepare
 
 KEPT = 4
-"""Number of idle sessions that are kept."""
+"""Maximum number of idle sessions that stay open."""
 CHECKED_EVERY = 60.0
-"""Seconds between two measurements of the size, which take a while."""
+"""Seconds between two measurements of the size, which are slow."""
 ROW = 80
-"""Approximate bytes of a row besides its columns: its header and its entries in indexes."""
+"""Approximate bytes of a row in addition to its columns: its header and its entries in indexes."""
 TARGET = 0.95
-"""The part of the limit that remains after rows were deleted."""
+"""The fraction of the size limit that is used after rows were deleted."""
 
 
 class PostgresTables(Tables):
@@ -82,7 +81,7 @@ class PostgresSession(Session):
         self._checked = -CHECKED_EVERY
 
     def works(self) -> bool:
-        """True if the connection was not lost while the session was unused."""
+        """True if the connection was not lost while the session was idle. Otherwise close it."""
         try:
             self.db.execute("SELECT 1")
         except psycopg.Error:
@@ -91,16 +90,16 @@ class PostgresSession(Session):
         return True
 
     def run(self, sql: str, values: Any = ()) -> Iterable[Any]:
-        return self.db.execute(_translated(sql), values)
+        return self.db.execute(with_placeholders(sql), values)
 
     def scan(self, sql: str, values: Any = ()) -> Iterator[Any]:
         with self.db.transaction(), self.db.cursor("scan") as cursor:
-            yield from cursor.execute(_translated(sql), values)
+            yield from cursor.execute(with_placeholders(sql), values)
 
     def run_many(self, sql: str, rows: list[Any]) -> None:
         if rows:
             with self.db.cursor() as cursor:
-                cursor.executemany(_translated(sql), rows)
+                cursor.executemany(with_placeholders(sql), rows)
 
     def writing(self) -> AbstractContextManager[object]:
         return self.db.transaction()
@@ -123,7 +122,7 @@ class PostgresSession(Session):
     def excess(self, size: int) -> int:
         """Return the number of jobs to delete, estimated from the sizes of rows.
 
-        The size of the tables alone does not tell, because it does not shrink when rows are deleted.
+        The size of the tables is not enough for this, because it does not shrink when rows are deleted.
         """
         if time.monotonic() < self._checked + CHECKED_EVERY:
             return 0
@@ -143,12 +142,6 @@ class PostgresSession(Session):
             used += rows * (float(width) + ROW)
             jobs = rows if table == "jobs" else jobs
         return max(0, int(jobs * (1 - TARGET * size / used)) + 1) if used > size else 0
-
-
-@lru_cache(1000)
-def _translated(sql: str) -> bytes:
-    """Return a statement with psycopg's placeholders."""
-    return re.sub(r":(\w+)", r"%(\1)s", sql.replace("%", "%%").replace("?", "%s")).encode()
 
 
 def _regex(pattern: str) -> str:

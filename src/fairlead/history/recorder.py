@@ -1,8 +1,8 @@
 """Makes history rows of ended jobs and attempts from the plans of cycles, and passes them to a store.
 
-The journal is the source of truth. Ended jobs leave the state after a while; the history keeps them. The history is
-written after the journal. If the server crashes between the two writes, the next start adds the missing rows: from the
-records that it replays, or from the state if a snapshot has replaced the records.
+Ended jobs leave the state after some time; the history keeps them. It is written after the journal. If the server
+crashes between the two writes, the next start adds the missing rows: from the records that it replays, or from the
+state if a snapshot has replaced these records.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class JobRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tasks: dict[str, int]
     labels: dict[str, str] = {}
     spec: str = ""
-    """Its request as JSON: the specification without commands, environments and files. Empty in rows of earlier
-    versions."""
+    """The job's specification as JSON, without commands, environments and files. Empty in rows of earlier versions."""
 
 
 class ResultRow(msgspec.Struct, frozen=True):
@@ -50,11 +49,11 @@ class ResultRow(msgspec.Struct, frozen=True):
     files: tuple[tuple[str, int], ...]
     """Names and sizes."""
     warning: str
-    """What was not collected, and why; empty if all was."""
+    """Which files were not collected, and why; empty if all files were."""
 
 
 class AttemptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of an attempt of some tasks."""
+    """Some tasks of a stage whose attempt ended in the same way at the same time."""
 
     partition: str
     number: int
@@ -81,15 +80,15 @@ NOT_ASKED_FOR = {
     **dict.fromkeys(("command", "environment", "secrets", "results"), ()),
     **dict.fromkeys(("directory", "output", "error"), ""),
 }
-"""Fields of a stage that no decision depends on. They may be long, and other users may not read them."""
+"""Fields of a stage that are not stored: no decision depends on them, and other users may not read them."""
 encode_spec, decode_spec = msgspec.json.Encoder().encode, msgspec.json.Decoder(JobSpec).decode
 
 
 class Store(Protocol):
-    """The store of rows. The row of a job replaces an earlier row of the same job."""
+    """Stores rows. The row of a job replaces an earlier row of the same job."""
 
     def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
-        """Queue rows, to be written soon. Quick; never raises."""
+        """Queue rows, which are written soon. It is quick and never raises."""
 
     def counted(self, partition: str) -> dict[int, dict[str, int]]:
         """Return the task counts by outcome of every stored job, by job number."""
@@ -102,14 +101,14 @@ class Store(Protocol):
 
 
 class HistoryRecorder:
-    """Writes to a store what ended in the cycles that it observes."""
+    """An observer of the writer that stores the ended jobs and attempts of each cycle."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._newest: dict[str, Micros] = {}
-        """Partition that is being recovered → the time of the last end that was written."""
+        """Partition that is being recovered → the time of the last end in the store."""
         self._replayed: dict[tuple[str, int], list[AttemptRow]] = {}
-        """(Partition, job number) → attempts that the recovery replayed and that may not have been written."""
+        """(Partition, job number) → replayed attempts that may be missing in the store."""
 
     def replayed(self, partition: Partition, news: Iterable[News]) -> None:
         name = partition.name
@@ -155,7 +154,7 @@ class HistoryRecorder:
             elif isinstance(news, JobNews) and news.job.over and news.job.id in partition.jobs:
                 over[news.job.id] = news.job
         if attempts or over:
-            # A job that was stopped is over when its last process is gone.
+            # A killed job gets its row when its last task has stopped.
             rows = [_job_row(partition, job, partition.now) for job in over.values() if not job.allocations]
             self._store.put(rows, attempts)
 
@@ -184,14 +183,14 @@ def _job_row(partition: Partition, job: Job, ended: Micros | None) -> JobRow:
 
 @lru_cache(maxsize=1_000)
 def _asked_for(packed: bytes, queue: str) -> str:
-    """Return what a job asked for, as JSON, taken from its specification."""
+    """Return a job's specification as JSON, without the fields that are not stored."""
     spec = unpack_spec(packed)
     stages = tuple([replace(stage, **NOT_ASKED_FOR) for stage in spec.stages])
     return encode_spec(replace(spec, stages=stages, queue=queue, labels=())).decode()
 
 
 def asked_for(row: JobRow) -> JobSpec | None:
-    """Return what a job asked for; None for rows of earlier versions."""
+    """Return the stored specification of a job; None for rows of earlier versions."""
     return decode_spec(row.spec) if row.spec else None
 
 
@@ -222,7 +221,7 @@ def _attempt_row(partition: Partition, news: TaskNews) -> AttemptRow:
 
 
 def _owner(stage: Stage) -> tuple[str, str, str, Amounts, Micros]:
-    """Return the fields of an attempt row that say whose work it was and what each task was allocated."""
+    """Return the last fields of an attempt row: the job with its user and queue, the resources, the submit time."""
     job = stage.job
     return job.id, job.spec.user, job.queue.path, stage.shape.amounts, job.submitted
 
@@ -234,11 +233,9 @@ def _lacking(replayed: Iterable[AttemptRow], stored: Iterable[AttemptRow]) -> li
 
 
 def _missing(partition: Partition, job: Job, stored_rows: Iterable[AttemptRow]) -> Iterator[AttemptRow]:
-    """Yield rows for task ends that are in the state but not in the store.
+    """Yield rows for ended tasks of the state that the store lacks. The nodes of these tasks are no longer known.
 
-    The nodes of these tasks are no longer known.
-
-    This happens if the server crashed before the rows were written and a snapshot has replaced the records.
+    Rows are missing if the server crashed before it wrote them, and a snapshot has replaced the records.
     """
     stored: dict[tuple[str, str], Ranges] = {}
     for row in stored_rows:

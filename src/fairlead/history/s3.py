@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from configparser import ConfigParser
 from configparser import Error as ConfigError
+from datetime import timedelta
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from fairlead.history.stores import Stored, emptied
 Result = TypeVar("Result")
 SCHEME = "s3://"
 CHECK = "fairlead-check"
-"""The object that is written at the start, to check that the store can be used."""
+"""The object that the server writes when it starts, to check the settings."""
 BEYOND_END = "416 Range Not Satisfiable"
 RETRIES = 3
 RETRY_SECONDS = 20
@@ -25,7 +26,7 @@ REMOVED_AT_ONCE = 1_000
 
 
 class Unusable(Exception):
-    """The object store cannot be used; the text says why and what to do."""
+    """The object store cannot be used. The message says why, and what to do."""
 
 
 class ObjectStore:
@@ -34,7 +35,7 @@ class ObjectStore:
     def __init__(self, url: str, incoming: Path, endpoint: str = "") -> None:
         """`url` is s3://BUCKET/PREFIX. `endpoint` is the address of the service, by default that of AWS.
 
-        Credentials come from the environment or from the files of the AWS command line, else from the machine's role.
+        Credentials come from the environment, from the files of the AWS command line, or from the machine's role.
         """
         try:
             import obstore
@@ -61,7 +62,7 @@ class ObjectStore:
                 bucket,
                 prefix=prefix.strip("/") or None,
                 client_options={"allow_http": parts.scheme == "http"},
-                retry_config={"max_retries": RETRIES, "retry_timeout": _seconds(RETRY_SECONDS)},
+                retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
                 **settings,
             )
         except (BaseError, ValueError, TypeError) as problem:
@@ -168,9 +169,3 @@ def _remedy(cause: str) -> str:
     if any(word in cause for word in ("Access", "Signature", "Token", "403", "401", "credential", "169.254")):
         return "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to credentials that may write there"
     return "check --outputs, --outputs-endpoint and the network"
-
-
-def _seconds(number: int) -> Any:
-    from datetime import timedelta
-
-    return timedelta(seconds=number)

@@ -39,7 +39,7 @@ ADDED = {
         **dict.fromkeys(("submitted", "tasks"), "INTEGER NOT NULL DEFAULT 0"),
     },
 }
-"""Columns that files of earlier versions lack. Their attempts have 0 `tasks`, and reports do not count them."""
+"""Columns that files of earlier versions lack. Attempts of such a file get 0 `tasks`, and reports leave them out."""
 
 
 def create_tables(db: sqlite3.Connection) -> None:

@@ -1,15 +1,14 @@
 """The history: ended jobs and attempts, and the resources that tasks used. A thread writes rows in large batches.
 
-The size of the history is limited: the jobs that ended first are deleted first. A failed write is tried again, and a
-row that the database cannot store is left out. `failing` is True while rows cannot be written. The module `tables` has
-the databases.
+If the history is too large, the jobs that ended first are deleted. A failed write is tried again; a row that the
+database cannot store is left out. The databases are in `tables` and `pgsession`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,11 +25,11 @@ from fairlead.journal.journal import JournalError
 from fairlead.wire.agent_messages import Tasks
 
 PAUSE = 0.2
-"""Seconds that rows are collected before they are written."""
+"""Seconds for which rows are collected before they are written."""
 RETRY = 1.0
 """Seconds between two attempts to write."""
 WAITING = 500_000
-"""Rows that may wait for a write to succeed. Further rows are left out."""
+"""Maximum number of rows that wait to be written. Further rows are left out."""
 
 
 def _marks(row: type[msgspec.Struct]) -> str:
@@ -46,9 +45,9 @@ BEGAN = """coalesce(started, ended - (
     SELECT max(ran) FROM used WHERE used.partition = attempts.partition AND used.number = attempts.number
     AND used.stage = attempts.stage AND used.attempt = attempts.attempt AND place BETWEEN first AND last))"""
 EVERY = 2**62
-"""More rows than there are."""
+"""A limit for queries that is higher than the number of rows."""
 SPAN = 1_000
-"""If the indices of an attempt row span at most this many, a task that is reported again is searched in it."""
+"""A repeated report of a task is matched only with attempt rows whose indices span at most this many tasks."""
 USED_VALUES = ":partition, :number, :stage, :index, :attempt, :signal, :ran, :cpu, :memory"
 REPORTED = f"""INSERT INTO used VALUES ({USED_VALUES}) ON CONFLICT (partition, number, stage, place, attempt)
     DO UPDATE SET signal = excluded.signal, ran = excluded.ran, cpu = excluded.cpu, memory = excluded.memory"""
@@ -60,7 +59,7 @@ PUT_JOB = (
     f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({_marks(JobRow)}) ON CONFLICT (partition, number) DO UPDATE SET "
     + ", ".join(f'"{name}" = excluded."{name}"' for name in JobRow.__struct_fields__[2:])
 )
-# On PostgreSQL an attempt is stored once, also if a deposed server writes what its successor has found in the journal.
+# On PostgreSQL an attempt is stored once, even if both a deposed server and its successor write it.
 PUT_ATTEMPT = (
     f"INSERT INTO attempts ({ATTEMPT_COLUMNS}, first, last, tasks) VALUES ({_marks(AttemptRow)}, ?, ?, ?) "
     "ON CONFLICT DO NOTHING"
@@ -84,15 +83,15 @@ class Used(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cpu: int
     memory: int
     node: str = ""
-    """Set if the node reports the end again, as after a restart of the server. The row is then written only if the
-    history has the attempt on that node and has no such row yet."""
+    """Set if the node repeats its report, as after a restart of the server. Then the row is written only if the history
+    has the attempt on that node, and has no use of it yet."""
+
+
+Row = JobRow | AttemptRow | Used
 
 
 class History:
-    """Stores and finds rows. Several threads may use it.
-
-    A separate thread writes the rows; `flush` waits until it has.
-    """
+    """Stores and finds rows. Several threads may use it. A thread of its own writes the rows."""
 
     def __init__(
         self, path: str | os.PathLike[str], size: int = 2**62, note: Callable[[str], None] = lambda text: None
@@ -106,11 +105,10 @@ class History:
         self._note = note
         self.failure = ""
         """Why the last batch was not written; empty if it was."""
-        self._jobs: list[JobRow] = []
-        self._attempts: list[AttemptRow] = []
-        self._used: list[Used] = []
+        self._rows: list[Row] = []
+        """Rows that wait to be written."""
         self._left_out = 0
-        """Rows that were left out since the last written batch."""
+        """Number of rows that were left out since the last written batch."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._hurry = threading.Event()
@@ -128,25 +126,16 @@ class History:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
-        with self._lock:
-            if self._has_room(len(jobs) + len(attempts)):
-                self._jobs += jobs
-                self._attempts += attempts
-        self._rouse()
+        self._queue([*jobs, *attempts])
 
     def put_used(self, used: list[Used]) -> None:
-        with self._lock:
-            if self._has_room(len(used)):
-                self._used += used
-        self._rouse()
+        self._queue(used)
 
     def flush(self, seconds: float = 10.0) -> None:
-        """Have all queued rows written now, and wait for it at most `seconds`."""
+        """Write all queued rows now. Returns when they are written, or after `seconds`."""
         self._hurry.set()
         with self._written:
-            self._written.wait_for(
-                lambda: not (self._jobs or self._attempts or self._used or self._busy), timeout=seconds
-            )
+            self._written.wait_for(lambda: not (self._rows or self._busy), timeout=seconds)
 
     def close(self) -> None:
         self._closing.set()
@@ -154,13 +143,13 @@ class History:
         self._wake.set()
         self._thread.join()
 
-    def _has_room(self, rows: int) -> bool:
-        fits = len(self._jobs) + len(self._attempts) + len(self._used) + rows <= WAITING
-        self._left_out += 0 if fits else rows
-        return fits
-
-    def _rouse(self) -> None:
-        """Wake the writing thread; start a new one if it has ended."""
+    def _queue(self, rows: Sequence[Row]) -> None:
+        """Queue rows and wake the writing thread; start a new thread if it has ended."""
+        with self._lock:
+            if len(self._rows) + len(rows) <= WAITING:
+                self._rows += rows
+            else:
+                self._left_out += len(rows)
         self._wake.set()
         if not self._thread.is_alive() and not self._closing.is_set():
             self._note("the thread of the history had ended and was started again")
@@ -172,10 +161,7 @@ class History:
         return thread
 
     def _work(self) -> None:
-        """Write queued rows until the history is closed.
-
-        A failure is reported once; the next try uses a new session.
-        """
+        """Write queued rows until the history is closed. A failure is noted once; the next try uses a new session."""
         while True:
             try:
                 with self._tables.session() as db:
@@ -203,20 +189,18 @@ class History:
 
     def _write(self, db: Session) -> None:
         with self._lock:
-            jobs, self._jobs = self._jobs, []
-            attempts, self._attempts = self._attempts, []
-            used, self._used = self._used, []
+            rows, self._rows = self._rows, []
             self._busy = True
         try:
             try:
-                _insert(db, jobs, attempts, used)
+                _insert(db, rows)
             except Exception as problem:
                 if not self._tables.is_of_a_row(problem):
                     raise
-                self._insert_singly(db, jobs, attempts, used)
+                self._insert_singly(db, rows)
         except BaseException:
             with self._lock:
-                self._jobs, self._attempts, self._used = jobs + self._jobs, attempts + self._attempts, used + self._used
+                self._rows = rows + self._rows
             raise
         finally:
             with self._written:
@@ -229,15 +213,11 @@ class History:
             self.failure = ""
             self._note("the history is written again")
 
-    def _insert_singly(self, db: Session, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
+    def _insert_singly(self, db: Session, rows: list[Row]) -> None:
         """Write rows one by one, and leave out those that the database cannot store."""
-        single: list[tuple[list[JobRow], list[AttemptRow], list[Used]]] = []
-        single += (([row], [], []) for row in jobs)
-        single += (([], [row], []) for row in attempts)
-        single += (([], [], [row]) for row in used)
-        for rows in single:
+        for row in rows:
             try:
-                _insert(db, *rows)
+                _insert(db, [row])
             except Exception as problem:
                 if not self._tables.is_of_a_row(problem):
                     raise
@@ -289,11 +269,9 @@ class History:
             add_ended(report, db)
 
     def ran(self, partition: str, since: int, until: int, user: str, limit: int) -> list[tuple[AttemptRow, str]]:
-        """Return attempts that ran between two times, with the names of their jobs.
+        """Return the attempts that ran between two times, with the names of their jobs, the last end first.
 
-        The attempt that ended last comes first.
-
-        With a user, only attempts of that user are returned. At most `limit` attempts, the newest, are read.
+        With `user`, only attempts of that user are returned. Only the newest `limit` attempts are read.
         """
         # Attempts are written in the order of their ends, so the newest rows are read without an index of times.
         newest = "SELECT * FROM attempts WHERE partition = ? ORDER BY rowid DESC LIMIT ?"
@@ -310,7 +288,7 @@ class History:
         return [(row, names.get(row.number, "")) for row in rows]
 
     def starts(self, partition: str, numbers: list[int]) -> dict[int, int]:
-        """Return by job number when the first task of the job started. Jobs without a started task are left out."""
+        """Return, by job number, when the first task of a job started. Jobs without a started task are left out."""
         if not numbers:
             return {}
         marks = ", ".join("?" * len(numbers))
@@ -332,13 +310,12 @@ class History:
             "AND first <= ? AND last >= ? ORDER BY attempt, rowid"
         )
         rows = map(_attempt, self._ask(sql, partition, number, stage, index, index))
-        return [row for row in rows if _holds(row.indices, index)]
+        return [row for row in rows if index in Ranges(row.indices)]
 
     def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]:
-        """Return the use of resources by stage, as far as agents have reported it.
+        """Return the reported use of resources, by stage.
 
-        The three numbers are the CPU time of all tasks together, the highest memory use of one task, and the number of
-        reports.
+        The numbers are the CPU time of all tasks, the highest memory use of one task, and the number of reports.
         """
         # Not `sum(cpu)`, which fails in SQLite if the result has more than 64 bits.
         sql = (
@@ -348,18 +325,18 @@ class History:
         return {stage: (int(cpu), memory, count) for stage, cpu, memory, count in self._ask(sql, partition, number)}
 
     def mark_copied(self, partition: str, node: str, tasks: Tasks) -> None:
-        """Record that the logs of tasks were copied from their node. Otherwise a restarted server copies them again."""
+        """Record that the logs of tasks were copied from their node, so that a restarted server does not copy them."""
         with suppress(JournalError), self._tables.session() as db, db.writing():
             mark_copied(db, partition, node, tasks)
 
     def not_copied(self, partition: str, nodes: list[str]) -> list[tuple[str, Tasks]]:
-        """Return the ended tasks of these nodes whose logs were not copied, with their nodes, the oldest first."""
+        """Return the ended tasks on these nodes whose logs were not copied, each with its node, the oldest first."""
         self.flush()
         with self._tables.session() as db, db.writing():
             return not_copied(db, partition, nodes)
 
     def ran_on(self, partition: str, node: str, tasks: Tasks) -> tuple[int, ...]:
-        """Return those of the given tasks that ran on a node, or whose node the history does not know."""
+        """Return the indices of those given tasks that ran on this node, or whose node is not known."""
         self.flush()
         sql = (
             "SELECT indices FROM attempts WHERE partition = ? AND number = ? AND stage = ? AND attempt = ? "
@@ -374,9 +351,9 @@ class History:
         return ran.flat()
 
     def put_results(self, partition: str, number: int, rows: list[ResultRow], replace: bool = True) -> list[ResultRow]:
-        """Record which result files attempts of tasks have. After this call the rows survive a power failure.
+        """Write which result files the attempts of tasks have, durably. Returns the written rows.
 
-        Returns the rows that were written. Without `replace`, rows that exist already are not written.
+        Without `replace`, rows that exist already are not written.
         """
         sql = PUT_RESULTS if replace else ADD_RESULTS
 
@@ -401,10 +378,7 @@ class History:
         skip: int = 0,
         limit: int = EVERY,
     ) -> list[ResultRow]:
-        """Return the result files of a job's tasks.
-
-        Without `attempt`, those of the last attempt of each task that has some.
-        """
+        """Return the result files of a job's tasks; without `attempt`, of each task's last attempt that has some."""
         of_task = "partition = :partition AND number = :number"
         of_task += " AND stage = :stage" if stage else ""
         of_task += "" if index is None else " AND place = :place"
@@ -428,7 +402,7 @@ class History:
 
 
 def _drop(db: Session, before: Micros, most: int) -> int:
-    """Delete jobs that ended before a time, those that ended first first. Return their number."""
+    """Delete at most `most` jobs that ended before a time, the oldest first. Return their number."""
     query = "SELECT partition, number FROM jobs WHERE ended < ? ORDER BY ended, partition, number LIMIT ?"
     oldest = list(db.run(query, (before, most)))
     with db.writing():
@@ -437,20 +411,24 @@ def _drop(db: Session, before: Micros, most: int) -> int:
     return len(oldest)
 
 
-def _insert(db: Session, jobs: list[JobRow], attempts: list[AttemptRow], used: list[Used]) -> None:
+def _insert(db: Session, rows: list[Row]) -> None:
+    used = [msgspec.structs.asdict(row) for row in rows if isinstance(row, Used)]
     with db.writing():
-        rows = [(*msgspec.structs.astuple(row)[:-3], _text(row.tasks), _text(row.labels), row.spec) for row in jobs]
-        db.run_many(PUT_JOB, rows)
-        db.run_many(PUT_ATTEMPT, [_flat(row) for row in attempts])
-        for sql, again in ((REPORTED, False), (REPORTED_AGAIN, True)):
-            db.run_many(sql, [msgspec.structs.asdict(row) for row in used if bool(row.node) == again])
+        db.run_many(PUT_JOB, [_flat_job(row) for row in rows if isinstance(row, JobRow)])
+        db.run_many(PUT_ATTEMPT, [_flat_attempt(row) for row in rows if isinstance(row, AttemptRow)])
+        db.run_many(REPORTED, [values for values in used if not values["node"]])
+        db.run_many(REPORTED_AGAIN, [values for values in used if values["node"]])
 
 
 def _text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _flat(row: AttemptRow) -> tuple[Any, ...]:
+def _flat_job(row: JobRow) -> tuple[Any, ...]:
+    return (*msgspec.structs.astuple(row)[:-3], _text(row.tasks), _text(row.labels), row.spec)
+
+
+def _flat_attempt(row: AttemptRow) -> tuple[Any, ...]:
     values = list(msgspec.structs.astuple(row))
     values[INDICES], values[AMOUNTS] = _text(row.indices), _text(row.amounts)
     flat = row.indices
@@ -466,7 +444,3 @@ def _attempt(row: tuple[Any, ...]) -> AttemptRow:
     for at in (INDICES, AMOUNTS):
         values[at] = msgspec.json.decode(values[at])
     return msgspec.convert(values, AttemptRow)
-
-
-def _holds(flat: tuple[int, ...], index: int) -> bool:
-    return any(start <= index < end for start, end in zip(flat[::2], flat[1::2], strict=True))

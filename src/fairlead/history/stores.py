@@ -1,4 +1,4 @@
-"""Stores of output: files by key, in a folder (here) or in an object store (`s3.py`).
+"""Stores of output: they keep files by key, in a folder (here) or in an object store (`s3.py`).
 
 A key is a path with slashes, made by `OutputStore`. A file is stored completely or not at all.
 """
@@ -32,22 +32,16 @@ class Store(Protocol):
     """A folder for incomplete files. It is emptied at the start."""
 
     def put(self, key: str, file: Path, durable: bool) -> None:
-        """Store a file; the original may be moved away.
-
-        With `durable`, it survives a power failure once `settle` has returned.
-        """
+        """Store a file; the original may be moved. With `durable`, it survives a power failure after `settle`."""
 
     def settle(self, keys: Iterable[str]) -> None:
-        """Return when files that were put with `durable` survive a power failure.
-
-        Call it once for many files, to save time.
-        """
+        """Make files that were put with `durable` survive a power failure. One call for many files saves time."""
 
     def size(self, key: str) -> int | None:
         """Return the size of a file; None if there is none."""
 
     def read(self, key: str, offset: int, most: int) -> bytes:
-        """Return a part of a file; empty beyond its end, or if the file was removed."""
+        """Return at most `most` bytes of a file from `offset`; empty beyond its end, or if the file was removed."""
 
     def all(self) -> Iterator[Stored]:
         """Yield all files."""
@@ -78,7 +72,7 @@ class FolderStore:
         try:
             _move(file, path)
         except FileNotFoundError:
-            _move(file, path)  # the empty folder was removed meanwhile
+            _move(file, path)  # `all` removed the empty folder meanwhile
 
     def settle(self, keys: Iterable[str]) -> None:
         for folder in sorted({folder for key in keys for folder in Path(key).parents}):

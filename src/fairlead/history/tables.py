@@ -1,7 +1,7 @@
 """The databases of the history: an SQLite file, or a PostgreSQL database.
 
 The statements of the history are written once, in SQL that both databases understand, with `?` and `:name` for values.
-What differs is here and in `fairlead.history.pgsession`: sessions, a few expressions, and the size in bytes.
+This module and `pgsession` have the parts that differ: sessions, a few expressions, and the size in bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from fairlead.core.ranges import Ranges
 from fairlead.history.schema import create_tables
 from fairlead.journal.journal import JournalError
 from fairlead.journal.locate import is_url, need_driver
@@ -30,18 +31,18 @@ class Session(ABC):
 
     @abstractmethod
     def run(self, sql: str, values: Any = ()) -> Iterable[Any]:
-        """Carry out a statement and return its rows."""
+        """Run a statement and return its rows."""
 
     @abstractmethod
     def scan(self, sql: str, values: Any = ()) -> Iterator[Any]:
-        """Yield the rows of a query, which may be many."""
+        """Yield the rows of a query without holding all of them in memory."""
 
     @abstractmethod
     def run_many(self, sql: str, rows: list[Any]) -> None: ...
 
     @abstractmethod
     def writing(self) -> AbstractContextManager[object]:
-        """Run the statements of a block in one transaction: all take effect, or none."""
+        """Run the statements of a block in one transaction: all of them take effect, or none."""
 
     @abstractmethod
     def make_durable(self) -> None:
@@ -91,7 +92,7 @@ class Tables(ABC):
 
 
 def tables_at(place: str | os.PathLike[str]) -> Tables:
-    """Return the tables in a file, or in the database that an address names."""
+    """Return the tables in an SQLite file, or in the PostgreSQL database of an address."""
     if not is_url(place):
         return SqliteTables(place)
     need_driver()
@@ -172,7 +173,7 @@ class SqliteSession(Session):
         return f"matches({column})", {}
 
     def excess(self, size: int) -> int:
-        # Without the free pages that deleted rows left: SQLite uses those again.
+        # Free pages of deleted rows do not count, because SQLite uses them again.
         pages, free, page = (
             self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
         )
@@ -180,5 +181,4 @@ class SqliteSession(Session):
 
 
 def _holds(indices: str, index: int) -> bool:
-    flat = msgspec.json.decode(indices, type=list[int])
-    return any(start <= index < end for start, end in zip(flat[::2], flat[1::2], strict=True))
+    return index in Ranges(msgspec.json.decode(indices, type=list[int]))

@@ -1,6 +1,6 @@
 """Copies a history into an empty one, also between SQLite and PostgreSQL, while a server writes to the original.
 
-The copy has the rows of each partition up to a given time. It is then compared with the rows that were read.
+The copy has the rows of each partition up to a given time. At the end, it is compared with the rows that were read.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def copy_history(
 def _copy(old: Session, new: Session, table: str, values: dict[str, Any], digest: _Digest) -> None:
     columns, order, condition = TABLES[table]
     marks = ", ".join("?" * (columns.count(",") + 1))
-    # Grouped, because on SQLite an attempt may be stored twice.
+    # GROUP BY removes duplicates: on SQLite an attempt may be stored twice.
     rows = old.scan(
         f"SELECT {columns} FROM {table} WHERE partition = :partition AND {condition} GROUP BY {columns} "
         f"ORDER BY {order}",
@@ -100,7 +100,7 @@ class _Digest:
         return self.count, self._total % 2**128
 
     def over(self, rows: Iterator[Any]) -> Iterator[Any]:
-        """Yield rows and count them."""
+        """Yield rows, and add them to the number and the sum."""
         for row in rows:
             self.count += 1
             digest = blake2b(repr(tuple(row)).encode(errors="surrogatepass"), digest_size=16).digest()

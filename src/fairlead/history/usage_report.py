@@ -1,8 +1,8 @@
-"""Reports of use: the resources that tasks had and for how long, the waits of jobs, and preemptions.
+"""Usage reports: resources multiplied by the time for which tasks had them, waiting times of jobs, and preemptions.
 
-All sums are whole numbers: amounts in the units of the core, multiplied by microseconds. Ended attempts come from the
-history, running ones from the state. Both are read as of the same instant of a partition, so that an attempt that ends
-meanwhile is counted once.
+All sums are integers: amounts in the units of the core, multiplied by microseconds. Ended attempts come from the
+history, running ones from the state. Both are read as of the same cycle of a partition, so that no attempt is counted
+twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fairlead.history.tables import Session
 Group = Literal["user", "queue", "partition", "job"]
 GROUPS: tuple[Group, ...] = ("user", "queue", "partition", "job")
 MOST_ROWS = 10_000
-"""Rows that one report may have."""
+"""Maximum number of rows of one report."""
 
 
 class Running(NamedTuple):
@@ -34,7 +34,7 @@ class Running(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """The job that used resources, with the fields by which a report groups."""
+    """A job that used resources, with the fields by which a report can group."""
 
     partition: str
     number: int
@@ -49,13 +49,13 @@ class Taken(NamedTuple):
 
     partition: str
     cycle: Micros
-    """The time of the last cycle. Attempts that ended later still count as running."""
+    """The time of the last cycle. Attempts that end later count as running."""
     now: Micros
     tasks: list[Running]
 
 
 def running(partition: Partition, now: Micros) -> Taken:
-    """Return the running tasks. This is quick even if many tasks run."""
+    """Return the running tasks of a partition. This is quick even if many tasks run."""
     tasks = [
         Running(allocation.stage, allocation.indices, allocation.started)
         for allocation in partition.allocations.values()
@@ -65,7 +65,7 @@ def running(partition: Partition, now: Micros) -> Taken:
 
 
 class Use:
-    """One row of a report."""
+    """One row of a report: the use of resources by some jobs."""
 
     def __init__(self) -> None:
         self.jobs = 0
@@ -85,7 +85,7 @@ class Use:
             self.amounts[name] = self.amounts.get(name, 0) + amount * micros
 
     def add_job(self, wait: Micros | None) -> None:
-        """Add a job. Its wait counts if its first task started within the period of the report."""
+        """Add a job. `wait` is None if its first task started before the period of the report."""
         self.jobs += 1
         if wait is not None:
             self._waits.append(wait)
@@ -112,7 +112,7 @@ class UsageReport:
         user: str = "",
         partition: str = "",
     ) -> None:
-        """Start an empty report. `user` and `partition` restrict it to the work of that user or partition."""
+        """Begin an empty report. A `user` or a `partition` restricts it to their work."""
         self.by = by
         self.since, self.until = since, until
         self.user, self.partition = user, partition
@@ -121,7 +121,7 @@ class UsageReport:
         self.cycles: dict[str, Micros] = {}
         """Partition → the time of the last cycle before its running tasks were read."""
         self.unfinished: dict[tuple[str, int], tuple[Owner, Micros]] = {}
-        """Job with running tasks → the first start of these."""
+        """(Partition, job number) of a job with running tasks → the job, and the first start of these tasks."""
 
     def add_running(self, taken: Taken) -> None:
         """Add the running tasks of a partition. Must be called before `add_ended`."""
@@ -152,7 +152,7 @@ class UsageReport:
         return row, self.total
 
     def add_job(self, owner: Owner, began: Micros) -> None:
-        """Add a job that ran within the period of the report and whose first task started at `began`."""
+        """Add a job that ran in the period of the report. Its first task started at `began`."""
         wait = began - owner.submitted if began >= self.since else None
         for use in self.of(owner):
             use.add_job(wait)
@@ -170,14 +170,14 @@ FROM attempts AS a JOIN used USING (partition, number, stage, attempt)
 WHERE a.tasks > 0 AND a.started IS NULL AND used.ran >= 0 AND place BETWEEN a.first AND a.last
     AND (a.last - a.first < a.tasks OR holds(a.indices, place)) AND {where}
 """
-"""Attempts with a start. A quick task may end before its start is reported; its start is then its end minus its run
-time."""
+"""Attempts with a known start. A quick task may end before its start is reported: then its start is its end minus its
+run time."""
 LOW_BITS = 20
-"""Sums of the high and of the low bits of times fit into 64 bits; a sum of whole times may not."""
+"""Times are summed as high and low bits, because a sum of whole times may not fit into 64 bits."""
 
 
 def add_ended(report: UsageReport, db: Session) -> None:
-    """Add the ended attempts of a history, and their jobs."""
+    """Add the ended attempts of a history, then the jobs of all attempts."""
     for partition, number, job, user, queue, submitted, amounts, tasks, preempted, high, low in _work(report, db):
         owner = Owner(partition, number, job, user, queue, submitted)
         for use in report.of(owner):
@@ -218,7 +218,7 @@ def _work(report: UsageReport, db: Session) -> Iterator[Any]:
 
 
 def _jobs(report: UsageReport, db: Session) -> Iterator[Any]:
-    """Yield the jobs that started before the end of the report, with their first start and last end."""
+    """Yield the jobs that started before the end of the period, with their first start and their last end."""
     where, values = _where(report)
     sql = f"""
     SELECT partition, number, job, "user", queue, submitted, min(began), max(ended)

@@ -1,7 +1,7 @@
-"""Durable streams of changes: the interface, and journals in memory (for tests), on SQLite and on PostgreSQL.
+"""The journal: durable streams of records, in memory (for tests), on SQLite or on PostgreSQL.
 
-A journal stores opaque bytes; `codec` encodes changes. `opening` opens a journal by its location. `postgresql` is not
-imported here, because it needs a package that is not always installed.
+A record is opaque bytes; `codec` encodes changes as records. `locate` opens a journal by its path or address.
+`postgresql` is not imported here, because it needs a package that is not always installed.
 """
 
 from fairlead.journal.in_memory import MemoryJournal

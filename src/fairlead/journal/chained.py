@@ -1,29 +1,39 @@
-"""The common part of the journals on SQLite and PostgreSQL: a chain of digests, checked at every read.
+"""The common part of the journals on SQLite and PostgreSQL: a chain of digests that is checked at every read.
 
-The digest of each record covers the digest of the previous record, so a missing, moved or altered record is detected.
-Subclasses add the statements and transactions of their database.
+The digest of each record covers the digest of the record before it, so a missing, moved or altered record is detected.
+Subclasses add the reigns and transactions of their database.
 """
 
 import hashlib
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol
 
-from fairlead.journal.journal import LINE, Damaged, JournalError, NotWritten, Pruned, Record, Snapshot, raised
+from fairlead.journal.journal import (
+    KEPT_SNAPSHOTS,
+    LINE,
+    Damaged,
+    Fenced,
+    Journal,
+    JournalError,
+    NotWritten,
+    Pruned,
+    Record,
+    Snapshot,
+    raised,
+)
 
 GENESIS = bytes(16)
-KEPT_SNAPSHOTS = 2
 READ_BYTES = 4 << 20
-"""About the most bytes that one transaction reads, which keeps it short."""
-PRUNED_AT_ONCE = 256
+"""Approximate limit of bytes that one transaction reads, so that transactions are short."""
+_PRUNED_AT_ONCE = 256
 _PRUNE_PAUSE = 0.003  # seconds, at least
 
 
 def digest_of(kind: bytes, before: bytes, stream: str, numbers: tuple[object, ...], payload: bytes = b"") -> bytes:
-    # As text, so that a value which damage turned into another type still gives a digest, and a different one.
+    # As text, so that a value that damage turned into another type gives a digest too, and a different one.
     head = f"{len(stream)} {stream} {numbers!r} {len(payload)}\n".encode(errors="surrogatepass")
     return hashlib.blake2b(b"".join((before, head, payload)), digest_size=16, person=kind).digest()
 
@@ -41,10 +51,10 @@ class Mark(NamedTuple):
 
 
 class Reign(NamedTuple):
-    """The reign of a stream. The default values stand for a stream that never existed.
+    """The reign of a stream. The default values describe a stream that never had a reign.
 
     `born` is the first epoch of the stream. Lower epochs belong to a dropped stream of the same name. `base` is the
-    last pruned record; the digest of the next record covers `base_digest`.
+    last pruned record, and `base_digest` its digest. `slot` is the place of the stream in the head file of SQLite.
     """
 
     slot: int = -1
@@ -57,87 +67,74 @@ class Reign(NamedTuple):
         return digest_of(b"fairlead-reign", self.base_digest, stream, self[:4])
 
 
-class ChainedJournal(ABC):
+class Database(Protocol):
+    """A database with tables of a journal. In its SQL, `?` stands for a value."""
+
+    def run(self, sql: str, values: tuple[object, ...] = ()) -> Any:
+        """Run a statement and return its cursor."""
+
+    def reading(self, doing: str) -> AbstractContextManager[None]:
+        """Run a block in one read transaction. `doing` names the action in error messages."""
+
+    def writing(self, doing: str) -> AbstractContextManager[None]:
+        """Run a block in one durable write transaction. If this raises `NotWritten`, nothing was written."""
+
+
+class ChainedJournal(Journal):
     """Reads records and snapshots, and checks them. Messages name the journal by `path`."""
 
     path: str
     snapshots_path: str
+    _tails: dict[str, Mark]
+    """Stream → the last record of the reign that this object began."""
     _skipped: dict[str, range]
     _is_frozen = False
     """True within `frozen`, which is one transaction."""
 
-    # What a database does
+    # Implemented for each database
+
+    @property
+    @abstractmethod
+    def _records(self) -> Database:
+        """The database with the tables `records` and `reigns`."""
+
+    @property
+    @abstractmethod
+    def _snapshots(self) -> Database:
+        """The database with the table `snapshots`."""
 
     @abstractmethod
-    def reign(self, stream: str) -> int: ...
-
-    @abstractmethod
-    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None: ...
-
-    @abstractmethod
-    def streams(self) -> list[str]: ...
-
-    @abstractmethod
-    def drop(self, stream: str) -> None: ...
-
-    @abstractmethod
-    def leads_until(self) -> float: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
+    def _write_record(self, stream: str, mark: Mark, payload: bytes) -> bool:
+        """Write a record durably, and return True; return False if another writer took the stream."""
 
     @abstractmethod
     def _transaction(self, doing: str) -> AbstractContextManager[None]:
-        """Run a block in one read transaction, so that all its reads see the same state of the records."""
+        """Run a block in one read transaction, so that all its reads see the same records."""
 
     @abstractmethod
     def _state_of(self, stream: str) -> tuple[Reign, Mark]:
         """Return the reign of a stream and its last record, checked. Must be the first read of a transaction."""
 
     @abstractmethod
-    def _digest_at(self, stream: str, row: Reign, seq: int) -> bytes | None:
-        """Return the digest of record `seq`, which may also be the base (the last pruned record)."""
-
-    @abstractmethod
     def _batch(self, stream: str, after: int) -> list[Any]:
         """Return some records after `after` as rows of number, epoch, digest and payload."""
 
-    @abstractmethod
-    def saved_snapshots(self, stream: str) -> list[int]:
-        """Return the numbers of the snapshots of a stream, the newest first."""
+    def _lock_row(self, stream: str) -> None:
+        """Lock the row of a stream for the rest of the write transaction, if that does not lock the whole database."""
 
-    @abstractmethod
-    def _snapshot_row(self, stream: str, seq: int) -> Any:
-        """Return `born`, `chain`, digest and payload of a snapshot; None if it does not exist."""
-
-    @abstractmethod
-    def _store_snapshot(self, stream: str, seq: int, row: Reign, chain: bytes, digest: bytes, payload: bytes) -> None:
-        """Write a snapshot. Delete all others except the newest of the stream and the one at its base."""
-
-    @abstractmethod
-    def _prune_some(self, stream: str, upto: int) -> bool:
-        """Delete some records in one transaction. True if more are left to delete."""
-
-    # Copying: see `copying`
-
-    @abstractmethod
-    def _names(self) -> list[str]:
-        """Return the names of all streams that ever had a reign, including dropped ones.
-
-        Must be called within a transaction.
-        """
+    # Copying: see `stream_copy`
 
     @abstractmethod
     def held_by(self) -> str:
-        """Return the address of a server that leads a stream now; empty if there is none."""
-
-    @abstractmethod
-    def adopting(self) -> AbstractContextManager[None]:
-        """Write copies of streams within one durable transaction."""
+        """Return the address of a server that leads any stream now; empty if there is none."""
 
     @abstractmethod
     def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
         """Write a copy of a stream of another journal. Must be called within `adopting`, on an empty journal."""
+
+    def adopting(self) -> AbstractContextManager[None]:
+        """Run a block that calls `adopt` in one durable transaction."""
+        return self._records.writing("copying a journal")
 
     def reigned(self) -> list[str]:
         """Return the names of all streams that ever had a reign, including dropped ones."""
@@ -146,11 +143,9 @@ class ChainedJournal(ABC):
 
     @contextmanager
     def frozen(self) -> Iterator[dict[str, tuple[Reign, Mark]]]:
-        """Within a block, read all streams as of one moment while servers keep writing.
+        """Within a block, all reads see the records as of the same time, while servers keep writing.
 
-        Yields the last record of each stream.
-
-        Snapshots may be newer than that moment, because they may be in another file.
+        Yields the reign and the last record of each stream. SQLite has snapshots in another file, so they may be newer.
         """
         with self._transaction("reading all streams"):
             self._is_frozen = True
@@ -165,7 +160,7 @@ class ChainedJournal(ABC):
             return self._state_of(stream)
 
     def batches(self, stream: str, after: int, last: int) -> Iterator[list[Any]]:
-        """Yield the records after `after` up to `last`, in batches of rows, in the form that `adopt` takes."""
+        """Yield the records after `after` up to `last`, in batches of rows for `adopt`."""
         while after < last:
             with self._reading(f"stream {stream!r}: reading behind record {after}"):
                 batch = [row for row in self._batch(stream, after) if row[0] <= last]
@@ -174,7 +169,53 @@ class ChainedJournal(ABC):
             yield batch
             after = batch[-1][0]
 
+    # Appending
+
+    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
+        tail = self._tails.get(stream)
+        if not tail or tail.epoch != epoch or tail.seq + 1 != seq:
+            raise self._refusal(stream, epoch, seq)
+        mark = Mark(seq, epoch, record_digest(tail.digest, stream, seq, epoch, payload))
+        if not self._write_record(stream, mark, payload):
+            raise self._refusal(stream, epoch, seq)
+        self._tails[stream] = mark
+
+    def _refusal(self, stream: str, epoch: int, seq: int) -> JournalError:
+        with self._records.reading(f"stream {stream!r}: reading its reign"):
+            row = self._records.run("SELECT epoch FROM reigns WHERE stream = ?", (stream,)).fetchone()
+        if row and epoch < row[0]:
+            return Fenced(stream, epoch, row[0])
+        tail = self._tails.get(stream)
+        if not tail or tail.epoch != epoch:
+            return NotWritten(f"stream {stream!r}: epoch {epoch} was not begun by this object; call reign() first")
+        return NotWritten(f"stream {stream!r}: record {seq} is out of sequence, the last is {tail.seq}")
+
     # Reading
+
+    def _names(self) -> list[str]:
+        """Return the names of all streams that ever had a reign. Must be called within a transaction."""
+        return sorted(name for (name,) in self._records.run("SELECT stream FROM reigns WHERE epoch > 0"))
+
+    def streams(self) -> list[str]:
+        with self._reading("listing the streams"):
+            names = self._names()
+            unseen, at = set(names), ""
+            while True:  # seeks from one stream to the next, without reading every record
+                [(stream,)] = self._records.run("SELECT min(stream) FROM records WHERE stream > ?", (at,))
+                if stream is None:
+                    break
+                if stream not in unseen:  # or seen before: a damaged index can lead in a circle
+                    raise self._damage(stream, "its reign is missing or its records are out of order")
+                unseen.remove(stream)
+                at = stream
+            return [name for name in names if self._state_of(name)[1].seq]
+
+    def _digest_at(self, stream: str, row: Reign, seq: int) -> bytes | None:
+        """Return the digest of record `seq`, which may also be the base (the last pruned record)."""
+        if seq == row.base:
+            return row.base_digest
+        found = self._records.run("SELECT digest FROM records WHERE stream = ? AND seq = ?", (stream, seq)).fetchone()
+        return found[0] if found and type(found[0]) is bytes else None
 
     def _reading(self, doing: str) -> AbstractContextManager[None]:
         return nullcontext() if self._is_frozen else self._transaction(doing)
@@ -223,17 +264,25 @@ class ChainedJournal(ABC):
         return self._skipped.get(stream, range(0))
 
     def _skip(self, stream: str, row: Reign, tail: Mark, moved: bool) -> int:
-        """Return the epoch of a new reign: the next epoch, or a much higher one if the data were `moved` and may be
-        old.
+        """Return the epoch of a new reign: the next one, or a much higher one if `moved` is set.
+
+        `moved` means that the database was promoted or restored, so that its data may be old. Epochs that are skipped
+        now, or were skipped by a restore, are noted for `skipped`.
         """
         epoch = raised(row.epoch) if moved else row.epoch + 1
         if moved:
             self._skipped[stream] = range(row.epoch + 1, epoch)
-        elif row.epoch and row.epoch % LINE == 0:  # this is the first reign after a restore
+        elif row.epoch and row.epoch % LINE == 0:  # set by a restore, after which this is the first reign
             self._skipped[stream] = range(tail.epoch + 1, row.epoch)
         return epoch
 
     # Snapshots and pruning
+
+    def saved_snapshots(self, stream: str) -> list[int]:
+        """Return the numbers of the snapshots of a stream, the newest first."""
+        with self._snapshots.reading(f"stream {stream!r}: listing snapshots"):
+            rows = self._snapshots.run("SELECT seq FROM snapshots WHERE stream = ? ORDER BY seq DESC", (stream,))
+            return [seq for (seq,) in rows]
 
     def snapshot(self, stream: str) -> Snapshot | None:
         tried: list[int] | None = None
@@ -256,11 +305,11 @@ class ChainedJournal(ABC):
             tried = numbers
 
     def load_snapshot(self, stream: str, seq: int) -> Snapshot | None:
-        """Return a snapshot; None if it is damaged or obsolete.
-
-        Raises `Damaged` if the snapshot does not match the records.
-        """
-        row = self._snapshot_row(stream, seq)
+        """Return a snapshot; None if it is damaged or obsolete. Raises `Damaged` if it does not match the records."""
+        with self._snapshots.reading(f"stream {stream!r}: reading snapshot {seq}"):
+            row = self._snapshots.run(
+                "SELECT born, chain, digest, payload FROM snapshots WHERE stream = ? AND seq = ?", (stream, seq)
+            ).fetchone()
         if not row or type(row[1]) is not bytes or type(row[3]) is not bytes:
             return None
         born, chain, digest, payload = row
@@ -286,7 +335,15 @@ class ChainedJournal(ABC):
                 f"the records at hand are {row.base + 1} to {tail.seq}"
             )
         digest = digest_of(b"fairlead-snap", chain, stream, (seq, row.born), payload)
-        self._store_snapshot(stream, seq, row, chain, digest, payload)
+        with self._snapshots.writing(f"stream {stream!r}: saving the snapshot at {seq}"):
+            run = self._snapshots.run
+            run("DELETE FROM snapshots WHERE stream = ? AND (born != ? OR seq = ?)", (stream, row.born, seq))
+            run("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", (stream, seq, row.born, chain, digest, payload))
+            run(
+                "DELETE FROM snapshots WHERE stream = ? AND seq NOT IN (?, ?) AND seq NOT IN "
+                "(SELECT seq FROM snapshots WHERE stream = ? ORDER BY seq DESC LIMIT ?)",
+                (stream, seq, row.base, stream, KEPT_SNAPSHOTS),
+            )
 
     def prune(self, stream: str, upto: int) -> None:
         newest = self.snapshot(stream)
@@ -303,10 +360,21 @@ class ChainedJournal(ABC):
             if more:  # leave the records unlocked half of the time for a waiting writer: SQLite's locks are not fair
                 time.sleep(max(_PRUNE_PAUSE, time.monotonic() - began))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _prune_some(self, stream: str, upto: int) -> bool:
+        """Delete some records in one transaction. True if more are left to delete."""
+        with self._records.writing(f"stream {stream!r}: pruning to {upto}"):
+            self._lock_row(stream)
+            row, _ = self._state_of(stream)
+            if row.base >= upto:
+                return False
+            cut = min(upto, row.base + _PRUNED_AT_ONCE)
+            chain = self._digest_at(stream, row, cut)
+            if not chain:
+                raise self._damage(stream, f"record {cut} is missing")
+            self._records.run("DELETE FROM records WHERE stream = ? AND seq <= ?", (stream, cut))
+            row = row._replace(base=cut, base_digest=chain)
+            self._records.run(
+                "UPDATE reigns SET base = ?, base_digest = ?, seal = ? WHERE stream = ?",
+                (cut, chain, row.seal(stream), stream),
+            )
+        return cut < upto

@@ -1,6 +1,6 @@
-"""Encodes the changes and the time of one cycle as a record, and restores a state from records.
+"""Encodes the changes and the time of a cycle as a record, and restores a state from records.
 
-Recovery applies the recorded changes and runs no policy, so that an upgrade cannot alter past decisions.
+A restore applies the recorded changes and runs no policy, so that an upgrade cannot alter past decisions.
 """
 
 from __future__ import annotations
@@ -23,19 +23,12 @@ from fairlead.journal.journal import Damaged, Journal, TooNew
 FORMAT = 1
 CLUSTER_STREAM = "cluster"
 REMOVED = "removed/"
-"""The beginning of the names of streams with what is kept of removed partitions."""
-
-
-class _Head(msgspec.Struct, frozen=True, array_like=True):
-    format: int
+"""Prefix of the names of streams that keep the counters and machines of removed partitions."""
 
 
 class _Stamp(msgspec.Struct, frozen=True, array_like=True):
-    format: int
-    now: Micros
+    """The fields of a record, with its changes still encoded."""
 
-
-class _Acted(msgspec.Struct, frozen=True, array_like=True):
     format: int
     now: Micros
     changes: msgspec.Raw
@@ -43,69 +36,69 @@ class _Acted(msgspec.Struct, frozen=True, array_like=True):
     """None in records of earlier versions."""
 
 
-class _RemainsRecord(msgspec.Struct, frozen=True, array_like=True):
-    format: int
-    remains: Remains
+Decode = Callable[[bytes], Any]
 
 
-class _ClusterRecord(msgspec.Struct, frozen=True, array_like=True):
-    format: int
-    configured: ClusterConfigured
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode_head = msgspec.msgpack.Decoder(_Head).decode
-_decode_stamp = msgspec.msgpack.Decoder(_Stamp).decode
-_decode_acted = msgspec.msgpack.Decoder(_Acted).decode
-_decode_cluster = msgspec.msgpack.Decoder(_ClusterRecord).decode
-_decode_remains = msgspec.msgpack.Decoder(_RemainsRecord).decode
+def _decoder(**fields: Any) -> Decode:
+    """Return a decoder of records that begin with a format number and `fields`. Further elements are ignored."""
+    kind = msgspec.defstruct("Record", [("format", int), *fields.items()], frozen=True, array_like=True)
+    return msgspec.msgpack.Decoder(kind).decode
 
 
 @cache
-def _record_decoder(count: int) -> msgspec.msgpack.Decoder[Any]:
+def _changes_decoder(count: int) -> Decode:
     """Return a decoder of records for the first `count` kinds of changes (cached)."""
-    fields = [("format", int), ("now", Micros), ("changes", list[reduce(or_, DEFINED[:count])])]  # type: ignore[misc]
-    return msgspec.msgpack.Decoder(msgspec.defstruct("Record", fields, frozen=True, array_like=True))
+    return _decoder(now=Micros, changes=list[reduce(or_, DEFINED[:count])])  # type: ignore[misc]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_format = _decoder()
+_decode_stamp: Decode = msgspec.msgpack.Decoder(_Stamp).decode
+_decode_cluster = _decoder(configured=ClusterConfigured)
+_decode_remains = _decoder(remains=Remains)
+
+
+def _decoded(decode: Decode, payload: bytes, where: str, what: str = f"a record of format {FORMAT}") -> Any:
+    try:
+        version = _decode_format(payload).format
+        if version > FORMAT:
+            raise TooNew(
+                f"{where}: format {version} is newer than {FORMAT}; use the program that wrote it, or a newer one"
+            )
+        return decode(payload)
+    except msgspec.MsgspecError as problem:
+        raise Damaged(where, f"it is not {what} ({problem})") from None
 
 
 def stream_of(partition: str) -> str:
-    """Return the name of the stream that has the records of a partition."""
+    """Return the name of the stream with the records of a partition."""
     return f"partition/{partition}"
 
 
 def removed_stream_of(partition: str) -> str:
-    """Return the name of the stream that has a record for each removal of a partition of this name."""
+    """Return the name of the stream with one record for each time that a partition of this name was removed."""
     return f"{REMOVED}{partition}"
 
 
 def encode(now: Micros, changes: Sequence[Change[Any]], actors: Sequence[Actor] | None = ()) -> bytes:
-    """Return the changes of a cycle as a record. `actors` are the callers that caused them; None if unknown."""
+    """Return the changes of a cycle as a record. `actors` are the callers that caused the changes; None if unknown."""
     return _encode((FORMAT, now, changes) if actors is None else (FORMAT, now, changes, actors))
 
 
 def decode(payload: bytes, where: str) -> tuple[Micros, list[Change[Any]]]:
-    try:
-        _check_format(payload, where)
-        record = _record_decoder(len(DEFINED)).decode(payload)
-    except msgspec.MsgspecError as problem:
-        raise Damaged(where, f"it is not a record of format {FORMAT} ({problem})") from None
+    """Return the time and the changes of a record. `where` names the record in error messages."""
+    record = _decoded(_changes_decoder(len(DEFINED)), payload, where)
     return record.now, record.changes
 
 
 def time_of(payload: bytes, where: str) -> Micros:
-    """Return the time of a record, without reading its changes."""
-    try:
-        return _decode_stamp(payload).now
-    except msgspec.MsgspecError as problem:
-        raise Damaged(where, f"it is not a record of format {FORMAT} ({problem})") from None
+    """Return the time of a record, without decoding its changes."""
+    return _decoded(_decode_stamp, payload, where).now  # type: ignore[no-any-return]
 
 
 def actors_of(payload: bytes, where: str) -> list[Actor] | None:
     """Return the callers that caused the changes of a record; None for records of earlier versions."""
-    try:
-        return _decode_acted(payload).actors
-    except msgspec.MsgspecError as problem:
-        raise Damaged(where, f"it is not a record of format {FORMAT} ({problem})") from None
+    return _decoded(_decode_stamp, payload, where).actors  # type: ignore[no-any-return]
 
 
 def encode_cluster(configured: ClusterConfigured) -> bytes:
@@ -113,7 +106,7 @@ def encode_cluster(configured: ClusterConfigured) -> bytes:
 
 
 Replayed = Callable[[Partition, Iterable[News]], None]
-"""Called after a record was replayed, with the state and the news of the record, computed while iterated."""
+"""Called after each replayed record, with the state and the news of the record."""
 
 
 def restore(journal: Journal, partition: str, replayed: Sequence[Replayed] = ()) -> tuple[Partition, int]:
@@ -138,7 +131,7 @@ def restore(journal: Journal, partition: str, replayed: Sequence[Replayed] = ())
 
 
 def replay(partition: Partition, payload: bytes, where: str) -> list[tuple[Change[Any], Any]]:
-    """Apply a record to the state before it. Returns the changes of the record, each with the data to undo it."""
+    """Apply a record to the state before it. Returns its changes, each with the data that undo it."""
     partition.now, changes = decode(payload, where)
     try:
         return [(change, change.apply(partition)) for change in changes]
@@ -155,11 +148,7 @@ def restore_cluster(journal: Journal) -> tuple[ClusterConfigured, int]:
 
 
 def decode_cluster(payload: bytes, where: str) -> ClusterConfigured:
-    try:
-        _check_format(payload, where)
-        return _decode_cluster(payload).configured
-    except msgspec.MsgspecError as problem:
-        raise Damaged(where, f"it is not a configuration ({problem})") from None
+    return _decoded(_decode_cluster, payload, where, "a configuration").configured  # type: ignore[no-any-return]
 
 
 def encode_remains(remains: Remains) -> bytes:
@@ -167,7 +156,7 @@ def encode_remains(remains: Remains) -> bytes:
 
 
 def restore_remains(journal: Journal, partition: str) -> Remains | None:
-    """Return what is kept of the last removed partition of this name; None if there was none."""
+    """Return the counters and machines of the last removed partition of this name; None if there was none."""
     stream, remains = removed_stream_of(partition), None
     for record in journal.read(stream):
         remains = decode_remains(record.payload, f"record {record.seq} of {stream}")
@@ -175,14 +164,5 @@ def restore_remains(journal: Journal, partition: str) -> Remains | None:
 
 
 def decode_remains(payload: bytes, where: str) -> Remains:
-    try:
-        _check_format(payload, where)
-        return _decode_remains(payload).remains
-    except msgspec.MsgspecError as problem:
-        raise Damaged(where, f"it is not what is kept of a removed partition ({problem})") from None
-
-
-def _check_format(payload: bytes, where: str) -> None:
-    version = _decode_head(payload).format
-    if version > FORMAT:
-        raise TooNew(f"{where}: format {version} is newer than {FORMAT}; use the program that wrote it, or a newer one")
+    remains: Remains = _decoded(_decode_remains, payload, where, "what is kept of a removed partition").remains
+    return remains

@@ -1,11 +1,11 @@
-"""Free space on the disk of a journal. A server that stopped on a full disk restarts when enough space is free."""
+"""Checks the free space on a journal's disk. A server that stopped on a full disk starts again when it is free."""
 
 import os
 
 from fairlead.journal.journal import NotWritten
 
 NEEDED = 16 * 2**20
-"""Bytes that must be free: more than one cycle writes."""
+"""Bytes that must be free. One cycle writes less."""
 
 
 class DiskFull(NotWritten):
@@ -13,7 +13,7 @@ class DiskFull(NotWritten):
 
 
 def need_disk_space(folder: str | os.PathLike[str]) -> None:
-    """Raise `DiskFull` unless a folder has space for `NEEDED` more bytes. Disk quotas and reserved blocks count."""
+    """Raise `DiskFull` unless this user can write `NEEDED` more bytes to a folder."""
     path = os.path.join(folder, ".space")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -23,6 +23,4 @@ def need_disk_space(folder: str | os.PathLike[str]) -> None:
             os.unlink(path)
             os.close(fd)
     except OSError as problem:
-        raise DiskFull(
-            f"{folder}: {problem.strerror}; make at least {NEEDED // 2**20} MiB of room on its disk"
-        ) from problem
+        raise DiskFull(f"{folder}: {problem.strerror}; free at least {NEEDED // 2**20} MiB on its disk") from problem

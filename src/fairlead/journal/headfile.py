@@ -1,6 +1,8 @@
-"""The head file beside a journal: the last record of each stream, which shows if the journal was truncated.
+"""The head file beside a journal on SQLite: the last record of each stream. It shows if the journal was truncated.
 
-The file is written after each commit without waiting for the disk, so it may be behind the journal but never ahead.
+SQLite silently truncates a damaged write-ahead log. Then the head file is ahead of the journal. It is written after
+each commit without waiting for the disk, so after a crash of the machine it may be behind the journal, or missing. It
+is never ahead of an intact journal, unless `synchronous` is not full.
 """
 
 import contextlib
@@ -14,12 +16,7 @@ from fairlead.journal.journal import Damaged, JournalError, NotWritten
 
 
 class HeadFile:
-    """The last committed record of each stream, one slot per stream. Written after each commit and never synced.
-
-    SQLite silently truncates a damaged write-ahead log: the last record is then older than the one in the head file.
-    The head file may also be behind the journal (after a crash of the machine) or missing. It is never ahead of an
-    intact journal, unless `synchronous` is not full.
-    """
+    """The last committed record of each stream, in one slot per stream."""
 
     _SLOT = struct.Struct(">4s16sQQ16s12s")  # stays inside one sector, so that a crash does not tear it
     _PAGE = 4096
@@ -39,10 +36,7 @@ class HeadFile:
         return hashlib.blake2b(body, digest_size=12, person=b"fairlead-head").digest()
 
     def marks(self) -> dict[bytes, Mark]:
-        """Return the last record of each stream, by stream key.
-
-        Call it before reading the journal, which may grow meanwhile.
-        """
+        """Return the last record of each stream, by `key`. Call it before reading the journal, which may grow."""
         before = None
         while True:
             try:
@@ -72,7 +66,7 @@ class HeadFile:
         return marks, ""
 
     def reserve(self, slot: int) -> None:
-        """Open the file and allocate space for `slot`, so that a full disk cannot cut a later write short."""
+        """Open the file and allocate space for a slot, so that a later write cannot fail on a full disk."""
         try:
             if self._fd < 0:
                 self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)

@@ -1,21 +1,28 @@
-"""A journal in memory, for tests and the simulator, with the same rules as on disk and with injected faults.
+"""A journal in memory, for tests and the simulator. It follows the rules of the journals on disk and can inject faults.
 
-The object outlives the writer that uses it, so a restart is a new writer on the same object.
+To simulate a restart of the server, create a new writer on the same journal object.
 """
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
-from fairlead.journal.journal import Fenced, JournalError, NotWritten, Pruned, Record, Snapshot, UnknownOutcome
-
-_KEPT_SNAPSHOTS = 2
+from fairlead.journal.journal import (
+    KEPT_SNAPSHOTS,
+    Fenced,
+    Journal,
+    JournalError,
+    NotWritten,
+    Pruned,
+    Record,
+    Snapshot,
+    UnknownOutcome,
+)
 
 
 class _Stream:
     def __init__(self) -> None:
         self.epoch = 0
-        self.begun = 0  # the last epoch that `reign` returned; `drop` raises `epoch` only
+        self.begun = 0  # the last epoch that `reign` returned; `drop` also raises `epoch`
         self.base = 0  # records up to here are pruned
         self.records: list[Record] = []
         self.snapshots: list[Snapshot] = []  # oldest first
@@ -26,7 +33,7 @@ class _Stream:
         return self.base + len(self.records)
 
 
-class MemoryJournal:
+class MemoryJournal(Journal):
     """Keeps all streams in this process. `break_next` makes the next append fail."""
 
     def __init__(self) -> None:
@@ -36,7 +43,7 @@ class MemoryJournal:
     def break_next(self, fault: Literal["failed", "unknown"], written: bool = False) -> None:
         """Make the next append raise `NotWritten` ("failed") or `UnknownOutcome` ("unknown").
 
-        With `written` the record is stored nevertheless.
+        With `written`, the append of unknown outcome stores its record.
         """
         if fault == "failed" and written:
             raise ValueError('break_next("failed"): a failed append is never written; use "unknown"')
@@ -116,7 +123,7 @@ class MemoryJournal:
             )
         kept = {snapshot.seq: snapshot for snapshot in entry.snapshots}
         kept[seq] = Snapshot(seq, bytes(payload))
-        newest = sorted(kept)[-_KEPT_SNAPSHOTS:]
+        newest = sorted(kept)[-KEPT_SNAPSHOTS:]
         entry.snapshots = [kept[number] for number in sorted(kept) if number in (*newest, seq, entry.base)]
 
     def prune(self, stream: str, upto: int) -> None:
@@ -138,11 +145,3 @@ class MemoryJournal:
 
     def close(self) -> None:
         """Do nothing: the records stay for the next writer."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,7 +1,7 @@
-"""The journal interface: streams of numbered opaque records with snapshots. Each stream has one writer at a time.
+"""The journal interface: streams of numbered records, with snapshots. Each stream has one writer at a time.
 
-A reign is the term of one writer of a stream, numbered by its epoch. This module has the values, the errors and the
-protocol; `memory`, `sql` and `postgresql` implement the protocol.
+A reign is the term of one writer of a stream. Its number is the epoch. This module has the values, the errors and the
+protocol; `in_memory`, `sql` and `postgresql` implement the protocol.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,20 +10,21 @@ from typing import Protocol, Self
 
 import msgspec
 
+KEPT_SNAPSHOTS = 2
 LINE = 1_000_000
-"""Distance between epochs before and after a restore: more epochs than the servers of one database ever begin."""
+"""A restore raises epochs to the next multiple of this number, which is more epochs than one database ever uses."""
 
 
 def raised(epoch: int) -> int:
-    """Return an epoch higher than any epoch that the writers after `epoch` can have reached.
+    """Return an epoch that writers which are at `epoch` now never reach.
 
-    Used after data were restored to an earlier time: agents may have seen epochs that the restored data lack.
+    A restore to an earlier time uses it: agents may have seen epochs that the restored data lack.
     """
     return (epoch // LINE + 1) * LINE
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One record of a stream. In each stream `seq` counts 1, 2, 3 … without gaps."""
+    """One record of a stream. `seq` counts the records of a stream: 1, 2, 3 … without gaps."""
 
     seq: int
     epoch: int
@@ -38,7 +39,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class JournalError(Exception):
-    """Base class of errors of a journal. The message says what is wrong, where, and what to do."""
+    """Base class of a journal's errors. The message says what is wrong, where, and what to do."""
 
 
 class Fenced(JournalError):
@@ -55,18 +56,18 @@ class Fenced(JournalError):
 
 
 class Held(JournalError):
-    """Another server leads the stream. Nothing was written."""
+    """Another server holds the lease of the stream. Nothing was written."""
 
     def __init__(self, stream: str, leader: str, seconds: float) -> None:
         super().__init__(f"stream {stream!r}: {leader or 'another server'} leads it; this server stands by")
         self.leader = leader
         """The address of the leading server."""
         self.seconds = seconds
-        """Seconds until the lease of that server ends, unless it is renewed."""
+        """Seconds until the lease of that server ends if it is not renewed."""
 
 
 class NotWritten(JournalError):
-    """The write certainly did not happen; the journal is unchanged."""
+    """The write certainly failed; the journal is unchanged."""
 
 
 class Locked(NotWritten):
@@ -78,7 +79,7 @@ class UnknownOutcome(JournalError):
 
 
 class Damaged(JournalError):
-    """Stored data is missing or altered. Nothing is repaired."""
+    """Stored data is missing or altered. The program repairs nothing."""
 
     def __init__(self, file: str, what: str, remedy: str = "restore the journal from a copy") -> None:
         super().__init__(f"{file}: {what}; {remedy} (`fairlead journal verify PATH` checks all of it)")
@@ -94,7 +95,7 @@ class TooNew(JournalError):
 
 
 class PolicyMissing(JournalError):
-    """The configuration in the journal names policies that are not installed here. No cycle was run."""
+    """The configuration in the journal names policies that are not installed here, so no cycle was run."""
 
     def __init__(self, partition: str, missing: Sequence[str]) -> None:
         super().__init__(
@@ -104,68 +105,60 @@ class PolicyMissing(JournalError):
 
 
 class Journal(Protocol):
-    """Durable streams. Only one thread at a time may use a journal object. Every method may raise `JournalError`."""
+    """Durable streams of records. Only one thread at a time may use it. Every method may raise `JournalError`."""
 
     def reign(self, stream: str) -> int:
-        """Begin a new reign and return its epoch. The epoch is durable, and higher than all earlier ones of the stream.
+        """Begin a new reign of a stream and return its epoch, which is durable and higher than all earlier epochs.
 
-        Appends of older epochs are refused with `Fenced`. Raises `Held` if another server holds the lease of the
-        stream.
+        Later appends with older epochs raise `Fenced`. Raises `Held` if another server holds the lease of the stream.
         """
 
     def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
-        """Write one record durably.
-
-        `epoch` must come from the last `reign` of this object, and `seq` must be `last` + 1.
-        """
+        """Write one record durably. `epoch` must come from this object's last `reign`, and `seq` must be `last` + 1."""
 
     def read(self, stream: str, after: int = 0) -> Iterator[Record]:
-        """Yield the records after number `after`, in order and verified.
-
-        Raises `Pruned` if some of them were deleted.
-        """
+        """Yield the records after number `after`, verified and in order. Raises `Pruned` if some were deleted."""
 
     def last(self, stream: str) -> int:
-        """Return the number of the last record, 0 if there was none."""
+        """Return the number of the last record, also if it was pruned; 0 if the stream never had one."""
 
     def epoch(self, stream: str) -> int:
-        """Return the highest epoch of a stream, even if the stream was dropped; 0 if it never had a reign."""
+        """Return the highest epoch of a stream, also of a dropped stream; 0 if it never had a reign."""
 
     def streams(self) -> list[str]:
-        """Return the sorted names of the streams that have records, or had some before pruning."""
+        """Return the sorted names of the streams that have records or pruned records."""
 
     def drop(self, stream: str) -> None:
-        """Remove a stream with its snapshots and fence its writer.
-
-        A later stream of the same name continues its epochs.
-        """
+        """Remove a stream with its snapshots, and fence its writer. A new stream of this name continues its epochs."""
 
     def snapshot(self, stream: str) -> Snapshot | None:
-        """Return the newest intact snapshot that has all records after it. None means: replay from record 1."""
+        """Return the newest intact snapshot; None if there is none and all records from record 1 on are stored."""
 
     def save_snapshot(self, stream: str, seq: int, payload: bytes) -> None:
         """Save `payload` as the state after record `seq`.
 
-        Keeps the two newest snapshots, and the one where the records begin.
+        Deletes old snapshots, except the two newest and the one after which the stored records begin.
         """
 
     def prune(self, stream: str, upto: int) -> None:
         """Delete the records up to `upto`. Raises `NotWritten` unless a snapshot at `upto` or later is intact."""
 
     def skipped(self, stream: str) -> range:
-        """Return the epochs before this reign of which the stream has no records because they were lost in a restore.
+        """Return the epochs before this reign whose records were lost when data were restored to an earlier time.
 
-        The range is empty unless data were restored to an earlier time since the last reign. A node that knows a
-        skipped epoch has seen a leader whose records are lost.
+        The range is empty if there was no restore since the last reign. A node that knows a skipped epoch has obeyed a
+        leader whose records are lost.
         """
 
     def leads_until(self) -> float:
-        """Return the time (`time.monotonic`) until which no other server can take a stream that this object leads."""
+        """Return the time (`time.monotonic`) until which no other server can lead a stream of this object."""
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()

@@ -1,4 +1,4 @@
-"""The leases of a server, measured by its own clock. A wrong clock can only make the server give up a lease early."""
+"""The leases of a server, measured by its own clock. A wrong clock can only make a lease end early."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ LEASE = 3.0
 RENEWALS = 4
 """Number of renewals during the time of a lease."""
 EARLY = 0.1
-"""The part of a lease by which it ends earlier here than in the database, because clocks run at different speeds."""
+"""Fraction of a lease by which it ends earlier here than in the database, because clocks run at different speeds."""
 
 
 class Leases:
-    """The streams that a server leads, and when each lease was last renewed. Safe for use by several threads."""
+    """The streams that a server leads, and when each lease was last renewed. Several threads may use it."""
 
     def __init__(self, lease: float, steady: Callable[[], float] = monotonic) -> None:
         self._lease = lease
         self._steady = steady
         self._lock = threading.Lock()
         self._streams: dict[str, tuple[int, float]] = {}
-        """Stream → epoch, and when the last successful renewal was sent, by the clock of this machine."""
+        """Stream → its epoch, and when the last successful renewal was sent, by the clock of this machine."""
 
     def keep(self, stream: str, epoch: int, sent: float) -> None:
-        """Add a lease that was requested at the time `sent`. In the database it starts at that time or later."""
+        """Add a lease that was requested at the time `sent`. In the database it began at that time or later."""
         with self._lock:
             self._streams[stream] = (epoch, sent)
 
@@ -34,9 +34,9 @@ class Leases:
             self._streams.pop(stream, None)
 
     def renew(self, extend: Callable[[str, int], bool]) -> None:
-        """Renew all leases by `extend`, which returns False if the lease of a stream and epoch is lost in the database.
+        """Renew all leases by `extend`, which returns False if this server has lost the lease of a stream.
 
-        If `extend` raises, the remaining leases are not renewed and run out.
+        If `extend` raises, the remaining leases are not renewed and end by themselves.
         """
         with self._lock:
             kept = {stream: epoch for stream, (epoch, _) in self._streams.items()}
@@ -48,7 +48,7 @@ class Leases:
                     self._streams[stream] = (epoch, sent)
 
     def leads_until(self) -> float:
-        """Return the time, by the steady clock, until which all leases certainly last."""
+        """Return the time (`time.monotonic`) until which all leases certainly last."""
         with self._lock:
             oldest = min((sent for _, sent in self._streams.values()), default=None)
         return float("inf") if oldest is None else oldest + self._lease * (1 - EARLY)

@@ -1,4 +1,4 @@
-"""Opens a journal by its location: a path means an SQLite file, an address means a PostgreSQL database."""
+"""Opens a journal by its location: the path of an SQLite file, or the address of a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def need_driver() -> None:
 
 
 def open_journal(where: str | os.PathLike[str], read_only: bool = False) -> ChainedJournal:
-    """Open the journal in a file or a database, without starting to lead any stream."""
+    """Open the journal in a file or a database. No reign is begun."""
     if not is_url(where):
         return SqliteJournal(where, read_only=read_only)
     need_driver()

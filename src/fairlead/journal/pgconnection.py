@@ -1,12 +1,14 @@
 """Connections to PostgreSQL: addresses, settings of a session, and errors with a remedy.
 
-This module needs psycopg, which an installation on SQLite does not have; `opening` imports it on demand.
+This module needs psycopg, which only installations with PostgreSQL have; `locate` imports it on demand.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import psycopg
@@ -24,10 +26,10 @@ SCHEMA = "fairlead"
 CHANNEL = "fairlead"
 """The channel on which servers wake each other up."""
 LOCK_SECONDS = 10
-"""Seconds that a statement waits for a lock. There is no limit for a COMMIT."""
+"""Seconds that a statement waits for a lock. A COMMIT has no limit."""
 CONNECT_SECONDS = 5
 DEAD_AFTER = 5_000
-"""Milliseconds after which a connection is dead if the other side confirms nothing."""
+"""Milliseconds without a confirmation from the database after which a connection is closed."""
 
 
 def shown_url(url: str) -> str:
@@ -46,10 +48,7 @@ def shown_url(url: str) -> str:
 
 
 def connect(url: str, purpose: str, read_only: bool = False) -> Connection:
-    """Return a connection in autocommit mode that uses Fairlead's schema.
-
-    `purpose` is shown in the database's list of sessions.
-    """
+    """Return a connection in autocommit mode, with Fairlead's schema. The list of sessions shows its `purpose`."""
     try:
         parts = conninfo_to_dict(url)
     except psycopg.Error as problem:
@@ -93,6 +92,12 @@ def connect(url: str, purpose: str, read_only: bool = False) -> Connection:
     return connection
 
 
+@lru_cache(1000)
+def with_placeholders(sql: str) -> bytes:
+    """Return a statement with psycopg's placeholders for values instead of `?` and `:name`."""
+    return re.sub(r":(\w+)", r"%(\1)s", sql.replace("%", "%%").replace("?", "%s")).encode()
+
+
 def is_broken(connection: Connection) -> bool:
     """True if a connection was lost, so that the outcome of its last statement is unknown."""
     return connection.closed or connection.info.status != pq.ConnStatus.OK
@@ -127,12 +132,12 @@ def writing(connection: Connection, where: str, doing: str) -> Iterator[None]:
 
 
 def explained(problem: Exception, where: str, doing: str) -> JournalError:
-    """Return a `JournalError` that describes a failed read."""
+    """Return the error for a failed read."""
     return JournalError(f"{where}: {doing}: {_text(problem)}")
 
 
 def refused(problem: Exception, where: str, doing: str) -> NotWritten:
-    """Return a `NotWritten` that describes a write that certainly did not happen."""
+    """Return the error for a write that certainly failed, with a remedy."""
     what = f"{where}: {doing}: {_text(problem)}; nothing was written"
     if isinstance(problem, psycopg.errors.LockNotAvailable):
         return Locked(f"{what}, another session holds the lock, find and end that one or try again")

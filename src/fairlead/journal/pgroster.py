@@ -1,6 +1,6 @@
-"""The servers of a database: each server renews its own row, and reads the other rows and the leases.
+"""The servers that use a database: each one renews its own row, and reads the rows of the others and the leases.
 
-NOTIFY only wakes servers, which then read the rows. Servers also read the rows from time to time without it.
+Servers read the rows regularly. NOTIFY wakes them so that they read sooner.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ EVERY = 0.25
 LISTENING = 1.0
 """Seconds after which the listening thread checks whether it should end."""
 OLD = "1 day"
-"""Rows of servers that ended without removing them are deleted after this time."""
+"""After this time, the row of a server that crashed is deleted."""
 
 
 class PostgresRoster:
-    """The servers of a database. `server` is the name under which this server holds leases."""
+    """The roster in a database. `server` is the name under which this server holds leases."""
 
     def __init__(self, url: str, server: str, address: str, lease: float = LEASE) -> None:
         self.lasts = lease
@@ -58,7 +58,7 @@ class PostgresRoster:
                         "lease": self.lasts,
                     },
                 )
-            # A server whose lease ended is not up, though its row may last a little longer.
+            # A server whose lease of a stream has ended is not up, even if its own row has not expired.
             members = [
                 Member(id, address, version, takes and not draining, draining)
                 for id, address, version, takes, draining in db.execute(

@@ -1,4 +1,4 @@
-"""Warns if a PostgreSQL database may lose data that it has confirmed when its machine fails."""
+"""Warns if the settings of a PostgreSQL database allow that confirmed data are lost when a machine fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SETTINGS = ("fsync", "full_page_writes", "synchronous_commit", "synchronous_stan
 
 
 def warnings_of(connection: Connection) -> list[str]:
-    """Return what the database can lose with its present settings, with remedies; empty if nothing."""
+    """Return a warning with a remedy for each setting that allows a loss of data."""
     rows = connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", (list(SETTINGS),))
     setting: dict[str, str] = dict(rows.fetchall())
     warnings: list[str] = []

@@ -9,11 +9,11 @@ from fairlead.journal.journal import JournalError, TooNew
 from fairlead.journal.pgconnection import SCHEMA, Connection, writing
 
 MIGRATION_LOCK = 0x464C4A31
-"""The key of the advisory lock under which tables are created. It is held for one transaction."""
+"""The key of the advisory lock that a transaction holds while it creates tables."""
 
-# `reigns`: the lease and the end of each stream. Each append updates its row: the row is small, and pages have room, so
-# that an update touches no index.
-# `holder`: the server that leads; `session`: its connection, which fences statements of earlier ones.
+# `reigns`: the lease and the last record of each stream. Each append updates its row. The row is small and its page has
+# free space, so that an update touches no index.
+# `holder`: the leading server; `session`: its connection, so that statements of its lost connections are refused.
 # `payload` is not compressed: records are small, and dumps of a state are written rarely.
 _JOURNAL = """
 CREATE TABLE reigns (
@@ -32,7 +32,7 @@ CREATE TABLE snapshots (
 );
 """
 # The tables of the history are those on SQLite; `rowid` is the order in which rows were written.
-# An index holds no long text: indices of many tasks are compared by their digest.
+# Indexes contain the digest of `indices`, which may be a long text.
 _HISTORY = """
 CREATE TABLE jobs (
     partition text NOT NULL, number bigint NOT NULL, id text NOT NULL, name text NOT NULL, "user" text NOT NULL,
@@ -76,10 +76,10 @@ _DOCUMENTS = """
 CREATE TABLE documents (name text PRIMARY KEY, version bigint NOT NULL, content bytea NOT NULL);
 """
 _SPECIFICATIONS = "ALTER TABLE jobs ADD COLUMN spec text NOT NULL DEFAULT '';"
-# The database system and timeline of the last reign: they differ after a promotion, which may have lost records.
+# The database system and timeline of the last reign. They change with a promotion, which may lose records.
 _ORIGIN = "ALTER TABLE reigns ADD COLUMN origin text NOT NULL DEFAULT '';"
-# `servers`: the servers that are up. A row is renewed a few times per second; pages have room for that.
-# `version`: the configuration that a server knows; `takes`: whether it can lead; `draining`: an operator's request.
+# `servers`: the servers that are up. Each row is renewed a few times per second, so its page has free space.
+# `version`: the configuration that a server knows; `takes`: if it can lead; `draining`: if an operator drains it.
 _SERVERS = """
 CREATE TABLE servers (
     id text PRIMARY KEY, address text NOT NULL, version bigint NOT NULL, takes boolean NOT NULL,
@@ -90,10 +90,7 @@ MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY + _DOCUMENTS, _SPECIFICATIONS
 
 
 def prepare(connection: Connection, where: str, read_only: bool = False) -> None:
-    """Create the tables, or upgrade them to this program's version.
-
-    Raises `TooNew` if the tables have a newer version.
-    """
+    """Create the tables, or upgrade them to this program's version. Raises `TooNew` if their version is newer."""
     version = _version(connection)
     if version == len(MIGRATIONS):
         return

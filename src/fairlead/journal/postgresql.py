@@ -1,9 +1,8 @@
-"""The journal on PostgreSQL: one row per stream with its lease and its last record, and a table of records.
+"""The journal on PostgreSQL: a table of records, and one row per stream with its lease and its last record.
 
-An append is one statement: it updates the row of the stream if that row still has the writer's epoch and session, and
-inserts the record. The append of a deposed leader waits until its successor releases the row, and is refused because
-the row then has another epoch. Leases expire by the clock of the database; the clock of this machine only ends a lease
-early. `leasing` renews leases.
+An append is one statement. It updates the row of the stream if that row still has the writer's epoch and session, and
+inserts the record. If another server takes the stream at the same time, the append waits for that transaction, finds
+another epoch in the row, and is refused. Leases end by the clock of the database; `lease_renewer` renews them.
 """
 
 from __future__ import annotations
@@ -16,24 +15,8 @@ from typing import Any
 
 import psycopg
 
-from fairlead.journal.chained import (
-    GENESIS,
-    KEPT_SNAPSHOTS,
-    PRUNED_AT_ONCE,
-    READ_BYTES,
-    ChainedJournal,
-    Mark,
-    Reign,
-    record_digest,
-)
-from fairlead.journal.journal import (
-    Damaged,
-    Fenced,
-    Held,
-    JournalError,
-    NotWritten,
-    UnknownOutcome,
-)
+from fairlead.journal.chained import GENESIS, READ_BYTES, ChainedJournal, Mark, Reign
+from fairlead.journal.journal import Damaged, Fenced, Held, JournalError, UnknownOutcome
 from fairlead.journal.lease_renewer import LeaseRenewer
 from fairlead.journal.leases import LEASE
 from fairlead.journal.pgconnection import (
@@ -45,16 +28,17 @@ from fairlead.journal.pgconnection import (
     reading,
     refused,
     shown_url,
+    with_placeholders,
     writing,
 )
 from fairlead.journal.pgschema import prepare
 
 PATIENCE = 10.0
-"""Seconds for which a lost connection is tried again, to find out whether the last record was written."""
+"""Seconds of trying to reconnect after a lost connection, to read whether the last record was written."""
 RETRY = 0.1
 
-# One statement is one transaction and one round trip. `seq` makes sure that no record is written twice. Only
-# `LeaseRenewer` renews the lease: otherwise a crash right after a write would be noticed later.
+# One statement is one transaction and one round trip. The condition on `seq` prevents a second write of a record. It
+# does not renew the lease: otherwise other servers would notice a crash after an append later.
 _APPEND = b"""
 WITH mine AS (
     UPDATE reigns SET seq = %(seq)s::bigint, digest = %(digest)b::bytea
@@ -65,6 +49,9 @@ WITH mine AS (
 INSERT INTO records
 SELECT %(stream)s::text, %(seq)s::bigint, %(epoch)s::bigint, %(digest)b::bytea, %(payload)b::bytea FROM mine
 """
+
+_NEW_ROW = "INSERT INTO reigns VALUES (%s, 0, 0, 0, '', '', 0, '', '', '', '', 'epoch') ON CONFLICT DO NOTHING"
+_FREE = "UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s"
 
 
 class PostgresJournal(ChainedJournal):
@@ -79,9 +66,10 @@ class PostgresJournal(ChainedJournal):
         read_only: bool = False,
         patience: float = PATIENCE,
     ) -> None:
-        """Connect. `server` names this process as the holder of leases, and clients reach it at `address`.
+        """Connect to a database.
 
-        Without `server` a random name is used. A lease ends `lease` seconds after its last renewal.
+        `server` is the name under which this process holds leases (random by default). Clients reach the server at
+        `address`. A lease ends `lease` seconds after its last renewal.
         """
         self.path = shown_url(url)
         self.snapshots_path = f"{self.path}, table snapshots"
@@ -93,8 +81,7 @@ class PostgresJournal(ChainedJournal):
         self._patience = patience
         self._in_doubt = False
         self._skipped = {}
-        self._tails: dict[str, Mark] = {}
-        """Stream → the last record of this object's reign."""
+        self._tails = {}
         self._renewer = LeaseRenewer(url, self._server, lease)
         self._session = ""
         self._db = self._connected()
@@ -118,7 +105,7 @@ class PostgresJournal(ChainedJournal):
     # Reigns and appends
 
     def reign(self, stream: str) -> int:
-        with self._writing(f"stream {stream!r}: beginning a reign"):
+        with self.writing(f"stream {stream!r}: beginning a reign"):
             row, tail = self._claim(stream)
             if row.slot < 0:
                 row = row._replace(slot=0)
@@ -133,10 +120,7 @@ class PostgresJournal(ChainedJournal):
         return row.epoch
 
     def _origin(self) -> str:
-        """Return the id of the database system and its timeline.
-
-        The timeline changes when PostgreSQL is promoted or restored.
-        """
+        """Return the id of the database system and its timeline, which changes when it is promoted or restored."""
         [(system, file)] = self._db.execute(
             "SELECT system_identifier::text, pg_walfile_name(pg_current_wal_lsn()) FROM pg_control_system()"
         ).fetchall()
@@ -144,10 +128,7 @@ class PostgresJournal(ChainedJournal):
 
     def _claim(self, stream: str) -> tuple[Reign, Mark]:
         """Lock the row of a stream and return its content. Raises `Held` if another server leads the stream."""
-        self._db.execute(
-            "INSERT INTO reigns VALUES (%s, 0, 0, 0, '', '', 0, '', '', '', '', 'epoch') ON CONFLICT DO NOTHING",
-            (stream,),
-        )
+        self._db.execute(_NEW_ROW, (stream,))
         lease = self._db.execute(
             "SELECT holder, address, extract(epoch FROM expires - clock_timestamp())::float FROM reigns "
             "WHERE stream = %s FOR UPDATE",
@@ -159,35 +140,28 @@ class PostgresJournal(ChainedJournal):
             raise Held(stream, address, left)
         return self._state_of(stream)
 
-    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
-        tail = self._tails.get(stream)
-        if not tail or tail.epoch != epoch or tail.seq + 1 != seq:
-            raise self._refusal(stream, epoch, seq)
+    def _write_record(self, stream: str, mark: Mark, payload: bytes) -> bool:
+        seq, epoch, digest = mark
         doing = f"stream {stream!r}: record {seq}"
         if self._in_doubt:
-            raise UnknownOutcome(f"{self.path}: {doing}: refused after a write of unknown outcome; open it again")
-        digest = record_digest(tail.digest, stream, seq, epoch, payload)
+            raise self._doubt(doing)
         values = {"stream": stream, "epoch": epoch, "seq": seq, "digest": digest, "payload": payload}
         while True:
             try:
-                written = self._db.execute(_APPEND, {**values, "session": self._session}, prepare=True).rowcount
+                return self._db.execute(_APPEND, {**values, "session": self._session}, prepare=True).rowcount == 1
             except psycopg.Error as problem:
                 if not is_broken(self._db):
                     raise refused(problem, self.path, doing) from problem
                 if self._find_written(stream, epoch, seq, digest, problem):
-                    break
-                continue  # it was not written, and the lost connection can no longer write it
-            if not written:
-                raise self._refusal(stream, epoch, seq)
-            break
-        self._tails[stream] = Mark(seq, epoch, digest)
+                    return True
+                # It was not written, and the lost connection can no longer write it.
 
     def _find_written(self, stream: str, epoch: int, seq: int, digest: bytes, cause: Exception) -> bool:
         """Return whether a record was written, after the connection was lost during its append.
 
-        Raises `Fenced` if another server leads, and `UnknownOutcome` if the database does not answer in time. First a
-        new session is written to the row of the stream. That waits for a running append of the lost connection, and
-        makes the database refuse one that starts later. It also makes the record durable, on standbys too.
+        First it writes a new session to the row of the stream. This waits for an append of the lost connection that
+        still runs, and makes the database refuse one that starts later. It also makes the record durable, on standbys
+        too. Raises `Fenced` if another server leads, and `UnknownOutcome` if the database does not answer in time.
         """
         deadline = time.monotonic() + self._patience
         while True:
@@ -233,47 +207,45 @@ class PostgresJournal(ChainedJournal):
                         (self._session, stream, epoch, self._server),
                     )
 
-    def _refusal(self, stream: str, epoch: int, seq: int) -> JournalError:
-        with self._reading(f"stream {stream!r}: reading its reign"):
-            row = self._db.execute("SELECT epoch FROM reigns WHERE stream = %s", (stream,)).fetchone()
-        current = row[0] if row else 0
-        if epoch < current:
-            return Fenced(stream, epoch, current)
-        tail = self._tails.get(stream)
-        if not tail or tail.epoch != epoch:
-            return NotWritten(f"stream {stream!r}: epoch {epoch} was not begun by this object; call reign() first")
-        return NotWritten(f"stream {stream!r}: record {seq} is out of sequence, the last is {tail.seq}")
-
     def _put(self, stream: str, row: Reign, tail: Mark) -> None:
         """Write the row of a stream, with a lease for this server. The caller must have locked the row."""
         self._db.execute(
             "UPDATE reigns SET epoch = %s, born = %s, base = %s, base_digest = %s, seal = %s, seq = %s, digest = %s, "
             f"holder = %s, session = %s, address = %s, expires = {self._expires} WHERE stream = %s",
-            (
-                *row[1:],
-                row.seal(stream),
-                tail.seq,
-                tail.digest,
-                self._server,
-                self._session,
-                self._address,
-                stream,
-            ),
+            (*row[1:], row.seal(stream), tail.seq, tail.digest, self._server, self._session, self._address, stream),
         )
 
     # Reading
+
+    @property
+    def _records(self) -> PostgresJournal:
+        return self
+
+    _snapshots = _records
+
+    def run(self, sql: str, values: tuple[object, ...] = ()) -> Any:
+        return self._db.cursor(binary=True).execute(with_placeholders(sql), values)
+
+    def reading(self, doing: str) -> AbstractContextManager[None]:
+        return self._reading(doing)
+
+    def writing(self, doing: str) -> AbstractContextManager[None]:
+        if self._in_doubt:
+            raise self._doubt(doing)
+        if is_broken(self._db):
+            self._reconnect()
+        return writing(self._db, self.path, doing)
 
     def _transaction(self, doing: str) -> AbstractContextManager[None]:
         if is_broken(self._db):
             self._reconnect()
         return reading(self._db, self.path, doing)
 
-    def _writing(self, doing: str) -> AbstractContextManager[None]:
-        if self._in_doubt:
-            raise UnknownOutcome(f"{self.path}: {doing}: refused after a write of unknown outcome; open it again")
-        if is_broken(self._db):
-            self._reconnect()
-        return writing(self._db, self.path, doing)
+    def _doubt(self, doing: str) -> UnknownOutcome:
+        return UnknownOutcome(f"{self.path}: {doing}: refused after a write of unknown outcome; open it again")
+
+    def _lock_row(self, stream: str) -> None:
+        self.run("SELECT 1 FROM reigns WHERE stream = ? FOR UPDATE", (stream,))
 
     def _state_of(self, stream: str) -> tuple[Reign, Mark]:
         row = self._db.execute(
@@ -297,25 +269,6 @@ class PostgresJournal(ChainedJournal):
             raise self._damage(stream, f"record {seq} is not the one that was written")
         return reign, tail
 
-    def _digest_at(self, stream: str, row: Reign, seq: int) -> bytes | None:
-        if seq == row.base:
-            return row.base_digest
-        record = self._db.execute("SELECT digest FROM records WHERE stream = %s AND seq = %s", (stream, seq)).fetchone()
-        return record[0] if record else None
-
-    def streams(self) -> list[str]:
-        with self._reading("listing the streams"):
-            found: dict[str, int] = dict(self._db.execute("SELECT stream, seq FROM reigns").fetchall())
-            orphans = self._db.execute(  # seeks from one stream to the next, without reading every record
-                "WITH RECURSIVE names AS (SELECT min(stream) AS stream FROM records UNION ALL SELECT "
-                "(SELECT min(stream) FROM records WHERE stream > names.stream) FROM names WHERE stream IS NOT NULL) "
-                "SELECT stream FROM names WHERE stream IS NOT NULL"
-            ).fetchall()
-        for (stream,) in orphans:
-            if not found.get(stream):
-                raise self._damage(stream, "its reign is missing")
-        return sorted(name for name, seq in found.items() if seq)
-
     def _batch(self, stream: str, after: int) -> list[Any]:
         # Sizes first: the driver fetches all rows of an answer at once.
         upto, size = after, 0
@@ -333,53 +286,8 @@ class PostgresJournal(ChainedJournal):
                 (stream, after, upto),
             ).fetchall()
 
-    # Snapshots, pruning, dropping
-
-    def saved_snapshots(self, stream: str) -> list[int]:
-        with self._reading(f"stream {stream!r}: listing snapshots"):
-            rows = self._db.execute("SELECT seq FROM snapshots WHERE stream = %s ORDER BY seq DESC", (stream,))
-            return [seq for (seq,) in rows]
-
-    def _snapshot_row(self, stream: str, seq: int) -> Any:
-        with self._reading(f"stream {stream!r}: reading snapshot {seq}"), self._db.cursor(binary=True) as cursor:
-            return cursor.execute(
-                "SELECT born, chain, digest, payload FROM snapshots WHERE stream = %s AND seq = %s", (stream, seq)
-            ).fetchone()
-
-    def _store_snapshot(self, stream: str, seq: int, row: Reign, chain: bytes, digest: bytes, payload: bytes) -> None:
-        with self._writing(f"stream {stream!r}: saving the snapshot at {seq}"):
-            self._db.execute(
-                "DELETE FROM snapshots WHERE stream = %s AND (born != %s OR seq = %s)", (stream, row.born, seq)
-            )
-            self._db.execute(
-                "INSERT INTO snapshots VALUES (%s, %s, %s, %s, %s, %s)", (stream, seq, row.born, chain, digest, payload)
-            )
-            self._db.execute(
-                "DELETE FROM snapshots WHERE stream = %s AND seq NOT IN (%s, %s) AND seq NOT IN "
-                "(SELECT seq FROM snapshots WHERE stream = %s ORDER BY seq DESC LIMIT %s)",
-                (stream, seq, row.base, stream, KEPT_SNAPSHOTS),
-            )
-
-    def _prune_some(self, stream: str, upto: int) -> bool:
-        with self._writing(f"stream {stream!r}: pruning to {upto}"):
-            self._db.execute("SELECT 1 FROM reigns WHERE stream = %s FOR UPDATE", (stream,))
-            row, _ = self._state_of(stream)
-            if row.base >= upto:
-                return False
-            cut = min(upto, row.base + PRUNED_AT_ONCE)
-            chain = self._digest_at(stream, row, cut)
-            if not chain:
-                raise self._damage(stream, f"record {cut} is missing")
-            self._db.execute("DELETE FROM records WHERE stream = %s AND seq <= %s", (stream, cut))
-            row = row._replace(base=cut, base_digest=chain)
-            self._db.execute(
-                "UPDATE reigns SET base = %s, base_digest = %s, seal = %s WHERE stream = %s",
-                (cut, chain, row.seal(stream), stream),
-            )
-        return cut < upto
-
     def drop(self, stream: str) -> None:
-        with self._writing(f"stream {stream!r}: dropping it"):
+        with self.writing(f"stream {stream!r}: dropping it"):
             old, _ = self._claim(stream)
             if old.slot < 0:
                 return
@@ -387,14 +295,11 @@ class PostgresJournal(ChainedJournal):
             self._db.execute("DELETE FROM records WHERE stream = %s", (stream,))
             self._db.execute("DELETE FROM snapshots WHERE stream = %s", (stream,))
             self._put(stream, row, Mark(0, row.epoch, GENESIS))
-            self._db.execute("UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s", (stream,))
+            self._db.execute(_FREE, (stream,))
         self._tails.pop(stream, None)
         self._renewer.forget(stream)
 
     # Copying
-
-    def _names(self) -> list[str]:
-        return sorted(name for (name,) in self._db.execute("SELECT stream FROM reigns WHERE epoch > 0"))
 
     def held_by(self) -> str:
         with self._reading("looking for a server that leads"):
@@ -404,10 +309,7 @@ class PostgresJournal(ChainedJournal):
         return "" if row is None else row[0] or row[1]
 
     def users(self) -> int:
-        """Return the number of other sessions of Fairlead in the database.
-
-        Servers that lead nothing have sessions too.
-        """
+        """Return the number of other sessions of Fairlead in the database. Every running server has some."""
         with self._reading("looking for servers"):
             row = self._db.execute(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid != pg_backend_pid() "
@@ -423,30 +325,21 @@ class PostgresJournal(ChainedJournal):
             return not any(self._db.execute(f"SELECT 1 FROM {name} LIMIT 1".encode()).fetchone() for name in tables)
 
     def rename_schema(self, name: str) -> None:
-        """Rename the schema with all data, so that a restore finds an empty database.
-
-        The object cannot be used afterwards.
-        """
-        with self._writing("renaming the schema"):
+        """Rename the schema with all data, so that a restore finds an empty database. Then this object is unusable."""
+        with self.writing("renaming the schema"):
             self._db.execute(f"ALTER SCHEMA {SCHEMA} RENAME TO {name}".encode())
 
-    def adopting(self) -> AbstractContextManager[None]:
-        return self._writing("copying a journal")
-
     def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
-        self._db.execute(
-            "INSERT INTO reigns VALUES (%s, 0, 0, 0, '', '', 0, '', '', '', '', 'epoch')",
-            (stream,),
-        )
+        self._db.execute(_NEW_ROW, (stream,))
         for batch in batches:
             with self._db.cursor() as cursor:
                 rows = [(stream, *record) for record in batch]
                 cursor.executemany("INSERT INTO records VALUES (%s, %s, %s, %s, %s)", rows)
         self._put(stream, row._replace(slot=0), tail)
-        self._db.execute("UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s", (stream,))
+        self._db.execute(_FREE, (stream,))
 
     def close(self) -> None:
-        """Close the journal and give up its leases, so that another server can take over without waiting."""
+        """Close the journal and end its leases, so that another server can lead at once."""
         self._renewer.close()
         with suppress(psycopg.Error):
             for stream, tail in self._tails.items():

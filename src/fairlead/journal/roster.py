@@ -1,6 +1,6 @@
-"""The servers of one journal: which servers are up, and which stream each leads.
+"""The roster of a journal: which servers are up, and which streams each of them leads.
 
-`pgroster` stores this in a database. `Alone` is for a journal that only one server uses.
+`pgroster` stores it in a database. `Alone` is the roster of a journal that only one server uses.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class Member(msgspec.Struct, frozen=True):
     id: str
     address: str
     version: int = 0
-    """The version of the configuration that it knows."""
+    """The version of the configuration that this server knows."""
     takes: bool = True
-    """False if the server drains or cannot lead: it takes no more streams."""
+    """False if the server takes no more streams, because it drains or cannot lead."""
     draining: bool = False
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A stream and the server that leads it. `holder` is empty if there is none."""
+    """The lease of a stream: the leading server and its address, both empty if no server leads."""
 
     holder: str = ""
     address: str = ""
@@ -33,7 +33,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """The servers and streams at one time, as one server sees them."""
+    """The servers and leases at one time. `me` is the id of the server that has read them."""
 
     me: str
     members: Sequence[Member]
@@ -43,7 +43,7 @@ class Membership(msgspec.Struct, frozen=True):
         return self.leases.get(stream, Lease()).holder
 
     def leader(self, stream: str) -> str:
-        """Return the address of the server that leads a stream; empty if there is none."""
+        """Return the address of the server that leads a stream; empty if no server leads it."""
         return self.leases.get(stream, Lease()).address
 
     def leads(self, stream: str) -> bool:
@@ -52,34 +52,34 @@ class Membership(msgspec.Struct, frozen=True):
 
 
 class Roster(Protocol):
-    """The list of servers, as one server reads and updates it in one thread. Every method may raise `JournalError`."""
+    """The roster, used by one thread of a server. Every method may raise `JournalError`."""
 
     lasts: float
-    """Seconds after its last heartbeat for which other servers count a server as up."""
+    """Seconds after its last heartbeat until a server is no longer counted as up."""
     every: float
     """Seconds between two heartbeats."""
 
     def heartbeat(self, version: int, takes: bool) -> Membership:
-        """Send a heartbeat of this server; return the members and leases."""
+        """Send a heartbeat of this server, and return the members and leases."""
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called, in any thread, when another server has news."""
+        """Call `wake`, in any thread, whenever another server calls `notify`."""
 
     def notify(self) -> None:
-        """Wake the other servers, because this server has news."""
+        """Wake the other servers, so that they read the roster now."""
 
     def drain(self, member: str, draining: bool) -> bool:
-        """Tell a server to lead nothing, or to lead again. Refuse (return False) if no server would be left to lead."""
+        """Tell a server to lead nothing, or to lead again. False if it is the last server that can lead."""
 
     def close(self) -> None:
-        """Leave the roster: other servers no longer count this one as up."""
+        """Leave the roster, so that other servers no longer count this one as up."""
 
 
 class Alone:
     """The roster of a journal that no other server uses."""
 
     lasts, every = float("inf"), 5.0
-    """A heartbeat is only needed for a partition that refused the configuration; everything else wakes the server."""
+    """The server needs heartbeats only to try a configuration again that a partition refused."""
 
     def heartbeat(self, version: int, takes: bool) -> Membership:
         return Membership("alone", (Member("alone", "", version),), {})
@@ -100,7 +100,7 @@ class Alone:
 def places(counts: Mapping[str, int], streams: int) -> dict[str, int]:
     """Return how many streams each server should lead: about equal numbers, with as few moves as possible.
 
-    `counts` has how many streams each server leads now.
+    `counts` is the number of streams that each server leads now.
     """
     if not counts:
         return {}
@@ -110,9 +110,9 @@ def places(counts: Mapping[str, int], streams: int) -> dict[str, int]:
 
 
 def spread(membership: Membership, streams: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the streams without a leader that this server should take, and the stream, if any, that it should give up.
+    """Return the streams without a leader that this server should take, and the one stream that it should give up.
 
-    A server gives up a stream only while every stream has a leader.
+    A server gives up a stream only if every stream has a leader.
     """
     held = {stream: membership.holder(stream) for stream in streams}
     counts = {member.id: 0 for member in membership.members if member.takes}

@@ -1,9 +1,9 @@
-"""Makes snapshots in a second process, from the old snapshot and the log, while the writer keeps running.
+"""Makes snapshots in a second process, from the last snapshot and the journal, while the writer keeps running.
 
     python -m fairlead.journal.snapshot PATH PARTITION [SECONDS]
 
-With `-` as PATH the journal is the database that FAIRLEAD_DATABASE names. The second process also deletes records that
-are before the previous snapshot and older than SECONDS. `Snapshots` starts it when a snapshot is due.
+If PATH is `-`, the journal is the database that FAIRLEAD_DATABASE names. The process also deletes the records before
+the previous snapshot that are older than SECONDS. `Snapshots` starts the process when a snapshot is due.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fairlead.journal.journal import JournalError, Locked
 from fairlead.journal.locate import is_url, open_journal
 
 DATABASE = "FAIRLEAD_DATABASE"
-"""The variable with the address of the database."""
+"""The environment variable with the address of the database."""
 EVERY = 10_000
 _PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
 
@@ -42,9 +42,9 @@ def make_snapshot(path: str | os.PathLike[str], partition: str) -> int:
 
 
 def renew(path: str | os.PathLike[str], partition: str, age: int = 0) -> int:
-    """Make a snapshot, then delete records that are before the previous snapshot and older than `age` seconds.
+    """Make a snapshot, then delete the records before the previous snapshot that are older than `age` seconds.
 
-    A snapshot is kept at the point where the remaining records begin, so that a backup can be restored to any of them.
+    A snapshot stays where the remaining records begin, so that a backup can be restored to any of these records.
     """
     stream = stream_of(partition)
     with open_journal(path, read_only=True) as journal:
@@ -53,8 +53,8 @@ def renew(path: str | os.PathLike[str], partition: str, age: int = 0) -> int:
             return before.seq
     seq = make_snapshot(path, partition)
     if before is not None:
-        # Not further: if the new snapshot is damaged, recovery needs the old one and the records after it.
-        with suppress(Locked), open_journal(path) as journal:  # a busy writer has precedence; the next call prunes
+        # If the new snapshot is damaged, recovery needs the previous one and the records after it.
+        with suppress(Locked), open_journal(path) as journal:  # if the writer is busy, the next call prunes
             upto = _keep_age(journal, partition, before.seq, age * SECOND) if age else before.seq
             journal.prune(stream, upto)
     return seq
@@ -68,7 +68,7 @@ def _keep_age(journal: ChainedJournal, partition: str, before: int, age: Micros)
     if base:
         first = journal.load_snapshot(stream, base)
         if first is None:
-            return before  # records without an earlier state are of no use
+            return before  # without a state before them, these records cannot be restored
         state = load(first.payload)
     end = time_of(next(journal.read(stream, journal.last(stream) - 1)).payload, stream) - age
     cut = base
@@ -85,17 +85,14 @@ def _keep_age(journal: ChainedJournal, partition: str, before: int, age: Micros)
 
 
 class Snapshots:
-    """Makes the snapshots of one partition.
-
-    The owner of the writer calls `poll` after each cycle; `poll` never blocks.
-    """
+    """Makes the snapshots of one partition. Its server calls `poll`, which never blocks, after each cycle."""
 
     def __init__(
         self, path: str | os.PathLike[str], partition: str, last: int = 0, every: int = EVERY, age: int = 0
     ) -> None:
-        """`last` is the number of the newest snapshot, or 0. A snapshot is due after `every` records.
+        """`last` is the record of the newest snapshot, or 0. A snapshot is due `every` records after it.
 
-        Records older than `age` seconds are deleted. A snapshot is also due `age` seconds after the last one.
+        If `age` is not 0, a snapshot is also due after that many seconds, and records are kept for that many seconds.
         """
         self.last = last
         self.failure = ""
@@ -114,11 +111,11 @@ class Snapshots:
 
     @property
     def pid(self) -> int | None:
-        """Return the pid of the running process, or None."""
+        """The pid of the running process, or None."""
         return None if self._child is None else self._child.pid
 
     def poll(self, seq: int) -> None:
-        """Collect a process that has exited, and start one if a snapshot is due. `seq` is the last record."""
+        """Collect an ended process, and start a new one if a snapshot is due. `seq` is the last record."""
         if self._child is not None and self._child.poll() is not None:
             self._collect()
         due = seq - self.last >= self._every or (self._age and seq > self.last and monotonic() > self._made + self._age)
@@ -126,7 +123,7 @@ class Snapshots:
             self._start(seq)
 
     def close(self) -> None:
-        """End the process, if one is running. Only its unfinished snapshot is lost."""
+        """End a running process. Its unfinished snapshot is lost."""
         if self._child is None:
             return
         self._child.terminate()

@@ -1,7 +1,6 @@
-"""The journal on SQLite: PATH (records, reigns), PATH-snapshots, and PATH-head, which reveals a truncated journal.
+"""The journal on SQLite, in three files: PATH with records and reigns, PATH-snapshots, and PATH-head.
 
-`sqlitefile` has one SQLite file with its transactions, `headfile` the head; this module builds the journal from these
-two.
+`sqlitefile` opens and checks an SQLite file and runs its transactions, `headfile` reads and writes PATH-head.
 """
 
 import os
@@ -9,18 +8,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
-from fairlead.journal.chained import (
-    GENESIS,
-    KEPT_SNAPSHOTS,
-    PRUNED_AT_ONCE,
-    READ_BYTES,
-    ChainedJournal,
-    Mark,
-    Reign,
-    record_digest,
-)
+from fairlead.journal.chained import GENESIS, READ_BYTES, ChainedJournal, Mark, Reign
 from fairlead.journal.headfile import HeadFile
-from fairlead.journal.journal import Damaged, Fenced, JournalError, NotWritten
+from fairlead.journal.journal import Damaged, JournalError
 from fairlead.journal.sqlitefile import File
 
 Synchronous = Literal["full", "normal", "off"]
@@ -38,7 +28,7 @@ _RECORDS_SCHEMA = {
 _SNAPSHOTS_SCHEMA = {
     "snapshots": "CREATE TABLE snapshots (stream TEXT NOT NULL, seq INTEGER NOT NULL, born INTEGER NOT NULL, "
     "chain BLOB NOT NULL, digest BLOB NOT NULL, payload BLOB NOT NULL, PRIMARY KEY (stream, seq)) "
-    "WITHOUT ROWID",
+    "WITHOUT ROWID"
 }
 _APPEND = "INSERT INTO records SELECT ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM reigns WHERE stream = ? AND epoch = ?)"
 
@@ -54,10 +44,7 @@ class SqliteJournal(ChainedJournal):
         busy_timeout: float = 10.0,
         turn: AbstractContextManager[object] | None = None,
     ) -> None:
-        """Open the journal.
-
-        The lock `turn` is held during writes, so that several objects in one process take turns.
-        """
+        """Open the journal. The lock `turn` is held during writes, so that objects of one process take turns."""
         self.path = os.path.abspath(path)
         self.snapshots_path = self.path + "-snapshots"
         self._busy_ms = int(busy_timeout * 1000)
@@ -65,9 +52,11 @@ class SqliteJournal(ChainedJournal):
         self._head = HeadFile(self.path + "-head")
         self._skipped = {}
         self._marks: dict[bytes, Mark] | None = None
-        """The head as it was before the present transaction of a reader."""
-        self._snapshots: File | None = None
-        self._tails: dict[str, tuple[int, Mark]] = {}  # by stream: the slot and the last record of this object's reign
+        """The content of the head file, read before the current read transaction began; None outside of one."""
+        self._snapshot_file: File | None = None
+        self._tails = {}
+        self._slots: dict[str, int] = {}
+        """Stream → its slot in the head, for the streams in `_tails`."""
         if os.path.isdir(self.path):
             raise JournalError(f"{self.path}: a directory; name a file in it")
         if not os.path.exists(self.path) or not os.path.getsize(self.path):
@@ -117,33 +106,17 @@ class SqliteJournal(ChainedJournal):
             self._head.reserve(row.slot)
             self._put(stream, row)
         mark = tail._replace(epoch=row.epoch)
-        self._tails[stream] = (row.slot, mark)
+        self._tails[stream], self._slots[stream] = mark, row.slot
         self._head.write(row.slot, stream, mark)
         return row.epoch
 
-    def append(self, stream: str, epoch: int, seq: int, payload: bytes) -> None:
-        slot, tail = self._tails.get(stream, (0, None))
-        if not tail or tail.epoch != epoch or tail.seq + 1 != seq:
-            raise self._refusal(stream, epoch, seq)
-        digest = record_digest(tail.digest, stream, seq, epoch, payload)
+    def _write_record(self, stream: str, mark: Mark, payload: bytes) -> bool:
+        seq, epoch, digest = mark
         with self._file.writing(f"stream {stream!r}: record {seq}"):
             written = self._file.run(_APPEND, (stream, seq, epoch, digest, payload, stream, epoch)).rowcount
-        if not written:
-            raise self._refusal(stream, epoch, seq)
-        mark = Mark(seq, epoch, digest)
-        self._tails[stream] = (slot, mark)
-        self._head.write(slot, stream, mark)
-
-    def _refusal(self, stream: str, epoch: int, seq: int) -> JournalError:
-        with self._file.reading(f"stream {stream!r}: reading its reign"):
-            row = self._file.run("SELECT epoch FROM reigns WHERE stream = ?", (stream,)).fetchone()
-        current = row[0] if row else 0
-        if epoch < current:
-            return Fenced(stream, epoch, current)
-        _, tail = self._tails.get(stream, (0, None))
-        if not tail or tail.epoch != epoch:
-            return NotWritten(f"stream {stream!r}: epoch {epoch} was not begun by this object; call reign() first")
-        return NotWritten(f"stream {stream!r}: record {seq} is out of sequence, the last is {tail.seq}")
+        if written:
+            self._head.write(self._slots[stream], stream, mark)
+        return bool(written)
 
     def _put(self, stream: str, row: Reign) -> None:
         self._file.run("REPLACE INTO reigns VALUES (?, ?, ?, ?, ?, ?, ?)", (stream, *row, row.seal(stream)))
@@ -160,12 +133,10 @@ class SqliteJournal(ChainedJournal):
             self._marks = None
 
     def _state_of(self, stream: str) -> tuple[Reign, Mark]:
-        """Return the reign of a stream and its last record, checked against the head.
+        """Return the reign of a stream and its last record, checked against the head file.
 
-        Must be the first read of a transaction.
-
-        The head is read before the records: read later, it could already include a record that this transaction does
-        not see.
+        Must be the first read of a transaction. The head is read before the records: if it were read later, it could
+        include a record that this transaction does not see.
         """
         marks = self._head.marks() if self._marks is None else self._marks
         head = marks.get(self._head.key(stream))
@@ -186,7 +157,7 @@ class SqliteJournal(ChainedJournal):
         return row, tail
 
     def _check_head(self, stream: str, row: Reign, tail: Mark, head: Mark) -> None:
-        """Raise `Damaged` if the records lack what the head says was written."""
+        """Raise `Damaged` if a record or reign is missing that the head file has."""
         if head.seq > tail.seq:
             raise self._cut(stream, f"the last record is {tail.seq}, but {head.seq} was written")
         if head.epoch > row.epoch:
@@ -194,29 +165,9 @@ class SqliteJournal(ChainedJournal):
         if head.seq >= row.base and self._digest_at(stream, row, head.seq) != head.digest:
             raise self._cut(stream, f"record {head.seq} is not the one that was written")
 
-    def _digest_at(self, stream: str, row: Reign, seq: int) -> bytes | None:
-        if seq == row.base:
-            return row.base_digest
-        record = self._file.run("SELECT digest FROM records WHERE stream = ? AND seq = ?", (stream, seq)).fetchone()
-        return record[0] if record and type(record[0]) is bytes else None
-
     def _cut(self, stream: str, what: str) -> Damaged:
         remedy = f"restore the journal from a copy, or delete {self._head.path} to go on with what is there"
         return Damaged(self.path, f"stream {stream!r}: {what}", remedy)
-
-    def streams(self) -> list[str]:
-        with self._file.reading("listing the streams"):
-            names = [name for (name,) in self._file.run("SELECT stream FROM reigns")]
-            unseen, at = set(names), ""
-            while True:  # seeks from one stream to the next, without reading every record
-                [(stream,)] = self._file.run("SELECT min(stream) FROM records WHERE stream > ?", (at,))
-                if stream is None:
-                    break
-                if stream not in unseen:  # or seen before: a damaged index can lead in a circle
-                    raise self._damage(stream, "its reign is missing or its records are out of order")
-                unseen.remove(stream)
-                at = stream
-        return sorted(name for name in names if self.last(name))
 
     def _batch(self, stream: str, after: int) -> list[Any]:
         rows: list[Any] = []
@@ -233,60 +184,22 @@ class SqliteJournal(ChainedJournal):
 
     # Snapshots, pruning, dropping
 
-    def _snapshot_file(self) -> File:
-        """Return the file with snapshots, opened on first use. A new journal has no snapshots for a long time."""
-        if not self._snapshots:
+    @property
+    def _records(self) -> File:
+        return self._file
+
+    @property
+    def _snapshots(self) -> File:
+        """The file with snapshots, opened on first use. A new journal has no snapshots for a long time."""
+        if not self._snapshot_file:
             # Not a WAL: SQLite silently drops the end of a damaged log, and there is no head to show that.
             # `extra` also syncs the directory, because records are deleted once a snapshot is committed.
-            pragmas = {
-                "journal_mode": "DELETE",
-                "synchronous": "off" if self._synchronous == "off" else "extra",
-            }
-            self._snapshots = File(self.snapshots_path, _SNAPSHOTS_ID, _SNAPSHOTS_SCHEMA, pragmas, self._busy_ms)
-        return self._snapshots
+            pragmas = {"journal_mode": "DELETE", "synchronous": "off" if self._synchronous == "off" else "extra"}
+            self._snapshot_file = File(self.snapshots_path, _SNAPSHOTS_ID, _SNAPSHOTS_SCHEMA, pragmas, self._busy_ms)
+        return self._snapshot_file
 
     def saved_snapshots(self, stream: str) -> list[int]:
-        if not os.path.exists(self.snapshots_path):
-            return []
-        file = self._snapshot_file()
-        with file.reading(f"stream {stream!r}: listing snapshots"):
-            rows = file.run("SELECT seq FROM snapshots WHERE stream = ? ORDER BY seq DESC", (stream,)).fetchall()
-        return [seq for (seq,) in rows]
-
-    def _snapshot_row(self, stream: str, seq: int) -> Any:
-        file = self._snapshot_file()
-        with file.reading(f"stream {stream!r}: reading snapshot {seq}"):
-            return file.run(
-                "SELECT born, chain, digest, payload FROM snapshots WHERE stream = ? AND seq = ?",
-                (stream, seq),
-            ).fetchone()
-
-    def _store_snapshot(self, stream: str, seq: int, row: Reign, chain: bytes, digest: bytes, payload: bytes) -> None:
-        file = self._snapshot_file()
-        with file.writing(f"stream {stream!r}: saving the snapshot at {seq}"):
-            file.run("DELETE FROM snapshots WHERE stream = ? AND born != ?", (stream, row.born))
-            file.run(
-                "REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
-                (stream, seq, row.born, chain, digest, payload),
-            )
-            file.run(
-                "DELETE FROM snapshots WHERE stream = ? AND seq NOT IN (?, ?) AND seq NOT IN "
-                "(SELECT seq FROM snapshots WHERE stream = ? ORDER BY seq DESC LIMIT ?)",
-                (stream, seq, row.base, stream, KEPT_SNAPSHOTS),
-            )
-
-    def _prune_some(self, stream: str, upto: int) -> bool:
-        with self._file.writing(f"stream {stream!r}: pruning to {upto}"):
-            row, _ = self._state_of(stream)
-            if row.base >= upto:
-                return False
-            cut = min(upto, row.base + PRUNED_AT_ONCE)
-            chain = self._digest_at(stream, row, cut)
-            if not chain:
-                raise self._damage(stream, f"record {cut} is missing")
-            self._file.run("DELETE FROM records WHERE stream = ? AND seq <= ?", (stream, cut))
-            self._put(stream, row._replace(base=cut, base_digest=chain))
-        return cut < upto
+        return super().saved_snapshots(stream) if os.path.exists(self.snapshots_path) else []
 
     def drop(self, stream: str) -> None:
         with self._file.writing(f"stream {stream!r}: dropping it"):
@@ -299,23 +212,15 @@ class SqliteJournal(ChainedJournal):
             self._put(stream, row)
         self._tails.pop(stream, None)
         self._head.write(row.slot, stream, Mark(0, row.epoch, GENESIS))
-        if self.saved_snapshots(
-            stream
-        ):  # a crash before this leaves snapshots with a lower `born`, which are never read
-            file = self._snapshot_file()
-            with file.writing(f"stream {stream!r}: dropping its snapshots"):
-                file.run("DELETE FROM snapshots WHERE stream = ? AND born < ?", (stream, row.born))
+        # If a crash prevents this, the snapshots stay: they have a lower `born`, so they are never read.
+        if self.saved_snapshots(stream):
+            with self._snapshots.writing(f"stream {stream!r}: dropping its snapshots"):
+                self._snapshots.run("DELETE FROM snapshots WHERE stream = ? AND born < ?", (stream, row.born))
 
     # Copying
 
-    def _names(self) -> list[str]:
-        return sorted(name for (name,) in self._file.run("SELECT stream FROM reigns"))
-
     def held_by(self) -> str:
-        return ""  # the lock of the data directory tells
-
-    def adopting(self) -> AbstractContextManager[None]:
-        return self._file.writing("copying a journal")
+        return ""  # callers check the lock of the data directory
 
     def adopt(self, stream: str, row: Reign, tail: Mark, batches: Iterator[list[Any]]) -> None:
         [(slot,)] = self._file.run("SELECT coalesce(max(slot), -1) + 1 FROM reigns")
@@ -326,10 +231,10 @@ class SqliteJournal(ChainedJournal):
                 self._file.run("INSERT INTO records VALUES (?, ?, ?, ?, ?)", (stream, *record))
 
     def leads_until(self) -> float:
-        return float("inf")  # other servers are kept out by the lock of the data directory
+        return float("inf")  # the lock of the data directory keeps other servers out
 
     def close(self) -> None:
         self._file.close()
-        if self._snapshots:
-            self._snapshots.close()
+        if self._snapshot_file:
+            self._snapshot_file.close()
         self._head.close()

@@ -1,4 +1,4 @@
-"""One SQLite file: opens and checks it, and runs explicit transactions with typed errors."""
+"""One SQLite file: opens and checks it, runs transactions, and raises errors that say whether something was written."""
 
 import contextlib
 import sqlite3
@@ -12,7 +12,7 @@ _VERSION = 1
 
 
 class File:
-    """One SQLite file. Errors of SQLite become `JournalError`s, whose type says whether something was written."""
+    """One SQLite file. Errors of SQLite become `JournalError`s."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class File:
             raise
 
     def _check(self, application: int, schema: dict[str, str]) -> bool:
-        """True if the file is new. Raises if the file is not new and not of this kind and version."""
+        """True if the file is new. Raises if an existing file has another kind or version."""
         [(file_application,)] = self.run("PRAGMA application_id")
         [(version,)] = self.run("PRAGMA user_version")
         tables = dict(self.run("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())

@@ -1,7 +1,7 @@
 """Copies a whole journal into an empty one, also between SQLite and PostgreSQL, while servers write to the original.
 
-A copy may end at an earlier time. It then has each partition up to its last cycle before that time, and the
-configuration that was in force then. Epochs continue in the copy, so that agents obey the servers of the copy.
+A copy may end at an earlier time. Then it has each partition up to its last cycle before that time, and the
+configuration of that time. Epochs continue in the copy, so that agents obey the servers of the copy.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Progress = Callable[[str, int, int], None]
 
 
 class TooEarly(JournalError):
-    """The journal does not reach back to the wanted time."""
+    """The journal has no state of the wanted time."""
 
 
 class Point(NamedTuple):
-    """Where a copy ends: at a time, or at the time of a given record of a partition."""
+    """The end of a copy: a time, or the time of record `revision` of a partition."""
 
     time: Micros = 0
     partition: str = ""
@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The range of records of a copied partition: its first and last record that can be restored, with their times."""
+    """The first and the last record to which a copied partition can be restored, with their times."""
 
     first: int
     first_time: Micros
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 class _End(NamedTuple):
-    """The part of one stream to copy: up to the record `tail`, with the snapshots up to there."""
+    """The part of a stream to copy: the records up to `tail`, and the snapshots up to that record."""
 
     row: Reign
     tail: Mark
@@ -61,10 +61,10 @@ def copy_journal(
     point: Point | None = None,
     lead: bool = False,
 ) -> dict[str, Span]:
-    """Copy all streams with their snapshots into an empty journal. Returns the range of records of each partition.
+    """Copy all streams with their snapshots into an empty journal, up to `point`. Returns the span of each partition.
 
-    The copy ends at `point`. With `lead`, the epochs of the copy are higher than any that the original will reach, so
-    that agents obey the servers of the copy even if servers of the original still run.
+    With `lead`, the epochs of the copy are higher than all future epochs of the original, so that agents obey the
+    servers of the copy even if servers of the original still run.
     """
     if target.reigned():
         raise JournalError(f"{target.path}: there is a journal already; name an empty place")
@@ -93,9 +93,9 @@ def _partitions(ends: dict[str, _End]) -> dict[str, _End]:
 
 
 def _end(source: ChainedJournal, stream: str, row: Reign, tail: Mark) -> _End:
-    """Return what to copy of a whole stream.
+    """Return the parts to copy of a whole stream.
 
-    Loads snapshots at once: those in another file may be replaced meanwhile.
+    Loads the snapshots now, because on SQLite they are in another file, where they may be replaced during the copy.
     """
     found = [source.load_snapshot(stream, seq) for seq in reversed(source.saved_snapshots(stream)) if seq <= tail.seq]
     return _End(row, tail, tuple(snapshot for snapshot in found if snapshot is not None))  # damaged ones are useless
@@ -154,16 +154,13 @@ def _cut_all(source: ChainedJournal, ends: dict[str, _End], point: Point) -> dic
             f"{source.path}: partition {', '.join(removed)} existed at that time and was removed before the copy; "
             "name a later time, or a backup from before"
         )
-    # What is kept of partitions that were removed later is kept too: numbers are never given twice.
+    # Copy also the counters of partitions that were removed later, so that numbers are never given twice.
     others = {stream: end for stream, end in ends.items() if not end.tail.seq or stream.startswith(REMOVED)}
     return {**others, **present, CLUSTER_STREAM: cluster}
 
 
 def _cut(source: ChainedJournal, stream: str, end: _End, until: Micros, last: int) -> _End | None:
-    """Return what to copy of a partition up to a time, and at most up to record `last`.
-
-    None if the partition did not exist then.
-    """
+    """Return the parts to copy of a partition up to a time and to record `last`; None if it did not exist then."""
     tail = Mark(end.row.base, end.row.epoch, end.row.base_digest)
     for batch in source.batches(stream, end.row.base, last):
         for seq, epoch, digest, payload in batch:
@@ -184,7 +181,7 @@ def _cut(source: ChainedJournal, stream: str, end: _End, until: Micros, last: in
 
 
 def _state(source: ChainedJournal, stream: str, end: _End) -> Partition:
-    """Return the state of a partition at the end of what is copied."""
+    """Return the state of a partition at the end of its copy."""
     state, seq = Partition(stream.removeprefix(PREFIX)), 0
     if end.snapshots:
         state, seq = load(end.snapshots[-1].payload), end.snapshots[-1].seq
@@ -196,7 +193,7 @@ def _state(source: ChainedJournal, stream: str, end: _End) -> Partition:
 
 
 def _cut_cluster(source: ChainedJournal, end: _End, version: int) -> tuple[_End, list[str]]:
-    """Return what to copy of the configuration stream up to a version, and the partitions that this version names."""
+    """Return the parts to copy of the configurations up to a version, and the partitions of that version."""
     tail, names = Mark(end.row.base, end.row.epoch, end.row.base_digest), list[str]()
     for batch in source.batches(CLUSTER_STREAM, end.row.base, end.tail.seq):
         for seq, epoch, digest, payload in batch:
@@ -207,7 +204,7 @@ def _cut_cluster(source: ChainedJournal, end: _End, version: int) -> tuple[_End,
 
 
 def _compare(target: ChainedJournal, stream: str, end: _End) -> int:
-    """Read a copied stream, and return the number of its records. Raise if the copy differs from the original."""
+    """Read a copied stream and return the number of its records. Raises if the copy differs from the original."""
     row, tail = target.state_of(stream)
     # The digest of the last record covers all records before it; reading checks each record against its own.
     same = (row.born, row.base, tail.seq, tail.digest) == (end.row.born, end.row.base, end.tail.seq, end.tail.digest)

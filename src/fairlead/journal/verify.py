@@ -1,6 +1,6 @@
-"""Checks a whole journal: digest and form of every record, every snapshot, the replay and the resulting state.
+"""Checks a whole journal: the digest and form of every record, every snapshot, the replay and the resulting state.
 
-Nothing is written. A problem in one stream does not prevent the check of the others.
+The check writes nothing. After a problem in one stream, it goes on with the other streams.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fairlead.journal.codec import (
     restore_remains,
     stream_of,
 )
-from fairlead.journal.journal import Damaged, Journal, JournalError, Pruned
+from fairlead.journal.journal import Damaged, Journal, JournalError
 
 Progress = Callable[[str, int, int], None]
 """Called with a stream, the number of its checked records, and the number of all its records."""
@@ -39,7 +39,7 @@ class StreamReport(msgspec.Struct):
 
     stream: str
     records: int = 0
-    """The number of records that were checked: all that are not pruned."""
+    """The number of checked records. Pruned records are not counted."""
     last: int = 0
     time: Micros | None = None
     """The time of the last cycle, in microseconds since 1970."""
@@ -86,7 +86,7 @@ def _partition(journal: ChainedJournal, report: StreamReport, progress: Progress
     stream = report.stream
     name = stream.removeprefix(stream_of(""))
     report.last = journal.last(stream)
-    base = _base(journal, stream, report.last)
+    base = journal.state_of(stream)[0].base
     snapshots = _snapshots(journal, stream, base)
     report.snapshots = tuple(sorted(snapshots))
     state = None if base else Partition(name)
@@ -119,9 +119,9 @@ def _partition(journal: ChainedJournal, report: StreamReport, progress: Progress
 
 
 def _meet(state: Partition | None, snapshot: bytes | None, stream: str, seq: int) -> Partition | None:
-    """Return the state from which the replay continues after record `seq`.
+    """Return the state after record `seq`, from which the replay continues.
 
-    If there is a snapshot, compare it with the replayed state; if nothing was replayed yet, start from the snapshot.
+    A snapshot at this record is compared with the replayed state. If there is no state yet, the snapshot is the state.
     """
     if snapshot is None:
         return state
@@ -136,25 +136,10 @@ def _meet(state: Partition | None, snapshot: bytes | None, stream: str, seq: int
     return state or loaded
 
 
-def _base(journal: Journal, stream: str, last: int) -> int:
-    """Return the number of the last pruned record, 0 if none is pruned."""
-    low, high = 0, last
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            next(journal.read(stream, middle), None)
-            high = middle
-        except Pruned:
-            low = middle + 1
-        except JournalError:
-            high = middle  # the record is there; its problem is reported when it is read
-    return low
-
-
 def _snapshots(journal: ChainedJournal, stream: str, base: int) -> dict[int, bytes]:
-    """Return all snapshots by number. Recovery would use only the newest intact one.
+    """Return the payloads of all snapshots from the base on, by record. Raises `Damaged` if any of them is altered.
 
-    Snapshots before the base are ignored: they are deleted when the next snapshot is saved.
+    Older snapshots are ignored: they are deleted when the next snapshot is saved.
     """
     payloads: dict[int, bytes] = {}
     for seq in journal.saved_snapshots(stream):

@@ -1,4 +1,4 @@
-"""The clock of cycles, and a stopwatch for them. The clock never steps back or jumps, even if the wall clock does."""
+"""The clock of cycles, which never steps back or jumps even if the wall clock does, and a stopwatch for their parts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ Clock = Callable[[], Micros]
 Seconds = Callable[[], float]
 """The time in seconds since 1970."""
 Steady = Callable[[], float]
-"""Seconds that only grow, as `time.monotonic` counts them."""
+"""A steady number of seconds, such as `time.monotonic`."""
 
 
 def cycle_clock(
     last_journaled: Micros, wall_ns: Callable[[], int] = time_ns, steady_ns: Callable[[], int] = monotonic_ns
 ) -> Clock:
-    """Return a clock that runs steadily.
-
-    It starts at the time of the journal or at the wall time, whichever is later.
-    """
+    """Return a steady clock that starts at the last time in the journal or at the wall time, whichever is later."""
     start = max(last_journaled, wall_ns() // 1000)
     began = steady_ns()
 

@@ -1,8 +1,8 @@
 """The configuration of the cluster, and all partitions of a cluster on one journal.
 
-A new configuration is tried on every partition, then written to the cluster's own log, then applied to the partitions.
-`ConfigurationLog` is that log; one server leads it, as for a partition. `Cluster` performs these steps for all
-partitions of one journal object, without threads and clocks.
+A new configuration is tried on every partition, then written to the cluster's own log, and then applied to the
+partitions. `ConfigurationLog` is that log. `Cluster` performs these steps for all partitions of one journal object,
+without threads or clocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fairlead.writer.writer import Stopped, Writer
 
 
 class ConfigurationLog:
-    """The log of configurations, led by one server."""
+    """The log of configurations. One server leads it, like the journal of a partition."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -35,10 +35,7 @@ class ConfigurationLog:
         check_policies(self.current)
 
     def write(self, configs: Mapping[str, PartitionConfig]) -> bool:
-        """Write a configuration; the caller has checked that every partition accepts it.
-
-        False if it equals the present one.
-        """
+        """Write a configuration that every partition accepts. False if it equals the present one."""
         wanted = tuple(sorted(configs.items()))
         if wanted == self.current.partitions:
             return False
@@ -72,7 +69,7 @@ def try_configuration(partition: Partition, config: PartitionConfig, now: Micros
 
 
 class Cluster:
-    """All partitions of a cluster, on one journal object."""
+    """The writers of all partitions of a cluster, on one journal object."""
 
     def __init__(self, journal: Journal, observers: Sequence[Observer] = ()) -> None:
         self.journal = journal
@@ -87,23 +84,16 @@ class Cluster:
         return self.configuration.current
 
     def begin(self, now: Micros) -> dict[str, Cycle]:
-        """Apply the configuration to partitions that lack it because of a crash.
-
-        Returns the cycles of these partitions.
-        """
-        cycles: dict[str, Cycle] = {}
-        for name in self._left_over():
-            cycles[name] = self._remove(self._writer(name), now)
-        for name, config in self.configured.partitions:
-            writer = self.writers[name]
-            if writer.partition.config_version < self.configured.version:
-                cycles[name] = writer.cycle([writer.configuring(config, self.configured.version)], now)
-        return cycles
+        """Finish the last change of the configuration, if a crash interrupted it. Returns the cycles by partition."""
+        prefix = stream_of("")
+        names = [stream.removeprefix(prefix) for stream in self.journal.streams() if stream.startswith(prefix)]
+        removed = {name: self._remove(self._writer(name), now) for name in names if name not in self.writers}
+        return removed | self._follow(now)
 
     def configure(self, configs: dict[str, PartitionConfig], now: Micros, user: str = "") -> dict[str, Cycle]:
-        """Apply a user's configuration to all partitions or to none. Returns the cycles of all partitions by name.
+        """Apply a user's configuration to all partitions or to none. Returns the cycles by partition.
 
-        After the effects of these cycles have been sent, the caller must call `drop_removed`.
+        The caller must send the effects of these cycles, and then call `drop_removed`.
         """
         wanted = tuple(sorted(configs.items()))
         if wanted == self.configured.partitions:
@@ -117,22 +107,21 @@ class Cluster:
     def _writer(self, name: str) -> Writer:
         return Writer(self.journal, name, self._observers)
 
-    def _follow(self, now: Micros, user: str) -> dict[str, Cycle]:
+    def _follow(self, now: Micros, user: str = "") -> dict[str, Cycle]:
+        """Apply the configuration to all partitions that have an older version or are not in it."""
         cycles: dict[str, Cycle] = {}
         for name, config in self.configured.partitions:
             if name not in self.writers:
                 self.writers[name] = self._writer(name)
             writer = self.writers[name]
-            cycles[name] = writer.cycle([writer.configuring(config, self.configured.version, user)], now)
-        for name in sorted(set(self.writers) - set(dict(self.configured.partitions))):
+            if writer.partition.config_version < self.configured.version:
+                cycles[name] = writer.cycle([writer.configuring(config, self.configured.version, user)], now)
+        for name in sorted(self.writers.keys() - dict(self.configured.partitions)):
             cycles[name] = self._remove(self.writers.pop(name), now)
         return cycles
 
     def drop_removed(self) -> None:
-        """Drop the streams of removed partitions.
-
-        If the server crashes before this, the next server removes these partitions again.
-        """
+        """Drop the streams of removed partitions. After a crash before this call, `begin` removes them again."""
         while self._removed:
             writer = self._removed[0]
             try:
@@ -144,8 +133,3 @@ class Cluster:
     def _remove(self, writer: Writer, now: Micros) -> Cycle:
         self._removed.append(writer)
         return writer.remove(now)
-
-    def _left_over(self) -> list[str]:
-        prefix = stream_of("")
-        names = (stream.removeprefix(prefix) for stream in self.journal.streams() if stream.startswith(prefix))
-        return [name for name in names if name not in self.writers]

@@ -10,11 +10,10 @@ YOUNG, MIDDLE, OLD = 50_000, 20, 100
 
 
 def spare_the_collector() -> None:
-    """Exclude all current objects from garbage collection, and collect later ones less often.
+    """Exclude all existing objects from garbage collection, and collect later objects less often.
 
-    Call it when the state is loaded. The state has reference cycles, so each full collection would visit all of it:
-    half a second for a million jobs. It would find nothing, because objects that leave the state have their reference
-    cycles broken.
+    Call it after the state was loaded. A full collection would visit the whole state, half a second for a million jobs,
+    and find nothing: the reference cycles of objects are broken when they leave the state.
     """
     gc.collect()
     gc.freeze()
@@ -23,7 +22,7 @@ def spare_the_collector() -> None:
 
 @contextmanager
 def spared() -> Iterator[None]:
-    """Context manager: apply `spare_the_collector` within a block, and undo it afterwards."""
+    """Apply `spare_the_collector` within a block, and undo it afterwards."""
     before = gc.get_threshold()
     spare_the_collector()
     try:

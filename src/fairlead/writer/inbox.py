@@ -1,10 +1,8 @@
-"""The inbox, where messages wait for the next cycle. Its size is limited, separately for commands and agents' reports.
+"""The inbox, where messages wait for the next cycle. Commands and agents' reports have separate limits.
 
-Users take turns: a flood of commands from one user does not keep the next command of another user out of the next
-cycle.
-
-Every accepted message gets a reply. A message that cannot be accepted is refused immediately. No call blocks, and no
-message is dropped silently. There are no locks: only the thread of one asyncio loop may use the inbox.
+Users take turns, so that a flood of commands from one user does not delay the commands of other users. Every accepted
+message gets a reply; if the inbox is full, it refuses a message at once. No call blocks. Only the thread of one asyncio
+loop may use an inbox, so it has no locks.
 """
 
 from __future__ import annotations
@@ -12,17 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
-from time import monotonic
 
 import msgspec
 
 from fairlead.core.commands import Answer, AnyCommand, Report
 from fairlead.engines.engine import Busy
-from fairlead.writer.clock import Steady
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag="unavailable"):
-    """The writer ended before it answered; send the command to the next writer."""
+    """The reply if the writer ended before it answered a command. Send the command again, to the next writer."""
 
     why: str
     doubtful: bool = False
@@ -44,12 +40,9 @@ class Message(msgspec.Struct, frozen=True):
 
     command: AnyCommand
     slot: Slot
-    arrived: float
-    """Time of arrival, by the clock of the inbox."""
 
     def reply(self, reply: Reply) -> None:
-        # The caller may be gone; the command was carried out anyway.
-        if not self.slot.done():
+        if not self.slot.done():  # done if the caller has cancelled it
             self.slot.set_result(reply)
 
 
@@ -60,22 +53,19 @@ class Inbox:
         max_reports: int = 10_000,
         report_credit: int = 1_000,
         command_credit: int = 5_000,
-        steady: Steady = monotonic,
     ) -> None:
-        """Accept at most `max_commands` waiting commands and `max_reports` waiting reports.
+        """Set the limits of waiting commands and reports.
 
-        `report_credit` limits the waiting reports of one node, `command_credit` the waiting commands of one user.
-        `steady` is the clock for arrival times; the loop that drains the inbox uses the same clock.
+        `command_credit` limits the waiting commands of one user, `report_credit` the waiting reports of one node.
         """
         self.max_commands = max_commands
         self.max_reports = max_reports
         self.report_credit = report_credit
         self.command_credit = command_credit
-        self.steady = steady
         self.refused_commands = 0
         self.refused_reports = 0
         self._commands: dict[str, deque[Message]] = {}
-        """User → its waiting commands. Commands of the server itself have an empty user."""
+        """User → its waiting commands. The server's own commands have an empty user."""
         self._turns: deque[str] = deque()
         """Users with waiting commands, in the order of their turns."""
         self._waiting = 0
@@ -111,7 +101,7 @@ class Inbox:
         if self._closed:
             slot.set_result(Unavailable(self._closed))
             return slot
-        message = Message(command, slot, self.steady())
+        message = Message(command, slot)
         if isinstance(command, Report):
             self._take_report(message, command.node)
         else:
@@ -123,11 +113,8 @@ class Inbox:
     def drain(self, max_batch: int) -> list[Message]:
         """Remove and return the messages of the next cycle: all waiting reports, then up to `max_batch` commands.
 
-        Reports are in the order of arrival. Users take turns with one command each; the commands of one user are in the
-        order of arrival.
-
-        So every cycle takes both reports and commands, even if there is a flood of one of them. The number of reports
-        is limited by the size of the inbox.
+        Reports come in the order of arrival. Users take turns with one command each; the commands of one user keep
+        their order.
         """
         batch = list(self._reports)
         self._reports.clear()
@@ -144,7 +131,7 @@ class Inbox:
         return batch
 
     def close(self, why: str) -> None:
-        """Answer all further offers with `Unavailable`. Messages already accepted keep waiting."""
+        """Answer later offers with `Unavailable`. Accepted messages keep waiting for a cycle."""
         self._closed = self._closed or why
 
     def give_up(self, why: str) -> None:

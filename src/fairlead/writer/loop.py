@@ -11,9 +11,8 @@ from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
+from time import monotonic
 from typing import Any, TypeVar
-
-import msgspec
 
 from fairlead.core.commands import Report
 from fairlead.core.cycle import Cycle, due
@@ -22,49 +21,33 @@ from fairlead.core.model import Micros
 from fairlead.core.resources import SECOND
 from fairlead.core.settings import PartitionSettings
 from fairlead.journal.journal import JournalError, UnknownOutcome
-from fairlead.writer.clock import Clock, cycle_clock
+from fairlead.writer.clock import Clock, Steady, cycle_clock
 from fairlead.writer.inbox import Inbox, Message, Unavailable
 from fairlead.writer.writer import Stopped, Writer
 
 Result = TypeVar("Result")
 
 FRACTION = 5
-"""Under load, cycles start at least `batch_window` / FRACTION apart: 10 ms with the default."""
+"""Under load, the starts of two cycles are at least `batch_window` / FRACTION apart: 10 ms with the default."""
 BURST = 4
-"""Burst allowance: cycles of several messages that may run back to back after a quiet period.
-
-The end of a single task is such a cycle.
-"""
+"""Burst allowance: cycles with several messages that may run back to back after a quiet period."""
 TIMER_PAUSE = 0.01
-"""Seconds between two cycles started by a timer, if the first changed nothing."""
-
-
-class Phase(msgspec.Struct):
-    """Statistics of a duration, in seconds."""
-
-    count: int = 0
-    total: float = 0.0
-    last: float = 0.0
-    most: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        self.total += seconds
-        self.last = seconds
-        self.most = max(self.most, seconds)
+"""Seconds from a cycle that changed nothing to the next cycle that a timer starts."""
 
 
 Given = tuple[Callable[[], Any], asyncio.Future[Any]]
+"""Work for the thread, and the future for its result."""
 Give = Callable[[Given | None], None]
+"""Queues work for the thread; None ends the thread."""
 
 
 class WriterThread:
-    """The thread that uses a journal, and a lock for it. All writers on one journal object share both."""
+    """The thread that uses a journal object, and a lock for it. All writers on that object share both."""
 
     def __init__(self, give: Give | None = None) -> None:
-        """`give` takes work items and runs them one after the other. By default a new thread runs them."""
+        """Start the thread. Tests pass `give`, which runs work without a thread."""
         self.lock = asyncio.Lock()
-        self._give = give or start_thread()
+        self._give = give or _start_thread()
         self._closed = False
 
     def start(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
@@ -80,9 +63,9 @@ class WriterThread:
         return future
 
     async def alone(self, work: Callable[[], Result], then: Callable[[Result], None] = lambda result: None) -> Result:
-        """Run `work`, such as applying a configuration, while no cycle runs. Call `LiveWriter.wake` afterwards.
+        """Run `work` in the thread while no cycle runs, then call `then` with its result before the next cycle.
 
-        `then` is called with the result before the next cycle begins.
+        Call `LiveWriter.wake` afterwards if `work` changed the state.
         """
         async with self.lock:
             future = self.start(work)
@@ -99,8 +82,7 @@ class WriterThread:
         self._give(None)
 
 
-def start_thread() -> Give:
-    """Start a thread and return the function that passes work to it; `None` ends the thread."""
+def _start_thread() -> Give:
     queue: SimpleQueue[Given | None] = SimpleQueue()
     Thread(target=_run_queue, args=(queue,), name="writer", daemon=True).start()
     return queue.put
@@ -124,17 +106,16 @@ def _do(work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
 class LiveWriter:
     """Runs a writer inside an asyncio loop.
 
-    **When a cycle starts.** One cycle serves waiting messages, due timers and work left by the last cycle. An idle loop
-    sleeps, and the first message starts a cycle immediately. After a few cycles with two or more messages each, in a
-    short time, the writer counts as busy. Then it collects messages: the next cycle starts when `max_batch` messages
-    wait, or a fifth of `batch_window` after the start of the last cycle. If cycles are so slow that they would take
-    more than half of the time, the pause is twice the duration of a cycle, but at most `batch_window`. If a cycle
-    reached its limits and left work, the next cycle starts without a pause.
+    **When a cycle starts.** An idle loop sleeps until a message arrives or a timer is due, then runs a cycle at once. A
+    cycle takes all due timers and up to `max_batch` waiting messages. After `BURST` cycles with two or more messages
+    each, in a short time, the loop collects messages: the next cycle starts when `max_batch` messages wait, or after a
+    pause. The pause, from start to start, is a fifth of `batch_window`; if cycles are slow, it is twice the duration of
+    a cycle, but at most `batch_window`. If a cycle left work, the next one starts without a pause.
 
-    **Threads.** A cycle (core and durable write together) runs in its own thread, and messages that arrive meanwhile
-    form the next batch. No other code may read the state while a cycle runs. `publish` and `dispatch` are called in the
-    loop's thread, after the commit and before the next cycle. `publish` may read the state and builds the views for
-    readers. Both must be quick and must not raise: they have to handle unreachable nodes themselves.
+    **Threads.** A cycle, which is a call of the core and a durable write, runs in its own thread. Messages that arrive
+    meanwhile wait for the next cycle. No other code may read the state while a cycle runs. `publish` and `dispatch` are
+    called in the loop's thread, after the write and before the next cycle. `publish` may read the state, to update the
+    views. Both must be quick and must not raise: they have to handle unreachable nodes themselves.
     """
 
     def __init__(
@@ -143,30 +124,27 @@ class LiveWriter:
         inbox: Inbox,
         dispatch: Callable[[Sequence[Effect]], None],
         publish: Callable[[Cycle], None],
+        thread: WriterThread,
         clock: Clock | None = None,
-        thread: WriterThread | None = None,
+        steady: Steady = monotonic,
     ) -> None:
+        """`clock` is the time of cycles, `steady` measures pauses."""
         self.writer = writer
         self.inbox = inbox
         self.stopped = ""
-        """Why the writer stopped by itself; empty if it did not. A new writer has to start from the journal."""
-        self.intake_wait = Phase()
-        """From the arrival of the oldest message of a batch to the start of its cycle."""
-        self.cycle = Phase()
-        self.after_cycle = Phase()
-        """Publishing, answering and dispatching."""
+        """Why the writer stopped by itself; empty if it did not. A new writer must recover from the journal."""
         self._dispatch = dispatch
         self._publish = publish
-        self._steady = inbox.steady
+        self._steady = steady
         self._clock = clock or cycle_clock(writer.partition.now)
-        self._thread = thread or WriterThread()
-        self._own_thread = thread is None
+        self._thread = thread
         self._settings: PartitionSettings = writer.partition.settings
         self._due: Micros | None = None
         self._not_before = 0.0
         self._credit, self._credited = float(BURST), 0.0
         """The number of cycles that may run back to back, and when it was computed."""
         self._timers_not_before = 0.0
+        self._last_duration = 0.0
         self._enough = 1
         self._wake = asyncio.Event()
         self._woken = False
@@ -179,8 +157,7 @@ class LiveWriter:
     async def run(self) -> str:
         """Run until the loop is closed or the writer stops; return why the writer stopped.
 
-        A cancellation ends the loop after the running cycle, a bug ends it immediately; both are raised. In every case
-        all waiting messages get a reply.
+        A cancellation is raised after the running cycle, an unexpected error at once. All waiting messages get a reply.
         """
         if self._over.is_set():
             return self.stopped
@@ -214,26 +191,23 @@ class LiveWriter:
 
     @property
     def over(self) -> bool:
-        """True if the loop has ended for any reason. Then the state may differ from the journal."""
+        """True if the loop has ended. Then the state may have changes that are not in the journal."""
         return self._over.is_set()
 
     def wake(self) -> None:
-        """Start a cycle now, with or without messages, because code outside the loop changed the state."""
+        """Start a cycle now, also without messages. Call it after code outside the loop changed the state."""
         self._woken = True
         self._wake.set()
 
     async def _begin(self) -> None:
         async with self._thread.lock:
             standing, self._due = await self._in_thread(self._survey)
-        # An earlier writer may have ended between a commit and its effects. Agents ignore messages that they already
-        # have.
+        # The last writer may have ended after a write and before it sent the effects. Agents ignore repeated messages.
         if standing:
             self._dispatch(standing)
 
     def _end(self, why: str) -> None:
         self.inbox.give_up(why)
-        if self._own_thread:
-            self._thread.close()
         self._running = False
         self._over.set()
 
@@ -284,14 +258,12 @@ class LiveWriter:
         self._woken = False
         batch = self.inbox.drain(self._settings.max_batch)
         began = self._steady()
-        if batch:
-            self.intake_wait.add(began - min(message.arrived for message in batch))
         try:
             decided, self._due = await self._in_thread(partial(self._cycle, batch))
-            cycled = self._steady()
+            duration = self._steady() - began
             # Views first: a caller that reads after its answer sees the result.
             self._publish(decided)
-            # Then agents: confirmations of reports are sent together with work, before the answers to other commands.
+            # Agents next: they get confirmations of their reports together with work.
             answers = list(zip(batch, decided.answers, strict=True))
             for message, answer in answers:
                 if isinstance(message.command, Report):
@@ -304,18 +276,15 @@ class LiveWriter:
         except BaseException as problem:
             _refuse(batch, problem)
             raise
-        ended = self._steady()
-        # Use the shorter of the last two durations, so that a single slow cycle is ignored.
-        slow = min(self.cycle.last, cycled - began)
-        self.cycle.add(cycled - began)
-        self.after_cycle.add(ended - cycled)
+        # The shorter of the last two durations, so that a single slow cycle causes no pause.
+        slow, self._last_duration = min(self._last_duration, duration), duration
         self._settings = self.writer.partition.settings
         self._not_before = began + self._pause(len(batch), slow, began)
         # A timer may stay due because its work cannot be done yet.
-        self._timers_not_before = 0.0 if batch or decided.changes else ended + TIMER_PAUSE
+        self._timers_not_before = 0.0 if batch or decided.changes else self._steady() + TIMER_PAUSE
 
     def _pause(self, messages: int, duration: float, now: float) -> float:
-        """Return the seconds from the start of a cycle of this duration to the start of the next."""
+        """Return the seconds from the start of a cycle, which is `now`, to the earliest start of the next one."""
         if messages <= 1:
             return 0.0
         window = self._settings.batch_window / SECOND
@@ -344,9 +313,9 @@ class LiveWriter:
 
 
 async def _ended(future: asyncio.Future[Result]) -> asyncio.CancelledError | None:
-    """Wait until work in the thread has ended; return a cancellation that arrived meanwhile.
+    """Wait until work in the thread has ended, then return a cancellation that arrived meanwhile.
 
-    The cancellation is not raised earlier, because a cycle cannot be interrupted and its messages need answers.
+    A cycle cannot be interrupted, and its messages need answers.
     """
     cancelled = None
     while not future.done():
@@ -360,10 +329,7 @@ async def _ended(future: asyncio.Future[Result]) -> asyncio.CancelledError | Non
 
 
 def _refuse(batch: Sequence[Message], problem: BaseException) -> None:
-    """Answer the messages of a failed cycle.
-
-    After `UnknownOutcome` or a bug, the answers say that the record may have been written.
-    """
+    """Answer the messages of a failed cycle: not carried out, or doubtful if the record may have been written."""
     cause = problem.__cause__ if isinstance(problem, Stopped) else None
     certain = isinstance(cause, JournalError) and not isinstance(cause, UnknownOutcome)
     why = str(problem) if isinstance(problem, Stopped) else f"the writer ended: {problem!r}"

@@ -14,39 +14,31 @@ from fairlead.core.state import Partition
 
 
 class Observer(Protocol):
-    """Its methods are called in the writer's thread between cycles, so they may read the state.
+    """Observes a writer. Its methods are called in the writer's thread between cycles, so they may read the state.
 
-    They must be quick and must not raise.
-
-    The methods of `core.changes.Change` describe what each change did. `Plan.news` lists the tasks, jobs and nodes that
-    changed.
+    They must be quick and must not raise. Subclasses define the methods that they need. `Plan.news` lists the tasks,
+    jobs and nodes that a cycle changed.
     """
 
     def began(self, partition: Partition) -> None:
         """Called when a writer has taken over and recovered a partition."""
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        """Called after a durable cycle.
+        """Called after each cycle, when its changes are durable.
 
-        `seconds` has the duration of each phase, also of `encode` and `journal` if it wrote changes.
+        `seconds` has the duration of each phase. If there were changes, it also has `encode` and `journal`.
         """
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """Called when the writer has stopped.
-
-        If it stopped while writing a cycle, `cycle` is not called for that cycle.
-        """
+        """Called when the writer has stopped. `cycle` is not called for the cycle that it could not write."""
 
 
 @runtime_checkable
 class ReplayObserver(Protocol):
-    """An observer that is also given the records that a recovery replays, before `began` is called.
+    """An observer that also gets the records that a recovery replays, before `began` is called.
 
-    It may have missed these records, because the last server may have crashed before its observer saw them.
+    If the last server crashed, its observers may have missed these records.
     """
 
     def replayed(self, partition: Partition, news: Iterable[News]) -> None:
-        """Called after each replayed record, with the state after the record.
-
-        The news of the record are computed while iterated.
-        """
+        """Called after each replayed record, with the state after it and its news, which are computed on iteration."""

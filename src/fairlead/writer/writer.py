@@ -1,7 +1,7 @@
 """The writer of a partition. A cycle is one call of the core and one durable write; then answers and effects are sent.
 
-If the write certainly failed, the changes of the cycle are undone. If the outcome of the write is unknown, the state is
-left as it is. Either way the writer stops, and a new one recovers from the journal.
+If the write certainly failed, the changes of the cycle are undone. If its outcome is unknown, the state keeps them. In
+both cases the writer stops, and a new writer must recover the state from the journal.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fairlead.writer.clock import Stopwatch
 from fairlead.writer.observer import Observer, ReplayObserver
 
 FEW = 100
-"""Reasons of removed lanes are dropped when there are more than twice the current number of lanes, plus this."""
+"""Reasons of removed lanes are dropped when more than twice the number of existing lanes, plus this, have reasons."""
 
 
 class Stopped(Exception):
-    """The writer has stopped, and the commands of this cycle have no answer. Recover from the journal."""
+    """The writer stopped without answering the commands of this cycle. A new writer must recover from the journal."""
 
 
 class Writer:
@@ -40,7 +40,7 @@ class Writer:
         self.stream = stream_of(partition)
         self.epoch = journal.reign(self.stream)
         self.skipped = journal.skipped(self.stream)
-        """Epochs before this one that no record has, because the data were restored to an earlier time."""
+        """Epochs before this one whose records were lost, because the data were restored to an earlier time."""
         replayed = [observer.replayed for observer in observers if isinstance(observer, ReplayObserver)]
         state, seq = restore(journal, partition, replayed)
         missing = missing_policies(state.settings, [queue.settings for queue in state.queues.values()])
@@ -49,37 +49,25 @@ class Writer:
         self._begin(state, seq, observers)
 
     def _begin(self, state: Partition, seq: int, observers: Sequence[Observer]) -> None:
-        self.state, self.seq = state, seq
+        self.partition, self.seq = state, seq
         self.reasons: dict[tuple[str, str, int], Reason] = {}
-        """Why asks wait, as of the last cycle that tried them: (job, stage, kind of ask) → reason."""
+        """Why asks wait, found by the last cycle that tried them: (job, stage, kind of ask) → reason."""
         self._keys_by_lane: dict[LaneKey, list[tuple[str, str, int]]] = {}
         """Lane → the keys of its asks that have a reason."""
         self.more = False
-        """True if the last cycle left work, so that the next should follow at once."""
-        self._stopped: str = ""
+        """True if the last cycle left work, so that the next one should follow at once."""
+        self.stopped = ""
+        """Why the writer has stopped; empty if it has not. After a stop, the state may have unwritten changes."""
         self._observers = observers
         for observer in observers:
-            observer.began(self.state)
-
-    @property
-    def partition(self) -> Partition:
-        """Return the state, for reading."""
-        return self.state
-
-    @property
-    def stopped(self) -> str:
-        """Return why the writer has stopped; empty if it has not.
-
-        After a stop, the state may have unwritten changes.
-        """
-        return self._stopped
+            observer.began(self.partition)
 
     def cycle(self, commands: Sequence[AnyCommand], now: Micros) -> Cycle:
         """Run one cycle. When this returns, all changes of the cycle are durable."""
-        if self._stopped:
-            raise Stopped(self._stopped)
+        if self.stopped:
+            raise Stopped(self.stopped)
         watch = Stopwatch()
-        decided = cycle.run(self.state, commands, now, watch)
+        decided = cycle.run(self.partition, commands, now, watch)
         if not decided.changes:
             decided.plan.abandon()
         else:
@@ -90,21 +78,20 @@ class Writer:
         return decided
 
     def remove(self, now: Micros) -> Cycle:
-        """Run the last cycle of a partition that left the configuration: release everything in it.
+        """Run the last cycle of a partition that was removed from the configuration: it stops all tasks.
 
-        Nothing is written: that the configuration lacks the partition is the record of its removal. If the server ends
-        before the stream is dropped, the next server finds the old state, removes the partition again and stops the
-        same tasks.
+        This cycle is not written to the journal, because the new configuration already records the removal. If the
+        server ends before the stream is dropped, the next server removes the partition again and stops the same tasks.
         """
         watch = Stopwatch()
-        decided = cycle.run(self.state, [RemovePartition(operator=True)], max(now, self.state.now), watch)
+        decided = cycle.run(self.partition, [RemovePartition(operator=True)], max(now, self.partition.now), watch)
         self.seq += 1  # news of the removal follow all news of written cycles
         for observer in self._observers:
             observer.cycle(decided, watch.seconds)
         return decided
 
     def configuring(self, config: PartitionConfig, version: int, user: str = "") -> Configure:
-        """Return the command that gives the partition a version of the cluster's configuration.
+        """Return the command that applies a version of the cluster's configuration to the partition.
 
         If a partition of this name was removed before, the new one continues its counters, so that no id is used twice.
         """
@@ -124,9 +111,9 @@ class Writer:
         self.journal.drop(self.stream)
 
     def take_over(self, other: Writer) -> None:
-        """Copy why asks wait from another writer of the same state.
+        """Copy the reasons why asks wait from another writer of the same state.
 
-        A sleeping lane is not tried again, so no cycle would find these reasons anew.
+        A cycle would not find them again, because it does not try lanes that sleep.
         """
         self.reasons, self._keys_by_lane = dict(other.reasons), {}
         for key in self.reasons:  # lane keys contain shapes, which differ in identity between states
@@ -135,31 +122,28 @@ class Writer:
                 self._keys_by_lane.setdefault(lane, []).append(key)
 
     def _remember(self, decided: Cycle) -> None:
-        """Store why asks wait after a cycle.
-
-        Reasons of sleeping lanes are kept: these lanes were not tried and still wait for the same.
-        """
+        """Store the reasons that a cycle found. Lanes that it did not try keep theirs, which are still true."""
         self.more = decided.more
         for lane in decided.plan.looked:
             for key in self._keys_by_lane.pop(lane, ()):
                 self.reasons.pop(key, None)
         for key, reason in decided.reasons.items():
-            lane_of = self._lane_of(*key)
-            if lane_of is not None:
+            waits_in = self._lane_of(*key)
+            if waits_in is not None:
                 self.reasons[key] = reason
-                self._keys_by_lane.setdefault(lane_of, []).append(key)
-        if len(self._keys_by_lane) > 2 * len(self.state.lanes) + FEW:
+                self._keys_by_lane.setdefault(waits_in, []).append(key)
+        if len(self._keys_by_lane) > 2 * len(self.partition.lanes) + FEW:
             self._forget_lanes()
 
     def _forget_lanes(self) -> None:
         """Drop the reasons of lanes that no longer exist."""
-        for lane in [lane for lane in self._keys_by_lane if lane not in self.state.lanes]:
+        for lane in [lane for lane in self._keys_by_lane if lane not in self.partition.lanes]:
             for key in self._keys_by_lane.pop(lane):
                 if self._lane_of(*key) in (None, lane):
                     self.reasons.pop(key, None)
 
     def _lane_of(self, job_id: str, stage_name: str, kind: int) -> LaneKey | None:
-        job = self.state.jobs.get(job_id)
+        job = self.partition.jobs.get(job_id)
         stage = job.stage(stage_name) if job is not None else None
         ask = stage.asks[kind] if stage is not None else None
         return None if ask is None else lane_key(ask)
@@ -187,7 +171,17 @@ class Writer:
         self.seq += 1
 
     def _stop(self, why: str) -> Stopped:
-        self._stopped = why
+        self.stopped = why
         for observer in self._observers:
-            observer.stopped(self.state, why)
+            observer.stopped(self.partition, why)
         return Stopped(why)
+
+
+class ScratchWriter(Writer):
+    """A writer for previews: it runs cycles on a copy of a state and writes no journal."""
+
+    def __init__(self, state: Partition, observers: Sequence[Observer] = ()) -> None:
+        self._begin(state, 0, observers)
+
+    def _commit(self, decided: Cycle, now: Micros, watch: Stopwatch) -> None:
+        self.seq += 1
