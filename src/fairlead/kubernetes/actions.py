@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.kubernetes.api_client import Http, Lost, Reply
+from fairlead.client.async_pool import Http, Lost, Reply
 from fairlead.kubernetes.objects import Pod, Status
 from fairlead.kubernetes.reflector import pause_after
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.kubernetes.api_client import Http, Lost
+from fairlead.client.async_pool import Http, Lost
 from fairlead.kubernetes.kubeconfig import ConfigProblem, find_address
 from fairlead.kubernetes.names import ESTIMATE, GANG, QUEUE, SCHEDULER
 from fairlead.kubernetes.objects import Status

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from fairlead.kubernetes.api_client import Address, parse_url
+from fairlead.client.async_pool import Address
+from fairlead.wire.addresses import parse_url
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_AGE = 60.0

@@ -13,7 +13,7 @@ from time import monotonic
 
 import msgspec
 
-from fairlead.kubernetes.api_client import Http, Lost, Reply
+from fairlead.client.async_pool import Http, Lost, Reply
 from fairlead.kubernetes.objects import Lease, LeaseSpec, Meta
 
 DURATION = 15

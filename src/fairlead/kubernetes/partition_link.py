@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from fairlead.kubernetes.api_client import Http, Lost, Reply
+from fairlead.client.async_pool import Http, Lost, Reply, lines
 from fairlead.wire import api as wire
 
 Items = dict[str, Any]
@@ -73,19 +73,19 @@ class ApiLink:
         query = f"{self._query}&" if self._query else "?"
         batch: list[wire.ManagerEvent] = []
         kind = b""
-        async for line in self._http.stream(f"{self._path}/events{query}after={after}", QUIET):
-            if isinstance(line, Reply):
-                if line.status != 200:
-                    raise _problem(line)
-            elif line.startswith(b"event: "):
-                kind = line[7:]
-            elif line.startswith(b"data: "):
-                if kind == b"reset":
-                    return
-                batch.append(_event(line[6:]))
-            elif not line and batch:
-                yield batch
-                batch = []
+        async with self._http.stream(f"{self._path}/events{query}after={after}", QUIET) as (reply, parts):
+            if reply.status != 200:
+                raise _problem(reply)
+            async for line in lines(parts):
+                if line.startswith(b"event: "):
+                    kind = line[7:]
+                elif line.startswith(b"data: "):
+                    if kind == b"reset":
+                        return
+                    batch.append(_event(line[6:]))
+                elif not line and batch:
+                    yield batch
+                    batch = []
 
     async def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
         reply = await self._http.call(method, f"{self._path}{path}{self._query}", body, timeout=UPDATE_TIMEOUT)

@@ -13,8 +13,8 @@ from time import monotonic
 
 import msgspec
 
+from fairlead.client.async_pool import Http, Lost, Reply
 from fairlead.kubernetes.adapter_state import State
-from fairlead.kubernetes.api_client import Http, Lost, Reply
 from fairlead.kubernetes.partition_link import Link
 from fairlead.kubernetes.units import Member, Unit
 from fairlead.wire import api as wire

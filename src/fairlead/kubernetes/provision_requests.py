@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from fairlead.client.async_pool import Http, Lost
 from fairlead.kubernetes.adapter_state import State
-from fairlead.kubernetes.api_client import Http, Lost
 from fairlead.kubernetes.names import PREFIX
 from fairlead.kubernetes.units import Member, Unit
 

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from fairlead.kubernetes.api_client import Http, Lost, Reply
+from fairlead.client.async_pool import Http, Lost, Reply, lines
 
 PAGE = 2_000
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
@@ -175,23 +175,22 @@ class Follower(Generic[Kept]):
             watch="1", allowWatchBookmarks="true", resourceVersion=self._version, timeoutSeconds=str(seconds)
         )
         count = 0
-        async for part in self._http.stream(url, seconds + QUIET_MARGIN):
-            if isinstance(part, Reply):
-                if part.status == GONE:
-                    self._version = ""
-                    return
-                if part.status != 200:
-                    await self._pause(_problem(part), part)
-                    return
-                continue
-            if not part:
-                continue
-            if not self._handle(_event(part)):
+        async with self._http.stream(url, seconds + QUIET_MARGIN) as (reply, parts):
+            if reply.status == GONE:
+                self._version = ""
                 return
-            self._failures = 0
-            count += 1
-            if count % 200 == 0:
-                await asyncio.sleep(0)  # thousands of events may be buffered: let other work run between them
+            if reply.status != 200:
+                await self._pause(_problem(reply), reply)
+                return
+            async for line in lines(parts):
+                if not line:
+                    continue
+                if not self._handle(_event(line)):
+                    return
+                self._failures = 0
+                count += 1
+                if count % 200 == 0:
+                    await asyncio.sleep(0)  # thousands of events may be buffered: let other work run between them
         self.resumes += 1
         if not count:  # an answer that ends at once must not cause a busy loop
             await self._pause("")

@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
+from fairlead.client.async_pool import Http, Lost
 from fairlead.kubernetes import objects
 from fairlead.kubernetes.actions import AT_ONCE, Performer, Target
 from fairlead.kubernetes.adapter import Adapter
 from fairlead.kubernetes.adapter_health import Health
-from fairlead.kubernetes.api_client import Http, Lost
 from fairlead.kubernetes.lease import Election
 from fairlead.kubernetes.names import GATE, SCHEDULER
 from fairlead.kubernetes.partition_link import Link

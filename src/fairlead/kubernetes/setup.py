@@ -12,14 +12,15 @@ import msgspec
 import uvloop
 import yaml
 
+from fairlead.client.async_pool import Address, Http
 from fairlead.kubernetes.actions import AT_ONCE
-from fairlead.kubernetes.api_client import Address, Http, parse_url
 from fairlead.kubernetes.kubeconfig import ConfigProblem, find_address
 from fairlead.kubernetes.lease import LeaseLost
 from fairlead.kubernetes.names import SCHEDULER
 from fairlead.kubernetes.partition_link import ApiLink, Link, Refusal
 from fairlead.kubernetes.rules import Rules, RulesProblem, parse_rules
 from fairlead.kubernetes.runner import Log, Runner, Settings
+from fairlead.wire.addresses import parse_url
 
 LINK_CONNECTIONS = 4
 
