@@ -36,6 +36,11 @@ class Reply(NamedTuple):
         return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self.fields}
 
     @property
+    def text(self) -> str:
+        """The start of the content, for messages."""
+        return self.content[:300].decode(errors="replace")
+
+    @property
     def retry_after(self) -> float:
         """The seconds to wait before a retry, as the server asks; 0 if it does not."""
         value = self.headers.get("retry-after", "")

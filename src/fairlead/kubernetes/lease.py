@@ -98,7 +98,7 @@ class Election:
         elif reply.status == 200:
             lease = _decode(reply.content)
         else:
-            raise Lost(f"{reply.status} {reply.content[:200].decode(errors='replace')}")
+            raise Lost(f"{reply.status} {reply.text}")
         spec = lease.spec
         holder = spec.holder_identity or ""
         if (holder, spec.renew_time or "") != self._seen:
@@ -119,7 +119,7 @@ class Election:
         if reply.status == 409:  # another adapter was faster
             return False
         if reply.status >= 300:
-            raise Lost(f"{reply.status} {reply.content[:200].decode(errors='replace')}")
+            raise Lost(f"{reply.status} {reply.text}")
         self._renewed_at = now
         return True
 

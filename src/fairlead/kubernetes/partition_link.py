@@ -96,6 +96,6 @@ class ApiLink:
 
 def _problem(reply: Reply) -> Exception:
     """Return the error of an answer: `Lost` if a retry may succeed."""
-    text = f"the Fairlead server answers {reply.status}: {reply.content[:300].decode(errors='replace')}"
+    text = f"the Fairlead server answers {reply.status}: {reply.text}"
     # 404: the server does not know the manager (removed, or the server's data is new), so it has to register again.
     return Lost(text) if reply.status in (404, 408, 409, 425, 429) or reply.status >= 500 else Refusal(text)

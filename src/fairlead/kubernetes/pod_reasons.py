@@ -168,7 +168,7 @@ async def _not_provided(unit: Unit) -> bool:
 def _check(reply: Reply) -> None:
     """Raise `Lost` if a write failed. A pod that is gone needs no reason."""
     if reply.status >= 300 and reply.status not in (404, 409):
-        raise Lost(f"{reply.status} {reply.content[:300].decode(errors='replace')}")
+        raise Lost(f"{reply.status} {reply.text}")
 
 
 def _is_due(unit: Unit, now: float) -> bool:

@@ -78,7 +78,7 @@ def answered(state: State, items: Items, answers: list[wire.UpdateItem]) -> list
     """Apply the answers to an update; return the problems for the log."""
     for task in state.answering:
         state.ending.pop(task, None)
-        unit = state.jobs.get(task[0])
+        unit = state.jobs.get(task.job)
         if unit is not None and (not unit.members or any(member.index < 0 for member in unit.members.values())):
             state.touch_units((unit.key,))
     state.answering = []
@@ -98,12 +98,11 @@ def answered(state: State, items: Items, answers: list[wire.UpdateItem]) -> list
 
 
 def _not_recovered(state: State, recovery: Document) -> None:
-    """Take the task from a bound pod that the partition does not book. It gets one when it is sent again."""
+    """Take the task from a bound pod that the partition does not book. The pod gets one when it is sent again."""
     unit = state.jobs.get(recovery["job"])
     member = unit.at(recovery["ask"], recovery["index"]) if unit is not None and unit.sent else None
     if unit is not None and member is not None:
-        state.out.asks.append({key: recovery[key] for key in ("job", "ask", "index")} | {"withdraw": True})
-        state.ending[unit.job, member.ask, member.index] = ""
+        state.withdraw(member.task)
         unit.take(member)
 
 
