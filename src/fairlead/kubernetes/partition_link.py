@@ -27,7 +27,7 @@ class Link(Protocol):
     """A partition as seen by its manager. Every method raises `Lost` if the server cannot be reached now."""
 
     async def register(self) -> None:
-        """Register the manager. Its state is sent afterwards."""
+        """Register the manager, which then sends its state."""
 
     async def state(self) -> wire.ManagerState:
         """Return what the partition knows of the manager."""
@@ -39,7 +39,7 @@ class Link(Protocol):
         """Return why jobs wait."""
 
     def events(self, after: int) -> AsyncIterator[list[wire.ManagerEvent]]:
-        """Yield the events after a record. Ends if events were missed; then read the state again."""
+        """Yield the events after a record. The stream ends if events were missed: then read the state again."""
 
 
 _encode = msgspec.json.Encoder().encode
