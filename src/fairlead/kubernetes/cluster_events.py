@@ -5,7 +5,7 @@ from __future__ import annotations
 from fairlead.kubernetes.actions import Target
 from fairlead.kubernetes.adapter_state import KnownNode, State
 from fairlead.kubernetes.groups import membership
-from fairlead.kubernetes.names import PINNED, job_id, node_name
+from fairlead.kubernetes.names import PINNED, node_name
 from fairlead.kubernetes.objects import Node, Pod
 from fairlead.kubernetes.units import Member, Unit
 
@@ -96,7 +96,7 @@ def _add(state: State, pod: Pod, bound: str) -> None:
     belongs = membership(pod)
     unit = state.units.get(belongs.key)
     if unit is None:
-        unit = state.units[belongs.key] = Unit(belongs.key, job_id(belongs), {}, slots={})
+        unit = state.units[belongs.key] = Unit(belongs.key, belongs.job)
         state.jobs[unit.job] = unit
     gated = pod.spec.scheduler_name != state.scheduler
     member = Member(pod.metadata.uid, pod.metadata.namespace, pod.metadata.name, unit, belongs, gated, pod, bound=bound)

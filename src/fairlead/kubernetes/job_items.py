@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fairlead.kubernetes.adapter_state import Document, State
 from fairlead.kubernetes.groups import Group, group_of
-from fairlead.kubernetes.pods import Needs, needs_of
+from fairlead.kubernetes.pods import Needs
 from fairlead.kubernetes.units import Task, Unit
 
 ONE_BY_ONE: Document = {"scaling": "partial"}
@@ -59,14 +59,14 @@ def shape(state: State, unit: Unit) -> None:
     for member in unit.members.values():
         if member.ask or member.pod is None:
             continue
-        needs = needs_of(member.pod, group, member.gated)
+        needs = group.needs_of(member.pod, member.gated)
         if not isinstance(needs, Needs):
             unit.why = ("NotHonoured", "; ".join(map(str, needs)))
             continue
         controller = member.pod.metadata.controller
         if member.gated and controller is not None:
             needs = state.refusals.apply(controller.uid, needs)
-        member.ask = group.ask(member.membership, needs)
+        member.ask = state.objects.ask(member.membership.part, needs)
         for port in needs.ports:
             if port not in state.ports:  # every node offers one of each port that pods ask for
                 state.ports[port] = None

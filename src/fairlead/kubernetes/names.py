@@ -9,15 +9,12 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Protocol
 
 # -- ours --------------------------------------------------------------------------------------------------------
 
 PREFIX = "fairlead.dev/"
 SCHEDULER = "fairlead"
 """`schedulerName` of pods that Fairlead binds."""
-MANAGER = "kubernetes"
-"""The usual name of the resource manager."""
 GATE = PREFIX + "admission"
 """The scheduling gate of pods that Fairlead admits and pins, and the cluster's own scheduler binds."""
 QUEUE = PREFIX + "queue"
@@ -95,24 +92,6 @@ def short_name(text: str, distinct: str = "") -> str:
 def node_name(name: str) -> str:
     """Return the name of a node in the core."""
     return short_name(name)
-
-
-class Grouped(Protocol):
-    """The fields of `groups.Membership` that name a job."""
-
-    @property
-    def namespace(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def key(self) -> str: ...
-
-
-def job_id(member: Grouped) -> str:
-    """Return the id of a group's job: readable, and the same in every process."""
-    return short_name(f"{member.namespace}.{member.name}", distinct=member.key)
 
 
 @lru_cache(maxsize=10_000)

@@ -82,21 +82,19 @@ class Reasons:
         most = MOST_PODS_BUSY if self._busy() else MOST_PODS
         writing: list[Entry] = []
         for unit in due:
-            if len(writing) >= most:
-                break
-            unit.explained = now
-            reason, text = unit.why
-            if not text and unit.job in answers:
-                reason, text = await self._explain(unit, answers[unit.job])
-            if text:
+            if len(writing) < most:
+                unit.explained = now
+                reason, text = await self._explain(unit, answers.get(unit.job))
                 waiting = (member for member in unit.members.values() if not member.live and not member.stopping)
                 writing += _unwritten((member, reason, text) for member in waiting)
-        refused = (member for member in self._state.pinned.values() if member.lost)
-        writing += _unwritten((member, "NotBound", member.lost) for member in refused)[:most]
+        pinned = self._state.pinned.values()
+        writing += _unwritten((member, "NotBound", member.lost) for member in pinned)[:most]
         await asyncio.gather(*(self._write(*entry) for entry in writing))
 
-    async def _explain(self, unit: Unit, answer: wire.WaitingJob) -> tuple[str, str]:
-        """Return the reason and the text of an answer. Request nodes for a gang that lacks capacity."""
+    async def _explain(self, unit: Unit, answer: wire.WaitingJob | None) -> tuple[str, str]:
+        """Return the reason and the text for a unit. Request nodes for a gang that lacks capacity."""
+        if unit.why[1] or answer is None:
+            return unit.why
         unit.missing = answer.missing
         if not answer.missing:
             return _words(answer.code), answer.reason
@@ -158,8 +156,8 @@ class Reasons:
 
 
 def _unwritten(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries that were not written to their pods yet."""
-    return [entry for entry in entries if entry[0].told != entry[1:]]
+    """Return the entries with a text that was not written to their pods yet."""
+    return [(member, reason, text) for member, reason, text in entries if text and member.told != (reason, text)]
 
 
 def _check(reply: Reply) -> None:
