@@ -163,9 +163,9 @@ class Toleration(Object):
 
 
 class SpreadConstraint(Object):
-    max_skew: int = 1
+    max_skew: int = 0
     topology_key: str = ""
-    when_unsatisfiable: str = "DoNotSchedule"
+    when_unsatisfiable: str = ""
     label_selector: LabelSelector | None = None
     min_domains: int | None = None
     match_label_keys: list[str] | None = None
