@@ -317,3 +317,15 @@ def test_names() -> None:
     again = read_pod(metadata={"name": "a.b", "namespace": "ml", "uid": "2"})
     assert membership(pod).job != membership(again).job
     assert re.fullmatch(r"ml-a-b-[0-9a-f]{8}", membership(pod).job)
+
+
+def test_a_priority_class_outlives_other_objects_with_its_name() -> None:
+    cluster = Cluster(
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 7},
+        {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": {"name": "high"}, "spec": {}},
+    )
+    cluster.objects.drop("uid-PodGroup-high")
+    assert cluster.objects.classes["high"].value == 7
+    *_, forget = cluster.follows["/apis/scheduling.k8s.io/v1/priorityclasses"]
+    forget("uid-PriorityClass-high")
+    assert not cluster.objects.classes

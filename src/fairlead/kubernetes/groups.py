@@ -119,12 +119,12 @@ class GroupObjects:
 
     def __init__(self, touched: Callable[[Iterable[str]], None] = lambda keys: None) -> None:
         self.touched = touched
-        self._facts: dict[tuple[str, str, str], Facts] = {}
+        self._facts: dict[tuple[str, str, str], tuple[str, Facts]] = {}
+        """Kind, namespace and name → uid and facts of the object that has this name now."""
         self._keys: dict[str, tuple[str, str, str]] = {}
         """Uid → kind, namespace and name."""
-        self._uids: dict[tuple[str, str, str], str] = {}
-        """Kind, namespace and name → uid of the object that has this name now."""
         self.classes: dict[str, PriorityClass] = {}
+        """Priority classes by name."""
         self.asks: dict[str, tuple[str, Needs]] = {}
         """Ask → the part and the needs of its pods. Equal asks of different groups share an entry."""
         self._names: dict[tuple[str, Needs], str] = {}
@@ -141,28 +141,26 @@ class GroupObjects:
             follow("/apis/scheduling.k8s.io/v1beta1/podgroups", SCHEDULING, PodGroup, read_upstream),
             follow("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", PLUGINS, PodGroup, read_plugins),
             follow("/apis/scheduling.volcano.sh/v1beta1/podgroups", VOLCANO, PodGroup, read_volcano),
-            ("/apis/scheduling.k8s.io/v1/priorityclasses", PriorityClass, self._put_class, self.drop),
+            ("/apis/scheduling.k8s.io/v1/priorityclasses", PriorityClass, self._put_class, self._drop_class),
         ]
 
     def put(self, kind: str, found: Any, facts: Facts) -> None:
         meta: Meta = found.metadata
         key = (kind, meta.namespace, meta.name)
+        _, before = self._facts.get(key, ("", None))
         self._keys[meta.uid] = key
-        self._uids[key] = meta.uid
-        if self._facts.get(key) != facts:
-            self._facts[key] = facts
+        self._facts[key] = meta.uid, facts
+        if before != facts:
             self.touched([_group_key(key, meta.uid)])
 
     def drop(self, uid: str) -> None:
         key = self._keys.pop(uid, None)
-        if key is not None and self._uids.get(key) == uid:
-            del self._uids[key]
-            self._facts.pop(key, None)
-            self.classes.pop(key[2], None)
+        if key is not None and self._facts.get(key, ("", None))[0] == uid:
+            del self._facts[key]
             self.touched([_group_key(key, uid)])
 
     def find(self, kind: str, namespace: str, name: str) -> Facts | None:
-        return self._facts.get((kind, namespace, name))
+        return self._facts.get((kind, namespace, name), ("", None))[1]
 
     def ask(self, part: str, needs: Needs) -> str:
         """Return the name of the ask for pods with these needs. It is the same in every process."""
@@ -179,10 +177,10 @@ class GroupObjects:
         self._names = {entry: name for name, entry in self.asks.items()}
 
     def _put_class(self, found: PriorityClass) -> None:
-        key = ("PriorityClass", "", found.metadata.name)
         self.classes[found.metadata.name] = found
-        self._keys[found.metadata.uid] = key
-        self._uids[key] = found.metadata.uid
+
+    def _drop_class(self, uid: str) -> None:
+        self.classes = {name: each for name, each in self.classes.items() if each.metadata.uid != uid}
 
 
 def _group_key(key: tuple[str, str, str], uid: str) -> str:
