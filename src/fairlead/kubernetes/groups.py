@@ -16,7 +16,18 @@ import msgspec
 
 from fairlead.kubernetes import names
 from fairlead.kubernetes.names import PLUGINS, SCHEDULING, VOLCANO, short_name
-from fairlead.kubernetes.objects import Job, JobSet, Meta, Object, Pod, PodGroup, PodSpec, PriorityClass
+from fairlead.kubernetes.objects import (
+    GangPolicy,
+    GroupPolicy,
+    Job,
+    JobSet,
+    Meta,
+    Object,
+    Pod,
+    PodGroup,
+    PodSpec,
+    PriorityClass,
+)
 from fairlead.kubernetes.pods import Needs, NotHonoured, read_needs, soft_fields
 from fairlead.kubernetes.rules import Rules
 
@@ -163,7 +174,7 @@ class GroupObjects:
         return self._facts.get((kind, namespace, name), ("", None))[1]
 
     def ask(self, part: str, needs: Needs) -> str:
-        """Return the name of the ask for pods with these needs. It is the same in every process."""
+        """Return the name of the ask for pods of this part with these needs. It is the same in every process."""
         name = self._names.get((part, needs))
         if name is None:
             digest = blake2b(repr((part, needs)).encode(), digest_size=5).hexdigest()
@@ -234,15 +245,12 @@ class Group(msgspec.Struct):
     def stages(self, counts: Mapping[str, int]) -> list[dict[str, Any]]:
         """Return the stages of asks with these numbers of pods."""
         least = self._minimum(counts)
-        stages: list[dict[str, Any]] = []
-        for ask, count in counts.items():
-            stage: dict[str, Any] = {"name": ask, "count": count, "min": least[ask], **self.objects.asks[ask][1].keys()}
-            if self.estimate:
-                stage["estimate"] = self.estimate
-            if self.on_loss:
-                stage["on_loss"] = self.on_loss
-            stages.append(stage)
-        return stages
+        common = {"estimate": self.estimate, "on_loss": self.on_loss}
+        common = {key: value for key, value in common.items() if value}
+        return [
+            {"name": ask, "count": count, "min": least[ask], **self.objects.asks[ask][1].keys(), **common}
+            for ask, count in counts.items()
+        ]
 
     def _minimum(self, counts: Mapping[str, int]) -> dict[str, int]:
         """Return how many pods of each ask start together, from the minimum of its part or of the group.
@@ -260,25 +268,22 @@ class Group(msgspec.Struct):
 
     def job_item(self) -> dict[str, Any]:
         """Return the item that adds the job, without its stages."""
+        labels = {"namespace": self.member.namespace, "kind": self.member.kind}
+        if self.ignored:
+            labels["not-considered"] = ", ".join(self.ignored)[:1_000]
         item: dict[str, Any] = {
             "job": self.member.job,
             "name": short_name(self.member.name),
             "user": short_name(self.user),
-            "labels": {"namespace": self.member.namespace, "kind": self.member.kind},
+            "labels": labels,
         }
-        if self.ignored:
-            item["labels"]["not-considered"] = ", ".join(self.ignored)[:1_000]
-        if self.groups:
-            item["groups"] = [short_name(name) for name in self.groups]
-        if self.queue:
-            item["queue"] = self.queue
-        if self.priority:
-            item["priority"] = self.priority
-        if not self.preempts:
-            item["preempts"] = False
-        if not self.preemptible:
-            item["preemptible"] = False
-        return item
+        optional: dict[str, Any] = {
+            "groups": [short_name(name) for name in self.groups],
+            "queue": self.queue,
+            "priority": self.priority,
+        }
+        item |= {key: value for key, value in optional.items() if value}
+        return item | {key: False for key in ("preempts", "preemptible") if not getattr(self, key)}
 
 
 def group_of(member: Membership, pods: Sequence[Pod], objects: GroupObjects, rules: Rules) -> Group:
@@ -454,26 +459,29 @@ def read_job_set(job_set: JobSet) -> Facts:
 def read_upstream(group: PodGroup) -> Facts:
     """Return the facts of a PodGroup of `scheduling.k8s.io`."""
     spec = group.spec
-    problems: list[NotHonoured] = []
-    if spec.scheduling_constraints is not None and spec.scheduling_constraints.topology:
-        problems.append(
-            NotHonoured("PodGroup spec.schedulingConstraints", "a gang is not kept within one topology domain")
-        )
-    if spec.resource_claims:
-        problems.append(
-            NotHonoured("PodGroup spec.resourceClaims", "devices of claims are allocated by kube-scheduler")
-        )
-    if spec.parent_composite_pod_group_name:
-        problems.append(NotHonoured("PodGroup spec.parentCompositePodGroupName", "groups of groups are not read"))
-    gang = spec.scheduling_policy.gang if spec.scheduling_policy is not None else None
+    named = {
+        "schedulingConstraints": (spec.scheduling_constraints or {}).get("topology"),
+        "resourceClaims": spec.resource_claims,
+        "parentCompositePodGroupName": spec.parent_composite_pod_group_name,
+    }
+    problems = tuple(NotHonoured(f"PodGroup spec.{key}", _UPSTREAM[key]) for key, value in named.items() if value)
+    gang = (spec.scheduling_policy or GroupPolicy()).gang or GangPolicy()
     return Facts(
         _marks(group.metadata),
-        minimum=gang.min_count if gang is not None else 0,
+        minimum=gang.min_count,
         priority=spec.priority,
         priority_class=spec.priority_class_name,
         preempts=spec.preemption_policy != "Never",
-        problems=tuple(problems),
+        problems=problems,
     )
+
+
+_UPSTREAM = {
+    "schedulingConstraints": "a gang is not kept within one topology domain",
+    "resourceClaims": "devices of claims are allocated by kube-scheduler",
+    "parentCompositePodGroupName": "groups of groups are not read",
+}
+"""Fields of a PodGroup that are not honoured, and why."""
 
 
 def read_plugins(group: PodGroup) -> Facts:

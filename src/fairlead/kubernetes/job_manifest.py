@@ -1,6 +1,6 @@
 """Turns a Fairlead job into a `batch/v1` Job, for `fairlead submit --engine kubernetes`.
 
-The Job's pods have `schedulerName: fairlead`, so they wait in queues beside jobs for agents, under the same rules.
+The Job's pods have `schedulerName: fairlead`, so they wait in the same queues as jobs for agents.
 """
 
 from __future__ import annotations

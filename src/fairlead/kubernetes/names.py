@@ -1,4 +1,4 @@
-"""Names: our labels, annotations and gate, those of other schedulers, and names that the core accepts.
+"""Names: the labels, annotations and gate of Fairlead and of other schedulers, and names that the core accepts.
 
 Kubernetes allows longer names than the core, and other characters in resource names. A name that the core does not
 accept is replaced by a readable prefix and a digest, which is the same in every process.
@@ -16,12 +16,12 @@ PREFIX = "fairlead.dev/"
 SCHEDULER = "fairlead"
 """`schedulerName` of pods that Fairlead binds."""
 GATE = PREFIX + "admission"
-"""The scheduling gate of pods that Fairlead admits and pins, and the cluster's own scheduler binds."""
+"""The scheduling gate of pods that Fairlead pins to a node and the cluster's own scheduler binds."""
 QUEUE = PREFIX + "queue"
 GROUP = PREFIX + "group"
 """Label or annotation: pods of a namespace with the same value are one job."""
 PART = PREFIX + "part"
-"""Label or annotation: the name of the stage."""
+"""Label or annotation: the name of the pod's part of its group, which becomes a stage."""
 MINIMUM = PREFIX + "min"
 """Annotation: the number of pods that start together."""
 GANG = PREFIX + "gang"
@@ -33,7 +33,7 @@ ESTIMATE = PREFIX + "estimate"
 ON_LOSS = PREFIX + "on-loss"
 """Annotation: what happens when a pod is lost: `replace`, `restart` or `fail`."""
 PINNED = PREFIX + "pinned"
-"""Annotation on a pod that was gated: the node that it was pinned to."""
+"""Annotation that Fairlead writes on a gated pod: the node that the pod is pinned to."""
 
 # -- of Kubernetes and of other schedulers -----------------------------------------------------------------------
 

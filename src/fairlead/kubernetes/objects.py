@@ -348,20 +348,12 @@ class GroupPolicy(Object):
     gang: GangPolicy | None = None
 
 
-class TopologyKey(Object):
-    key: str = ""
-
-
-class GroupConstraints(Object):
-    topology: list[TopologyKey] | None = None
-
-
 class PodGroupSpec(Object):
     """The fields of the PodGroups of all three API groups."""
 
     # scheduling.k8s.io
     scheduling_policy: GroupPolicy | None = None
-    scheduling_constraints: GroupConstraints | None = None
+    scheduling_constraints: dict[str, Any] | None = None
     parent_composite_pod_group_name: str | None = None
     resource_claims: list[dict[str, Any]] | None = None
     priority: int | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -54,12 +53,12 @@ def make_runner(options: Options, link: Link, log: Log) -> Runner:
         raise Unusable(f"--lease: {options.lease} is not NAMESPACE/NAME; write it so, or `none`")
     settings = Settings(
         scheduler=options.scheduler,
-        rules=_rules(options.rules),
+        rules=Rules() if options.rules is None else _rules(options.rules),
         lease="" if options.lease == "none" else lease,
         listen=options.listen,
         at_once=options.at_once,
     )
-    # Watches have their own connections; a few more serve conditions, events and the lease.
+    # A few more connections than actions may use, for conditions, events and the lease. Watches have their own.
     return Runner(Http(address, options.at_once + 8), link, settings, log)
 
 
@@ -83,12 +82,8 @@ def run(options: Options, url: str, token: str, tls: ssl.SSLContext | None, log:
         finally:
             http.close()
 
-    _until_it_ends(lambda: uvloop.run(serve()))
-
-
-def _until_it_ends(serve: Callable[[], None]) -> None:
     try:
-        serve()
+        uvloop.run(serve())
     except* (LeaseLost, Refusal, ConfigProblem) as problems:
         raise Unusable("; ".join(str(problem) for problem in _flat(problems))) from None
 
@@ -99,9 +94,7 @@ def _flat(problem: BaseException) -> list[BaseException]:
     return [problem]
 
 
-def _rules(path: Path | None) -> Rules:
-    if path is None:
-        return Rules()
+def _rules(path: Path) -> Rules:
     try:
         return parse_rules(yaml.safe_load(path.read_text()))
     except (OSError, yaml.YAMLError, RulesProblem) as problem:
