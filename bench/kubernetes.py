@@ -26,8 +26,8 @@ import msgspec
 import uvloop
 
 from bench import kubernetes_peers as peers
+from fairlead.client.async_pool import Http
 from fairlead.kubernetes.actions import AT_ONCE, Performer, Target
-from fairlead.kubernetes.api_client import Http
 from fairlead.kubernetes.kubeconfig import read_kubeconfig
 from fairlead.kubernetes.objects import Pod
 from fairlead.kubernetes.reflector import Follower

@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "sim": ("writer", "journal.in_memory", "engines", "pools", "wire", *BELOW_WRITER),
     "forecast": ("sim", "writer", "policies", "journal", "history", "wire", *BELOW_WRITER),
     "agent": ("wire",),
-    "kubernetes": ("wire",),
+    "kubernetes": ("wire", "client.async_pool"),
     "client": ("wire",),
     "cli": ("client", "wire"),
     "policies": ("core",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import fairlead
+from fairlead.client import AsyncClient, Problem
 from tests.live import PROGRAM, SECONDS, Up
 from tests.until import until
 
@@ -281,6 +283,20 @@ def test_an_untrusted_certificate_names_the_variable(tmp_path: Path) -> None:
         done = ask("ps", FAIRLEAD_CA=str(tmp_path / "none.pem"))
         assert "none.pem has no certificates to trust" in words(done) and "FAIRLEAD_CA" in words(done)
         assert ask("ps", FAIRLEAD_CA=str(certificate)).returncode == 0
+
+        async def partitions(url: str, authority: str) -> list[str]:
+            async with AsyncClient(url, token, authority) as client:
+                return await client.partitions()
+
+        near = url.replace("localhost", "127.0.0.1")
+        assert asyncio.run(partitions(near, str(certificate))) == ["default"]
+        for wrong, trusted, remedy in (
+            (url, str(certificate), "write the server in the URL by a name"),
+            (near, "", "set FAIRLEAD_CA"),
+            (near.replace("https", "http"), "", "needs https://"),
+        ):
+            with pytest.raises(Problem, match=remedy):
+                asyncio.run(partitions(wrong, trusted))
         assert ask("down", "--kill", FAIRLEAD_CA=str(certificate)).returncode == 0
         assert process.wait(SECONDS) == 0
     finally:

@@ -19,6 +19,7 @@ import fairlead
 from fairlead.client import AsyncClient, Client, NeverRuns, Problem
 from fairlead.client.calls import Patience
 from fairlead.client.executor import Lost
+from fairlead.wire import operations as op
 from tests.live import SECONDS, Up
 from tests.until import until
 
@@ -480,6 +481,26 @@ def test_lists_of_the_asynchronous_client(up: Up) -> None:
             assert [attempt.node for attempt in (await waiting.attempts(job)).attempts] == ["box"]
 
     asyncio.run(story())
+
+
+def test_a_compressed_answer_is_read(up: Up, client: Client) -> None:
+    assert client.send(op.Map()).names == ["box"]
+
+    async def ask() -> list[str]:
+        async with AsyncClient(up.url, up.token) as waiting:
+            return (await waiting.send(op.Map())).names
+
+    assert asyncio.run(ask()) == ["box"]
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_what_cannot_be_a_server_or_a_token_is_refused(kind: type[Client | AsyncClient]) -> None:
+    with pytest.raises(Problem, match="ftp://one is no address of a server; write http://HOST:PORT or https"):
+        kind("ftp://one", "fl_x")
+    with pytest.raises(Problem, match="is no address of a server"):
+        kind("http://one:port", "fl_x")
+    with pytest.raises(Problem, match="the token has characters that no token has"):
+        kind("https://one", "fl_x\r\nhost: two")
 
 
 def test_the_server_that_leads_is_found_among_several(up: Up) -> None:

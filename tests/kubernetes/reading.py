@@ -11,7 +11,7 @@ import yaml
 
 from fairlead.kubernetes.groups import GroupObjects, group_of, membership
 from fairlead.kubernetes.objects import Node, Pod
-from fairlead.kubernetes.pods import Needs, needs_of
+from fairlead.kubernetes.pods import Needs
 from fairlead.kubernetes.rules import Rules
 
 MANIFESTS = Path(__file__).parent / "manifests"
@@ -65,9 +65,9 @@ class Cluster:
         group = group_of(membership(pods[0]), pods, self.objects, rules)
         counts: dict[str, int] = {}
         for pod in pods:
-            needs = needs_of(pod, group, **rest)
+            needs = group.needs_of(pod, **rest)
             assert isinstance(needs, Needs), needs
-            ask = group.ask(membership(pod), needs)
+            ask = self.objects.ask(membership(pod).part, needs)
             counts[ask] = counts.get(ask, 0) + 1
         stages = group.stages(counts)
         gang = {"gang": "job"} if group.is_gang and len(stages) > 1 else {}

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from fairlead.kubernetes.api_client import Address, Http
+from fairlead.client.async_pool import Address, Http
 
 Json = dict[str, Any]
 

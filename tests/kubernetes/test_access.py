@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from fairlead.client.async_pool import Address, Http
 from fairlead.kubernetes import kubeconfig
-from fairlead.kubernetes.api_client import Address, Http
 from fairlead.kubernetes.kubeconfig import find_address, in_cluster, read_kubeconfig
 from tests.kubernetes.cluster.control_plane import ControlPlane, control_plane
 

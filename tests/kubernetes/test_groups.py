@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from fairlead.kubernetes.groups import GroupObjects, group_of, membership
-from fairlead.kubernetes.names import job_id, short_name
+from fairlead.kubernetes.names import short_name
 from fairlead.kubernetes.rules import Rules, RulesProblem, parse_rules
 from fairlead.testing import World
 from tests.kubernetes.reading import MANIFESTS, Cluster, load, read_pod
@@ -106,7 +106,7 @@ def test_a_gang_waits_for_its_pods_and_its_object() -> None:
     pods = cluster.pods
     assert group_of(membership(pods[0]), pods[:1], cluster.objects, Rules()).waits_for == "1 of 2 pods exist"
     alone = group_of(membership(pods[0]), pods, GroupObjects(), Rules())
-    assert alone.waits_for == "PodGroup ml/up is not there"
+    assert alone.waits_for == "PodGroup ml/up does not exist"
     driver = load("yunikorn-task-groups")
     waiting = group_of(membership(driver.pods[0]), driver.pods[:2], driver.objects, Rules())
     assert waiting.waits_for == "1 of 2 pods of executor exist"
@@ -315,5 +315,17 @@ def test_names() -> None:
     assert len(short_name(long)) <= 63 and short_name(long) != short_name(long + "x")
     pod = read_pod(metadata={"name": "a.b", "namespace": "ml", "uid": "1"})
     again = read_pod(metadata={"name": "a.b", "namespace": "ml", "uid": "2"})
-    assert job_id(membership(pod)) != job_id(membership(again))
-    assert re.fullmatch(r"ml-a-b-[0-9a-f]{8}", job_id(membership(pod)))
+    assert membership(pod).job != membership(again).job
+    assert re.fullmatch(r"ml-a-b-[0-9a-f]{8}", membership(pod).job)
+
+
+def test_a_priority_class_outlives_other_objects_with_its_name() -> None:
+    cluster = Cluster(
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 7},
+        {"apiVersion": "scheduling.x-k8s.io/v1alpha1", "kind": "PodGroup", "metadata": {"name": "high"}, "spec": {}},
+    )
+    cluster.objects.drop("uid-PodGroup-high")
+    assert cluster.objects.classes["high"].value == 7
+    *_, forget = cluster.follows["/apis/scheduling.k8s.io/v1/priorityclasses"]
+    forget("uid-PriorityClass-high")
+    assert not cluster.objects.classes

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from fairlead.core.resources import parse_capacity, parse_request
 from fairlead.kubernetes.nodes import node_items, node_state
-from fairlead.kubernetes.objects import LabelSelector, Pod, WatchEvent
+from fairlead.kubernetes.objects import LabelSelector, Pod
 from fairlead.kubernetes.pods import NotHonoured, read_needs, selects, soft_fields, used_by
+from fairlead.kubernetes.provision_requests import _template
 from fairlead.kubernetes.quantities import NotAQuantity, capacities, documented, read_quantity, requests
 from fairlead.testing import World
 from tests.kubernetes.reading import read_node, read_pod
@@ -456,7 +457,13 @@ def test_label_selectors(selector: dict[str, Any], expected: bool) -> None:
 
 def test_a_bookmark_is_read() -> None:
     metadata = b'{"resourceVersion":"7","creationTimestamp":null}'
-    text = b'{"type":"BOOKMARK","object":{"metadata":' + metadata + b',"spec":{"containers":null}}}'
-    event = msgspec.json.decode(text, type=WatchEvent[Pod])
-    assert (event.type, event.object.metadata.resource_version) == ("BOOKMARK", "7")
-    assert used_by(event.object) == {"pods": 1000}
+    pod = msgspec.json.decode(b'{"metadata":' + metadata + b',"spec":{"containers":null}}', type=Pod)
+    assert pod.metadata.resource_version == "7" and used_by(pod) == {"pods": 1000}
+
+
+def test_a_pod_template_keeps_the_required_fields_of_spread_constraints() -> None:
+    """The API server refuses a template without them, and gives them no defaults."""
+    constraint = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    pod = read_pod(spec={"topologySpreadConstraints": [constraint]})
+    template = _template("t", pod, {"name": "r", "uid": "u"})["template"]
+    assert template["spec"]["topologySpreadConstraints"] == [constraint]

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fairlead.kubernetes.api_client import Address, Http, Reply
+from fairlead.client.async_pool import Address, Http, Reply
 from fairlead.kubernetes.kubeconfig import read_kubeconfig
 from fairlead.kubernetes.partition_link import ApiLink
 from fairlead.kubernetes.runner import Runner, Settings

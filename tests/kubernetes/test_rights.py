@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fairlead.kubernetes.api_calls import CLUSTER_RULES, LEASE_RULES
 from fairlead.kubernetes.names import GATE
 from tests.kubernetes.cluster.control_plane import ADAPTER, ControlPlane, control_plane
 from tests.kubernetes.reading import MANIFESTS
+from tests.kubernetes.rights import CLUSTER_RULES, LEASE_RULES
 from tests.kubernetes.scene import NAMESPACE, Scene, scenes
 from tests.kubernetes.test_deploy import PLAIN
 

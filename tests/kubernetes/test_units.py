@@ -23,17 +23,16 @@ def ask(
 
 def names(pairing: Pairing) -> dict[str, object]:
     return {
-        "running": [(pod.name, index, node) for pod, index, node in pairing.running],
-        "stopping": [(pod.name, index, node) for pod, index, node in pairing.stopping],
+        "running": [(pod.name, index, node) for pod, index, node, stops in pairing.live if not stops],
+        "stopping": [(pod.name, index, node) for pod, index, node, stops in pairing.live if stops],
         "recover": [(pod.name, index) for pod, index in pairing.recover],
         "waiting": [(pod.name, index) for pod, index in pairing.waiting],
         "free": pairing.free,
         "surplus": pairing.surplus,
-        "rest": [pod.name for pod in pairing.rest],
     }
 
 
-NOTHING: dict[str, object] = {key: [] for key in "running stopping recover waiting free surplus rest".split()}
+NOTHING: dict[str, object] = {key: [] for key in "running stopping recover waiting free surplus".split()}
 
 
 def test_a_half_bound_gang_is_completed_where_it_was_placed() -> None:
@@ -64,4 +63,4 @@ def test_tasks_without_pods_are_given_back() -> None:
 
 def test_pods_wait_and_stop_as_their_tasks_do() -> None:
     found = pair(ask(2, {"n1": [0, 1]}, [1, 2], [], state="stopping"), [member("a"), member("b", "n1"), member("c")])
-    assert names(found) == {**NOTHING, "stopping": [("b", 0, "n1")], "waiting": [("a", 1)], "rest": ["c"]}
+    assert names(found) == {**NOTHING, "stopping": [("b", 0, "n1")], "waiting": [("a", 1)]}

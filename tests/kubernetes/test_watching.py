@@ -14,9 +14,9 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 import pytest
 
+from fairlead.client.async_pool import Address, Http, Reply
 from fairlead.kubernetes import reflector
 from fairlead.kubernetes.actions import Performer, Target
-from fairlead.kubernetes.api_client import Address, Http, Reply
 from fairlead.kubernetes.objects import Pod
 from fairlead.kubernetes.reflector import Follower
 from tests.kubernetes.recorded import Answer, Recorded, listed, pod, refused, watched, with_answers

@@ -70,6 +70,6 @@ def kubernetes(
             at_once=at_once,
         )
         log = logger_to(sys.stderr, "json", log_level)
-        run(options, endpoint.url, endpoint.token, None if isinstance(trust, bool) else trust, log.info)
+        run(options, endpoint.url, endpoint.token, trust, log.info)
     except (NotFound, Problem, Unusable) as problem:
         fail(str(problem))

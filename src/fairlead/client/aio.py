@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-import httpx
 from msgspec.structs import replace
 
 from fairlead.client import calls, result_writer
 from fairlead.client.async_methods import AsyncMethods
+from fairlead.client.async_pool import Address, Http, Lost
 from fairlead.client.calls import (
     REQUEST_TIMEOUT,
     RETRIED,
@@ -53,14 +53,12 @@ class AsyncClient(AsyncMethods):
         self.partition = partition
         self._revision = 0
         """The revision of this client's last change. Reads from other servers include it."""
-        self._servers = servers(endpoint.url) or [endpoint.url]
-        self._http = httpx.AsyncClient(
-            base_url=self._servers[0],
-            headers={"authorization": f"Bearer {endpoint.token}"} if endpoint.token else {},
-            verify=calls.tls_context(endpoint),
-            timeout=REQUEST_TIMEOUT,
-            trust_env=False,
-        )
+        addresses, trust = calls.addresses_of(endpoint), calls.tls_context(endpoint)
+        self._servers = [
+            Http(Address(each.host, each.port, each.path, trust if each.secure else None, lambda: endpoint.token), 100)
+            for each in addresses
+        ]
+        """The servers; requests go to the first."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,7 +70,8 @@ class AsyncClient(AsyncMethods):
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._http.aclose()
+        for server in self._servers:
+            server.close()
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -315,22 +314,26 @@ class AsyncClient(AsyncMethods):
             if len(self._servers) > 1:
                 call.after(self._revision)
             try:
-                answer = await self._http.request(
-                    **_arguments(call), content=call.content, timeout=REQUEST_TIMEOUT + call.seconds
+                answer = await self._servers[0].call(
+                    call.method,
+                    call.target,
+                    call.content or b"",
+                    timeout=REQUEST_TIMEOUT + call.seconds,
+                    headers=call.headers,
                 )
-            except httpx.TransportError as problem:
-                if last or isinstance(problem, httpx.UnsupportedProtocol) or is_untrusted(problem):
+            except Lost as problem:
+                if last or is_untrusted(problem):
                     raise unreachable(self.url, problem) from None
             else:
-                if answer.status_code not in RETRIED or last:
+                if answer.status not in RETRIED or last:
                     if call.method != "GET":
                         self._revision = max(self._revision, int(answer.headers.get(REVISION, "0")))
-                    elif answer.status_code in (
+                    elif answer.status in (
                         409,
                         503,
                     ):  # an older state may have been restored, without this revision
                         self._revision = 0
-                    return call.read(answer.status_code, answer.content)
+                    return call.read(answer.status, answer.content)
                 retry_after = answer.headers.get("retry-after")
             self._turn()
             await asyncio.sleep(pause(attempt, retry_after, len(self._servers)))
@@ -339,7 +342,6 @@ class AsyncClient(AsyncMethods):
     def _turn(self) -> None:
         """Send further requests to the next server, if there are several, because this one does not lead or answer."""
         self._servers.append(self._servers.pop(0))
-        self._http.base_url = self._servers[0]
 
     async def pages(self, operation: Operation[Page]) -> AsyncIterator[Page]:
         """Yield the pages of a list. Each request carries the cursor of the previous page."""
@@ -359,21 +361,14 @@ class AsyncClient(AsyncMethods):
         """
         call = Call(operation, self.partition)
         try:
-            async with self._http.stream(
-                **_arguments(call), timeout=httpx.Timeout(REQUEST_TIMEOUT, read=None)
-            ) as answer:
-                if answer.status_code >= 400:
-                    if answer.status_code in RETRIED:
+            async with self._servers[0].stream(call.target, headers=call.headers) as (answer, parts):
+                if answer.status != 200:
+                    if answer.status in RETRIED:
                         self._turn()
-                    raise problem_of(answer.status_code, await answer.aread())
+                    raise problem_of(answer.status, answer.content)
                 began(answer.headers)
-                async for part in answer.aiter_raw():
+                async for part in parts:
                     yield part
-        except httpx.TransportError as problem:
+        except Lost as problem:
             self._turn()
             raise unreachable(self.url, problem) from None
-
-
-def _arguments(call: Call[Any]) -> dict[str, Any]:
-    """Return a call as arguments for the HTTP library."""
-    return {"method": call.method, "url": call.path, "params": call.parameters, "headers": call.headers}

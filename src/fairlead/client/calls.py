@@ -6,6 +6,7 @@ then gives the same answer and changes nothing more.
 
 from __future__ import annotations
 
+import gzip
 import random
 import re
 import ssl
@@ -14,7 +15,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from math import isfinite
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import msgspec
@@ -52,6 +54,8 @@ RESULT_POLL = 0.2
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 REVISION = "fairlead-revision"
 """The header with the revision of an answer."""
+GZIP = b"\x1f\x8b"
+"""The start of a compressed answer: that of `GET /map` is always compressed."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 
 
@@ -109,6 +113,16 @@ class Call(Generic[Answer]):
         """Seconds that the answer may take longer than others."""
         self._follows = row.follows
 
+    @property
+    def target(self) -> str:
+        """The path and the query."""
+        if not self.parameters:
+            return self.path
+        texts = {
+            name: str(value).lower() if isinstance(value, bool) else value for name, value in self.parameters.items()
+        }
+        return f"{self.path}?{urlencode(texts, doseq=True)}"
+
     def after(self, revision: int) -> None:
         """Require an answer as of this revision or later, if a follower may answer."""
         if self._follows and revision:
@@ -118,6 +132,8 @@ class Call(Generic[Answer]):
         """Decode the answer, or raise the problem that it contains."""
         if status >= 400:
             raise problem_of(status, content)
+        if content.startswith(GZIP):
+            content = gzip.decompress(content)
         try:
             answer: Answer = msgspec.json.decode(content, type=self.form)
             return answer
@@ -127,13 +143,30 @@ class Call(Generic[Answer]):
             ) from None
 
 
+class ServerAddress(NamedTuple):
+    secure: bool
+    host: str
+    port: int
+    path: str
+
+
+def addresses_of(endpoint: Endpoint) -> list[ServerAddress]:
+    """Return the addresses of the servers. Raise a `Problem` if a URL or the token cannot be used."""
+    if not endpoint.token.isascii() or not endpoint.token.isprintable():
+        raise Problem("the token has characters that no token has; copy it again", code="token")
+    try:
+        return [ServerAddress(*addresses.parse_url(url)) for url in addresses.servers(endpoint.url) or [endpoint.url]]
+    except ValueError as problem:
+        raise Problem(str(problem), code="address") from None
+
+
 def given(**keys: Any) -> Any:
     """Return a document with the keys that are given. The server checks it."""
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def tls_context(endpoint: Endpoint) -> ssl.SSLContext | bool:
-    """Return the TLS trust settings of an endpoint, False for plain HTTP.
+def tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
+    """Return the TLS trust settings of an endpoint, None for plain HTTP.
 
     Loading certificates takes a while, so plain HTTP loads none.
     """
@@ -145,7 +178,7 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext | bool:
             code="insecure",
         )
     if "https://" not in endpoint.url:
-        return False
+        return None
     try:
         return ssl.create_default_context(cafile=endpoint.authority or None)
     except OSError as problem:
@@ -194,7 +227,7 @@ def unreachable(url: str, problem: Exception) -> Problem:
             remedy = f"set {AUTHORITY} (in Python authority=…) to a file with the certificates to trust"
         return Problem(f"the certificate of {url} is not trusted ({why}); {remedy}", code="untrusted")
     remedy = "is the server up?"
-    if url.startswith("http://") and "closed connection" in str(problem):
+    if url.startswith("http://") and re.search("closed (the )?connection", str(problem)):
         remedy = "a server with a certificate needs https:// in its URL"
     return Problem(f"{url} cannot be reached ({problem}); {remedy}")
 

@@ -7,17 +7,14 @@ They use the HTTP client of the standard library: requests take a quarter of the
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from select import POLLIN, poll
 from typing import Any, NamedTuple
-from urllib.parse import urlencode, urlsplit
 
-from fairlead.client.calls import REQUEST_TIMEOUT, REVISION, Call, Problem, tls_context
+from fairlead.client.calls import REQUEST_TIMEOUT, REVISION, Call, addresses_of, tls_context
 from fairlead.client.endpoint import Endpoint
-from fairlead.wire.addresses import servers
 
 LOST = (OSError, HTTPException)
 """Errors raised when no answer arrived, or only a part of it."""
@@ -37,11 +34,9 @@ class Connections:
     """A pool of connections. Threads may share it: a connection serves one request at a time."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._addresses = [_address(url) for url in servers(endpoint.url) or [endpoint.url]]
+        self._addresses = addresses_of(endpoint)
         self._at = 0
         """The index of the address that requests go to."""
-        if not endpoint.token.isascii() or not endpoint.token.isprintable():
-            raise Problem("the token has characters that no token has; copy it again", code="token")
         self._trust = tls_context(endpoint)
         self._headers = {"authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
         self._idle: list[HTTPConnection] = []
@@ -106,7 +101,7 @@ class Connections:
         if link.sock is not None:
             link.sock.settimeout(seconds)
         link.request(
-            call.method, self._addresses[self._at].path + _target(call), call.content, {**self._headers, **call.headers}
+            call.method, self._addresses[self._at].path + call.target, call.content, {**self._headers, **call.headers}
         )
         return link.getresponse()
 
@@ -128,34 +123,5 @@ class Connections:
     def _new(self) -> HTTPConnection:
         address = self._addresses[self._at]
         if address.secure:
-            assert isinstance(self._trust, ssl.SSLContext)
             return HTTPSConnection(address.host, address.port, context=self._trust)
         return HTTPConnection(address.host, address.port)
-
-
-class Address(NamedTuple):
-    host: str
-    port: int | None
-    path: str
-    secure: bool
-
-
-def _address(url: str) -> Address:
-    try:
-        parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname:
-            return Address(parts.hostname, parts.port, parts.path, parts.scheme == "https")
-    except ValueError:
-        pass
-    raise Problem(f"{url} is no address of a server; write http://HOST:PORT or https://HOST:PORT", code="address")
-
-
-def _target(call: Call[Any]) -> str:
-    """Return path and query of a call."""
-    if not call.parameters:
-        return call.path
-    return f"{call.path}?{urlencode({name: _text(value) for name, value in call.parameters.items()}, doseq=True)}"
-
-
-def _text(value: Any) -> Any:
-    return ("false", "true")[value] if isinstance(value, bool) else value

@@ -40,14 +40,14 @@ class Methods(ABC):
             yield from page.jobs
 
     def job(self, job: str, wait: float = 0.0) -> wire.Job:
-        """Return a job. With `wait`, answer when the job has ended, at the latest after `wait` seconds. A killed job
-        has ended when its last process is gone. A job that the scheduler has forgotten is answered from the history."""
+        """Return a job. With `wait`, answer when the job has ended, but after `wait` seconds at the latest. A killed
+        job has ended when its last process has. A job that the scheduler has forgotten is read from the history."""
         return self.send(op.Job(job=job, wait=wait))
 
     def explain(self, job: str, remedies: bool = True) -> wire.Explanation:
-        """Explain the state of a job: one sentence, then why its tasks wait, stop, or run on their nodes. Reasons
-        for waiting carry remedies: what would be enough to start the tasks in the next cycle. Remedies are found by
-        trials on a copy of the state, and take longer than the rest."""
+        """Explain the state of a job: one sentence, then why its tasks wait, stop, or run on their nodes. A reason
+        for waiting has remedies, each of which would start the tasks in the next cycle. They are found by trials on
+        a copy of the state, which takes longer than the rest."""
         return self.send(op.Explain(job=job, remedies=remedies))
 
     def sentences(self, jobs: list[str]) -> dict[str, str]:
@@ -59,8 +59,8 @@ class Methods(ABC):
         return self.send(op.Kill(job=job)).note
 
     def hold(self, job: str) -> str:
-        """Hold a job: running tasks continue, and no other task of it starts until it is released. The job keeps its
-        place. A hold by an operator can be released only by an operator."""
+        """Hold a job: its running tasks continue, and its other tasks start only after it is released. The job keeps
+        its place. A hold by an operator can be released only by an operator."""
         return self.send(op.Hold(job=job)).note
 
     def release(self, job: str) -> str:
@@ -68,16 +68,16 @@ class Methods(ABC):
         return self.send(op.Release(job=job)).note
 
     def requeue(self, job: str) -> str:
-        """Stop the running tasks of a job, with grace. They wait again at their earlier place and start under a new
-        attempt; no try is used. A job that has ended cannot be requeued."""
+        """Stop the running tasks of a job, with a grace period. They wait again at their earlier place, and start as
+        a new attempt without using a try. A job that has ended cannot be requeued."""
         return self.send(op.Requeue(job=job)).note
 
     def stop_tasks(
         self, job: str, action: Literal["kill", "requeue", "replace"], indices: list[int], stage: str = ""
     ) -> str:
-        """Stop some tasks of a job, with grace. Killed tasks have ended; requeued ones wait again at their earlier
-        place; replaced ones are asked for at once, before new work. No try is used. A strict gang starts again
-        whole; one of its tasks alone cannot be killed."""
+        """Stop some tasks of a job, with a grace period and without using a try. Killed tasks do not start again;
+        requeued ones wait again at their earlier place; replaced ones are asked for at once, before new work. A
+        strict gang starts again as a whole, and single tasks of it cannot be killed."""
         return self.send(
             op.StopTasks(job=job, action=action, document=given(indices=indices, stage=stage or None))
         ).note
@@ -92,19 +92,19 @@ class Methods(ABC):
         return self.send(op.SetPriority(job=job, document=given(priority=priority))).note
 
     def try_priority(self, job: str, priority: int) -> wire.PriorityStops:
-        """Return the running tasks of other jobs that would stop at once for a job with another priority. Nothing is
-        changed. More may be stopped later, as the job waits."""
+        """Return the running tasks of other jobs that would be stopped at once if a job had another priority.
+        Nothing is changed. While the job waits, more may be stopped later."""
         return self.send(op.TryPriority(job=job, document=given(priority=priority)))
 
     def story(self, job: str) -> wire.Story:
-        """Return what happened to a job, in order, with reasons: submission, holds, starts, stops and the job they
-        were for, ends, and why tasks wait now. For the time before the journal begins, only the submission and the
-        attempts of its tasks are known."""
+        """Return what happened to a job, in order and with reasons: its submission, holds, starts, stops with the
+        job that caused them, and ends; and why tasks wait now. Before the journal begins, only the submission and
+        the attempts are known."""
         return self.send(op.Story(job=job))
 
     def trace(self, since: Moment | None = None) -> wire.RecordedTrace:
-        """Return a trace for `fairlead simulate`: the present nodes, and the jobs submitted since a time that ran
-        and have ended. Commands, environments and files of the jobs are left out. Only for operators."""
+        """Return a trace for `fairlead simulate`: the present nodes, and those jobs submitted since a time that ran
+        and have ended. Their commands, environments and files are left out. Only for operators."""
         return self.send(op.Trace(since=seconds_of(since)))
 
     def history(
@@ -162,11 +162,11 @@ class Methods(ABC):
         return self.send(op.MoveNode(node=node, action=action, reason=reason, lasts=lasts)).note
 
     def closures(self) -> list[wire.Closure]:
-        """List the labels by which nodes are disabled for a time."""
+        """List closures: labels whose nodes are disabled for a time."""
         return self.send(op.Closures()).closures
 
     def close_nodes(self, labels: dict[str, str], lasts: int | float | str, reason: str = "") -> str:
-        """Disable the nodes with all of these labels for a time, also those that join meanwhile. Running tasks
+        """Disable the nodes with all of these labels for a time, also those that join during it. Running tasks
         finish. Only for operators."""
         return self.send(op.CloseNodes(document=given(labels=labels, lasts=lasts, reason=reason or None))).note
 
@@ -196,8 +196,8 @@ class Methods(ABC):
         return self.send(op.MoveQueue(queue=queue, action=action)).note
 
     def loans(self) -> list[wire.Loan]:
-        """List the leaf queues that use more than they are entitled to, with when their loans return, by the
-        estimates and time limits of their tasks."""
+        """List the leaf queues that use more than their entitlement, and when these loans return by the estimates
+        and time limits of their tasks."""
         return self.send(op.Loans()).loans
 
     def bring_to_front(self, job: str, stage: str) -> str:
@@ -209,8 +209,8 @@ class Methods(ABC):
         return self.send(op.CancelAsk(document=given(job=job, stage=stage))).note
 
     def reset_lane(self, queue: str, job: str, cancel: bool | None = None) -> str:
-        """Move the head of a stuck lane to the end of the lane, or cancel it, if it belongs to the given job. Only
-        for operators."""
+        """Free a stuck lane: if its first ask belongs to the given job, move the ask to the end of the lane, or
+        cancel it. Only for operators."""
         return self.send(op.ResetLane(document=given(queue=queue, job=job, cancel=cancel))).note
 
     def release_hold(self, job: str, stage: str = "") -> str:
@@ -248,7 +248,7 @@ class Methods(ABC):
         return self.send(op.DrainServer(server=server)).note
 
     def enable_server(self, server: str) -> str:
-        """Let a drained server lead partitions again. Only for operators."""
+        """Allow a drained server to lead partitions again. Only for operators."""
         return self.send(op.EnableServer(server=server)).note
 
     def config(self, defaults: bool = False) -> wire.Config:
@@ -260,7 +260,8 @@ class Methods(ABC):
         return self.send(op.ValidateConfig(document=cast(Any, document)))
 
     def apply_config(self, document: Document) -> wire.Applied:
-        """Apply a configuration, all of it or nothing. The answer lists what changed. Only for administrators."""
+        """Apply a configuration as a whole. If any part is refused, nothing changes. The answer lists what changed.
+        Only for administrators."""
         return self.send(op.ApplyConfig(document=cast(Any, document)))
 
     def set_partition(self, partition: str, document: Document) -> wire.Applied:
@@ -272,7 +273,7 @@ class Methods(ABC):
         return self.send(op.RemovePartition(partition=partition))
 
     def shares(self) -> wire.Shares:
-        """Return the shares of queues, the patterns that choose a queue by user, and the delay before loans return.
+        """Return the shares of queues, the patterns that choose a queue by user, and the settings of rebalancing.
         Only for operators."""
         return self.send(op.Shares())
 
@@ -283,8 +284,8 @@ class Methods(ABC):
         rebalance_threshold: int | None = None,
         rebalance_after: int | float | str | None = None,
     ) -> wire.Applied:
-        """Change the given keys of the configuration. They last until the next configuration, also over restarts.
-        Only for operators."""
+        """Change the given keys of the configuration. The change lasts until the next configuration is applied, also
+        over restarts. Only for operators."""
         return self.send(
             op.SetShares(
                 document=given(

@@ -1,8 +1,8 @@
-"""Calls that carry out decisions: bind a pod, pin and ungate it, evict it, delete it.
+"""Calls to the API server that carry out decisions: bind a pod, pin it to a node, evict it, or delete it.
 
-Actions run in the order given, many at a time. Those of one gang begin at the same moment, before any of the next gang,
-so that a gang is bound within milliseconds. An action that may succeed later is retried with growing pauses. When it
-ends, `done` or `refused` is called; an eviction ends when the watch reports that the pod is gone.
+Actions run in the order given, many at a time. Those of one gang begin together, before any of the next gang, so that
+a gang is bound within milliseconds. An action that may succeed later is retried with growing pauses. When an action
+ends, `done` or `refused` is called.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.kubernetes.api_client import Http, Lost, Reply
-from fairlead.kubernetes.objects import Pod, Status
+from fairlead.client.async_pool import Http, Lost, Reply
+from fairlead.kubernetes.objects import Pod, message_of
 from fairlead.kubernetes.reflector import pause_after
 
 Verb = Literal["bind", "pin", "evict", "delete"]
@@ -26,13 +26,12 @@ BIND_WITHIN = 30.0
 """Seconds to retry a binding that the API server refuses for now, before the task is reported as lost."""
 RETRIED = (408, 429, 500, 502, 503, 504)
 
-_status = msgspec.json.Decoder(Status).decode
 _pod = msgspec.json.Decoder(Pod).decode
 _encode = msgspec.json.Encoder().encode
 
 
 class Target(msgspec.Struct, eq=False):
-    """The pod of an action. `begun` is True once its call may have been sent."""
+    """An action on a pod."""
 
     verb: Verb
     namespace: str
@@ -44,7 +43,9 @@ class Target(msgspec.Struct, eq=False):
     gang: str = ""
     """The job whose actions begin together with this one; empty if none."""
     body: bytes = b""
+    """The patch of a `pin`."""
     begun: bool = False
+    """True once the call may have been sent."""
     cancelled: bool = False
     since: float = 0.0
     tries: int = 0
@@ -85,7 +86,7 @@ class Performer:
         self._news.set()
 
     def waiting(self) -> int:
-        """Return the number of actions without a call yet, or that wait for a retry."""
+        """Return the number of actions that wait for their first call or for a retry."""
         return len(self._waiting)
 
     async def run(self) -> None:
@@ -101,9 +102,10 @@ class Performer:
                         group.create_task(self._work(target))
 
     def _next(self) -> list[Target]:
-        """Return the actions to begin now: those of the next gang, or one; none if too many calls are in progress.
+        """Return the actions to begin now: those of the next gang, or a single one, or none if calls in progress leave
+        too few places.
 
-        A gang with more actions than `at_once` waits until no call is in progress, then begins as many as allowed.
+        A gang with more actions than `at_once` waits until no call is in progress, and then begins `at_once` of them.
         """
         waiting, free = self._waiting, self._at_once - self._under_way
         found: list[Target] = []
@@ -123,7 +125,7 @@ class Performer:
         try:
             await self._carry_out(target)
         except Lost as lost:
-            # The API server is away and may have executed the call: repeat it until there is an answer.
+            # The API server may have executed the call: repeat it until there is an answer.
             self._again(target, str(lost), gives_up=False)
         finally:
             self._under_way -= 1
@@ -159,10 +161,10 @@ class Performer:
             self._done(target)
         elif target.verb == "bind" and pod.spec.node_name:
             self._done(target)  # the watch reports the node
-        elif target.verb in ("pin", "evict", "delete"):
-            self._again(target, _text(conflict))
-        else:
+        elif target.verb == "bind":
             self._refused(target, _text(conflict))
+        else:
+            self._again(target, _text(conflict))
 
     def _again(self, target: Target, problem: str, after: float = 0.0, gives_up: bool = True) -> None:
         target.tries += 1
@@ -205,7 +207,4 @@ def _request(target: Target) -> tuple[str, str, bytes, str]:
 
 
 def _text(reply: Reply) -> str:
-    try:
-        return _status(reply.content).message or str(reply.status)
-    except msgspec.DecodeError:
-        return str(reply.status)
+    return message_of(reply.content) or str(reply.status)

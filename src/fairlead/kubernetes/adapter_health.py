@@ -41,12 +41,13 @@ class Health(Collector):
         return "" if runner.connected else "no connection to the Fairlead server"
 
     def collect(self) -> Iterable[Metric]:
-        """Return the present metrics of the adapter."""
         runner, adapter = self._runner, self._runner.adapter
         yield GaugeMetricFamily("fairlead_kubernetes_leads", "1 if this adapter holds the lease.", int(self.leads))
         yield GaugeMetricFamily("fairlead_kubernetes_ready", "1 if the adapter is ready.", int(not self.missing()))
         yield GaugeMetricFamily("fairlead_kubernetes_nodes", "Nodes of the cluster.", len(adapter.nodes))
-        pods = GaugeMetricFamily("fairlead_kubernetes_pods", "Pods of ours that have not ended.", labels=["state"])
+        pods = GaugeMetricFamily(
+            "fairlead_kubernetes_pods", "Pods scheduled by Fairlead that have not ended.", labels=["state"]
+        )
         bound = sum(1 for member in adapter.members.values() if member.bound)
         placed = sum(1 for member in adapter.members.values() if member.placed and not member.bound)
         pods.add_metric(["bound"], bound)
@@ -54,9 +55,11 @@ class Health(Collector):
         pods.add_metric(["waiting"], len(adapter.members) - bound - placed)
         yield pods
         yield GaugeMetricFamily(
-            "fairlead_kubernetes_actions_waiting", "Actions without a call under way.", runner.performer.waiting()
+            "fairlead_kubernetes_actions_waiting", "Actions on pods that wait for a call.", runner.performer.waiting()
         )
-        calls = CounterMetricFamily("fairlead_kubernetes_calls", "Calls about pods.", labels=["verb", "result"])
+        calls = CounterMetricFamily(
+            "fairlead_kubernetes_calls", "Calls to the API server about pods.", labels=["verb", "result"]
+        )
         for (verb, result), count in sorted(runner.performer.counts.items()):
             calls.add_metric([verb, result], count)
         yield calls
@@ -71,7 +74,8 @@ class Health(Collector):
         try:
             server = await asyncio.start_server(self._answer, host or "127.0.0.1", int(port))
         except (OSError, OverflowError, ValueError) as problem:
-            why = "the port is used by another program" if _is_taken(problem) else str(problem)
+            taken = isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE
+            why = "the port is used by another program" if taken else str(problem)
             raise ConfigProblem(f"--listen {listen}: {why}; name another HOST:PORT, or `none`") from None
         async with server:
             await server.serve_forever()
@@ -98,7 +102,3 @@ class Health(Collector):
         if path == "/metrics":
             return "200 OK", generate_latest(self.registry)
         return "404 Not Found", b"not found\n"
-
-
-def _is_taken(problem: Exception) -> bool:
-    return isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE

@@ -1,7 +1,6 @@
 """The adapter's state: what it knows of the cluster and of its partition, and the items queued for the partition.
 
-These modules change it: `cluster_events`, `partition_events`, `acting`, `adopting`, `job_items`, `updates` and
-`upkeep`. `adapter.py` lists them.
+`adapter.py` lists the functions that change it.
 """
 
 from __future__ import annotations
@@ -16,22 +15,20 @@ import msgspec
 from fairlead.kubernetes.actions import Target
 from fairlead.kubernetes.free_capacity import amounts_of
 from fairlead.kubernetes.groups import GroupObjects
-from fairlead.kubernetes.names import GATE, HOSTNAME, SCHEDULER
+from fairlead.kubernetes.names import GATE, SCHEDULER
 from fairlead.kubernetes.nodes import MAX_REASON
 from fairlead.kubernetes.objects import Node
 from fairlead.kubernetes.others import Others
 from fairlead.kubernetes.refusals import Refusals
 from fairlead.kubernetes.rules import Rules
-from fairlead.kubernetes.units import Member, Unit
+from fairlead.kubernetes.units import Member, Task, Unit
 
 MOST_ASKS = 1_000
-"""Number of asks to keep before those of removed pods are forgotten."""
+"""Number of known asks from which on those of removed pods are forgotten."""
 OURS = "kubernetes: "
-"""The prefix of the reason of a node that the adapter drained or disabled. Nodes drained by operators stay drained."""
+"""Prefix of the reason with which the adapter drains or disables a node. The adapter enables only such nodes again."""
 
 Document = dict[str, Any]
-Task = tuple[str, str, int]
-"""Job, ask and index."""
 
 
 class KnownNode(msgspec.Struct, eq=False):
@@ -76,7 +73,7 @@ class State:
         self.node_names: dict[str, str] = {}
         """Name in the partition → name in the cluster."""
         self.members: dict[str, Member] = {}
-        """Pods of ours by uid."""
+        """Pods that Fairlead schedules, by uid."""
         self.pinned: dict[str, Member] = {}
         """Pinned pods that are not bound yet."""
         self.units: dict[str, Unit] = {}
@@ -86,26 +83,26 @@ class State:
         self.others = Others()
         self.refusals = Refusals()
         self.ports: dict[str, None] = {}
-        """Host ports that pods of ours ask for."""
+        """Host ports that these pods ask for."""
         self.most_asks = MOST_ASKS
         self.changed = asyncio.Event()
         """Set when there is something to send."""
         self.adopted = False
         """True once the state of the partition was read; nothing is sent before."""
         self.starting = False
-        """True from `adopt` to the first update without `more`."""
+        """True from `adopt` to the first update without `more`, with which the partition becomes ready."""
         self.dirty_nodes: dict[str, None] = {}
+        """Uids of nodes that may have to be sent."""
         self.dirty_units: dict[str, None] = {}
+        """Keys of units that may have to be sent."""
         self.unbooked: dict[str, None] = {}
-        """Units with bound pods that are neither booked nor counted. No other unit is sent before they are answered."""
+        """Units with bound pods whose use the partition does not know. They are sent before all other units."""
         self.out = Outbox()
         self.ending: dict[Task, str] = {}
-        """Tasks whose release or withdrawal is not answered yet → why they were lost, if they were. No pod may take
-        them."""
+        """Tasks whose release or withdrawal is not answered yet → why the task was lost; empty if it was not. No other
+        pod may take these tasks."""
         self.answering: list[Task] = []
         """The tasks of `ending` that are in the update in progress."""
-        self.unstarted: list[Member] = []
-        """Pods whose tasks the partition placed, and that are neither bound nor pinned."""
 
     def touch_units(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -118,16 +115,27 @@ class State:
             self.dirty_nodes[uid] = None
             self.changed.set()
 
-    def hostname(self, name: str) -> str:
+    def node(self, name: str) -> Node | None:
+        """Return the node of this name in the cluster."""
         known = self.nodes.get(self.others.node_of.get(name, ""))
-        return known.node.metadata.label(HOSTNAME) if known is not None else ""
+        return known.node if known is not None else None
 
-    def release(self, job: str, ask: str, index: int, lost: str = "") -> None:
-        """Release a task that has no pod. `lost` is the reason for `on_loss`; empty if the task was not lost."""
+    def release(self, task: Task, lost: str = "") -> None:
+        """Release an allocated task that has no pod any more. `lost` says why it was lost; empty if it was not."""
         how = {"lost": True, "reason": lost[:MAX_REASON]} if lost else {"withdraw": True}
-        self.out.releases.append({"job": job, "ask": ask, "index": index, **how})
-        self.ending[job, ask, index] = lost
+        self.out.releases.append(task.item(**how))
+        self.ending[task] = lost
         self.changed.set()
+
+    def withdraw(self, task: Task) -> None:
+        """Withdraw a waiting task."""
+        self.out.asks.append(task.item(withdraw=True))
+        self.ending[task] = ""
+        self.changed.set()
+
+    def recover(self, task: Task, node: str) -> None:
+        """Have the task of a bound pod booked on the node of the pod."""
+        self.out.recover.append(task.item(node=node))
 
     def count_unbooked(self, unit: Unit) -> None:
         """Count bound pods without a task as use by others, until the partition books them."""

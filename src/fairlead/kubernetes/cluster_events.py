@@ -5,8 +5,7 @@ from __future__ import annotations
 from fairlead.kubernetes.actions import Target
 from fairlead.kubernetes.adapter_state import KnownNode, State
 from fairlead.kubernetes.groups import membership
-from fairlead.kubernetes.names import PINNED, job_id, node_name
-from fairlead.kubernetes.nodes import MAX_REASON
+from fairlead.kubernetes.names import PINNED, node_name
 from fairlead.kubernetes.objects import Node, Pod
 from fairlead.kubernetes.units import Member, Unit
 
@@ -58,9 +57,9 @@ def drop_pod(state: State, uid: str) -> None:
 
 
 def _is_ours(state: State, pod: Pod) -> bool:
+    """True if Fairlead schedules the pod: it has not ended, and no other controller's gate holds it back."""
     if pod.ended:
         return False
-    # A pod with a gate of another controller must not be scheduled yet.
     gates = {gate.name for gate in pod.spec.scheduling_gates or ()}
     if gates - {state.gate}:
         return False
@@ -89,7 +88,7 @@ def _put_own(state: State, pod: Pod) -> None:
         if member.placed == bound:
             member.pod = None
         else:  # bound by another scheduler, or before the partition decided
-            _astray(state, member)
+            _bound_elsewhere(state, member)
     _note_loss(state, member, pod)
 
 
@@ -97,7 +96,7 @@ def _add(state: State, pod: Pod, bound: str) -> None:
     belongs = membership(pod)
     unit = state.units.get(belongs.key)
     if unit is None:
-        unit = state.units[belongs.key] = Unit(belongs.key, job_id(belongs), {}, slots={})
+        unit = state.units[belongs.key] = Unit(belongs.key, belongs.job)
         state.jobs[unit.job] = unit
     gated = pod.spec.scheduler_name != state.scheduler
     member = Member(pod.metadata.uid, pod.metadata.namespace, pod.metadata.name, unit, belongs, gated, pod, bound=bound)
@@ -110,7 +109,7 @@ def _add(state: State, pod: Pod, bound: str) -> None:
 
 
 def _note_pin(state: State, member: Member, pod: Pod) -> None:
-    """Record that a pod has lost its gate, so that its node cannot be changed."""
+    """Record that a pod was pinned: its gate is gone, so its node cannot be changed."""
     node = pod.metadata.annotation(PINNED)
     if node and not pod.spec.scheduling_gates and not member.pinned:
         member.pinned, member.pinned_at = node, state.clock()
@@ -118,7 +117,7 @@ def _note_pin(state: State, member: Member, pod: Pod) -> None:
 
 
 def _note_loss(state: State, member: Member, pod: Pod) -> None:
-    """Record that the cluster removes or has ended a bound pod. A pod that was asked to stop is not lost."""
+    """Record whether and why the cluster removes or has ended a bound pod. A pod that was told to stop is not lost."""
     if member.bound and not member.stopping:
         member.lost = pod.disrupted
 
@@ -133,18 +132,17 @@ def _gone(state: State, member: Member) -> None:
         member.action.cancelled = True
     follows = unit.group is not None and unit.group.follows_loss and bool(member.lost and member.placed)
     if unit.sent and member.index >= 0 and (unit.members or follows):
-        task = {"job": unit.job, "ask": member.ask, "index": member.index}
-        if follows:
-            state.out.releases.append({**task, "lost": True, "reason": member.lost[:MAX_REASON]})
+        if follows or member.live:
+            state.release(member.task, member.lost if follows else "")
         else:
-            (state.out.releases if member.live else state.out.asks).append({**task, "withdraw": True})
-        state.ending[unit.job, member.ask, member.index] = member.lost if follows else ""
+            state.withdraw(member.task)
     unit.take(member)
     state.touch_units((unit.key,))
 
 
 def _lost_with_node(state: State, member: Member) -> None:
-    """Forget the node of a task that is lost with it. The cluster deletes the pod, or the pod is asked for again."""
+    """Forget that a task was placed on a node that is gone. The partition counts the task as lost with its node. A pod
+    that is not bound or pinned there is asked for again."""
     unit = member.unit
     member.placed = ""
     if member.index >= 0:
@@ -153,22 +151,19 @@ def _lost_with_node(state: State, member: Member) -> None:
         state.touch_units((unit.key,))
 
 
-def _astray(state: State, member: Member) -> None:
-    """Tell the partition where a pod really runs, if that is not the node that the partition chose for it."""
+def _bound_elsewhere(state: State, member: Member) -> None:
+    """Tell the partition on which node a pod was bound, because it is not the node that the partition chose."""
     unit = member.unit
     if isinstance(member.action, Target):
         member.action.cancelled = True
         member.action = None
     if unit.sent and member.index >= 0:
-        task = {"job": unit.job, "ask": member.ask, "index": member.index}
-        if member.placed:
-            state.out.releases.append({**task, "withdraw": True})
-            state.ending[unit.job, member.ask, member.index] = ""
-            unit.take(member)
-        else:
-            state.out.recover.append({**task, "node": member.bound})
+        if not member.placed:
+            state.recover(member.task, member.bound)
             state.changed.set()
             return
+        state.release(member.task)
+        unit.take(member)
     member.placed = ""
     state.touch_units((unit.key,))
     state.unbooked[unit.key] = None

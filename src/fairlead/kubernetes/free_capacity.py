@@ -1,4 +1,4 @@
-"""Free capacity of nodes according to the API server, for pods that were placed before the adapter started."""
+"""Free capacity of nodes as the API server knows it, for pods that were placed before the adapter started."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fairlead.kubernetes.quantities import add, capacities
 from fairlead.kubernetes.units import Member
 
 
-class Rooms:
-    """The use of some nodes by pods: those of other schedulers, ours, and those added by `take`."""
+class FreeCapacity:
+    """Capacity of some nodes beyond the use by pods: those of all schedulers, and those added by `take`."""
 
     def __init__(
         self, members: Iterable[Member], nodes: Collection[str], objects: GroupObjects, others: Others
@@ -41,13 +41,13 @@ class Rooms:
         for name, amount in wanted.items():
             has = 1000 if name.startswith(PORT) else offered.get(name, 0)
             if used.get(name, 0) + other.get(name, 0) + amount > has:
-                return f"node {member.placed} has no room any more: {name} is missing"
+                return f"node {member.placed} has too little free {name} by now"
         add(used, wanted)
         return ""
 
 
 def amounts_of(member: Member, objects: GroupObjects) -> Amounts:
-    """Return what a pod of ours uses of its node."""
+    """Return what a pod that Fairlead schedules uses of its node."""
     if member.ask in objects.asks:
         return dict(objects.asks[member.ask][1].resources)
     return used_by(member.pod) if member.pod is not None else {}

@@ -1,12 +1,13 @@
-"""Groups: which pods form one job, how many of them start together, and its queue, user and priority.
+"""Groups: which pods form one job, how many of them start together, and the queue, user and priority of the job.
 
-`membership` is read from the pod alone, so a pod can be put into its group at once. `group_of` needs the objects that
-describe groups: Jobs, JobSets, PodGroups and PriorityClasses, which `GroupObjects` keeps in short form. Layout:
-membership, the objects, groups, and the readers of each manifest's fields.
+`membership` reads only the pod, so a pod can be put into its group at once. `group_of` needs the objects that describe
+groups: Jobs, JobSets, PodGroups and PriorityClasses, which `GroupObjects` keeps in short form. Layout: membership, the
+objects, groups, and the readers of each manifest's fields.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -14,9 +15,20 @@ from typing import Any
 import msgspec
 
 from fairlead.kubernetes import names
-from fairlead.kubernetes.names import PLUGINS, SCHEDULING, VOLCANO, job_id, short_name
-from fairlead.kubernetes.objects import Job, JobSet, Meta, Object, Pod, PodGroup, PodSpec, PriorityClass
-from fairlead.kubernetes.pods import Needs, NotHonoured, soft_fields
+from fairlead.kubernetes.names import PLUGINS, SCHEDULING, VOLCANO, short_name
+from fairlead.kubernetes.objects import (
+    GangPolicy,
+    GroupPolicy,
+    Job,
+    JobSet,
+    Meta,
+    Object,
+    Pod,
+    PodGroup,
+    PodSpec,
+    PriorityClass,
+)
+from fairlead.kubernetes.pods import Needs, NotHonoured, read_needs, soft_fields
 from fairlead.kubernetes.rules import Rules
 
 # -- membership --------------------------------------------------------------------------------------------------
@@ -42,25 +54,19 @@ class Membership(msgspec.Struct, frozen=True, gc=False):
     def key(self) -> str:
         return "/".join([self.kind, self.namespace, self.name, self.uid])
 
+    @property
+    def job(self) -> str:
+        """The id of the group's job: readable, and the same in every process."""
+        return short_name(f"{self.namespace}.{self.name}", distinct=self.key)
+
 
 def membership(pod: Pod) -> Membership:
     """Return the group of a pod. Explicit groups come before the objects that own the pod."""
     meta, namespace = pod.metadata, pod.metadata.namespace
     own = tuple(key for key in (*names.JOB_NAME, *names.JOB_UID) if meta.label(key))
-    if name := _either(meta, names.GROUP):
-        return Membership("Group", namespace, name, part=_either(meta, names.PART), own=own)
-    if pod.spec.scheduling_group is not None and pod.spec.scheduling_group.pod_group_name:
-        return Membership(SCHEDULING, namespace, pod.spec.scheduling_group.pod_group_name, own=own)
-    if name := meta.label(names.POD_GROUP) or meta.label(names.POD_GROUP_OLD):
-        return Membership(PLUGINS, namespace, name, part=_either(meta, names.PART), own=own)
-    if name := meta.annotation(names.GROUP_NAME) or meta.annotation(names.VOLCANO_GROUP):
-        return Membership(VOLCANO, namespace, name, part=meta.annotation(names.VOLCANO_PART), own=own)
-    if name := application(meta):
-        return Membership("Application", namespace, name, part=meta.annotation(names.YUNIKORN_TASK_GROUP), own=own)
-    if name := meta.label(names.KUEUE_GROUP):
-        return Membership("Kueue", namespace, name, part=_either(meta, names.PART), own=own)
-    if name := meta.label(names.JOBSET_NAME):
-        return Membership("JobSet", namespace, name, part=meta.label(names.JOBSET_PART), own=own)
+    for kind, name_of, part in _EXPLICIT:
+        if name := name_of(pod):
+            return Membership(kind, namespace, name, part=_either(meta, part), own=own)
     owner = meta.controller
     if owner is not None and owner.kind == "Job" and owner.api_version.startswith("batch/"):
         index = _either(meta, names.JOB_INDEX)
@@ -76,18 +82,36 @@ def application(meta: Meta) -> str:
 
 
 def _either(meta: Meta, key: str) -> str:
+    """Return the value of a label or annotation; empty if the object has neither."""
     return meta.label(key) or meta.annotation(key)
 
+
+_EXPLICIT: tuple[tuple[str, Callable[[Pod], str], str], ...] = (
+    ("Group", lambda pod: _either(pod.metadata, names.GROUP), names.PART),
+    (SCHEDULING, lambda pod: pod.spec.scheduling_group.pod_group_name if pod.spec.scheduling_group else "", ""),
+    (PLUGINS, lambda pod: pod.metadata.label(names.POD_GROUP) or pod.metadata.label(names.POD_GROUP_OLD), names.PART),
+    (
+        VOLCANO,
+        lambda pod: pod.metadata.annotation(names.GROUP_NAME) or pod.metadata.annotation(names.VOLCANO_GROUP),
+        names.VOLCANO_PART,
+    ),
+    ("Application", lambda pod: application(pod.metadata), names.YUNIKORN_TASK_GROUP),
+    ("Kueue", lambda pod: pod.metadata.label(names.KUEUE_GROUP), names.PART),
+    ("JobSet", lambda pod: pod.metadata.label(names.JOBSET_NAME), names.JOBSET_PART),
+)
+"""Kinds of groups that a pod names, in their order: how to read the name, and the key of the pod's part."""
 
 # -- the objects -------------------------------------------------------------------------------------------------
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of an object: its size, and the labels and annotations that Fairlead reads."""
+    """What is kept of an object that describes a group. `marks` are its labels and annotations that Fairlead reads."""
 
-    marks: dict[str, str]
+    marks: dict[str, str] = {}
     minimum: int = 0
     """Number of pods that start together; 0 if they start one by one, or if the object does not say."""
+    pods: int = 0
+    """Number of pods that a Job or JobSet runs at once."""
     parts: dict[str, int] = {}
     whole: bool = True
     """False if the parts start one after the other."""
@@ -106,18 +130,18 @@ class GroupObjects:
 
     def __init__(self, touched: Callable[[Iterable[str]], None] = lambda keys: None) -> None:
         self.touched = touched
-        self._facts: dict[tuple[str, str, str], Facts] = {}
+        self._facts: dict[tuple[str, str, str], tuple[str, Facts]] = {}
+        """Kind, namespace and name → uid and facts of the object that has this name now."""
         self._keys: dict[str, tuple[str, str, str]] = {}
         """Uid → kind, namespace and name."""
-        self._uids: dict[tuple[str, str, str], str] = {}
-        """Kind, namespace and name → uid of the object that has this name now."""
         self.classes: dict[str, PriorityClass] = {}
+        """Priority classes by name."""
         self.asks: dict[str, tuple[str, Needs]] = {}
         """Ask → the part and the needs of its pods. Equal asks of different groups share an entry."""
         self._names: dict[tuple[str, Needs], str] = {}
 
     def followed(self) -> list[Follow]:
-        """Return what to watch: path, type, and the functions to call for changed objects and for removed uids."""
+        """Return what to watch: path, type, and the functions to call with each changed object and each removed uid."""
 
         def follow(path: str, kind: str, of: type[Object], read: Callable[[Any], Facts]) -> Follow:
             return path, of, lambda found: self.put(kind, found, read(found)), self.drop
@@ -128,31 +152,29 @@ class GroupObjects:
             follow("/apis/scheduling.k8s.io/v1beta1/podgroups", SCHEDULING, PodGroup, read_upstream),
             follow("/apis/scheduling.x-k8s.io/v1alpha1/podgroups", PLUGINS, PodGroup, read_plugins),
             follow("/apis/scheduling.volcano.sh/v1beta1/podgroups", VOLCANO, PodGroup, read_volcano),
-            ("/apis/scheduling.k8s.io/v1/priorityclasses", PriorityClass, self._put_class, self.drop),
+            ("/apis/scheduling.k8s.io/v1/priorityclasses", PriorityClass, self._put_class, self._drop_class),
         ]
 
     def put(self, kind: str, found: Any, facts: Facts) -> None:
         meta: Meta = found.metadata
         key = (kind, meta.namespace, meta.name)
+        _, before = self._facts.get(key, ("", None))
         self._keys[meta.uid] = key
-        self._uids[key] = meta.uid
-        if self._facts.get(key) != facts:
-            self._facts[key] = facts
+        self._facts[key] = meta.uid, facts
+        if before != facts:
             self.touched([_group_key(key, meta.uid)])
 
     def drop(self, uid: str) -> None:
         key = self._keys.pop(uid, None)
-        if key is not None and self._uids.get(key) == uid:
-            del self._uids[key]
-            self._facts.pop(key, None)
-            self.classes.pop(key[2], None)
+        if key is not None and self._facts.get(key, ("", None))[0] == uid:
+            del self._facts[key]
             self.touched([_group_key(key, uid)])
 
     def find(self, kind: str, namespace: str, name: str) -> Facts | None:
-        return self._facts.get((kind, namespace, name))
+        return self._facts.get((kind, namespace, name), ("", None))[1]
 
     def ask(self, part: str, needs: Needs) -> str:
-        """Return the name of the ask for pods with these needs. It is the same in every process."""
+        """Return the name of the ask for pods of this part with these needs. It is the same in every process."""
         name = self._names.get((part, needs))
         if name is None:
             digest = blake2b(repr((part, needs)).encode(), digest_size=5).hexdigest()
@@ -166,10 +188,10 @@ class GroupObjects:
         self._names = {entry: name for name, entry in self.asks.items()}
 
     def _put_class(self, found: PriorityClass) -> None:
-        key = ("PriorityClass", "", found.metadata.name)
         self.classes[found.metadata.name] = found
-        self._keys[found.metadata.uid] = key
-        self._uids[key] = found.metadata.uid
+
+    def _drop_class(self, uid: str) -> None:
+        self.classes = {name: each for name, each in self.classes.items() if each.metadata.uid != uid}
 
 
 def _group_key(key: tuple[str, str, str], uid: str) -> str:
@@ -210,37 +232,31 @@ class Group(msgspec.Struct):
         """True if the loss of a pod affects the others. With `replace`, the controller only makes another pod."""
         return self.on_loss not in ("", "replace")
 
-    @property
-    def own(self) -> tuple[str, ...]:
-        return self.member.own
+    def needs_of(self, pod: Pod, gated: bool = False) -> Needs | tuple[NotHonoured, ...]:
+        """Return what a pod needs, or the fields that are not honoured.
 
-    @property
-    def problems(self) -> tuple[NotHonoured, ...]:
-        """Fields of the group that Fairlead does not honour."""
-        return self.facts.problems
-
-    def ask(self, member: Membership, needs: Needs) -> str:
-        """Return the name of the ask of a pod: pods of one part with equal needs share it."""
-        return self.objects.ask(member.part, needs)
+        For a gated pod, fields that cannot be expressed are left out: the cluster's own scheduler binds it and honours
+        them.
+        """
+        needs, problems = read_needs(pod, self.member.own, self.is_gang)
+        problems = (*self.facts.problems, *problems)
+        return problems if problems and not gated else needs
 
     def stages(self, counts: Mapping[str, int]) -> list[dict[str, Any]]:
         """Return the stages of asks with these numbers of pods."""
         least = self._minimum(counts)
-        stages: list[dict[str, Any]] = []
-        for ask, count in counts.items():
-            stage: dict[str, Any] = {"name": ask, "count": count, "min": least[ask], **self.objects.asks[ask][1].keys()}
-            if self.estimate:
-                stage["estimate"] = self.estimate
-            if self.on_loss:
-                stage["on_loss"] = self.on_loss
-            stages.append(stage)
-        return stages
+        common = {"estimate": self.estimate, "on_loss": self.on_loss}
+        common = {key: value for key, value in common.items() if value}
+        return [
+            {"name": ask, "count": count, "min": least[ask], **self.objects.asks[ask][1].keys(), **common}
+            for ask, count in counts.items()
+        ]
 
     def _minimum(self, counts: Mapping[str, int]) -> dict[str, int]:
         """Return how many pods of each ask start together, from the minimum of its part or of the group.
 
-        A minimum below the number of pods is met by the asks that were seen first. Every ask needs at least one pod, so
-        a group may need a few more pods than its object says, never fewer.
+        If the minimum is below the number of pods, the asks that were seen first count for it. Every ask needs at least
+        one pod, so a group may need more pods than its object says, never fewer.
         """
         left = dict(self.facts.parts) or {"": self.facts.minimum}
         least: dict[str, int] = {}
@@ -252,60 +268,66 @@ class Group(msgspec.Struct):
 
     def job_item(self) -> dict[str, Any]:
         """Return the item that adds the job, without its stages."""
+        labels = {"namespace": self.member.namespace, "kind": self.member.kind}
+        if self.ignored:
+            labels["not-considered"] = ", ".join(self.ignored)[:1_000]
         item: dict[str, Any] = {
-            "job": job_id(self.member),
+            "job": self.member.job,
             "name": short_name(self.member.name),
             "user": short_name(self.user),
-            "labels": {"namespace": self.member.namespace, "kind": self.member.kind},
+            "labels": labels,
         }
-        if self.ignored:
-            item["labels"]["not-considered"] = ", ".join(self.ignored)[:1_000]
-        if self.groups:
-            item["groups"] = [short_name(name) for name in self.groups]
-        if self.queue:
-            item["queue"] = self.queue
-        if self.priority:
-            item["priority"] = self.priority
-        if not self.preempts:
-            item["preempts"] = False
-        if not self.preemptible:
-            item["preemptible"] = False
-        return item
+        optional: dict[str, Any] = {
+            "groups": [short_name(name) for name in self.groups],
+            "queue": self.queue,
+            "priority": self.priority,
+        }
+        item |= {key: value for key, value in optional.items() if value}
+        return item | {key: False for key in ("preempts", "preemptible") if not getattr(self, key)}
 
 
 def group_of(member: Membership, pods: Sequence[Pod], objects: GroupObjects, rules: Rules) -> Group:
     """Return the group of pods. Where pods differ in a field, the first pod that has it counts."""
     facts, missing = _facts(member, pods, objects)
     metas = [pod.metadata for pod in pods]
-    group = Group(member, objects, facts, waits_for=missing or _too_few(facts, pods))
-    group.queue = rules.queue(member.namespace, _queue_name(metas, facts))
-    group.user, group.groups = _user(metas, rules) or (member.namespace or "kubernetes", ())
-    first = pods[0].spec if pods else None
-    named = facts.priority_class or (first.priority_class_name if first is not None else "")
-    priority_class = objects.classes.get(named)
-    group.priority = _priority(facts, first, priority_class)
-    group.preempts = facts.preempts and _preemption_policy(facts, first, priority_class) != "Never"
+    first = pods[0].spec if pods else PodSpec()
+    priority_class = objects.classes.get(facts.priority_class or first.priority_class_name)
     marks = [*(meta.annotations or {} for meta in metas[:1]), *(meta.labels or {} for meta in metas[:1]), facts.marks]
-    group.preemptible = _is_preemptible(marks)
-    group.ignored = tuple(soft_fields(pods[0], member.own)) if pods else ()
-    group.estimate = next((found[names.ESTIMATE] for found in marks if found.get(names.ESTIMATE)), "")
-    group.on_loss = next((found[names.ON_LOSS] for found in marks if found.get(names.ON_LOSS)), "")
-    return group
+    user, groups = _user(metas, rules) or (member.namespace or "kubernetes", ())
+    return Group(
+        member,
+        objects,
+        facts,
+        queue=rules.queue(member.namespace, _queue_name(metas, facts)),
+        user=user,
+        groups=groups,
+        priority=_priority(facts, first, priority_class),
+        preempts=facts.preempts and _preemption_policy(facts, first, priority_class) != "Never",
+        preemptible=_is_preemptible(marks),
+        estimate=_mark(marks, names.ESTIMATE),
+        on_loss=_mark(marks, names.ON_LOSS),
+        ignored=tuple(soft_fields(pods[0], member.own)) if pods else (),
+        waits_for=missing or _too_few(facts, pods),
+    )
 
 
-def _priority(facts: Facts, first: PodSpec | None, priority_class: PriorityClass | None) -> int:
+def _priority(facts: Facts, first: PodSpec, priority_class: PriorityClass | None) -> int:
     """Return the priority of a group: its own, that of its class, that of its first pod, or that of the pod's class."""
     if facts.priority is not None:
         return facts.priority
-    if first is not None and first.priority is not None and not (facts.priority_class and priority_class is not None):
+    if first.priority is not None and not (facts.priority_class and priority_class is not None):
         return first.priority
     return 0 if priority_class is None else priority_class.value
 
 
-def _preemption_policy(facts: Facts, first: PodSpec | None, priority_class: PriorityClass | None) -> str:
+def _preemption_policy(facts: Facts, first: PodSpec, priority_class: PriorityClass | None) -> str:
     # Admission gives every pod a policy, so the policy of the group's class comes first.
-    policy = first.preemption_policy if first is not None and not facts.priority_class else ""
-    return policy or ("" if priority_class is None else priority_class.preemption_policy)
+    policy = "" if facts.priority_class else first.preemption_policy
+    return policy or (priority_class.preemption_policy if priority_class is not None else "")
+
+
+def _mark(marks: list[dict[str, str]], key: str) -> str:
+    return next((found[key] for found in marks if found.get(key)), "")
 
 
 def _is_preemptible(marks: list[dict[str, str]]) -> bool:
@@ -314,43 +336,39 @@ def _is_preemptible(marks: list[dict[str, str]]) -> bool:
 
 
 def _too_few(facts: Facts, pods: Sequence[Pod]) -> str:
-    """Return which pods of a gang do not exist yet, as text."""
-    have: dict[str, int] = {}
-    for pod in pods:
-        part = membership(pod).part if facts.parts else ""
-        have[part] = have.get(part, 0) + 1
-    needed = facts.parts or {"": facts.minimum}
-    for part, count in sorted(needed.items()):
-        if have.get(part, 0) < count and (facts.whole or part in have):
+    """Return how many pods of a gang exist, as text; empty if that is enough."""
+    have = Counter(membership(pod).part if facts.parts else "" for pod in pods)
+    for part, count in sorted((facts.parts or {"": facts.minimum}).items()):
+        if have[part] < count and (facts.whole or part in have):
             of = f" of {part}" if part else ""
-            return f"{have.get(part, 0)} of {count} pods{of} exist"
+            return f"{have[part]} of {count} pods{of} exist"
     return ""
 
 
 def _facts(member: Membership, pods: Sequence[Pod], objects: GroupObjects) -> tuple[Facts, str]:
-    """Return what is known of a group, and what is missing."""
+    """Return what is known of a group, and why it cannot be asked for yet."""
     metas = [pod.metadata for pod in pods]
     if member.kind == "Pod":
-        return NOTHING, ""
+        return Facts(), ""
     if member.kind == "Group":
-        return Facts({}, minimum=_number(_annotation(metas, names.MINIMUM))), ""
+        return Facts(minimum=_number(_annotation(metas, names.MINIMUM))), ""
     if member.kind == "Kueue":
-        return Facts({}, minimum=_number(_annotation(metas, names.KUEUE_TOTAL))), ""
+        return Facts(minimum=_number(_annotation(metas, names.KUEUE_TOTAL))), ""
     if member.kind == "Application":
         return _application(metas)
     found = objects.find(member.kind, member.namespace, member.name)
     if found is None:
         if member.kind == VOLCANO and (minimum := _number(_annotation(metas, names.VOLCANO_MINIMUM))):
-            return Facts({}, minimum=minimum), ""
+            return Facts(minimum=minimum), ""
         kind = "PodGroup" if "." in member.kind else member.kind
-        return NOTHING, f"{kind} {member.namespace}/{member.name} is not there"
+        return Facts(), f"{kind} {member.namespace}/{member.name} does not exist"
     if member.kind in ("Job", "JobSet"):
         found = _overridden(found, metas)
     return found, ""
 
 
 def _overridden(facts: Facts, metas: Sequence[Meta]) -> Facts:
-    """Return the size of a Job or JobSet as set by our annotations, on the object or on its pods."""
+    """Return the facts of a Job or JobSet with the size that annotations of Fairlead set, on it or on its pods."""
     minimum = facts.marks.get(names.MINIMUM) or _annotation(metas, names.MINIMUM)
     gang = facts.marks.get(names.GANG) or _annotation(metas, names.GANG)
     if minimum:
@@ -358,22 +376,18 @@ def _overridden(facts: Facts, metas: Sequence[Meta]) -> Facts:
     if gang.lower() == "false":
         return msgspec.structs.replace(facts, minimum=0, parts={})
     if gang.lower() == "true" and not facts.minimum:
-        return msgspec.structs.replace(facts, minimum=_number(facts.marks.get("", "")))
+        return msgspec.structs.replace(facts, minimum=facts.pods)
     return facts
 
 
 def _queue_name(metas: Sequence[Meta], facts: Facts) -> str:
     """Return the queue that the manifest names, on the pod, its owner or its group; empty if none does."""
+    named: list[str] = []
     for meta in metas[:1]:
-        for key in (names.QUEUE, names.YUNIKORN_QUEUE, names.VOLCANO_QUEUE, names.KUEUE_QUEUE):
-            if found := _either(meta, key):
-                return found
-        if application(meta) and (found := meta.label(names.YUNIKORN_QUEUE_LABEL)):
-            return found
-    for key in (names.QUEUE, names.YUNIKORN_QUEUE, names.VOLCANO_QUEUE, names.KUEUE_QUEUE):
-        if found := facts.marks.get(key, ""):
-            return found
-    return facts.queue
+        named += (_either(meta, key) for key in _QUEUES)
+        named.append(meta.label(names.YUNIKORN_QUEUE_LABEL) if application(meta) else "")
+    named += (facts.marks.get(key, "") for key in _QUEUES)
+    return next(filter(None, named), facts.queue)
 
 
 def _user(metas: Sequence[Meta], rules: Rules) -> tuple[str, tuple[str, ...]] | None:
@@ -399,18 +413,8 @@ class _UserInfo(msgspec.Struct):
 
 # -- the fields of each manifest ---------------------------------------------------------------------------------
 
-NOTHING = Facts({})
-_READ = (
-    names.QUEUE,
-    names.MINIMUM,
-    names.GANG,
-    names.PREEMPTIBLE,
-    names.ESTIMATE,
-    names.ON_LOSS,
-    names.YUNIKORN_QUEUE,
-    names.VOLCANO_QUEUE,
-    names.KUEUE_QUEUE,
-)
+_QUEUES = (names.QUEUE, names.YUNIKORN_QUEUE, names.VOLCANO_QUEUE, names.KUEUE_QUEUE)
+_READ = (*_QUEUES, names.MINIMUM, names.GANG, names.PREEMPTIBLE, names.ESTIMATE, names.ON_LOSS)
 
 
 def _marks(meta: Meta) -> dict[str, str]:
@@ -436,8 +440,7 @@ def read_job(job: Job) -> Facts:
     spec = job.spec
     pods = _at_once(spec.parallelism, spec.completions)
     gang = spec.completion_mode == "Indexed" and pods > 1 and spec.parallelism == spec.completions
-    # The number of pods is kept beside the minimum, for `fairlead.dev/gang`.
-    return Facts({**_marks(job.metadata), "": str(pods)}, minimum=pods if gang else 0)
+    return Facts(_marks(job.metadata), minimum=pods if gang else 0, pods=pods)
 
 
 def read_job_set(job_set: JobSet) -> Facts:
@@ -449,33 +452,36 @@ def read_job_set(job_set: JobSet) -> Facts:
     in_order = (job_set.spec.startup_policy or {}).get("startupPolicyOrder") == "InOrder"
     whole = not in_order and not any(each.depends_on for each in job_set.spec.replicated_jobs or ())
     total = sum(parts.values())
-    marks = {**_marks(job_set.metadata), "": str(total)}
-    return Facts(marks, minimum=total, parts={name: count for name, count in parts.items() if count}, whole=whole)
+    parts = {name: count for name, count in parts.items() if count}
+    return Facts(_marks(job_set.metadata), minimum=total, pods=total, parts=parts, whole=whole)
 
 
 def read_upstream(group: PodGroup) -> Facts:
     """Return the facts of a PodGroup of `scheduling.k8s.io`."""
     spec = group.spec
-    problems: list[NotHonoured] = []
-    if spec.scheduling_constraints is not None and spec.scheduling_constraints.topology:
-        problems.append(
-            NotHonoured("PodGroup spec.schedulingConstraints", "a gang is not kept within one topology domain")
-        )
-    if spec.resource_claims:
-        problems.append(
-            NotHonoured("PodGroup spec.resourceClaims", "devices of claims are allocated by kube-scheduler")
-        )
-    if spec.parent_composite_pod_group_name:
-        problems.append(NotHonoured("PodGroup spec.parentCompositePodGroupName", "groups of groups are not read"))
-    gang = spec.scheduling_policy.gang if spec.scheduling_policy is not None else None
+    named = {
+        "schedulingConstraints": (spec.scheduling_constraints or {}).get("topology"),
+        "resourceClaims": spec.resource_claims,
+        "parentCompositePodGroupName": spec.parent_composite_pod_group_name,
+    }
+    problems = tuple(NotHonoured(f"PodGroup spec.{key}", _UPSTREAM[key]) for key, value in named.items() if value)
+    gang = (spec.scheduling_policy or GroupPolicy()).gang or GangPolicy()
     return Facts(
         _marks(group.metadata),
-        minimum=gang.min_count if gang is not None else 0,
+        minimum=gang.min_count,
         priority=spec.priority,
         priority_class=spec.priority_class_name,
         preempts=spec.preemption_policy != "Never",
-        problems=tuple(problems),
+        problems=problems,
     )
+
+
+_UPSTREAM = {
+    "schedulingConstraints": "a gang is not kept within one topology domain",
+    "resourceClaims": "devices of claims are allocated by kube-scheduler",
+    "parentCompositePodGroupName": "groups of groups are not read",
+}
+"""Fields of a PodGroup that are not honoured, and why."""
 
 
 def read_plugins(group: PodGroup) -> Facts:
@@ -506,7 +512,6 @@ class TaskGroup(msgspec.Struct, rename="camel"):
 
     name: str
     min_member: int
-    min_resource: dict[str, Any] = {}
 
 
 _task_groups = msgspec.json.Decoder(list[TaskGroup]).decode
@@ -516,10 +521,10 @@ def _application(metas: Sequence[Meta]) -> tuple[Facts, str]:
     """Return what the pods of an application say. Its gang is complete when the pods of all task groups exist."""
     text = _annotation(metas, names.YUNIKORN_TASK_GROUPS)
     if not text:
-        return NOTHING, ""
+        return Facts(), ""
     try:
         groups = _task_groups(text)
     except msgspec.DecodeError as problem:
-        return NOTHING, f"annotation {names.YUNIKORN_TASK_GROUPS} cannot be read: {problem}"
+        return Facts(), f"annotation {names.YUNIKORN_TASK_GROUPS} cannot be read: {problem}"
     parts = {group.name: group.min_member for group in groups if group.min_member > 0}
-    return Facts({}, minimum=sum(parts.values()), parts=parts), ""
+    return Facts(minimum=sum(parts.values()), parts=parts), ""

@@ -1,4 +1,4 @@
-"""In-flight pod actions and their results. `actions.py` makes the calls."""
+"""Actions on pods: how they begin, and what follows from their results. `actions.py` makes the calls."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fairlead.kubernetes.units import Member
 
 
 def begin(state: State, member: Member, verb: Verb) -> None:
+    """Begin an action on a pod. If the node to bind or pin it to is gone, its task is lost instead."""
     target = Target(verb, member.namespace, member.name, member.uid, member)
     if verb in ("bind", "pin"):
         cluster_name = state.node_names.get(member.placed)
@@ -23,13 +24,15 @@ def begin(state: State, member: Member, verb: Verb) -> None:
         target.gang = member.unit.job
     if verb == "pin":
         assert member.pod is not None
-        target.body = pin_patch(member.pod, state.gate, target.node, state.hostname(target.node), member.placed)
+        node = state.node(target.node)
+        hostname = node.metadata.label(HOSTNAME) if node is not None else ""
+        target.body = pin_patch(member.pod, state.gate, hostname or target.node, member.placed)
     member.action = target
     state.act(target)
 
 
 def done(state: State, target: Target) -> None:
-    """Record a finished call: it succeeded, or the pod is gone or bound already, which the watch reports."""
+    """Record the end of an action: it succeeded, or the pod is gone or bound already, which the watch reports."""
     member = target.owner
     assert isinstance(member, Member)
     if member.action is not target:
@@ -46,7 +49,7 @@ def done(state: State, target: Target) -> None:
 
 
 def refused(state: State, target: Target, problem: str) -> None:
-    """Report a task that cannot be started as lost. A pod that cannot be evicted stays."""
+    """Record that the API server refuses an action: a task that cannot start is lost, a pod to stop stays."""
     member = target.owner
     assert isinstance(member, Member)
     if member.action is not target:
@@ -57,31 +60,30 @@ def refused(state: State, target: Target, problem: str) -> None:
 
 
 def lose(state: State, member: Member, problem: str) -> None:
-    """Report a task whose pod could not be bound as lost; it follows `on_loss`."""
-    unit = member.unit
+    """Report a task whose pod could not be bound as lost, so that it follows `on_loss`. One that has to stop is only
+    released."""
     member.placed = ""
-    if unit.sent and member.index >= 0:
-        task = {"job": unit.job, "ask": member.ask, "index": member.index}
-        state.out.releases.append(task if member.stopping else {**task, "lost": True, "reason": problem[:MAX_REASON]})
+    if member.unit.sent and member.index >= 0:
+        how = {} if member.stopping else {"lost": True, "reason": problem[:MAX_REASON]}
+        state.out.releases.append(member.task.item(**how))
         state.changed.set()
     member.stopping = False
 
 
-def pin_patch(pod: Pod, gate: str, node: str, hostname: str, name: str) -> bytes:
-    """Return the JSON patch that pins a gated pod to a node and removes our gate."""
+def pin_patch(pod: Pod, gate: str, hostname: str, name: str) -> bytes:
+    """Return the JSON patch that pins a gated pod to the node with this hostname and removes Fairlead's gate."""
     gates = [other.name for other in pod.spec.scheduling_gates or ()]
     at = gates.index(gate)
     patch: list[Document] = [
         {"op": "test", "path": f"/spec/schedulingGates/{at}/name", "value": gate},
         {"op": "remove", "path": f"/spec/schedulingGates/{at}"},
     ]
-    if pod.spec.node_selector:
-        patch.append({"op": "add", "path": "/spec/nodeSelector/kubernetes.io~1hostname", "value": hostname or node})
-    else:
-        patch.append({"op": "add", "path": "/spec/nodeSelector", "value": {HOSTNAME: hostname or node}})
-    escaped = PINNED.replace("~", "~0").replace("/", "~1")
-    if pod.metadata.annotations:
-        patch.append({"op": "add", "path": f"/metadata/annotations/{escaped}", "value": name})
-    else:
-        patch.append({"op": "add", "path": "/metadata/annotations", "value": {PINNED: name}})
+    for path, has, key, value in (
+        ("/spec/nodeSelector", pod.spec.node_selector, HOSTNAME, hostname),
+        ("/metadata/annotations", pod.metadata.annotations, PINNED, name),
+    ):
+        if has:
+            patch.append({"op": "add", "path": f"{path}/{key.replace('/', '~1')}", "value": value})
+        else:  # the mapping does not exist yet
+            patch.append({"op": "add", "path": path, "value": {key: value}})
     return msgspec.json.encode(patch)

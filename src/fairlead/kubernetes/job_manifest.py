@@ -1,6 +1,6 @@
 """Turns a Fairlead job into a `batch/v1` Job, for `fairlead submit --engine kubernetes`.
 
-The Job's pods have `schedulerName: fairlead`, so they wait in queues beside jobs for agents, under the same rules.
+The Job's pods have `schedulerName: fairlead`, so they wait in the same queues as jobs for agents.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from fairlead.kubernetes.api_client import Http, Lost
+from fairlead.client.async_pool import Http, Lost
 from fairlead.kubernetes.kubeconfig import ConfigProblem, find_address
 from fairlead.kubernetes.names import ESTIMATE, GANG, QUEUE, SCHEDULER
-from fairlead.kubernetes.objects import Status
+from fairlead.kubernetes.objects import message_of
 
 
 class NotSubmitted(Exception):
@@ -100,15 +100,8 @@ def create(job: PodJob, namespace: str = "", kubeconfig: str = "") -> str:
         finally:
             http.close()
         if reply.status >= 300:
-            raise NotSubmitted(f"the API server refuses the Job: {_message(reply.content)}")
+            raise NotSubmitted(f"the API server refuses the Job: {message_of(reply.content) or reply.text}")
         name: str = msgspec.json.decode(reply.content)["metadata"]["name"]
         return f"{where}/{name}"
 
     return asyncio.run(send())
-
-
-def _message(content: bytes) -> str:
-    try:
-        return msgspec.json.decode(content, type=Status).message
-    except msgspec.DecodeError:
-        return content[:200].decode(errors="replace")

@@ -14,11 +14,12 @@ from typing import Any
 
 import yaml
 
-from fairlead.kubernetes.api_client import Address, parse_url
+from fairlead.client.async_pool import Address
+from fairlead.wire.addresses import parse_url
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_AGE = 60.0
-"""Seconds after which a token file is read again: tokens of pods are replaced before they expire."""
+"""Seconds after which a token file is read again. The cluster replaces the tokens of pods before they expire."""
 
 
 class ConfigProblem(Exception):
@@ -54,18 +55,18 @@ def in_cluster(folder: Path = SERVICE_ACCOUNT) -> tuple[Address, str]:
 
 
 def token_file(path: Path) -> Callable[[], str]:
-    """Return a function that returns the token in a file, and rereads the file from time to time."""
-    kept, read_at = "", 0.0
+    """Return a function that returns the token in a file. It reads the file again from time to time."""
+    last, read_at = "", 0.0
 
     def token() -> str:
-        nonlocal kept, read_at
-        if not kept or monotonic() - read_at > TOKEN_AGE:
+        nonlocal last, read_at
+        if not last or monotonic() - read_at > TOKEN_AGE:
             try:
-                kept = path.read_text().strip()
+                last = path.read_text().strip()
             except OSError as problem:
                 raise ConfigProblem(f"{path}: {problem.strerror}; the token cannot be read") from None
             read_at = monotonic()
-        return kept
+        return last
 
     return token
 
@@ -95,7 +96,7 @@ def _entry(path: Path, document: Mapping[str, Any], key: str, name: str, inner: 
         if isinstance(entry, Mapping) and entry.get("name") == name:
             value = entry.get(inner)
             return value if isinstance(value, Mapping) else {}
-    raise ConfigProblem(f"{path}: {key} has no entry {name}; name one that is there")
+    raise ConfigProblem(f"{path}: {key} has no entry {name}; name an entry that exists")
 
 
 def _address(path: Path, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> Address:

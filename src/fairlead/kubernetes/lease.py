@@ -1,7 +1,7 @@
 """Leader election by a Lease: of several adapters for one cluster, one works and the others wait.
 
-The holder renews the lease. Another adapter takes it if it was not renewed for its duration, by that adapter's clock. A
-holder that cannot renew stops before then.
+The holder renews the lease. Another adapter takes it if it sees no renewal for the duration of the lease, by its own
+clock. A holder that cannot renew the lease stops before that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from time import monotonic
 
 import msgspec
 
-from fairlead.kubernetes.api_client import Http, Lost, Reply
+from fairlead.client.async_pool import Http, Lost, Reply
 from fairlead.kubernetes.objects import Lease, LeaseSpec, Meta
 
 DURATION = 15
@@ -38,15 +38,13 @@ class Election:
         namespace: str,
         name: str,
         identity: str,
-        note: Callable[[str], None] = lambda text: None,
-        duration: int = DURATION,
+        note: Callable[[str], None],
     ) -> None:
         self._http = http
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name = name
         self._identity = identity
         self._note = note
-        self._duration = duration
         self._seen: tuple[str, str] = ("", "")
         self._seen_at = 0.0
         self._renewed_at = 0.0
@@ -72,7 +70,7 @@ class Election:
                 if not await self._try():
                     raise LeaseLost("another adapter holds the lease")
             except Lost as lost:
-                if monotonic() - self._renewed_at > GIVEN_UP_AFTER * self._duration / DURATION:
+                if monotonic() - self._renewed_at > GIVEN_UP_AFTER:
                     raise LeaseLost(f"the lease could not be renewed: {lost}") from None
 
     async def give_up(self) -> None:
@@ -81,36 +79,28 @@ class Election:
             return
         self.leads = False
         try:
-            reply = await self._http.call("GET", f"{self._folder}/{self._name}", timeout=3.0)
-            if reply.status == 200:
-                lease = _decode(reply.content)
-                if lease.spec.holder_identity == self._identity:
-                    lease.spec.holder_identity = ""
-                    await self._write(lease, timeout=3.0)
+            lease = await self._read(timeout=3.0)
+            if lease.spec.holder_identity == self._identity:
+                lease.spec.holder_identity = ""
+                await self._write(lease, timeout=3.0)
         except Lost:
             pass  # the lease expires by itself
 
     async def _try(self) -> bool:
-        reply = await self._http.call("GET", f"{self._folder}/{self._name}", timeout=5.0)
-        now = monotonic()
-        if reply.status == 404:
-            lease = Lease(Meta(name=self._name))
-        elif reply.status == 200:
-            lease = _decode(reply.content)
-        else:
-            raise Lost(f"{reply.status} {reply.content[:200].decode(errors='replace')}")
-        spec = lease.spec
+        """Take or renew the lease. Return False if another adapter holds it."""
+        lease = await self._read(timeout=5.0)
+        now, spec = monotonic(), lease.spec
         holder = spec.holder_identity or ""
         if (holder, spec.renew_time or "") != self._seen:
             self._seen, self._seen_at = (holder, spec.renew_time or ""), now
-        duration = spec.lease_duration_seconds or self._duration
+        duration = spec.lease_duration_seconds or DURATION
         if holder not in ("", self._identity) and now - self._seen_at < duration:
             return False
         time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         taken = holder != self._identity
         lease.spec = LeaseSpec(
             holder_identity=self._identity,
-            lease_duration_seconds=self._duration,
+            lease_duration_seconds=DURATION,
             acquire_time=time if taken else spec.acquire_time,
             renew_time=time,
             lease_transitions=(spec.lease_transitions or 0) + taken,
@@ -119,9 +109,18 @@ class Election:
         if reply.status == 409:  # another adapter was faster
             return False
         if reply.status >= 300:
-            raise Lost(f"{reply.status} {reply.content[:200].decode(errors='replace')}")
+            raise Lost(f"{reply.status} {reply.text}")
         self._renewed_at = now
         return True
+
+    async def _read(self, timeout: float) -> Lease:
+        """Return the lease; a new one if it does not exist."""
+        reply = await self._http.call("GET", f"{self._folder}/{self._name}", timeout=timeout)
+        if reply.status == 404:
+            return Lease(Meta(name=self._name))
+        if reply.status == 200:
+            return _decode(reply.content)
+        raise Lost(f"{reply.status} {reply.text}")
 
     async def _write(self, lease: Lease, timeout: float) -> Reply:
         """Write the lease. Its resource version makes the write fail if it has changed since it was read."""

@@ -1,4 +1,4 @@
-"""Names: our labels, annotations and gate, those of other schedulers, and names that the core accepts.
+"""Names: the labels, annotations and gate of Fairlead and of other schedulers, and names that the core accepts.
 
 Kubernetes allows longer names than the core, and other characters in resource names. A name that the core does not
 accept is replaced by a readable prefix and a digest, which is the same in every process.
@@ -9,22 +9,19 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Protocol
 
 # -- ours --------------------------------------------------------------------------------------------------------
 
 PREFIX = "fairlead.dev/"
 SCHEDULER = "fairlead"
 """`schedulerName` of pods that Fairlead binds."""
-MANAGER = "kubernetes"
-"""The usual name of the resource manager."""
 GATE = PREFIX + "admission"
-"""The scheduling gate of pods that Fairlead admits and pins, and the cluster's own scheduler binds."""
+"""The scheduling gate of pods that Fairlead pins to a node and the cluster's own scheduler binds."""
 QUEUE = PREFIX + "queue"
 GROUP = PREFIX + "group"
 """Label or annotation: pods of a namespace with the same value are one job."""
 PART = PREFIX + "part"
-"""Label or annotation: the name of the stage."""
+"""Label or annotation: the name of the pod's part of its group, which becomes a stage."""
 MINIMUM = PREFIX + "min"
 """Annotation: the number of pods that start together."""
 GANG = PREFIX + "gang"
@@ -36,7 +33,7 @@ ESTIMATE = PREFIX + "estimate"
 ON_LOSS = PREFIX + "on-loss"
 """Annotation: what happens when a pod is lost: `replace`, `restart` or `fail`."""
 PINNED = PREFIX + "pinned"
-"""Annotation on a pod that was gated: the node that it was pinned to."""
+"""Annotation that Fairlead writes on a gated pod: the node that the pod is pinned to."""
 
 # -- of Kubernetes and of other schedulers -----------------------------------------------------------------------
 
@@ -95,24 +92,6 @@ def short_name(text: str, distinct: str = "") -> str:
 def node_name(name: str) -> str:
     """Return the name of a node in the core."""
     return short_name(name)
-
-
-class Grouped(Protocol):
-    """The fields of `groups.Membership` that name a job."""
-
-    @property
-    def namespace(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def key(self) -> str: ...
-
-
-def job_id(member: Grouped) -> str:
-    """Return the id of a group's job: readable, and the same in every process."""
-    return short_name(f"{member.namespace}.{member.name}", distinct=member.key)
 
 
 @lru_cache(maxsize=10_000)

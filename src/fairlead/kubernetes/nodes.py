@@ -14,7 +14,7 @@ from fairlead.kubernetes.quantities import CPU, MEMORY, capacities, documented
 MAX_LABELS = 999
 MAX_REASON = 200
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
-"""The taint of a cordoned node. It is not passed on, because the node drains instead."""
+"""The taint of a cordoned node. It is left out, because the node is drained instead."""
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,126}")
 
@@ -26,8 +26,7 @@ def node_items(
 ) -> list[dict[str, Any]]:
     """Return the items of an update that bring a node to its state.
 
-    A node is enabled only if the adapter drained or disabled it before, according to `sent`, so that a drain by an
-    operator of Fairlead stays.
+    A node is enabled only if the items sent before drained or disabled it. So a drain by an operator of Fairlead stays.
     """
     item = node_item(node, used, ports)
     action, reason = node_state(node)
@@ -41,8 +40,8 @@ def node_items(
 def node_item(node: Node, used: Mapping[str, int], ports: Iterable[str] = ()) -> dict[str, Any]:
     """Return the item that adds or updates a node: its resources minus the use by pods that are not booked.
 
-    `ports` are the host ports of all known pods (`Needs.ports`): each node has one of each. A port may be left out only
-    when no pod with it is left; otherwise the node would be over its capacity.
+    `ports` are the host ports of all known pods (`Needs.ports`): each node offers one of each. A port may be left out
+    only if no pod with it is left; otherwise the use of the node would exceed its capacity.
     """
     free = capacities(node.status.allocatable)
     free |= dict.fromkeys(ports, 1000)

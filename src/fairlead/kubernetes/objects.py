@@ -1,14 +1,13 @@
 """Objects of the Kubernetes API, with only the fields that Fairlead reads or writes.
 
 Unknown fields are ignored when an object is read. Fields that a server may send as null have `None` in their type: the
-object of a BOOKMARK event has no name, `containers: null` and `creationTimestamp: null`.
-Layout: metadata, pods, nodes, owners of pods, groups, other objects that are read, objects that are written, lists and
-watch events.
+object of a BOOKMARK event has no name, and `containers: null`.
+Layout: metadata, pods, nodes, Jobs and JobSets, groups, other objects.
 """
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -39,9 +38,7 @@ class Meta(Object):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
-    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
-    deletion_grace_period_seconds: int | None = None
     labels: Labels | None = None
     annotations: Labels | None = None
     owner_references: list[OwnerReference] | None = None
@@ -59,6 +56,12 @@ class Meta(Object):
     def controller(self) -> OwnerReference | None:
         """The owner that controls this object, if any."""
         return next((owner for owner in self.owner_references or () if owner.controller), None)
+
+
+class Named(Object):
+    """Base of objects that have a name of their own."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
 
 
 # -- pods --------------------------------------------------------------------------------------------------------
@@ -80,10 +83,6 @@ class Port(Object):
 class Container(Object):
     name: str = ""
     image: str = ""
-    command: list[str] | None = None
-    args: list[str] | None = None
-    env: list[dict[str, Any]] | None = None
-    working_dir: str = ""
     resources: Requirements | None = None
     ports: list[Port] | None = None
     restart_policy: str = ""
@@ -161,13 +160,12 @@ class Toleration(Object):
     operator: str = "Equal"
     value: str = ""
     effect: str = ""
-    toleration_seconds: int | None = None
 
 
 class SpreadConstraint(Object):
-    max_skew: int = 1
+    max_skew: int = 0
     topology_key: str = ""
-    when_unsatisfiable: str = "DoNotSchedule"
+    when_unsatisfiable: str = ""
     label_selector: LabelSelector | None = None
     min_domains: int | None = None
     match_label_keys: list[str] | None = None
@@ -201,10 +199,6 @@ class PodSpec(Object):
     priority: int | None = None
     priority_class_name: str = ""
     preemption_policy: str = ""
-    host_network: bool = False
-    restart_policy: str = ""
-    termination_grace_period_seconds: int | None = None
-    active_deadline_seconds: int | None = None
 
 
 class Condition(Object):
@@ -212,9 +206,6 @@ class Condition(Object):
     status: str = ""
     reason: str = ""
     message: str = ""
-    last_transition_time: str | None = None
-    last_probe_time: str | None = None
-    observed_generation: int | None = None
 
 
 class Terminated(Object):
@@ -250,8 +241,7 @@ PAST_DEADLINE = "DeadlineExceeded"
 """Reason of a pod that has run for its `activeDeadlineSeconds`. That is its own limit, so it ended by itself."""
 
 
-class Pod(Object):
-    metadata: Meta = msgspec.field(default_factory=Meta)
+class Pod(Named):
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
@@ -304,78 +294,45 @@ class NodeSpec(Object):
 
 class NodeStatus(Object):
     allocatable: Quantities | None = None
-    capacity: Quantities | None = None
     conditions: list[Condition] | None = None
 
 
-class Node(Object):
-    metadata: Meta = msgspec.field(default_factory=Meta)
+class Node(Named):
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
 
 
-# -- owners of pods ----------------------------------------------------------------------------------------------
-
-
-class PodTemplate(Object):
-    metadata: Meta = msgspec.field(default_factory=Meta)
-    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+# -- Jobs and JobSets ----------------------------------------------------------------------------------------------
 
 
 class JobSpec(Object):
     parallelism: int | None = None
     completions: int | None = None
     completion_mode: str = "NonIndexed"
-    suspend: bool | None = None
-    managed_by: str = ""
-    template: PodTemplate = msgspec.field(default_factory=PodTemplate)
 
 
-class JobStatus(Object):
-    active: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    conditions: list[Condition] | None = None
-
-
-class Job(Object):
+class Job(Named):
     """A Job of `batch/v1`."""
 
-    metadata: Meta = msgspec.field(default_factory=Meta)
-    spec: JobSpec = msgspec.field(default_factory=JobSpec)
-    status: JobStatus = msgspec.field(default_factory=JobStatus)
-
-
-class JobTemplate(Object):
-    metadata: Meta = msgspec.field(default_factory=Meta)
     spec: JobSpec = msgspec.field(default_factory=JobSpec)
 
 
 class ReplicatedJob(Object):
     name: str = ""
     replicas: int = 1
-    template: JobTemplate = msgspec.field(default_factory=JobTemplate)
+    template: Job = msgspec.field(default_factory=Job)
     depends_on: list[dict[str, Any]] | None = None
 
 
 class JobSetSpec(Object):
     replicated_jobs: list[ReplicatedJob] | None = None
-    suspend: bool | None = None
     startup_policy: dict[str, Any] | None = None
 
 
-class JobSetStatus(Object):
-    conditions: list[Condition] | None = None
-    restarts: int = 0
-    terminal_state: str = ""
-
-
-class JobSet(Object):
+class JobSet(Named):
     """A JobSet of `jobset.x-k8s.io`."""
 
-    metadata: Meta = msgspec.field(default_factory=Meta)
     spec: JobSetSpec = msgspec.field(default_factory=JobSetSpec)
-    status: JobSetStatus = msgspec.field(default_factory=JobSetStatus)
 
 
 # -- groups ------------------------------------------------------------------------------------------------------
@@ -386,143 +343,43 @@ class GangPolicy(Object):
 
 
 class GroupPolicy(Object):
-    """The policy of an upstream PodGroup: `gang`, or `basic`, whose pods start one by one."""
+    """The policy of an upstream PodGroup. Without `gang`, its pods start one by one."""
 
     gang: GangPolicy | None = None
-    basic: dict[str, Any] | None = None
-
-
-class TopologyKey(Object):
-    key: str = ""
-
-
-class GroupConstraints(Object):
-    topology: list[TopologyKey] | None = None
 
 
 class PodGroupSpec(Object):
-    """The fields of the three PodGroups. `kind_of_group` in `groups.py` distinguishes them by `apiVersion`."""
+    """The fields of the PodGroups of all three API groups."""
 
     # scheduling.k8s.io
     scheduling_policy: GroupPolicy | None = None
-    scheduling_constraints: GroupConstraints | None = None
+    scheduling_constraints: dict[str, Any] | None = None
     parent_composite_pod_group_name: str | None = None
     resource_claims: list[dict[str, Any]] | None = None
-    disruption_mode: dict[str, Any] | None = None
     priority: int | None = None
     preemption_policy: str = ""
     # scheduling.k8s.io and scheduling.volcano.sh
     priority_class_name: str = ""
     # scheduling.x-k8s.io and scheduling.volcano.sh
     min_member: int | None = None
-    min_resources: Quantities | None = None
-    schedule_timeout_seconds: int | None = None
     # scheduling.volcano.sh
     queue: str = ""
     min_task_member: dict[str, int] | None = None
     network_topology: dict[str, Any] | None = None
 
 
-class PodGroup(Object):
+class PodGroup(Named):
     """A PodGroup of `scheduling.k8s.io`, `scheduling.x-k8s.io` or `scheduling.volcano.sh`."""
 
-    api_version: str = ""
-    metadata: Meta = msgspec.field(default_factory=Meta)
     spec: PodGroupSpec = msgspec.field(default_factory=PodGroupSpec)
 
 
-# -- other objects that are read ---------------------------------------------------------------------------------
+# -- other objects -----------------------------------------------------------------------------------------------
 
 
-class PriorityClass(Object):
-    metadata: Meta = msgspec.field(default_factory=Meta)
+class PriorityClass(Named):
     value: int = 0
-    global_default: bool = False
     preemption_policy: str = "PreemptLowerPriority"
-
-
-class Namespace(Object):
-    metadata: Meta = msgspec.field(default_factory=Meta)
-
-
-class DisruptionBudgetSpec(Object):
-    selector: LabelSelector | None = None
-    min_available: str | int | None = None
-    max_unavailable: str | int | None = None
-
-
-class DisruptionBudgetStatus(Object):
-    disruptions_allowed: int = 0
-    observed_generation: int = 0
-
-
-class DisruptionBudget(Object):
-    """A PodDisruptionBudget of `policy/v1`."""
-
-    metadata: Meta = msgspec.field(default_factory=Meta)
-    spec: DisruptionBudgetSpec = msgspec.field(default_factory=DisruptionBudgetSpec)
-    status: DisruptionBudgetStatus = msgspec.field(default_factory=DisruptionBudgetStatus)
-
-
-# -- objects that are written ------------------------------------------------------------------------------------
-
-
-class Reference(Object):
-    """A reference to an object."""
-
-    api_version: str = ""
-    kind: str = ""
-    namespace: str = ""
-    name: str = ""
-    uid: str = ""
-    resource_version: str = ""
-
-
-class Binding(Object, kw_only=True):
-    """The body of `POST pods/NAME/binding`."""
-
-    api_version: str = msgspec.field(default="v1", name="apiVersion")
-    kind: str = "Binding"
-    metadata: Meta
-    target: Reference
-
-
-class Preconditions(Object):
-    uid: str = ""
-    resource_version: str = ""
-
-
-class DeleteOptions(Object):
-    grace_period_seconds: int | None = None
-    preconditions: Preconditions | None = None
-
-
-class Eviction(Object, kw_only=True):
-    """The body of `POST pods/NAME/eviction`."""
-
-    metadata: Meta
-    delete_options: DeleteOptions | None = None
-
-
-class EventSeries(Object):
-    count: int = 0
-    last_observed_time: str = ""
-
-
-class Event(Object, kw_only=True):
-    """An Event of `events.k8s.io/v1`."""
-
-    metadata: Meta
-    event_time: str | None = None
-    reporting_controller: str = ""
-    reporting_instance: str = ""
-    action: str = ""
-    reason: str = ""
-    regarding: Reference | None = None
-    related: Reference | None = None
-    note: str = ""
-    type: str = "Normal"
-    series: EventSeries | None = None
 
 
 class LeaseSpec(Object):
@@ -533,64 +390,22 @@ class LeaseSpec(Object):
     lease_transitions: int | None = None
 
 
-class Lease(Object):
+class Lease(Named):
     """A Lease of `coordination.k8s.io/v1`, for leader election."""
 
-    metadata: Meta = msgspec.field(default_factory=Meta)
     spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)
-
-
-# -- lists and watch events --------------------------------------------------------------------------------------
-
-Kind = TypeVar("Kind")
-
-
-class ListMeta(Object):
-    resource_version: str = ""
-    continue_: str = msgspec.field(default="", name="continue")
-    remaining_item_count: int | None = None
-
-
-class List(Object, Generic[Kind]):
-    """A page of a list: `msgspec.json.Decoder(List[Pod])`."""
-
-    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
-    items: list[Kind] | None = None
-
-
-class WatchEvent(Object, Generic[Kind]):
-    """ADDED, MODIFIED, DELETED or BOOKMARK with an object. An ERROR has a `Status` instead: see `Head`."""
-
-    type: str
-    object: Kind
-
-
-class Head(Object):
-    """The type of a watch event with its object undecoded, to recognise ERROR events."""
-
-    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
-    object: msgspec.Raw
-
-
-class StatusCause(Object):
-    reason: str = ""
-    message: str = ""
-    field: str = ""
-
-
-class StatusDetails(Object):
-    name: str = ""
-    kind: str = ""
-    retry_after_seconds: int | None = None
-    causes: list[StatusCause] | None = None
 
 
 class Status(Object):
     """The answer to a refused call, and the object of an ERROR event."""
 
-    status: str = ""
     code: int = 0
-    reason: str = ""
     message: str = ""
-    details: StatusDetails | None = None
-    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
+
+
+def message_of(content: bytes) -> str:
+    """Return the message of a refusal; empty if it has none."""
+    try:
+        return msgspec.json.decode(content, type=Status).message
+    except msgspec.DecodeError:
+        return ""

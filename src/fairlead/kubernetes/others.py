@@ -1,6 +1,6 @@
-"""Counts node resources used by pods that the partition does not book. They are subtracted from the nodes' resources.
+"""Sums up what nodes have to provide for pods that the partition does not book. Nodes offer that much less to it.
 
-These are pods of other schedulers, and running pods of ours whose job the partition does not have.
+These are pods of other schedulers, and running pods of Fairlead's scheduler whose job the partition does not have.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fairlead.kubernetes.objects import Pod
 from fairlead.kubernetes.pods import used_by
+from fairlead.kubernetes.quantities import add
 
 Amounts = dict[str, int]
 
@@ -19,7 +20,7 @@ class _Use(NamedTuple):
 
 
 class Others:
-    """Bound pods that the partition does not book, and their sums by node."""
+    """Bound pods that the partition does not book, and the sums of their use by node."""
 
     def __init__(self) -> None:
         self.node_of: dict[str, str] = {}
@@ -37,8 +38,7 @@ class Others:
     def count(self, uid: str, node: str, amounts: Amounts) -> list[str]:
         """Add or change the use of a node by a pod. Return the uids of the nodes whose use changed."""
         use = _Use(node, amounts)
-        before = self._pods.get(uid)
-        if before == use:
+        if self._pods.get(uid) == use:
             return []
         changed = self.drop(uid)
         self._pods[uid] = use
@@ -64,13 +64,8 @@ class Others:
         uid = self.node_of.get(node)
         return [uid] if uid is not None else []
 
-    def _add(self, use: _Use, sign: int) -> None:
+    def _add(self, use: _Use, times: int) -> None:
         sums = self._sums.setdefault(use.node, {})
-        for name, amount in use.amounts.items():
-            now = sums.get(name, 0) + sign * amount
-            if now:
-                sums[name] = now
-            else:
-                sums.pop(name, None)
+        add(sums, use.amounts, times)
         if not sums:
             del self._sums[use.node]

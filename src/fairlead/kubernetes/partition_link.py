@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from fairlead.kubernetes.api_client import Http, Lost, Reply
+from fairlead.client.async_pool import Http, Lost, Reply, lines
 from fairlead.wire import api as wire
 
 Items = dict[str, Any]
@@ -27,7 +27,7 @@ class Link(Protocol):
     """A partition as seen by its manager. Every method raises `Lost` if the server cannot be reached now."""
 
     async def register(self) -> None:
-        """Register the manager. Its state is sent afterwards."""
+        """Register the manager, which then sends its state."""
 
     async def state(self) -> wire.ManagerState:
         """Return what the partition knows of the manager."""
@@ -39,7 +39,7 @@ class Link(Protocol):
         """Return why jobs wait."""
 
     def events(self, after: int) -> AsyncIterator[list[wire.ManagerEvent]]:
-        """Yield the events after a record. Ends if events were missed; then read the state again."""
+        """Yield the events after a record. The stream ends if events were missed: then read the state again."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -73,19 +73,19 @@ class ApiLink:
         query = f"{self._query}&" if self._query else "?"
         batch: list[wire.ManagerEvent] = []
         kind = b""
-        async for line in self._http.stream(f"{self._path}/events{query}after={after}", QUIET):
-            if isinstance(line, Reply):
-                if line.status != 200:
-                    raise _problem(line)
-            elif line.startswith(b"event: "):
-                kind = line[7:]
-            elif line.startswith(b"data: "):
-                if kind == b"reset":
-                    return
-                batch.append(_event(line[6:]))
-            elif not line and batch:
-                yield batch
-                batch = []
+        async with self._http.stream(f"{self._path}/events{query}after={after}", QUIET) as (reply, parts):
+            if reply.status != 200:
+                raise _problem(reply)
+            async for line in lines(parts):
+                if line.startswith(b"event: "):
+                    kind = line[7:]
+                elif line.startswith(b"data: "):
+                    if kind == b"reset":
+                        return
+                    batch.append(_event(line[6:]))
+                elif not line and batch:
+                    yield batch
+                    batch = []
 
     async def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
         reply = await self._http.call(method, f"{self._path}{path}{self._query}", body, timeout=UPDATE_TIMEOUT)
@@ -96,6 +96,6 @@ class ApiLink:
 
 def _problem(reply: Reply) -> Exception:
     """Return the error of an answer: `Lost` if a retry may succeed."""
-    text = f"the Fairlead server answers {reply.status}: {reply.content[:300].decode(errors='replace')}"
+    text = f"the Fairlead server answers {reply.status}: {reply.text}"
     # 404: the server does not know the manager (removed, or the server's data is new), so it has to register again.
     return Lost(text) if reply.status in (404, 408, 409, 425, 429) or reply.status >= 500 else Refusal(text)

@@ -1,20 +1,20 @@
-"""Shows users why pods wait: a `PodScheduled` condition and an event, with the explanation of the partition.
+"""Shows users why pods wait: a `PodScheduled` condition and an event with the explanation of the partition.
 
 The reason `Unschedulable` makes cluster autoscalers buy nodes, so it is written only if capacity is missing. A pod that
-waits for a limit, a share, the rest of its gang or tasks that stop for it has another reason.
+waits for a limit, a share, the rest of its gang or tasks that stop for it gets another reason.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from time import monotonic
 
 import msgspec
 
+from fairlead.client.async_pool import Http, Lost, Reply
 from fairlead.kubernetes.adapter_state import State
-from fairlead.kubernetes.api_client import Http, Lost, Reply
 from fairlead.kubernetes.partition_link import Link
 from fairlead.kubernetes.units import Member, Unit
 from fairlead.wire import api as wire
@@ -24,12 +24,15 @@ REQUESTED = "ProvisioningRequested"
 EACH = 0.5
 """Seconds between two rounds."""
 FIRST_AFTER = 0.5
-"""Seconds before the first explanation of a unit is requested; most are placed by then."""
+"""Seconds before the first explanation of a unit is requested. Most units are placed by then."""
 AGAIN_AFTER = 30.0
 MOST_UNITS = 500
 MOST_PODS, MOST_PODS_BUSY = 100, 5
-"""Pods to write to in one round; fewer while pods are being bound, which has precedence."""
+"""Pods to write to in one round. It is fewer while pods are being bound, because that is more urgent."""
 AT_ONCE = 8
+
+Entry = tuple[Member, str, str]
+"""A pod, with the reason and the text to write to it."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -43,21 +46,21 @@ class Reasons:
         link: Link,
         http: Http,
         reporter: str,
-        busy: Callable[[], bool] = lambda: False,
-        note: Callable[[str, str], None] = lambda pod, problem: None,
-        provision: Callable[[Unit], Awaitable[bool]] | None = None,
+        busy: Callable[[], bool],
+        note: Callable[[str, str], None],
+        provision: Callable[[Unit], Awaitable[bool]],
     ) -> None:
+        """Write reasons in the name of `reporter`. `busy` is true while pods are being bound, `note` logs a problem of
+        a pod, and `provision` requests the nodes of a gang, if the cluster can."""
         self._state = state
         self._link = link
         self._http = http
         self._reporter = reporter
         self._busy = busy
         self._note = note
-        self._provision = provision or _not_provided
+        self._provision = provision
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._number = 0
-        self.written = 0
-        self.failed = 0
 
     async def run(self) -> None:
         """Write reasons until cancelled."""
@@ -72,33 +75,26 @@ class Reasons:
     async def look(self) -> None:
         """Request the oldest explanations again, and write those that changed."""
         now = monotonic()
-        units = [unit for unit in self._state.units.values() if _is_due(unit, now)]
-        units.sort(key=lambda unit: unit.explained)
-        chosen = units[:MOST_UNITS]
-        asked = [unit.job for unit in chosen if unit.sent and not unit.why[1]]
+        due = [unit for unit in self._state.units.values() if _is_due(unit, now)]
+        due = sorted(due, key=lambda unit: unit.explained)[:MOST_UNITS]
+        asked = [unit.job for unit in due if unit.sent and not unit.why[1]]
         answers = {answer.job: answer for answer in await self._link.waiting(asked)} if asked else {}
         most = MOST_PODS_BUSY if self._busy() else MOST_PODS
-        writing: list[tuple[Member, str, str]] = []
-        for unit in chosen:
-            if len(writing) >= most:
-                break
-            unit.explained = now
-            reason, text = unit.why
-            if not text and unit.job in answers:
-                reason, text = await self._explain(unit, answers[unit.job])
-            for member in unit.members.values() if text else ():
-                if not member.live and not member.stopping and member.told != (reason, text):
-                    writing.append((member, reason, text))
-        writing += [
-            (member, "NotBound", member.lost)
-            for member in self._state.pinned.values()
-            if member.lost and member.told != ("NotBound", member.lost)
-        ][:most]
-        if writing:
-            await asyncio.gather(*(self._write(*entry) for entry in writing))
+        writing: list[Entry] = []
+        for unit in due:
+            if len(writing) < most:
+                unit.explained = now
+                reason, text = await self._explain(unit, answers.get(unit.job))
+                waiting = (member for member in unit.members.values() if not member.live and not member.stopping)
+                writing += _unwritten((member, reason, text) for member in waiting)
+        pinned = self._state.pinned.values()
+        writing += _unwritten((member, "NotBound", member.lost) for member in pinned)[:most]
+        await asyncio.gather(*(self._write(*entry) for entry in writing))
 
-    async def _explain(self, unit: Unit, answer: wire.WaitingJob) -> tuple[str, str]:
-        """Return the reason and the text of an answer, and note the nodes that the unit misses."""
+    async def _explain(self, unit: Unit, answer: wire.WaitingJob | None) -> tuple[str, str]:
+        """Return the reason and the text for a unit. Request nodes for a gang that lacks capacity."""
+        if unit.why[1] or answer is None:
+            return unit.why
         unit.missing = answer.missing
         if not answer.missing:
             return _words(answer.code), answer.reason
@@ -116,9 +112,7 @@ class Reasons:
                     await self._condition(member, reason, text)
                 if before != reason:
                     await self._event(member, reason, text)
-                self.written += 1
             except Lost as lost:
-                self.failed += 1
                 member.told = (before, "")
                 self._note(f"{member.namespace}/{member.name}", str(lost))
 
@@ -161,14 +155,15 @@ class Reasons:
         _check(await self._http.call("POST", path, _encode(event)))
 
 
-async def _not_provided(unit: Unit) -> bool:
-    return False
+def _unwritten(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries with a text that was not written to their pods yet."""
+    return [(member, reason, text) for member, reason, text in entries if text and member.told != (reason, text)]
 
 
 def _check(reply: Reply) -> None:
     """Raise `Lost` if a write failed. A pod that is gone needs no reason."""
     if reply.status >= 300 and reply.status not in (404, 409):
-        raise Lost(f"{reply.status} {reply.content[:300].decode(errors='replace')}")
+        raise Lost(f"{reply.status} {reply.text}")
 
 
 def _is_due(unit: Unit, now: float) -> bool:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from fairlead.kubernetes import names
 from fairlead.kubernetes.objects import (
+    Affinity,
     Container,
     Expression,
     LabelSelector,
+    NodeAffinity,
     NodeTerm,
     Pod,
+    PodAffinity,
     PodSpec,
     PodTerm,
+    PreferredNodeTerm,
     Requirements,
     Toleration,
 )
@@ -35,6 +39,7 @@ MAX_WEIGHT = 1_000
 MAX_LABELS = 100
 PORT = "hostport/"
 
+_REQUIRED, _PREFERRED = (f"{word}DuringSchedulingIgnoredDuringExecution" for word in ("required", "preferred"))
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,126}")
 _VALUE = re.compile(r"[^\s,()=!<>*]{0,256}")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
@@ -63,20 +68,15 @@ class Needs(msgspec.Struct, frozen=True, gc=False):
 
     def keys(self) -> dict[str, Any]:
         """Return the needs as keys of a stage or an ask."""
-        found: dict[str, Any] = {"resources": documented(dict(self.resources))}
-        if self.selectors:
-            found["selectors"] = dict(self.selectors)
-        if self.where:
-            found["where"] = list(self.where)
-        if self.prefer:
-            found["prefer"] = dict(self.prefer)
-        if self.tolerations:
-            found["tolerations"] = list(self.tolerations)
-        if self.near:
-            found["near"] = self.near
-        if self.apart:
-            found["apart"] = True
-        return found
+        keys = {
+            "selectors": dict(self.selectors),
+            "where": list(self.where),
+            "prefer": dict(self.prefer),
+            "tolerations": list(self.tolerations),
+            "near": self.near,
+            "apart": self.apart,
+        }
+        return {"resources": documented(dict(self.resources))} | {key: value for key, value in keys.items() if value}
 
     @property
     def ports(self) -> tuple[str, ...]:
@@ -151,33 +151,12 @@ def host_ports(spec: PodSpec) -> list[str]:
 # -- what pods need ----------------------------------------------------------------------------------------------
 
 
-class Belonging(Protocol):
-    """The fields of `groups.Group` that are read here."""
-
-    @property
-    def own(self) -> tuple[str, ...]:
-        """Labels whose values only pods of the same part share. Terms about other pods are honoured for these."""
-
-    @property
-    def is_gang(self) -> bool: ...
-
-    @property
-    def problems(self) -> tuple[NotHonoured, ...]: ...
-
-
-def needs_of(pod: Pod, group: Belonging, gated: bool = False) -> Needs | tuple[NotHonoured, ...]:
-    """Return what a pod needs, or the fields that are not honoured.
-
-    For a gated pod, fields that cannot be expressed are left out: the cluster's own scheduler binds it and honours
-    them.
-    """
-    needs, problems = read_needs(pod, group.own, group.is_gang)
-    problems = (*group.problems, *problems)
-    return problems if problems and not gated else needs
-
-
 def read_needs(pod: Pod, own: Collection[str] = (), gang: bool = False) -> tuple[Needs, tuple[NotHonoured, ...]]:
-    """Return what a pod needs as far as it can be expressed, and the fields that are not honoured."""
+    """Return what a pod needs as far as it can be expressed, and the fields that are not honoured.
+
+    Only pods of the same part have the values of the labels `own`. Terms about other pods are honoured if they select
+    by these labels.
+    """
     spec = pod.spec
     problems: list[NotHonoured] = []
     try:
@@ -186,19 +165,15 @@ def read_needs(pod: Pod, own: Collection[str] = (), gang: bool = False) -> tuple
         problems.append(NotHonoured("spec.containers", str(problem)))
         resources = ()
     selectors = tuple(sorted((spec.node_selector or {}).items()))
-    affinity = spec.affinity
-    node = affinity.node_affinity if affinity is not None else None
+    node = (spec.affinity or Affinity()).node_affinity or NodeAffinity()
     where: tuple[str, ...] = ()
-    prefer: tuple[tuple[str, int], ...] = ()
-    if node is not None:
-        required = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
-        if node.required is not None:
-            where = _where(node.required.node_selector_terms or [], required, problems)
-        prefer = _prefer(pod, problems)
+    if node.required is not None:
+        where = _where(node.required.node_selector_terms or [], f"spec.affinity.nodeAffinity.{_REQUIRED}", problems)
+    prefer = _prefer(node.preferred or [], problems)
     for key in [key for key, _ in selectors if not _LABEL.fullmatch(key)][:1]:
         problems.append(NotHonoured("spec.nodeSelector", f"the key {key[:40]}… is longer than 127 characters"))
         selectors = ()
-    near, apart = _about_pods(pod, own, gang, problems)
+    near, apart = _near(pod, own, problems), _apart(pod, own, gang, problems)
     problems += _of_volumes(spec)
     if spec.resource_claims:
         problems.append(NotHonoured("spec.resourceClaims", "devices of claims are allocated by kube-scheduler"))
@@ -209,13 +184,11 @@ def read_needs(pod: Pod, own: Collection[str] = (), gang: bool = False) -> tuple
 def soft_fields(pod: Pod, own: Collection[str] = ()) -> list[str]:
     """Return preferences of a pod that are not considered. The pod is bound nevertheless."""
     found: list[str] = []
-    affinity = pod.spec.affinity
-    if affinity is not None:
-        soft = "preferredDuringSchedulingIgnoredDuringExecution"
-        for name, terms in (("podAffinity", affinity.pod_affinity), ("podAntiAffinity", affinity.pod_anti_affinity)):
-            for at, term in enumerate(terms.preferred or () if terms is not None else ()):
-                if name == "podAntiAffinity" or not _means_own(term.pod_affinity_term, pod, own):
-                    found.append(f"spec.affinity.{name}.{soft}[{at}]")
+    affinity = pod.spec.affinity or Affinity()
+    for name, terms in (("podAffinity", affinity.pod_affinity), ("podAntiAffinity", affinity.pod_anti_affinity)):
+        for at, term in enumerate(terms.preferred or () if terms is not None else ()):
+            if name == "podAntiAffinity" or not _means_own(term.pod_affinity_term, pod, own):
+                found.append(f"spec.affinity.{name}.{_PREFERRED}[{at}]")
     for at, constraint in enumerate(pod.spec.topology_spread_constraints or ()):
         if constraint.when_unsatisfiable == "ScheduleAnyway":
             found.append(f"spec.topologySpreadConstraints[{at}]")
@@ -237,12 +210,10 @@ def _where(terms: Sequence[NodeTerm], field: str, problems: list[NotHonoured]) -
     return tuple(sorted(found)) or (NOWHERE,)
 
 
-def _prefer(pod: Pod, problems: list[NotHonoured]) -> tuple[tuple[str, int], ...]:
-    affinity = pod.spec.affinity
-    assert affinity is not None and affinity.node_affinity is not None
+def _prefer(terms: Sequence[PreferredNodeTerm], problems: list[NotHonoured]) -> tuple[tuple[str, int], ...]:
     weights: dict[str, int] = {}
-    for at, preferred in enumerate((affinity.node_affinity.preferred or [])[:MAX_TERMS]):
-        field = f"spec.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[{at}]"
+    for at, preferred in enumerate(terms[:MAX_TERMS]):
+        field = f"spec.affinity.nodeAffinity.{_PREFERRED}[{at}]"
         text = _term(preferred.preference, field, problems)
         if text and preferred.weight > 0:
             weights[text] = min(weights.get(text, 0) + preferred.weight, MAX_WEIGHT)
@@ -324,66 +295,58 @@ def _tolerations(tolerations: Sequence[Toleration], problems: list[NotHonoured])
 # -- terms about other pods --------------------------------------------------------------------------------------
 
 
-def _about_pods(pod: Pod, own: Collection[str], gang: bool, problems: list[NotHonoured]) -> tuple[str, bool]:
-    """Return `near` and `apart` of a pod."""
-    near, apart, weight = "", False, 0
-    affinity = pod.spec.affinity
-    hard = "requiredDuringSchedulingIgnoredDuringExecution"
-    if affinity is not None and affinity.pod_affinity is not None:
-        if affinity.pod_affinity.required:
-            problems.append(
-                NotHonoured(f"spec.affinity.podAffinity.{hard}", "nodes near other pods are not looked for")
+def _near(pod: Pod, own: Collection[str], problems: list[NotHonoured]) -> str:
+    """Return the topology key of the preferred affinity to pods of the same stage with the highest weight."""
+    affinity = (pod.spec.affinity or Affinity()).pod_affinity or PodAffinity()
+    if affinity.required:
+        problems.append(
+            NotHonoured(
+                f"spec.affinity.podAffinity.{_REQUIRED}", "required affinity to other pods is left to kube-scheduler"
             )
-        for preferred in affinity.pod_affinity.preferred or ():
-            term = preferred.pod_affinity_term
-            if preferred.weight > weight and _means_own(term, pod, own) and _LABEL.fullmatch(term.topology_key):
-                near, weight = term.topology_key, preferred.weight
-    if affinity is not None and affinity.pod_anti_affinity is not None:
-        for at, term in enumerate(affinity.pod_anti_affinity.required or ()):
-            if term.topology_key == names.HOSTNAME and _means_own(term, pod, own):
-                apart = True
-            else:
-                problems.append(
-                    NotHonoured(
-                        f"spec.affinity.podAntiAffinity.{hard}[{at}]",
-                        f"only pods of the same Job are kept apart, and only by {names.HOSTNAME}",
-                    )
-                )
-    for at, constraint in enumerate(pod.spec.topology_spread_constraints or ()):
-        if constraint.when_unsatisfiable != "DoNotSchedule":
-            continue
-        term = PodTerm(
-            topology_key=constraint.topology_key,
-            label_selector=constraint.label_selector,
-            match_label_keys=constraint.match_label_keys,
         )
-        if gang and constraint.topology_key == names.HOSTNAME and _means_own(term, pod, own):
+    terms = [
+        each for each in affinity.preferred or () if each.weight > 0 and _means_own(each.pod_affinity_term, pod, own)
+    ]
+    terms = [each for each in terms if _LABEL.fullmatch(each.pod_affinity_term.topology_key)]
+    return max(terms, key=lambda term: term.weight).pod_affinity_term.topology_key if terms else ""
+
+
+def _apart(pod: Pod, own: Collection[str], gang: bool, problems: list[NotHonoured]) -> bool:
+    """True if the pods of the same stage have to run on different nodes."""
+    apart = False
+    affinity = (pod.spec.affinity or Affinity()).pod_anti_affinity or PodAffinity()
+    for at, term in enumerate(affinity.required or ()):
+        if term.topology_key == names.HOSTNAME and _means_own(term, pod, own):
             apart = True
         else:
-            problems.append(
-                NotHonoured(
-                    f"spec.topologySpreadConstraints[{at}]",
-                    f"only gangs are spread, each over nodes by {names.HOSTNAME}",
-                )
-            )
-    return near, apart
+            field = f"spec.affinity.podAntiAffinity.{_REQUIRED}[{at}]"
+            why = f"only pods of the same Job are kept apart, and only by {names.HOSTNAME}"
+            problems.append(NotHonoured(field, why))
+    for at, spread in enumerate(pod.spec.topology_spread_constraints or ()):
+        if spread.when_unsatisfiable != "DoNotSchedule":
+            continue
+        term = PodTerm(spread.topology_key, spread.label_selector, match_label_keys=spread.match_label_keys)
+        if gang and spread.topology_key == names.HOSTNAME and _means_own(term, pod, own):
+            apart = True
+        else:
+            why = f"only gangs are spread, each over nodes by {names.HOSTNAME}"
+            problems.append(NotHonoured(f"spec.topologySpreadConstraints[{at}]", why))
+    return apart
 
 
 def _means_own(term: PodTerm, pod: Pod, own: Collection[str]) -> bool:
     """True if a term selects the pods of the same stage and no others."""
     if term.namespace_selector is not None or term.mismatch_label_keys:
         return False
-    if term.namespaces and list(term.namespaces) != [pod.metadata.namespace]:
+    namespace, labels = pod.metadata.namespace, pod.metadata.labels or {}
+    if list(term.namespaces or [namespace]) != [namespace]:
         return False
-    labels = pod.metadata.labels or {}
     selector = term.label_selector or LabelSelector()
-    if not selects(selector, labels):
-        return False
-    named = {*(selector.match_labels or {}), *(term.match_label_keys or ())}
-    named |= {
+    one_value = (
         each.key for each in selector.match_expressions or () if each.operator == "In" and len(each.values or ()) == 1
-    }
-    return any(key in own and key in labels for key in named)
+    )
+    named = (*(selector.match_labels or ()), *(term.match_label_keys or ()), *one_value)
+    return selects(selector, labels) and any(key in own and key in labels for key in named)
 
 
 def selects(selector: LabelSelector, labels: Mapping[str, str]) -> bool:

@@ -1,23 +1,25 @@
-"""Requests nodes for a whole gang that lacks capacity: one ProvisioningRequest, if the cluster has this API.
+"""Requests nodes for a whole gang that lacks capacity, by a ProvisioningRequest, if the cluster has this API.
 
-A cluster autoscaler that sees single pods may buy nodes for a part of a gang. With a request it buys for all or none.
-The request is deleted when the gang has started or needs no more nodes. The request owns its PodTemplates, so the
+A cluster autoscaler that sees single pods may buy nodes for a part of a gang. With a request it buys nodes for all pods
+or for none. The request is deleted when the gang has started or needs no more nodes. It owns its PodTemplates, so the
 cluster deletes them with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
 import msgspec
 
+from fairlead.client.async_pool import Http, Lost
 from fairlead.kubernetes.adapter_state import State
-from fairlead.kubernetes.api_client import Http, Lost
 from fairlead.kubernetes.names import PREFIX
-from fairlead.kubernetes.units import Member, Unit
+from fairlead.kubernetes.objects import Named, Pod
+from fairlead.kubernetes.units import Unit
 
 GROUP = "autoscaling.x-k8s.io"
 CLASS = f"best-effort-atomic-scale-up.{GROUP}"
@@ -30,19 +32,8 @@ EACH = 2.0
 _encode = msgspec.json.Encoder().encode
 
 
-class _Meta(msgspec.Struct):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    labels: dict[str, str] | None = None
-
-
-class _Request(msgspec.Struct):
-    metadata: _Meta
-
-
 class _Requests(msgspec.Struct):
-    items: list[_Request] = []
+    items: list[Named] = []
 
 
 class Provisioning:
@@ -58,17 +49,17 @@ class Provisioning:
         self._looked_at = -LOOKED_EACH
 
     async def ask_for(self, unit: Unit) -> bool:
-        """Request the nodes of a gang. Return False if that is not possible; then its pods are reported one by one."""
+        """Request the nodes of a gang. Return False if the cluster has no such requests, or refuses this one."""
         if unit.job in self._made:
             return True
         if not await self._has_api():
             return False
-        members = [member for member in unit.members.values() if member.pod is not None]
-        first, by_ask = members[0], _by_ask(members)
+        pods = {member.ask: member.pod for member in unit.members.values() if member.pod is not None}
+        counts = Counter(member.ask for member in unit.members.values() if member.pod is not None)
+        first = next(member for member in unit.members.values() if member.pod is not None)
         name = f"fairlead-{unit.job.lower()[:50].strip('-.')}"
-        sets = [
-            {"podTemplateRef": {"name": f"{name}-{at}"}, "count": len(pods)} for at, pods in enumerate(by_ask.values())
-        ]
+        templates = {ask: f"{name}-{at}" for at, ask in enumerate(counts)}
+        sets = [{"podTemplateRef": {"name": templates[ask]}, "count": count} for ask, count in counts.items()]
         owner = {"apiVersion": "v1", "kind": "Pod", "name": first.name, "uid": first.uid}
         metadata = {"name": name, "labels": {JOB: unit.job}, "ownerReferences": [owner]}
         spec = {"provisioningClassName": CLASS, "podSets": sets}
@@ -77,11 +68,11 @@ class Provisioning:
             "POST", f"/apis/autoscaling.x-k8s.io/v1/namespaces/{first.namespace}/provisioningrequests", _encode(request)
         )
         if reply.status >= 300:
-            self._note(unit.job, f"{reply.status} {reply.content[:200].decode(errors='replace')}")
+            self._note(unit.job, f"{reply.status} {reply.text}")
             return False
-        uid = msgspec.json.decode(reply.content, type=_Request).metadata.uid
-        for at, pods in enumerate(by_ask.values()):
-            body = _template(f"{name}-{at}", pods[0], {"name": name, "uid": uid})
+        uid = msgspec.json.decode(reply.content, type=Named).metadata.uid
+        for ask, template in templates.items():
+            body = _template(template, pods[ask], {"name": name, "uid": uid})
             await self._http.call("POST", f"/api/v1/namespaces/{first.namespace}/podtemplates", _encode(body))
         self._made[unit.job] = (first.namespace, name)
         return True
@@ -120,21 +111,13 @@ class Provisioning:
         if self._exists:
             for found in msgspec.json.decode(reply.content, type=_Requests).items:
                 meta = found.metadata
-                self._made.setdefault((meta.labels or {}).get(JOB, meta.name), (meta.namespace, meta.name))
+                self._made.setdefault(meta.label(JOB) or meta.name, (meta.namespace, meta.name))
         return self._exists
 
 
-def _by_ask(members: list[Member]) -> dict[str, list[Member]]:
-    found: dict[str, list[Member]] = {}
-    for member in members:
-        found.setdefault(member.ask, []).append(member)
-    return found
-
-
-def _template(name: str, member: Member, owner: dict[str, str]) -> dict[str, Any]:
-    """Return the PodTemplate of equal pods, with the fields that a scheduler reads."""
-    assert member.pod is not None
-    spec = msgspec.to_builtins(member.pod.spec)
+def _template(name: str, pod: Pod, owner: dict[str, str]) -> dict[str, Any]:
+    """Return the PodTemplate of pods like this one, with the fields that a scheduler reads."""
+    spec = msgspec.to_builtins(pod.spec)
     for key in ("nodeName", "schedulingGates", "volumes", "schedulingGroup", "priority", "preemptionPolicy"):
         spec.pop(key, None)
     reference = {"apiVersion": f"{GROUP}/v1", "kind": "ProvisioningRequest", **owner}
@@ -142,5 +125,5 @@ def _template(name: str, member: Member, owner: dict[str, str]) -> dict[str, Any
         "apiVersion": "v1",
         "kind": "PodTemplate",
         "metadata": {"name": name, "ownerReferences": [reference]},
-        "template": {"metadata": {"labels": dict(member.pod.metadata.labels or {})}, "spec": spec},
+        "template": {"metadata": {"labels": dict(pod.metadata.labels or {})}, "spec": spec},
     }

@@ -1,7 +1,7 @@
-"""Converts Kubernetes quantities to the units of the core: milli-units, and bytes of memory.
+"""Converts Kubernetes quantities to the units of the core: bytes of memory, and thousandths of all other resources.
 
-`ephemeral-storage` and huge pages are counted in mebibytes, because a large disk in milli-bytes would exceed the core's
-range. Requests are rounded up and capacities down, so a pod never gets less than it asked for.
+`ephemeral-storage` and huge pages are counted in mebibytes, because a large disk in thousandths of a byte would exceed
+the core's range. Requests are rounded up and capacities down, so a pod never gets less than it asked for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""List and watch: follows all objects of one kind, and survives whatever the API server does meanwhile.
+"""List and watch: follows all objects of one kind, also through failures of the API server.
 
 A list is read in pages, and the watch starts at the version of the list. A broken watch resumes after the last version
 it saw, which bookmarks keep recent. If that version is too old (410), the list is read again, and objects that are gone
@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
-from fairlead.kubernetes.api_client import Http, Lost, Reply
+from fairlead.client.async_pool import Http, Lost, Reply, lines
+from fairlead.kubernetes.objects import Meta, Named, Status, message_of
 
 PAGE = 2_000
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
@@ -24,38 +25,16 @@ WATCH_SECONDS = 300
 QUIET_MARGIN = 30.0
 GONE = 410
 
-
-class Named(Protocol):
-    """The part of an object's metadata that a list needs."""
-
-    @property
-    def uid(self) -> str: ...
+Kept = TypeVar("Kept", bound=Named)
 
 
-class Followed(Protocol):
-    """An object that can be followed."""
-
-    @property
-    def metadata(self) -> Named: ...
-
-
-Kept = TypeVar("Kept", bound=Followed)
-
-
-class Meta(msgspec.Struct):
-    """The part of an object's metadata that following needs."""
-
-    uid: str = ""
-    resourceVersion: str = ""
+class _PageMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")
 
 
-class _Identity(msgspec.Struct):
-    metadata: Meta = msgspec.field(default_factory=Meta)
-
-
 class _Page(msgspec.Struct):
-    metadata: Meta
+    metadata: _PageMeta
     items: list[msgspec.Raw] | None = None
 
 
@@ -64,15 +43,10 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
-class _Status(msgspec.Struct):
-    code: int = 0
-    message: str = ""
-
-
 _page = msgspec.json.Decoder(_Page).decode
 _event = msgspec.json.Decoder(_Event).decode
-_identity = msgspec.json.Decoder(_Identity).decode
-_status = msgspec.json.Decoder(_Status).decode
+_named = msgspec.json.Decoder(Named).decode
+_status = msgspec.json.Decoder(Status).decode
 
 
 def pause_after(failures: int) -> float:
@@ -94,15 +68,12 @@ class Follower(Generic[Kept]):
         selector: dict[str, str] | None = None,
         note: Callable[[str, str], None] = lambda path, problem: None,
         optional: bool = False,
-        listed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Follow `path`. An `optional` path that the API server does not know is empty, and is retried now and then."""
+        """Follow `path`. If it is `optional` and the API server does not know it, it counts as empty and is retried."""
         self.path = path
         self.synced = asyncio.Event()
         self.relists = 0
-        self.resumes = 0
-        self.exists = True
-        """False if the API server does not know the path."""
+        """Number of complete lists that were read."""
         self._http = http
         self._decode = decode
         self._put = put
@@ -110,9 +81,10 @@ class Follower(Generic[Kept]):
         self._selector = selector or {}
         self._note = note
         self._optional = optional
-        self._listed = listed
         self._known: set[str] = set()
+        """Uids of the objects that exist."""
         self._version = ""
+        """The version to watch from; empty if the list has to be read."""
         self._failures = 0
 
     async def run(self) -> None:
@@ -131,11 +103,11 @@ class Follower(Generic[Kept]):
 
     async def _list(self) -> None:
         seen: set[str] = set()
-        token = version = ""
+        token = ""
         while True:
             reply = await self._http.call("GET", self._url(limit=str(PAGE), **({"continue": token} if token else {})))
             if reply.status == 404 and self._optional:
-                self._absent()
+                self._listed(set())
                 await asyncio.sleep(LONGEST_PAUSE * 3)
                 return
             if reply.status == GONE:  # the list took so long that its version is gone: start again
@@ -145,28 +117,22 @@ class Follower(Generic[Kept]):
             if reply.status != 200:
                 await self._pause(_problem(reply), reply)
                 continue
-            self.exists = True
             page = _page(reply.content)
             for raw in page.items or ():
-                seen.add(self._take(raw))
-            version, token = page.metadata.resourceVersion, page.metadata.continue_
+                seen.add(self._take(raw).uid)
+            token = page.metadata.continue_
             if not token:
                 break
+        self._version = page.metadata.resource_version
+        self._failures = 0
+        self.relists += 1
+        self._listed(seen)
+
+    def _listed(self, seen: set[str]) -> None:
+        """Drop the objects that a complete list does not have."""
         for uid in sorted(self._known - seen):
             self._drop(uid)
         self._known = seen
-        self._version = version
-        self._failures = 0
-        self.relists += 1
-        self._listed()
-        self.synced.set()
-
-    def _absent(self) -> None:
-        self.exists = False
-        for uid in sorted(self._known):
-            self._drop(uid)
-        self._known = set()
-        self._listed()
         self.synced.set()
 
     async def _watch(self) -> None:
@@ -175,24 +141,22 @@ class Follower(Generic[Kept]):
             watch="1", allowWatchBookmarks="true", resourceVersion=self._version, timeoutSeconds=str(seconds)
         )
         count = 0
-        async for part in self._http.stream(url, seconds + QUIET_MARGIN):
-            if isinstance(part, Reply):
-                if part.status == GONE:
-                    self._version = ""
-                    return
-                if part.status != 200:
-                    await self._pause(_problem(part), part)
-                    return
-                continue
-            if not part:
-                continue
-            if not self._handle(_event(part)):
+        async with self._http.stream(url, seconds + QUIET_MARGIN) as (reply, parts):
+            if reply.status == GONE:
+                self._version = ""
                 return
-            self._failures = 0
-            count += 1
-            if count % 200 == 0:
-                await asyncio.sleep(0)  # thousands of events may be buffered: let other work run between them
-        self.resumes += 1
+            if reply.status != 200:
+                await self._pause(_problem(reply), reply)
+                return
+            async for line in lines(parts):
+                if not line:
+                    continue
+                if not self._handle(_event(line)):
+                    return
+                self._failures = 0
+                count += 1
+                if count % 200 == 0:
+                    await asyncio.sleep(0)  # thousands of events may be buffered: let other work run between them
         if not count:  # an answer that ends at once must not cause a busy loop
             await self._pause("")
 
@@ -203,20 +167,21 @@ class Follower(Generic[Kept]):
             self._note(self.path, f"watch ended: {status.code} {status.message}")
             self._version = ""  # 410, or an error after which events may have been missed
             return False
-        metadata = _identity(event.object).metadata
-        if event.type == "DELETED":
-            if metadata.uid in self._known:
-                self._known.discard(metadata.uid)
-                self._drop(metadata.uid)
-        elif event.type != "BOOKMARK":
-            self._known.add(self._take(event.object))
-        self._version = metadata.resourceVersion
+        if event.type in ("DELETED", "BOOKMARK"):
+            meta = _named(event.object).metadata
+            if event.type == "DELETED" and meta.uid in self._known:
+                self._known.discard(meta.uid)
+                self._drop(meta.uid)
+        else:
+            meta = self._take(event.object)
+            self._known.add(meta.uid)
+        self._version = meta.resource_version
         return True
 
-    def _take(self, raw: msgspec.Raw) -> str:
+    def _take(self, raw: msgspec.Raw) -> Meta:
         found = self._decode(raw)
         self._put(found)
-        return found.metadata.uid
+        return found.metadata
 
     async def _pause(self, problem: str, reply: Reply | None = None) -> None:
         self._failures += 1
@@ -229,7 +194,4 @@ class Follower(Generic[Kept]):
 
 
 def _problem(reply: Reply) -> str:
-    try:
-        return f"{reply.status} {_status(reply.content).message}"
-    except msgspec.DecodeError:
-        return str(reply.status)
+    return f"{reply.status} {message_of(reply.content)}".rstrip()

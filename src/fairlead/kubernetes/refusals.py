@@ -1,7 +1,7 @@
-"""Remembers nodes that a pod's own scheduler refused. Later pods of its controller avoid them for a while.
+"""Remembers nodes that a gated pod's own scheduler refused. Later pods of its controller avoid them for a while.
 
-The partition does not know the cause: a volume in another zone, affinity to other pods, or a claim. So the node is
-avoided only by these pods.
+The partition does not know the cause, such as a volume in another zone, affinity to other pods, or a resource claim. So
+only pods of this controller avoid the node.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ class Refusals:
 
     def expire(self, now: float) -> set[str]:
         """Forget old refusals. Return the controllers whose pods may use more nodes."""
-        over = {key for key, nodes in self._until.items() if any(until <= now for until in nodes.values())}
-        for key in over:
-            left = {node: until for node, until in self._until[key].items() if until > now}
-            if left:
-                self._until[key] = left
-            else:
-                del self._until[key]
-        return over
+        before = self._until
+        left = {key: {node: until for node, until in nodes.items() if until > now} for key, nodes in before.items()}
+        self._until = {key: nodes for key, nodes in left.items() if nodes}
+        return {key for key, nodes in left.items() if len(nodes) < len(before[key])}

@@ -7,7 +7,8 @@
     users: declared
 
 The first row that matches decides. In `queue`, `{namespace}` and `{name}` stand for the namespace and the queue that
-the pod names. Without a row, a pod that names a queue goes there, and the partition's `requestors` choose for others.
+the pod names. If no row matches, a pod goes to the queue that it names. If it names none, the partition's `requestors`
+choose the queue.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Row(msgspec.Struct, frozen=True):
     queue: str
     namespace: str = "*"
     name: str = ""
-    """Empty matches pods that name any queue or none."""
+    """If empty, the row matches all pods, whether they name a queue or not."""
 
     def matches(self, namespace: str, name: str) -> bool:
         if not fnmatchcase(namespace, self.namespace):
@@ -44,7 +45,7 @@ class Row(msgspec.Struct, frozen=True):
 class Rules(msgspec.Struct, frozen=True):
     queues: tuple[Row, ...] = ()
     users: Users = "namespace"
-    """`namespace`: the user of a pod is its namespace. `declared`: the user that the pod names, if any; then anyone who
+    """`namespace`: the user of a pod is its namespace. `declared`: the user that the pod names, if any. Then all who
     may create pods can name any user."""
 
     def queue(self, namespace: str, name: str) -> str:

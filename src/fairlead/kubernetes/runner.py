@@ -1,7 +1,7 @@
 """Runs an adapter: watches, link, actions, reasons, leader election, health and metrics.
 
 Nothing is sent to the partition before all lists are complete, and nothing is bound before the partition's state was
-compared with them. If the link breaks, the adapter registers again and compares anew.
+compared with them. If the link breaks, the adapter registers again and compares again.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 import msgspec
 
+from fairlead.client.async_pool import Http, Lost
 from fairlead.kubernetes import objects
 from fairlead.kubernetes.actions import AT_ONCE, Performer, Target
 from fairlead.kubernetes.adapter import Adapter
 from fairlead.kubernetes.adapter_health import Health
-from fairlead.kubernetes.api_client import Http, Lost
 from fairlead.kubernetes.lease import Election
 from fairlead.kubernetes.names import GATE, SCHEDULER
 from fairlead.kubernetes.partition_link import Link
@@ -59,13 +58,7 @@ class Runner:
         self._link = link
         self._settings = settings
         self._log = log
-        self.performer = Performer(
-            http,
-            self._done,
-            self._refused,
-            self._delayed,
-            settings.at_once,
-        )
+        self.performer = Performer(http, self._done, self._refused, self._delayed, settings.at_once)
         self.adapter = Adapter(self.performer.add, settings.rules, settings.scheduler, settings.gate)
         self.identity = f"{socket.gethostname()}-{os.getpid()}"
         self.provisioning = Provisioning(
@@ -83,7 +76,6 @@ class Runner:
         self.followers = self._followers()
         self.connected = False
         self.health = Health(self)
-        self.started = monotonic()
 
     async def run(self, up: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled, or until the lease is lost."""
@@ -168,28 +160,17 @@ class Runner:
     def _followers(self) -> list[Follower[Any]]:
         adapter = self.adapter
 
-        def decoder(kind: type) -> Callable[[Any], Any]:
-            return msgspec.json.Decoder(kind).decode
-
         def note(path: str, problem: str) -> None:
             self._log("watch", path=path, problem=problem)
 
-        follow: list[Follower[Any]] = [
-            Follower(
-                self._http, "/api/v1/nodes", decoder(objects.Node), adapter.put_node, adapter.drop_node, note=note
-            ),
-            # Succeeded pods use nothing: they leave the selection and are dropped. Failed pods use nothing either, but
-            # only their object says whether the kubelet ended them, which is a loss.
-            Follower(
-                self._http,
-                "/api/v1/pods",
-                decoder(objects.Pod),
-                adapter.put_pod,
-                adapter.drop_pod,
-                {"fieldSelector": "status.phase!=Succeeded"},
-                note,
-            ),
+        def follower(path: str, kind: type, put: Any, drop: Any, **options: Any) -> Follower[Any]:
+            return Follower(self._http, path, msgspec.json.Decoder(kind).decode, put, drop, note=note, **options)
+
+        # Succeeded pods use nothing: they leave the selection and are dropped. Failed pods use nothing either, but
+        # only their object says whether the kubelet ended them, which is a loss.
+        selector = {"fieldSelector": "status.phase!=Succeeded"}
+        return [
+            follower("/api/v1/nodes", objects.Node, adapter.put_node, adapter.drop_node),
+            follower("/api/v1/pods", objects.Pod, adapter.put_pod, adapter.drop_pod, selector=selector),
+            *(follower(*followed, optional=True) for followed in adapter.objects.followed()),
         ]
-        for path, kind, put, drop in adapter.objects.followed():
-            follow.append(Follower(self._http, path, decoder(kind), put, drop, note=note, optional=True))
-        return follow

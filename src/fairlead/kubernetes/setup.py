@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import signal
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import uvloop
 import yaml
 
+from fairlead.client.async_pool import Address, Http
 from fairlead.kubernetes.actions import AT_ONCE
-from fairlead.kubernetes.api_client import Address, Http, parse_url
 from fairlead.kubernetes.kubeconfig import ConfigProblem, find_address
 from fairlead.kubernetes.lease import LeaseLost
 from fairlead.kubernetes.names import SCHEDULER
 from fairlead.kubernetes.partition_link import ApiLink, Link, Refusal
 from fairlead.kubernetes.rules import Rules, RulesProblem, parse_rules
 from fairlead.kubernetes.runner import Log, Runner, Settings
+from fairlead.wire.addresses import parse_url
 
 LINK_CONNECTIONS = 4
 
@@ -53,12 +53,12 @@ def make_runner(options: Options, link: Link, log: Log) -> Runner:
         raise Unusable(f"--lease: {options.lease} is not NAMESPACE/NAME; write it so, or `none`")
     settings = Settings(
         scheduler=options.scheduler,
-        rules=_rules(options.rules),
+        rules=Rules() if options.rules is None else _rules(options.rules),
         lease="" if options.lease == "none" else lease,
         listen=options.listen,
         at_once=options.at_once,
     )
-    # Watches have their own connections; a few more serve conditions, events and the lease.
+    # A few more connections than actions may use, for conditions, events and the lease. Watches have their own.
     return Runner(Http(address, options.at_once + 8), link, settings, log)
 
 
@@ -82,12 +82,8 @@ def run(options: Options, url: str, token: str, tls: ssl.SSLContext | None, log:
         finally:
             http.close()
 
-    _until_it_ends(lambda: uvloop.run(serve()))
-
-
-def _until_it_ends(serve: Callable[[], None]) -> None:
     try:
-        serve()
+        uvloop.run(serve())
     except* (LeaseLost, Refusal, ConfigProblem) as problems:
         raise Unusable("; ".join(str(problem) for problem in _flat(problems))) from None
 
@@ -98,9 +94,7 @@ def _flat(problem: BaseException) -> list[BaseException]:
     return [problem]
 
 
-def _rules(path: Path | None) -> Rules:
-    if path is None:
-        return Rules()
+def _rules(path: Path) -> Rules:
     try:
         return parse_rules(yaml.safe_load(path.read_text()))
     except (OSError, yaml.YAMLError, RulesProblem) as problem:

@@ -1,13 +1,14 @@
-"""Units: the pods that become one job of the partition, and the task of each pod.
+"""Units: pods that become one job of the partition, with the task of each pod.
 
-A unit is a gang, or a single pod. Its asks are stages of the job, its pods the tasks. Equal pods of an ask are
-interchangeable, so after a restart pods and tasks are paired by node, and pods need no mark.
+A unit is a group of pods, or a single pod. Its asks are stages of the job, its pods the tasks. Equal pods of an ask are
+interchangeable: after a restart, pods and tasks are paired by node, so pods need no mark for their task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, count
+from typing import Any
 
 import msgspec
 
@@ -16,8 +17,20 @@ from fairlead.kubernetes.objects import Pod
 from fairlead.wire import api as wire
 
 
+class Task(msgspec.Struct, frozen=True, gc=False):
+    """A task of a job."""
+
+    job: str
+    ask: str
+    index: int
+
+    def item(self, **fields: object) -> dict[str, Any]:
+        """Return an item of an update about this task."""
+        return {"job": self.job, "ask": self.ask, "index": self.index, **fields}
+
+
 class Member(msgspec.Struct, eq=False):
-    """A pod of ours that has not ended."""
+    """A pod that Fairlead schedules and that has not ended."""
 
     uid: str
     namespace: str
@@ -25,9 +38,9 @@ class Member(msgspec.Struct, eq=False):
     unit: Unit
     membership: Membership
     gated: bool
-    """True if the pod has or had our gate: the cluster's own scheduler binds it."""
+    """True if the pod has or had Fairlead's gate: the cluster's own scheduler binds it."""
     pod: Pod | None
-    """The pod's object, while it may be needed for an ask. Dropped once the job knows the bound pod."""
+    """The pod's object while an ask may need it; None once the partition has booked the bound pod."""
     ask: str = ""
     index: int = -1
     """The index of the pod's task; below 0 if it has none."""
@@ -45,7 +58,12 @@ class Member(msgspec.Struct, eq=False):
     lost: str = ""
     """Why the task counts as lost when the pod is gone: its scheduler refuses its node, or its node failed."""
     told: tuple[str, str] = ("", "")
-    """Reason and text of the last condition that was written."""
+    """Reason and text that were last written to the pod."""
+
+    @property
+    def task(self) -> Task:
+        """The pod's task. Only for a pod that has one."""
+        return Task(self.unit.job, self.ask, self.index)
 
     @property
     def fixed(self) -> str:
@@ -59,7 +77,7 @@ class Member(msgspec.Struct, eq=False):
 
     @property
     def can_be_asked_for(self) -> bool:
-        """True if a task can be asked for or booked. A pinned pod is booked when it is bound."""
+        """True if a task for the pod can be asked for or booked. A pinned pod is booked when it is bound."""
         return bool(self.ask) and (bool(self.bound) or not self.pinned)
 
 
@@ -82,6 +100,7 @@ class Unit(msgspec.Struct, eq=False):
     retry_at: float = 0.0
     """When to send a refused job again."""
     waiting_since: float = 0.0
+    """When the job was sent; 0 if it is not."""
     missing: bool = False
     """True if the unit waits for missing capacity."""
     explained: float = 0.0
@@ -95,21 +114,21 @@ class Unit(msgspec.Struct, eq=False):
         return [member.pod for member in self.members.values() if member.pod is not None]
 
     def forget_tasks(self) -> None:
-        """Forget the tasks of all pods, because the job is gone or its state is read anew."""
+        """Forget the job and the tasks of all pods: the partition has no such job, or its state is read again."""
         self.sent = self.ended = False
         self.slots = {}
         for member in self.members.values():
             member.index = -1
 
     def give(self, member: Member, index: int) -> None:
-        """Assign a task of its ask to a pod."""
+        """Give a pod the task `index` of its ask."""
         slots = self.slots.setdefault(member.ask, [])
         slots += [None] * (index + 1 - len(slots))
         slots[index] = member
         member.index = index
 
     def take(self, member: Member) -> None:
-        """Separate a pod from its task, so that another pod can have the task."""
+        """Take a pod's task, if it has one, so that another pod can get it."""
         if member.index >= 0:
             self.slots[member.ask][member.index] = None
             member.index = -1
@@ -127,56 +146,55 @@ def expand(flat: list[int]) -> Iterator[int]:
 
 
 class Pairing(msgspec.Struct):
-    """The tasks of an ask and their pods, matched after the state of the partition was read."""
+    """The tasks of an ask with their pods, after the state of the partition was read."""
 
-    running: list[tuple[Member, int, str]]
-    """Live tasks with the pods that run, or have to be bound, on their node: pod, index, node."""
-    stopping: list[tuple[Member, int, str]]
-    """Tasks that were asked to stop, with their pods."""
-    recover: list[tuple[Member, int]]
-    """Bound pods that the partition does not know on their node, with free tasks."""
-    waiting: list[tuple[Member, int]]
-    free: list[int]
-    """Live tasks without a pod."""
-    surplus: list[int]
+    live: list[tuple[Member, int, str, bool]] = []
+    """Allocated tasks with the pods that run, or have to be bound, on their node: pod, index, node, and True if the
+    task has to stop."""
+    recover: list[tuple[Member, int]] = []
+    """Bound pods that the partition does not have on their node, with the index of the task to book there."""
+    waiting: list[tuple[Member, int]] = []
+    """Pods that are not bound, with a waiting task."""
+    free: list[int] = []
+    """Allocated tasks without a pod."""
+    surplus: list[int] = []
     """Waiting tasks without a pod."""
-    rest: list[Member]
-    """Pods without a task."""
-
-    def live(self, state: str) -> list[tuple[Member, int, str]]:
-        """Return the list for live tasks in this state."""
-        return self.stopping if state == "stopping" else self.running
 
 
 def pair(ask: wire.ManagerAsk, pods: list[Member]) -> Pairing:
     """Pair the tasks of an ask with its pods: first bound and pinned pods with tasks on their node, then the others in
     order. A pinned pod without a task on its node gets none: it is recovered when it is bound."""
-    pairing = Pairing([], [], [], [], [], [], [])
+    pairing = Pairing()
+    by_node, unbound = _by_node(pods)
+    later: list[tuple[int, str, bool]] = []
+    for tasks in ask.live:
+        stops = tasks.state == "stopping"
+        for index in expand(tasks.indices):
+            if here := by_node.get(tasks.node):
+                pairing.live.append((here.pop(0), index, tasks.node, stops))
+            else:
+                later.append((index, tasks.node, stops))
+    unknown = [member for here in by_node.values() for member in here if member.bound or not member.pinned]
+    # A bound pod that the partition does not have gets a task that is not allocated, or a new one.
+    waiting = list(expand(ask.waiting))
+    indices = chain(reversed(waiting), reversed(list(expand(ask.ended))), count(ask.count))
+    pairing.recover = list(zip(unknown, indices, strict=False))
+    for index, node, stops in later:
+        if unbound:
+            pairing.live.append((unbound.pop(0), index, node, stops))
+        else:
+            pairing.free.append(index)
+    still = waiting[: max(0, len(waiting) - len(unknown))]
+    pairing.waiting = list(zip(unbound, still, strict=False))
+    pairing.surplus = still[len(unbound) :]
+    return pairing
+
+
+def _by_node(pods: list[Member]) -> tuple[dict[str, list[Member]], list[Member]]:
+    """Return the pods that have a node, or are about to get it, by node, and the other pods."""
     by_node: dict[str, list[Member]] = {}
     unbound: list[Member] = []
     for member in pods:
         node = member.fixed or (member.placed if member.action is not None else "")
         (by_node.setdefault(node, []) if node else unbound).append(member)
-    later: list[tuple[int, str, str]] = []
-    for tasks in ask.live:
-        for index in expand(tasks.indices):
-            if here := by_node.get(tasks.node):
-                pairing.live(tasks.state).append((here.pop(0), index, tasks.node))
-            else:
-                later.append((index, tasks.node, tasks.state))
-    left = [member for here in by_node.values() for member in here]
-    astray = [member for member in left if member.bound or not member.pinned]
-    # A bound pod that the partition does not know gets a task that is not live, or a new one.
-    waiting = list(expand(ask.waiting))
-    indices = chain(reversed(waiting), reversed(list(expand(ask.ended))), count(ask.count))
-    pairing.recover = list(zip(astray, indices, strict=False))
-    for index, node, state in later:
-        if unbound:
-            pairing.live(state).append((unbound.pop(0), index, node))
-        else:
-            pairing.free.append(index)
-    still = waiting[: max(0, len(waiting) - len(astray))]
-    pairing.waiting = list(zip(unbound, still, strict=False))
-    pairing.surplus = still[len(unbound) :]
-    pairing.rest = unbound[len(still) :] + [member for member in left if member.pinned and not member.bound]
-    return pairing
+    return by_node, unbound

@@ -12,9 +12,9 @@ from fairlead.kubernetes.units import Unit
 from fairlead.wire import api as wire
 
 MOST_ITEMS = 1_000
-"""Most items of one update. More are sent in several updates."""
+"""Most nodes, and most items of jobs, in one update. The rest follows in further updates."""
 RETRY_REFUSED = 10.0
-"""Seconds after which a refused job is sent again, because its queue may exist by then."""
+"""Seconds after which a refused job is sent again. Its queue may exist by then."""
 
 
 def update(state: State) -> Items | None:
@@ -22,34 +22,13 @@ def update(state: State) -> Items | None:
     state.changed.clear()
     if not state.adopted:
         return None
-    out, now = state.out, state.clock()
-    for uid in list(state.dirty_nodes):
-        if len(out.nodes) >= MOST_ITEMS:
-            break
-        del state.dirty_nodes[uid]
-        out.nodes += _node_items(state, uid)
     first = bool(state.unbooked)
-    if not state.dirty_nodes:  # send all nodes before the first job
-        for key in list(state.unbooked or state.dirty_units):
-            if len(out.jobs) + len(out.asks) + len(out.recover) >= MOST_ITEMS or state.dirty_nodes:
-                break
-            unit = state.units.get(key)
-            state.unbooked.pop(key, None)
-            if unit is not None and unit.retry_at > now:
-                state.count_unbooked(unit)
-                continue
-            state.dirty_units.pop(key, None)
-            if unit is not None:
-                out.jobs += job_items(state, unit)
+    _queue_nodes(state)
+    _queue_jobs(state)
+    items: Items = {key: value for key, value in msgspec.structs.asdict(state.out).items() if value}
     state.out = Outbox()
     state.answering = list(state.ending)
-    items: Items = {key: value for key, value in msgspec.structs.asdict(out).items() if value}
-    # Units that are retried later do not delay readiness; bound pods that may be refused do.
-    more = (
-        first
-        or bool(state.dirty_nodes)
-        or any(key in state.units and state.units[key].retry_at <= now for key in state.dirty_units)
-    )
+    more = first or _has_more(state)
     if more:
         items["more"] = True
         state.changed.set()
@@ -57,6 +36,38 @@ def update(state: State) -> Items | None:
         return None
     state.starting = state.starting and more
     return items
+
+
+def _queue_nodes(state: State) -> None:
+    for uid in list(state.dirty_nodes):
+        if len(state.out.nodes) >= MOST_ITEMS:
+            break
+        del state.dirty_nodes[uid]
+        state.out.nodes += _node_items(state, uid)
+
+
+def _queue_jobs(state: State) -> None:
+    """Queue the items of units once all nodes are sent: those with bound pods first, the others in a later update."""
+    out = state.out
+    for key in list(state.unbooked or state.dirty_units):
+        # The items of a unit may mark nodes to be sent before further units.
+        if state.dirty_nodes or len(out.jobs) + len(out.asks) + len(out.recover) >= MOST_ITEMS:
+            break
+        state.unbooked.pop(key, None)
+        unit = state.units.get(key)
+        if unit is not None and unit.retry_at > state.clock():
+            state.count_unbooked(unit)
+            continue
+        state.dirty_units.pop(key, None)
+        if unit is not None:
+            out.jobs += job_items(state, unit)
+
+
+def _has_more(state: State) -> bool:
+    """True if there is more to send. Units that are retried later do not count, so they do not delay readiness."""
+    now = state.clock()
+    waits = (key in state.units and state.units[key].retry_at <= now for key in state.dirty_units)
+    return bool(state.dirty_nodes) or any(waits)
 
 
 def _node_items(state: State, uid: str) -> list[Document]:
@@ -75,10 +86,10 @@ def _node_items(state: State, uid: str) -> list[Document]:
 
 
 def answered(state: State, items: Items, answers: list[wire.UpdateItem]) -> list[str]:
-    """Apply the answers to an update; return the problems for the log."""
+    """Apply the answers to an update. Return the problems for the log."""
     for task in state.answering:
         state.ending.pop(task, None)
-        unit = state.jobs.get(task[0])
+        unit = state.jobs.get(task.job)
         if unit is not None and (not unit.members or any(member.index < 0 for member in unit.members.values())):
             state.touch_units((unit.key,))
     state.answering = []
@@ -98,12 +109,11 @@ def answered(state: State, items: Items, answers: list[wire.UpdateItem]) -> list
 
 
 def _not_recovered(state: State, recovery: Document) -> None:
-    """Take the task from a bound pod that the partition does not book. It gets one when it is sent again."""
+    """Take the task from a bound pod that the partition does not book. The pod gets one when it is sent again."""
     unit = state.jobs.get(recovery["job"])
     member = unit.at(recovery["ask"], recovery["index"]) if unit is not None and unit.sent else None
     if unit is not None and member is not None:
-        state.out.asks.append({key: recovery[key] for key in ("job", "ask", "index")} | {"withdraw": True})
-        state.ending[unit.job, member.ask, member.index] = ""
+        state.withdraw(member.task)
         unit.take(member)
 
 

@@ -1,4 +1,4 @@
-"""Periodic work: sends refused jobs again, takes back pinned pods, and forgets what is unused."""
+"""Periodic work: sends refused jobs again, evicts pinned pods that no scheduler binds, and forgets unused asks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fairlead.kubernetes.in_flight import begin
 from fairlead.kubernetes.units import Member
 
 PINNED_WITHIN = 30.0
-"""Seconds that a scheduler may refuse a pinned pod before the pod is taken back."""
+"""Seconds after which a pinned pod that its scheduler refuses is evicted."""
 
 
 def retry(state: State) -> None:
@@ -17,13 +17,13 @@ def retry(state: State) -> None:
     _forget_refusals(state, now)
     for member in list(state.pinned.values()):
         if now - member.pinned_at > PINNED_WITHIN and not member.stopping and member.action is None:
-            _take_back(state, member)
+            _evict_refused(state, member)
     if any(key in state.units and 0 < state.units[key].retry_at <= now for key in state.dirty_units):
         state.changed.set()
 
 
-def _take_back(state: State, member: Member) -> None:
-    """Evict a pinned pod that its scheduler refuses, if its controller makes another one."""
+def _evict_refused(state: State, member: Member) -> None:
+    """Evict a pinned pod if its scheduler refuses it and its controller makes another one."""
     pod = member.pod
     if pod is None:
         return
@@ -39,22 +39,20 @@ def _take_back(state: State, member: Member) -> None:
 
 
 def _forget_refusals(state: State, now: float) -> None:
-    """Ask anew for waiting pods that may again use a node that was refused before."""
+    """Ask again for waiting pods whose refused nodes may be used again."""
     over = state.refusals.expire(now)
     for member in state.members.values() if over else ():
         controller = member.pod.metadata.controller if member.pod is not None else None
         if member.gated and not member.live and controller is not None and controller.uid in over:
             if member.unit.sent and member.index >= 0:
-                task = {"job": member.unit.job, "ask": member.ask, "index": member.index}
-                state.out.asks.append({**task, "withdraw": True})
-                state.ending[member.unit.job, member.ask, member.index] = ""
+                state.withdraw(member.task)
             member.unit.take(member)
             member.ask = ""
             state.touch_units((member.unit.key,))
 
 
 def _forget_asks(state: State) -> None:
-    """Forget asks and host ports of removed pods, when many asks are known."""
+    """Forget asks and host ports of removed pods if many asks are known."""
     if len(state.objects.asks) < state.most_asks:
         return
     state.objects.keep_asks({member.ask for member in state.members.values()})

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from fairlead.client.async_pool import Lost
 from fairlead.control.control import Control
 from fairlead.control.manager_link import DirectLink
 from fairlead.core.errors import Refused
-from fairlead.kubernetes.api_client import Lost
 from fairlead.kubernetes.runner import Runner
 from fairlead.kubernetes.setup import Options, Unusable, make_runner
 from fairlead.server.failure import Failed

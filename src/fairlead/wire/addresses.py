@@ -1,9 +1,21 @@
-"""Checks of server addresses: which of them need TLS."""
+"""Server addresses: their parts, and which of them need TLS."""
 
 from __future__ import annotations
 
 from ipaddress import ip_address
 from urllib.parse import urlsplit
+
+
+def parse_url(url: str) -> tuple[bool, str, int, str]:
+    """Return whether a URL is encrypted, its host, port and path. Raise `ValueError` if it is no server address."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url} is no address of a server; write http://HOST:PORT or https://HOST:PORT")
+    return parts.scheme == "https", parts.hostname, port or (443 if parts.scheme == "https" else 80), parts.path
 
 
 def is_loopback(host: str) -> bool:

@@ -3,7 +3,7 @@
 First both ends authenticate: `Knock`, `Challenge`, `Proof` (`wire/handshake.py` has the signed data). Then the agent
 sends `Hello`, and the server answers with `Welcome` and `Work`. After that the server sends work, at most one message
 per cycle. The agent sends heartbeats, and reports in numbered batches, which it repeats until they are confirmed.
-Times are in microseconds. Sets of tasks are flats as in `core/ranges.py`: (start, end, start, end, …).
+Times are in microseconds. Sets of task indices are flat ranges: (start, end, start, end, …), without the ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ State = Literal["running", "refused", "succeeded", "failed", "stopped", "lost"]
 Stream = Literal["out", "err"]
 Flat = tuple[int, ...]
 Figure = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-"""A number measured or counted by an agent; real values stay within these bounds."""
+"""A number that an agent measured or counted. A message with a number outside of these bounds is refused."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -48,7 +48,7 @@ class Tasks(Message, frozen=True):
 
 
 class Spec(Message, frozen=True):
-    """A program to run. Values of secrets are in no other message, and are never written to disk or logged."""
+    """A program to run. It is the only message with values of secrets, which are never written to disk or logged."""
 
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
@@ -58,7 +58,7 @@ class Spec(Message, frozen=True):
     memory: int = 0
     """In bytes; 0 is no limit."""
     secrets: tuple[tuple[str, str], ...] = ()
-    """Environment variables with the values of secrets, added when a task starts."""
+    """Environment variables whose values are secrets. They are added when a task starts."""
     user: str = ""
     """The user that submitted the job."""
     output: str = ""
@@ -79,7 +79,8 @@ class Place(Message, frozen=True):
 
 
 class Gang(Message, frozen=True):
-    """A generation of a gang. The rank of a task is `first` plus its index; places are ordered by rank."""
+    """A generation of a gang: one start of the whole gang. The rank of a task is `first` plus its index, unless `ranks`
+    is given. Places are ordered by rank."""
 
     size: int
     first: int
@@ -89,14 +90,14 @@ class Gang(Message, frozen=True):
     """The key with which members authenticate. Like values of secrets, it is never written to disk or logged."""
     generation: int = 0
     ranks: tuple[int, ...] = ()
-    """The ranks of the tasks of this launch, in the order of their indices, if they do not follow from `first`."""
+    """The ranks of the tasks of this launch, in the order of their indices; empty if they follow from `first`."""
 
 
 class Launch(Message, frozen=True):
     """An order to start tasks. `spec` is an index into `Work.specs`; devices are listed task by task.
 
-    With `slots` above 0, the tasks wait in a chain on this node: the lowest index starts when an earlier task of the
-    chain ends, so that `slots` tasks run at a time.
+    With `slots` above 0, the tasks wait in a chain on this node, where `slots` tasks run at a time: when one ends, the
+    waiting task with the lowest index starts.
     """
 
     tasks: Tasks
@@ -108,7 +109,8 @@ class Launch(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """An order to stop tasks and confirm it. The cause `return` stops only tasks that have not started."""
+    """An order to stop tasks and to report their end. With the cause `return`, only tasks that have not started
+    stop."""
 
     tasks: Tasks
     cause: str
@@ -128,14 +130,14 @@ class Report(Message, frozen=True):
     memory: tuple[Figure, ...] = ()
     """Peak memory in bytes."""
     results: bool = False
-    """True if the server has to fetch the outcome of collecting result files, even if none was found."""
+    """True if the task has patterns for result files, so the server has to ask which files were collected."""
 
 
 # -- from the agent ----------------------------------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True, tag=1):
-    """The agent joins, for the first time or again, with its resources and the tasks it knows."""
+    """The first message of an authenticated agent: its node's resources, and the tasks it knows."""
 
     node: str
     resources: dict[str, int | float | str]
@@ -148,7 +150,7 @@ class Hello(Message, frozen=True, tag=1):
     """The result of `this_machine` on the node."""
     running: tuple[Tasks, ...] = ()
     ended: tuple[Tasks, ...] = ()
-    """Ended tasks with unconfirmed reports; the reports follow."""
+    """Tasks that ended and whose reports were not confirmed. The reports follow."""
     notes: tuple[str, ...] = ()
     """Notes for operators, such as limits that this node cannot enforce."""
     users: tuple[str, ...] = ()
@@ -182,7 +184,7 @@ class LogPart(Message, frozen=True, tag=4):
 
 
 class Knock(Message, frozen=True, tag=5):
-    """The first message of a connection: the name of the node. The server has to sign `nonce`."""
+    """The first message of a connection. The server has to sign `nonce`."""
 
     version: int
     node: str
@@ -220,7 +222,7 @@ class Collected(Message, frozen=True):
 
 
 class OutputPart(Message, frozen=True, tag=8):
-    """Pieces of output, in answer to `OutputRequest`. The last part has `last` set. An empty log has no piece."""
+    """Pieces of output, in answer to `OutputRequest`. The last part has `last` set. An empty log has no pieces."""
 
     request: int
     outputs: tuple[Output, ...]
@@ -247,7 +249,7 @@ FromAgent = Hello | Reports | Beat | LogPart | Knock | Proof | NewKey | OutputPa
 
 
 class Welcome(Message, frozen=True, tag=1):
-    """The agent is admitted. It obeys orders of this epoch and later ones, never of an earlier one."""
+    """The agent is admitted. It obeys only orders of this epoch and of later ones."""
 
     epoch: int
     heartbeat: int
@@ -256,13 +258,15 @@ class Welcome(Message, frozen=True, tag=1):
     grace: int
     """Time that a task has to end after a stop signal."""
     lock: str = ""
-    """On the server's own machine: a file that a running server keeps locked. If unlocked, no lease expires."""
+    """For agents on the server's machine: a file that the server keeps locked while it runs. Leases do not expire while
+    no server runs, so that tasks survive a restart."""
 
 
 class Work(Message, frozen=True, tag=2):
     """Orders to start and stop tasks. Confirmations are handled first, then stops.
 
-    A message with `standing` is complete: the agent drops chained tasks that wait and are not named in it.
+    A message with `standing` has all orders for the node: the agent drops waiting tasks of chains that it does not
+    name.
     """
 
     epoch: int
@@ -287,7 +291,8 @@ class Beaten(Message, frozen=True, tag=4):
 
 
 class LogRequest(Message, frozen=True, tag=5):
-    """A request for a log from an offset; negative offsets count from the end. With `follow`, until the task ends."""
+    """A request for a log from an offset on; negative offsets count from the end. With `follow`, new output is sent
+    until the task ends."""
 
     request: int
     number: int
@@ -306,7 +311,7 @@ class LogCancel(Message, frozen=True, tag=6):
 
 
 class LogMore(Message, frozen=True, tag=7):
-    """Allows one more part of a log, because the reader has taken one. At first `LOG_PARTS` parts are allowed."""
+    """Allows one more part of a log, because a part was read. At first `LOG_PARTS` parts are allowed."""
 
     request: int
 
@@ -333,14 +338,12 @@ class Renew(Message, frozen=True, tag=10):
 
 
 class Renewed(Message, frozen=True, tag=11):
-    """The new key is admitted. The old key stays valid until a connection was opened with the new one."""
+    """The new key is admitted. The old key stays valid until a connection is opened with the new one."""
 
 
 class OutputRequest(Message, frozen=True, tag=12):
-    """A request for the result files of ended tasks, and for their logs.
-
-    It is cancelled and continued like a `LogRequest`.
-    """
+    """A request for the result files of ended tasks and, with `logs`, their logs. `LogCancel` and `LogMore` apply to it
+    as to a `LogRequest`."""
 
     request: int
     tasks: Tasks
@@ -376,9 +379,9 @@ FromServer = (
 
 
 def this_machine() -> str:
-    """Return the boot id: equal for all processes of a machine until it reboots, empty if unknown.
+    """Return the boot id, which all processes of a machine share until it reboots; empty if unknown.
 
-    Agent and server compare it: on the server's own machine, the agent can check whether a server runs.
+    If agent and server have the same id, they are on one machine, and the agent can check there whether a server runs.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:

@@ -1,6 +1,6 @@
-"""The documents of the HTTP API: requests and answers, for the server, the client and OpenAPI.
+"""The documents of the HTTP API: requests and answers, for the server, the clients and OpenAPI.
 
-Requests come first, as users write them in YAML. The core's own readers check them; their errors name the field and the
+Requests come first, as users write them in YAML. The core's readers check them, and name the wrong field and the
 remedy. Answers follow. Times are seconds since 1970, durations are seconds, and amounts are in the units that users
 write: CPUs, bytes, GPUs.
 """
@@ -38,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 class StageDocument(Request, kw_only=True):
     """Equal tasks of a job: `array` tasks that start one by one, or `count` tasks that start together. Without
-    `resources` each task takes one CPU; with `{}` it takes nothing."""
+    `resources`, each task takes one CPU; with `{}`, it takes nothing."""
 
     name: Name | UnsetType = UNSET
     array: Annotated[int, Meta(ge=1, le=10_000_000)] | UnsetType = UNSET
@@ -58,16 +58,16 @@ class StageDocument(Request, kw_only=True):
     time_limit: Duration | UnsetType = UNSET
     tries: Annotated[int, Meta(ge=1, le=1_000)] | UnsetType = UNSET
     on_failure: Literal["replace", "restart", "fail"] | UnsetType = UNSET
-    """What follows when a task fails: `replace` it, `restart` its gang as one try, or `fail` the job. The default is
-    `restart` if `min` equals `count` and the gang has more than one task, else `replace`."""
+    """What to do when a task fails: `replace` it, `restart` its gang, which uses one try, or `fail` the job. The
+    default is `restart` if `min` equals `count` and the gang has more than one task, else `replace`."""
     on_loss: Literal["replace", "restart", "fail"] | UnsetType = UNSET
-    """What follows when a task is lost; with the same default. A loss uses no try."""
+    """What to do when a task is lost, with the same values and default. A loss uses no try."""
     scaling: Literal["strict", "partial"] | UnsetType = UNSET
     near: str | UnsetType = UNSET
     apart: bool | UnsetType = UNSET
     directory: str | UnsetType = UNSET
     secrets: dict[str, Name] | UnsetType = UNSET
-    """Environment variable → the name of the secret that it holds."""
+    """Environment variable → the name of the secret whose value it gets."""
     output: str | UnsetType = UNSET
     """File for standard output, and for standard error unless `error` is given. %j is the job, %s the stage, %a the
     index, %r the attempt. Existing files are appended to."""
@@ -80,7 +80,7 @@ class StageDocument(Request, kw_only=True):
 
 
 class DoneWhen(Request, kw_only=True):
-    """The stage with which a job succeeds."""
+    """Names the stage whose success ends a job."""
 
     stage: Name
 
@@ -101,8 +101,8 @@ class JobDocument(Request, kw_only=True):
     preemptible: bool | UnsetType = UNSET
     preempts: bool | UnsetType = UNSET
     done_when: DoneWhen | UnsetType = UNSET
-    """The stage with which the job succeeds: all tasks of other stages are then stopped. Without it, the job succeeds
-    with its last stage."""
+    """The stage whose success ends the job: its other tasks are then stopped. Without it, all stages have to succeed.
+    """
 
 
 class BatchDocument(Request, kw_only=True):
@@ -117,7 +117,7 @@ class ScaleDocument(Request, kw_only=True):
 
 
 class ClosureDocument(Request, kw_only=True):
-    """Labels of nodes that are disabled for a time, also those that join meanwhile."""
+    """Disables all nodes with these labels for a time, including those that join during it."""
 
     labels: Annotated[dict[str, str], Meta(min_length=1, max_length=100)]
     lasts: Duration
@@ -125,7 +125,7 @@ class ClosureDocument(Request, kw_only=True):
 
 
 class OpeningDocument(Request, kw_only=True):
-    """The end of a closure: the labels by which nodes were disabled."""
+    """Ends a closure, given by the labels of its nodes."""
 
     labels: Annotated[dict[str, str], Meta(min_length=1, max_length=100)]
 
@@ -136,7 +136,7 @@ MAX_STOPPED = 10_000
 
 
 class TasksDocument(Request, kw_only=True):
-    """Tasks of a stage. The stage may be left out if the job has only one."""
+    """Some tasks of a stage. The stage may be left out if the job has only one."""
 
     indices: Annotated[list[Annotated[int, Meta(ge=0, lt=10_000_000)]], Meta(min_length=1, max_length=MAX_STOPPED)]
     stage: Name | UnsetType = UNSET
@@ -157,10 +157,10 @@ class ExplainDocument(Request, kw_only=True):
 
 
 class WhatIfDocument(Request, kw_only=True):
-    """A supposed change. With `replay` it is tried on that much of the past, otherwise on the present state."""
+    """A supposed change. With `replay`, it is tried on the jobs of that last period, else on the present state."""
 
     add_nodes: dict[str, int] | UnsetType = UNSET
-    """A pool or node → the number of nodes like it to add."""
+    """A pool, or a node as an example → the number of such nodes to add."""
     remove_nodes: list[Name] | UnsetType = UNSET
     shares: dict[str, int] | UnsetType = UNSET
     """Queue → its supposed share."""
@@ -188,7 +188,8 @@ class HoldDocument(Request, kw_only=True):
 
 
 class ResetDocument(Request, kw_only=True):
-    """Moves the head of a lane to the end of the lane, or cancels it, if it belongs to this job."""
+    """Names a queue and a job. If the job is first in one of the queue's lanes, it moves to the end there, or, with
+    `cancel`, its waiting tasks are cancelled."""
 
     queue: str
     job: Name
@@ -209,8 +210,8 @@ class PartitionDocument(Request, kw_only=True, forbid_unknown_fields=False):
 
 
 class ManagerNodeDocument(Request, kw_only=True):
-    """A node of a resource manager to add or update. `action` moves it to another state, with a `reason` if it is
-    drained or disabled."""
+    """A node of a resource manager. Without `action` it is added or updated; a `reason` says why it is drained or
+    disabled."""
 
     name: Name
     action: Literal["add", "update", "drain", "disable", "enable", "lose", "remove"] | UnsetType = UNSET
@@ -223,7 +224,7 @@ class ManagerNodeDocument(Request, kw_only=True):
 
 
 class ManagerJobDocument(Request, kw_only=True):
-    """A job of a resource manager, with stages or without; each ask adds a stage. With `remove` the job ends."""
+    """A job of a resource manager. Stages can be given here, and each ask adds one. With `remove` the job ends."""
 
     job: Name
     name: Name | UnsetType = UNSET
@@ -240,9 +241,9 @@ class ManagerJobDocument(Request, kw_only=True):
 
 
 class ManagerAskDocument(Request, kw_only=True):
-    """An ask: `count` equal tasks of a job, with the keys of a stage. Sent again with another count, it is scaled. With
-    `withdraw`, its waiting tasks are withdrawn. With `index`, it is about that task alone: an ended task is asked for
-    again."""
+    """An ask: `count` equal tasks of a job, with the keys of a stage. An ask that is sent again with another count is
+    scaled. With `withdraw`, its waiting tasks are withdrawn. With `index`, only that task is meant, and is asked for
+    again if it has ended."""
 
     job: Name
     ask: Name
@@ -266,8 +267,8 @@ class ManagerAskDocument(Request, kw_only=True):
 
 
 class ManagerReleaseDocument(Request, kw_only=True):
-    """Allocations that ended: of one task, of an ask, or of a whole job. Tasks that were `lost` or could not start, for
-    a `reason`, follow `on_loss`. Preempted tasks wait again, unless `withdraw` is true."""
+    """Reports that allocated tasks have ended: one, those of an ask, or those of a job. With `lost` they were lost or
+    could not start, and follow `on_loss`; `reason` says why. Preempted tasks wait again, unless `withdraw` is true."""
 
     job: Name
     ask: Name | UnsetType = UNSET
@@ -278,7 +279,7 @@ class ManagerReleaseDocument(Request, kw_only=True):
 
 
 class ManagerRecoveryDocument(Request, kw_only=True):
-    """A task that runs on a node of the manager, whether or not the journal knows it."""
+    """Reports that a task runs on a node of the manager. It is booked there, also if the partition does not know it."""
 
     job: Name
     ask: Name
@@ -288,8 +289,8 @@ class ManagerRecoveryDocument(Request, kw_only=True):
 
 
 class UpdateDocument(Request, kw_only=True):
-    """An update of a resource manager, applied in this order: nodes, jobs, recover, asks, releases. `more` says that
-    further updates follow before the manager's state is complete."""
+    """An update of a resource manager. Its lists are applied in this order: nodes, jobs, recover, asks, releases. With
+    `more`, further updates follow before the manager's state is complete."""
 
     nodes: list[ManagerNodeDocument] | UnsetType = UNSET
     jobs: list[ManagerJobDocument] | UnsetType = UNSET
@@ -311,7 +312,8 @@ class RequestorDocument(Request, kw_only=True):
 
 
 class SharesDocument(Request, kw_only=True):
-    """New shares: given keys are set, the others stay. `shares` maps queues to percentages; null removes a share."""
+    """New shares. Keys that are not given keep their value. `shares` maps queues to percentages; null removes a
+    share."""
 
     shares: dict[str, int | None] | UnsetType = UNSET
     requestors: list[RequestorDocument] | UnsetType = UNSET
@@ -354,7 +356,7 @@ class Stage(Answer, frozen=True, kw_only=True):
     command: list[str]
     waiting: int
     assigned: int = 0
-    """Tasks that were sent to a node and are not yet confirmed as running by its agent."""
+    """Tasks that were sent to a node, and whose start its agent has not confirmed yet."""
     running: int
     stopping: int = 0
     """Tasks that were told to stop and whose processes may still run."""
@@ -369,8 +371,8 @@ class Job(Answer, frozen=True, kw_only=True):
     user: str
     queue: str
     state: str
-    """`pending`, `running`, `stopping`, `succeeded`, `failed` or `killed`. A job that was killed or has failed is
-    `stopping` until its last process is gone."""
+    """`pending`, `running`, `stopping`, `succeeded`, `failed` or `killed`. A job that was killed or has failed stays
+    `stopping` until its last process has ended."""
     priority: int
     labels: dict[str, str]
     after: list[str]
@@ -380,7 +382,7 @@ class Job(Answer, frozen=True, kw_only=True):
     reason: str
     """Why the job ended."""
     waits_for: str = ""
-    """Why the job's first waiting tasks wait, in a few words; `GET /jobs/ID/explain` has the details."""
+    """Why the first of the job's waiting tasks wait, in a few words; `GET /jobs/ID/explain` has the details."""
     stages: list[Stage]
     matched: str | None = None
     """The requestor pattern that chose the queue, if any."""
@@ -425,11 +427,11 @@ class Submitted(Answer, frozen=True, kw_only=True):
     job: str
     partition: str
     warning: str = ""
-    """Why the job can never run as the cluster is now; it waits until that changes. Empty if it can run."""
+    """Why the job cannot run until the cluster changes, such as that no node is large enough; empty if it can run."""
 
 
 class BatchItem(Answer, frozen=True, kw_only=True):
-    """The id of the job, with a warning if it can never run as the cluster is now; or why it was refused."""
+    """The id and the warning of a submitted job as in `Submitted`, or the problem of a refused one."""
 
     job: str = ""
     problem: Problem | None = None
@@ -441,7 +443,7 @@ class Batch(Answer, frozen=True, kw_only=True):
 
 
 class Step(Answer, frozen=True, kw_only=True):
-    """A step of a remedy. `code` says what to do; the other fields have values where the code needs them."""
+    """A step of a remedy. `code` says what to do; which other fields have a value depends on it."""
 
     code: str
     """`end tasks`, `add nodes`, `enable node`, `bring node back`, `release hold`, `release job`, `ready`,
@@ -455,13 +457,13 @@ class Step(Answer, frozen=True, kw_only=True):
     nodes: int = 0
     """The number of nodes to add."""
     tasks: int = 0
-    """The number of tasks: those that end, those that fit on the new nodes, or those that remain in the gang."""
+    """Depending on `code`: the tasks that have to end, that fit on the new nodes, or that remain in the gang."""
     jobs: list[str] = []
-    """The jobs of the step: their tasks end, they succeed, they are released, or their holds are. Only those that the
-    caller may see."""
+    """Jobs, of those that the caller may see. Depending on `code`: their tasks have to end, they have to succeed, or
+    they or their holds have to be released."""
     stage: str = ""
     resources: dict[str, int | float] = {}
-    """Resources of each new node, the new limit, or the most that a task may ask for."""
+    """Depending on `code`: the resources of each new node, the new limit, or the most that a task may ask for."""
     labels: dict[str, str] = {}
     """The labels of new nodes, or the selector to drop."""
     pool: str = ""
@@ -475,10 +477,7 @@ class Step(Answer, frozen=True, kw_only=True):
 
 
 class Remedy(Answer, frozen=True, kw_only=True):
-    """Steps that together start the tasks in the next cycle. All of them are needed.
-
-    Without steps, the tasks start in the next cycle anyway.
-    """
+    """Steps that together let the tasks start in the next cycle. Without steps, they start in the next cycle anyway."""
 
     text: str
     operator: bool
@@ -487,7 +486,7 @@ class Remedy(Answer, frozen=True, kw_only=True):
 
 
 class Cause(Answer, frozen=True, kw_only=True):
-    """Why tasks run, launch or stop where they do, or how they ended. `code` is `runs on`, `on loan`, `launching`,
+    """Where and why tasks run, start or stop, or how they ended. `code` is `runs on`, `on loan`, `launching`,
     `stopping`, `last attempt` or `over`."""
 
     code: str
@@ -501,7 +500,7 @@ class Cause(Answer, frozen=True, kw_only=True):
 
 
 class Waiting(Answer, frozen=True, kw_only=True):
-    """Why tasks of a stage wait. `position` 0 is the head of the lane; `code` is the machine-readable reason."""
+    """Why tasks of a stage wait. `position` 0 is the first in its lane; `code` is the machine-readable reason."""
 
     stage: str
     kind: str
@@ -512,10 +511,10 @@ class Waiting(Answer, frozen=True, kw_only=True):
     reason: str
     jobs_ahead: int = 0
     tasks_ahead: int = 0
-    """Number of other jobs, and of their tasks, that go first in the lane."""
+    """Number of other jobs, and of their tasks, that come before in the lane."""
     then_code: str = ""
     then: str = ""
-    """What will block the tasks after those ahead, or after the jobs in `after`, as far as is known now."""
+    """What will hold the tasks up once the jobs ahead have started, or those in `after` have ended, if known."""
     text: str = ""
     """The whole explanation as one line, as `fairlead explain` prints it."""
     at_least: bool = False
@@ -523,11 +522,11 @@ class Waiting(Answer, frozen=True, kw_only=True):
     remedies: list[Remedy] = []
     """At most three remedies, the cheapest first. Each alone would be enough to start the tasks in the next cycle."""
     comes: list[str] = []
-    """What comes by itself, such as tasks that end by their time limit, nodes that are ordered, or nodes that are held
-    for the tasks."""
+    """What will free capacity without any remedy, such as tasks that reach their time limit, ordered nodes, or nodes
+    that are held for the tasks."""
     no_hold: str = ""
-    """Why no nodes will be held for the tasks, however long they wait, and what an operator can change; empty if this
-    is not so."""
+    """Why nodes are never held for the tasks, however long they wait, and what an operator can change; empty if nodes
+    can be held."""
 
 
 class Explanation(Answer, frozen=True, kw_only=True):
@@ -537,7 +536,7 @@ class Explanation(Answer, frozen=True, kw_only=True):
     sentence: str = ""
     """The explanation in one sentence."""
     causes: list[Cause] = []
-    """Why other tasks run on their nodes or stop, how earlier attempts of waiting tasks ended, or why the job ended."""
+    """Why the job's other tasks run or stop, how earlier attempts of waiting tasks ended, or why the job ended."""
 
 
 class Sentences(Answer, frozen=True, kw_only=True):
@@ -563,16 +562,16 @@ class Eta(Answer, frozen=True, kw_only=True):
     started: float | None
     """When the job started; None if it has not."""
     start: float | None
-    """The likely start: the middle of the densest half of the predicted starts. None if the job has started or ended,
-    or if the start is not predictable."""
+    """The likely start: the middle of the shortest period with half of the predicted starts. None if the job has
+    started or ended, or if the start is not predictable."""
     median: float | None
     """The median of the predicted starts."""
     earliest: float | None
     latest: float | None
     """Bounds of a 90 % interval for the start. `latest` is None if it is not predictable."""
     not_before: float | None
-    """If `start` is not predictable: no start before this time. None if the ends of other tasks are not known, or if
-    the job does not start as the cluster is now."""
+    """If `start` is not predictable: the job does not start before this time. None if that is not known either, or if
+    the job cannot start as the cluster is now."""
     note: str
     """What the prediction lacks, such as estimates of running tasks."""
     text: str
@@ -585,13 +584,13 @@ class DryRun(Answer, frozen=True, kw_only=True):
     partition: str
     queue: str
     starts: bool
-    """True if it would start at once, with at least the tasks that have to start together."""
+    """True if at least the tasks that have to start together would start at once."""
     never: str = ""
-    """Why the job can never run as the cluster is now; empty if it can."""
+    """Why the job cannot run until the cluster changes, such as that no node is large enough; empty if it can run."""
     sentence: str
     placements: list[Placement]
     waiting: list[Waiting]
-    """Why tasks would wait, what is ahead of them, and what would be enough to start them."""
+    """Why tasks would wait, what is ahead of them, and which remedies would start them."""
     eta: Eta | None = None
     """The predicted start, if it was requested and the job would wait."""
 
@@ -611,7 +610,7 @@ class PriorityStops(Answer, frozen=True, kw_only=True):
     """The running tasks that would be stopped at once for a job, if it had another priority."""
 
     tasks: int
-    """All of them, including those of jobs that the caller may not see."""
+    """Number of all tasks, including those of jobs that the caller may not see."""
     stops: list[StoppedTasks]
 
 
@@ -633,7 +632,7 @@ class Story(Answer, frozen=True, kw_only=True):
     job: str
     lines: list[StoryLine]
     complete_since: float
-    """From this time on all decisions are listed; before it, only the submission and the attempts of its tasks."""
+    """The story has all decisions from this time on. Before it, only the submission and the attempts are known."""
 
 
 class RecordedTrace(Answer, frozen=True, kw_only=True):
@@ -644,9 +643,9 @@ class RecordedTrace(Answer, frozen=True, kw_only=True):
     """The time of the first submission, which is time 0 of the trace."""
     not_ended: int
     never_ran: int
-    """Jobs left out of the trace, because they have not ended or never ran a task."""
+    """Numbers of jobs left out of the trace, because they have not ended or never ran a task."""
     after_left_out: int
-    """Jobs of the trace whose `after` was dropped for a job that is not in the trace."""
+    """Number of jobs in the trace that waited for a job that is not in it. That dependency is dropped."""
 
 
 class MovedStart(Answer, frozen=True, kw_only=True):
@@ -660,7 +659,7 @@ class MovedStart(Answer, frozen=True, kw_only=True):
     wait_after: float | None
     never_before: bool
     never_after: bool
-    """True if the job does not start within the simulated time."""
+    """True if the job does not start within the simulated time, before and after the change."""
 
 
 class WhatIf(Answer, frozen=True, kw_only=True):
@@ -671,17 +670,16 @@ class WhatIf(Answer, frozen=True, kw_only=True):
     earlier: int
     later: int
     same: int
-    """Jobs that start earlier, later, or at the same time."""
+    """Numbers of jobs that start earlier, later, or at the same time."""
     no_longer: int
     never: int
     unknown: int
-    """Jobs that no longer start, start in neither case, or have no known start."""
+    """Numbers of jobs that start only without the change, in neither case, or at an unknown time."""
     jobs: list[MovedStart]
     """The jobs that start earlier, later or no longer; at most 1,000."""
     mean_wait_before: float | None
     mean_wait_after: float | None
-    """Mean waits of the jobs with a known start in both cases; if there are none, of those with a known start in one.
-    """
+    """Mean waits of the jobs whose start is known in both cases; if there are none, of those with one known start."""
     utilisation_before: float | None
     utilisation_after: float | None
     """Used part of the GPUs; of the CPUs if there are no GPUs."""
@@ -689,7 +687,7 @@ class WhatIf(Answer, frozen=True, kw_only=True):
 
 
 class Done(Answer, frozen=True, kw_only=True):
-    """The change is done and durable. `note` is a remark for people, such as that nothing changed."""
+    """The change is done and durable. `note` is a remark for people, for example if nothing had to change."""
 
     note: str = ""
 
@@ -715,7 +713,7 @@ class Node(Answer, frozen=True, kw_only=True):
     avoided: bool
     """True if the node gets no work for a while because launches failed there."""
     disconnected: float | None = None
-    """Since when the agent is not connected. The node gets no new work, and is lost after its lease."""
+    """Since when the agent is not connected. The node gets no new work, and is lost when its lease expires."""
     credential: Literal["", "valid", "expired", "revoked"] = ""
     """State of the node's key; empty for a node without an agent."""
     credential_expires: float | None = None
@@ -724,11 +722,12 @@ class Node(Answer, frozen=True, kw_only=True):
     until: float | None = None
     """When the node is enabled again, if it is disabled for a time."""
     held_for: list[str] = []
-    """Jobs, of those that the caller may see, that the node is held for or promised to. It takes no other new work."""
+    """Jobs that the node is held for or promised to, of those that the caller may see. It takes no other new work."""
     held_for_others: int = 0
-    """Number of further jobs that the node is held for or promised to and that the caller may not see."""
+    """Number of such jobs that the caller may not see."""
     held: dict[str, int | float] = {}
-    """What the tasks of all these jobs need of the node. The node takes no other new work, also if this is less."""
+    """What the tasks of all these jobs need of the node. Even if this is less than the whole node, it takes no other
+    new work."""
 
 
 class Closure(Answer, frozen=True, kw_only=True):
@@ -771,15 +770,15 @@ class Queue(Answer, frozen=True, kw_only=True):
     """Jobs with a live task."""
     asks: int
     entitlement_percent: float
-    """The entitlement, as a part of the partition."""
+    """The entitlement as a part of the partition."""
     use_percent: float
-    """The use: the largest part of any resource, or of slots."""
+    """The largest part that the queue uses of any resource of the partition."""
     loan_percent: float
     """The use beyond the entitlement."""
     past_percent: float = 0.0
     """Average of past use; 0 unless `share_memory` is set."""
     users: list[QueueUser] = []
-    """With order `fair`, the users with present or past use, in the order of their turns."""
+    """With order `fair`: the users with present or past use, in the order of their turns."""
 
 
 class Queues(Answer, frozen=True, kw_only=True):
@@ -787,7 +786,7 @@ class Queues(Answer, frozen=True, kw_only=True):
 
 
 class LoanReturn(Answer, frozen=True, kw_only=True):
-    """What will have returned of a loan at a time, in percent of the partition."""
+    """How much of a loan will have returned by a time, in percent of the partition."""
 
     at: float
     percent: float
@@ -800,9 +799,9 @@ class Loan(Answer, frozen=True, kw_only=True):
     queue: str
     percent: float
     returns: list[LoanReturn]
-    """At most four steps, the earliest first; the last one has all that returns at a known time."""
+    """At most four times, the earliest first. At the last one, all has returned whose time is known."""
     unknown_percent: float
-    """What returns at an unknown time, because tasks have neither an estimate nor a time limit."""
+    """The part that returns at an unknown time, because its tasks have neither an estimate nor a time limit."""
 
 
 class Loans(Answer, frozen=True, kw_only=True):
@@ -810,7 +809,7 @@ class Loans(Answer, frozen=True, kw_only=True):
 
 
 class Requestor(Answer, frozen=True, kw_only=True):
-    """A pattern of users and a queue: jobs of matching users go to the queue, unless they name another."""
+    """A pattern of users and a queue. Jobs of matching users go to the queue, unless they name another one."""
 
     match: str
     queue: str
@@ -856,7 +855,7 @@ class Lanes(Answer, frozen=True, kw_only=True):
 
 
 class Hold(Answer, frozen=True, kw_only=True):
-    """Nodes kept free of new work for a job that has waited too long. The hold ends at `until` at the latest."""
+    """Nodes kept free of new work for a job that has waited too long, until the time `until` at the latest."""
 
     job: str
     stage: str
@@ -870,8 +869,8 @@ class Hold(Answer, frozen=True, kw_only=True):
 
 
 class Promise(Answer, frozen=True, kw_only=True):
-    """Nodes reserved for one job while capacity becomes free there: other tasks stop for it, or the nodes were ordered
-    for it and wait for the rest of the order."""
+    """Nodes reserved for one job while its capacity arrives: other tasks stop for it there, or the nodes were ordered
+    for it and it waits for the other nodes of the order."""
 
     job: str
     stage: str
@@ -882,6 +881,7 @@ class Promise(Answer, frozen=True, kw_only=True):
     stopping: int
     """Number of tasks that are still stopping for the job."""
     ordered: bool
+    """True if the nodes were ordered for the job."""
     held: dict[str, dict[str, int | float]] = {}
     """Node → what these tasks need of it."""
 
@@ -933,8 +933,8 @@ class NodeMap(Answer, frozen=True, kw_only=True):
 
 
 class NodeTasks(Answer, frozen=True, kw_only=True):
-    """The live tasks of one stage on one node that are in the same state. Of a job that the caller may not see, `job`,
-    `name`, `stage` and `user` are empty."""
+    """The live tasks of one stage on one node that are in the same state. `job`, `name`, `stage` and `user` are empty
+    if the caller may not see the job."""
 
     node: str
     job: str
@@ -945,20 +945,20 @@ class NodeTasks(Answer, frozen=True, kw_only=True):
     """`assigned`, `running` or `stopping`."""
     tasks: int
     indices: list[int]
-    """The indices of the first tasks, at most 20; empty for a job that the caller may not see."""
+    """The indices of at most 20 of the tasks, the lowest; empty if the caller may not see the job."""
     resources: dict[str, int | float]
     """Resources of each task."""
     devices: list[int]
-    """The GPUs of its tasks. One that several of these tasks share is listed once for each."""
+    """The GPUs of the tasks. A GPU that several of them share is listed once for each."""
     since: float
-    """When the first of these tasks started, or was sent to the node if none has."""
+    """When the first of these tasks started. If none has started: when the first was sent to the node."""
     ends: float | None
-    """When the last of these tasks is expected to have ended, by its estimate or time limit; null if one has neither,
-    and for a job that the caller may not see."""
+    """When all of these tasks should have ended by their estimates or time limits; null if a task has neither, or if
+    the caller may not see the job."""
 
 
 class MapTasks(Answer, frozen=True, kw_only=True):
-    """Live tasks by node. `more` is true if nodes have more stages than are listed."""
+    """Live tasks by node. `more` is true if some nodes have tasks of further stages."""
 
     tasks: list[NodeTasks]
     more: bool
@@ -999,7 +999,7 @@ class MapChange(Answer, frozen=True, kw_only=True):
 
 
 class Bar(Answer, frozen=True, kw_only=True):
-    """Tasks of one attempt on a node, from their start to their end; `ended` is null while they run."""
+    """Tasks of one attempt on a node, with their start and their end; `ended` is null while they run."""
 
     node: str
     job: str
@@ -1025,9 +1025,9 @@ class Timeline(Answer, frozen=True, kw_only=True):
 
 
 class PoolUse(Answer, frozen=True, kw_only=True):
-    """Numbers of nodes. `available` nodes are empty and accept work; `pending` nodes are needed by waiting work; `idle`
-    is the difference, negative if nodes are missing; `ordered` nodes have not arrived yet. Disabled, held and promised
-    nodes are not available."""
+    """Numbers of nodes. `available` nodes are empty and accept any work, so disabled, held and promised nodes do not
+    count. `pending` is the number that waiting work needs. `idle` is the difference, negative if nodes are missing.
+    `ordered` nodes have not arrived yet."""
 
     ready: bool
     total: int
@@ -1059,7 +1059,7 @@ class PoolOrder(Answer, frozen=True, kw_only=True):
 
     order: int
     cause: str
-    """`demand` (tasks wait for the nodes), `spare` (the pool keeps idle nodes) or `hand` (requested by a person)."""
+    """`demand` (tasks wait for the nodes), `spare` (to keep idle nodes ready) or `hand` (requested by a person)."""
     since: float
     nodes: list[str]
     tasks: int
@@ -1068,7 +1068,7 @@ class PoolOrder(Answer, frozen=True, kw_only=True):
 
 
 class Orphan(Answer, frozen=True, kw_only=True):
-    """A machine of the provider that is neither a node nor ordered. Fairlead does not remove it; an operator has to."""
+    """A machine of the provider that is neither a node nor ordered. Fairlead does not remove it; an operator must."""
 
     name: str
     note: str
@@ -1096,7 +1096,7 @@ class Pool(Answer, frozen=True, kw_only=True):
     name: str
     partition: str
     provider: str
-    """local or command; empty for a pool without a provider."""
+    """`local` or `command`; empty for a pool without a provider."""
     resources: dict[str, int | float]
     """Resources of each node."""
     labels: dict[str, str]
@@ -1136,7 +1136,7 @@ class Partition(Answer, frozen=True, kw_only=True):
     nodes: int
     jobs: int
     waiting_for: list[str]
-    """Agents and resource managers that have not reported since the start; the first few."""
+    """The first few of the agents and resource managers that have not reported since the start of the server."""
     leader: str = ""
     """The URL of the server that leads the partition, if several servers share a database."""
 
@@ -1153,30 +1153,31 @@ class Config(Answer, frozen=True, kw_only=True):
 
 
 class Difference(Answer, frozen=True, kw_only=True):
-    """A changed key of the configuration, with its old and new value as written there; null if absent."""
+    """A changed key of the configuration, with its old and its new value; null where the key is absent."""
 
     key: str
     before: Any
     after: Any
     what: Literal["partition", "queue", "pool", "setting"] = "setting"
-    """What the key names. An absent setting has its default; an absent partition, queue or pool does not exist."""
+    """What the key names. An absent setting has its default value; an absent partition, queue or pool does not
+    exist."""
 
 
 class Loss(Answer, frozen=True, kw_only=True):
-    """What is lost with a partition or a pool that leaves the configuration.
+    """Jobs and nodes of a partition or pool that is removed from the configuration.
 
-    The jobs of a partition are killed and its nodes removed. The nodes of a pool stay, but are not given back any more.
+    The jobs of a partition are killed and its nodes removed. The nodes of a pool stay, but are never given back.
     """
 
     key: str
     jobs: int | None
-    """Jobs that have not ended; null if the partition has no leader now."""
+    """Number of jobs that have not ended; null if the partition has no leader now."""
     nodes: int | None
-    """Nodes, also ordered ones; null if the partition has no leader now."""
+    """Number of nodes, including ordered ones; null if the partition has no leader now."""
 
 
 class LeftMachine(Answer, frozen=True, kw_only=True):
-    """A machine of a removed partition's pool that was not destroyed, and why. It has to be ended by hand."""
+    """A machine of a removed partition that was not destroyed, for the `reason`. It has to be removed by hand."""
 
     partition: str
     pool: str
@@ -1185,7 +1186,7 @@ class LeftMachine(Answer, frozen=True, kw_only=True):
 
 
 class Applied(Answer, frozen=True, kw_only=True):
-    """The changes that a configuration makes."""
+    """What a configuration changes."""
 
     version: int
     differences: list[Difference]
@@ -1232,7 +1233,7 @@ class ManagerNode(Answer, frozen=True, kw_only=True):
 
 
 class ManagerTasks(Answer, frozen=True, kw_only=True):
-    """Live tasks of an ask on one node: running, or stopping for the `cause`. `indices` are ranges."""
+    """Live tasks of an ask on one node that run, or that stop for the `cause`. `indices` are ranges."""
 
     node: str
     indices: list[int]
@@ -1253,12 +1254,12 @@ class ManagerAsk(Answer, frozen=True, kw_only=True):
 class ManagerJob(Answer, frozen=True, kw_only=True):
     job: str
     over: bool
-    """True if the job has ended and only waits for tasks to stop."""
+    """True if the job has ended. Some of its tasks may still have to stop."""
     asks: list[ManagerAsk]
 
 
 class ManagerState(Answer, frozen=True, kw_only=True):
-    """What the partition knows of a resource manager. Events after `seq` continue it; some may be included already."""
+    """What the partition knows of a resource manager. Read the events after `seq` next; the state may include some."""
 
     seq: int
     nodes: list[ManagerNode]
@@ -1273,7 +1274,7 @@ class WaitingJob(Answer, frozen=True, kw_only=True):
     """The machine-readable reason, such as "no capacity"; empty if the job was not tried yet."""
     reason: str
     missing: bool
-    """True if the job waits for missing capacity, and not for a limit, a share or tasks that stop for it."""
+    """True if more nodes would help, because the job does not wait for a limit, a share or tasks that stop for it."""
 
 
 class WaitingJobs(Answer, frozen=True, kw_only=True):
@@ -1333,7 +1334,7 @@ class HistoryPage(Answer, frozen=True, kw_only=True):
 
 
 class StageUse(Answer, frozen=True, kw_only=True):
-    """The resources used by all attempts of a stage, as far as known."""
+    """The resources used by all attempts of a stage, as far as agents reported them."""
 
     attempts: int
     cpu_seconds: float
@@ -1378,16 +1379,16 @@ class Attempts(Answer, frozen=True, kw_only=True):
 
 
 class Used(Answer, frozen=True, kw_only=True):
-    """Resources used in a period, of one group of a report or in total."""
+    """Resources used in a period, by one group of a report or in total."""
 
     group: dict[str, str]
     """The user, queue, partition or job; empty for the total."""
     jobs: int
-    """Jobs with a task that ran in the period."""
+    """Number of jobs with a task that ran in the period."""
     attempts: int
-    """Attempts of tasks that ran in the period: a task that was tried twice counts twice."""
+    """Number of attempts of tasks that ran in the period: a task that was tried twice counts twice."""
     preempted: int
-    """Attempts that were stopped in the period for other work, or to restart their gang."""
+    """Number of attempts that were stopped in the period for other work, or to restart their gang."""
     hours: dict[str, float]
     """Resource → hours: CPU-hours, GPU-hours, and for memory bytes times hours."""
     wait_mean: float | None
@@ -1399,7 +1400,7 @@ class Used(Answer, frozen=True, kw_only=True):
 
 
 class UsageReport(Answer, frozen=True, kw_only=True):
-    """Resources allocated to tasks, from their start to their end or to `until`, whether used or not."""
+    """Resources allocated to tasks, from their start to their end or to `until`, whether or not they used them."""
 
     by: list[str]
     since: float | None
@@ -1451,11 +1452,11 @@ class Token(Answer, frozen=True, kw_only=True):
     user: str
     groups: list[str]
     partition: str
-    """For a join token: the only partition, pool and node that it admits to; empty for any."""
+    """For a join token: the only partition, pool and node for which it admits machines; empty for any."""
     pool: str
     node: str
     users: list[str]
-    """For a join token: the only users whose tasks the node may take; empty for all."""
+    """For a join token: the only users whose tasks the admitted nodes may take; empty for all."""
     uses: int
     """For a join token: how many more machines it admits."""
     note: str
@@ -1505,7 +1506,7 @@ class Health(Answer, frozen=True, kw_only=True):
     """Readiness of each partition."""
     problem: str = ""
     failing: list[str] = []
-    """Failing parts of the server that are retried, such as `history`. Tasks are placed without them."""
+    """Parts of the server that fail and are retried, such as `history`. Tasks are placed nevertheless."""
     alarms: list[str] = []
     """Problems that an operator must solve, such as nodes that run tasks which are not in the journal."""
 

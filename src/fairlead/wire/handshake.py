@@ -40,7 +40,7 @@ class Exchange(NamedTuple):
         return self._signed("fairlead node", key, instance)
 
     def for_new_key(self, key: bytes) -> bytes:
-        """Return the data that a node signs with a new key to have it admitted."""
+        """Return the data that a node signs with its new key, so that the server admits the key."""
         return self._signed("fairlead new key", key)
 
     def _signed(self, purpose: str, *more: bytes | str) -> bytes:
@@ -61,7 +61,7 @@ class Key:
 
 
 def is_signed(key: bytes, signature: bytes, data: bytes) -> bool:
-    """True if `signature` is a signature of `data` by the private key that belongs to the public `key`."""
+    """True if `data` was signed with the private key that belongs to the public `key`."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -89,7 +89,7 @@ def decoded(text: str) -> bytes:
 
 
 def join_token(secret: str, server: bytes) -> str:
-    """Return a join token. It contains the key of its server, so that an agent sends it to no other server."""
+    """Return a join token. It contains the key of its server, so that an agent sends it only to that server."""
     return f"{secret}.{encoded(server)}"
 
 

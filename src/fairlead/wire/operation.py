@@ -1,7 +1,7 @@
-"""What a row of `operations.py` is: an operation of the API, described by a class with its parameters as fields.
+"""How an operation of the API is described: by a class in `operations.py` whose fields are its parameters.
 
-A field is a parameter in the path, if the path names it; a header, if its type says so; the body, if its type is a
-document; or else a parameter of the query.
+A field that the path names is a parameter of the path. A field with a document as its type is the body, and one marked
+as `HEADER` is a header. All others are parameters of the query.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Route(msgspec.Struct, frozen=True):
     method: str
     path: str
     role: Role = "user"
-    """The least role that may do it; empty if no token is needed."""
+    """The lowest role that may call it; empty if no token is needed."""
     status: int = 200
     media: str = JSON
     seconds: float = 0.0
@@ -38,7 +38,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Described(StructMeta):
-    """The class of operations: reads the route from the keywords of a class statement, such as `GET="jobs/{job}"`.
+    """Metaclass of operations: reads the route from the keywords of a class statement, such as `GET="jobs/{job}"`.
 
     Paths without a leading slash are below `/api/v1`.
     """
@@ -85,7 +85,7 @@ class Parameter(NamedTuple):
 
 
 class Row(NamedTuple):
-    """All that is known of an operation."""
+    """An operation with its route, parameters and description, as read from its class by `row_of`."""
 
     operation: type[Operation[Any]]
     name: str
@@ -110,7 +110,7 @@ class Row(NamedTuple):
 
     @property
     def follows(self) -> bool:
-        """True if a server that follows the partition, and does not lead it, may answer."""
+        """True if a server that only follows the journal of the partition may answer too."""
         return self.has("min_revision")
 
 
@@ -187,18 +187,18 @@ LastEvent = Annotated[str, Meta(max_length=20, extra=HEADER)]
 
 
 class OfPartition(Operation[Answer]):
-    """An operation in one partition."""
+    """Base of operations in one partition."""
 
     partition: PartitionName = ""
 
 
 class Followed(OfPartition[Answer]):
-    """A reading that a server which follows the partition may answer too."""
+    """Base of reads that a server which only follows the journal of the partition may answer too."""
 
     min_revision: Revision = 0
 
 
 class Change(OfPartition[Answer]):
-    """A change that takes effect once, however often it is sent with the same key."""
+    """Base of changes. A change that is sent again with the same key takes effect only once."""
 
     key: Key = field(default="", name="Idempotency-Key")

@@ -40,8 +40,8 @@ from fairlead.wire.operation import (
 
 
 class Submit(Change[wire.Submitted], POST="jobs", status=201):
-    """Submit a job. When the answer arrives, the job is durable. The answer has its id, and a warning if the job can
-    never run as the cluster is now."""
+    """Submit a job. When the answer arrives, the job is durable. The answer has its id, and a warning if it cannot run
+    until the cluster changes."""
 
     document: wire.JobDocument
 
@@ -66,11 +66,11 @@ class Jobs(Followed[wire.JobPage], GET="jobs"):
 
 
 class Job(Followed[wire.Job], GET="jobs/{job}"):
-    """Return a job. With `wait`, answer when the job has ended, at the latest after `wait` seconds. A killed job has
-    ended when its last process is gone. A job that the scheduler has forgotten is answered from the history."""
+    """Return a job. With `wait`, answer when the job has ended, but after `wait` seconds at the latest. A killed job
+    has ended when its last process has. A job that the scheduler has forgotten is read from the history."""
 
     job: Name
-    wait: Annotated[float, Meta(ge=0, le=60, description="Seconds to wait for the job to be over.")] = 0.0
+    wait: Annotated[float, Meta(ge=0, le=60, description="Seconds to wait for the end of the job.")] = 0.0
 
 
 class Tasks(Followed[wire.TaskPage], GET="jobs/{job}/tasks"):
@@ -83,12 +83,12 @@ class Tasks(Followed[wire.TaskPage], GET="jobs/{job}/tasks"):
 
 
 class Explain(OfPartition[wire.Explanation], GET="jobs/{job}/explain"):
-    """Explain the state of a job: one sentence, then why its tasks wait, stop, or run on their nodes. Reasons for
-    waiting carry remedies: what would be enough to start the tasks in the next cycle. Remedies are found by trials on a
-    copy of the state, and take longer than the rest."""
+    """Explain the state of a job: one sentence, then why its tasks wait, stop, or run on their nodes. A reason for
+    waiting has remedies, each of which would start the tasks in the next cycle. They are found by trials on a copy of
+    the state, which takes longer than the rest."""
 
     job: Name
-    remedies: Annotated[bool, Meta(description="Also find what would be enough to start what waits.")] = True
+    remedies: Annotated[bool, Meta(description="Also find remedies that would start the waiting tasks.")] = True
 
 
 class Sentences(OfPartition[wire.Sentences], POST="explain"):
@@ -104,8 +104,8 @@ class Kill(Change[wire.Done], POST="jobs/{job}/kill"):
 
 
 class Hold(Change[wire.Done], POST="jobs/{job}/hold"):
-    """Hold a job: running tasks continue, and no other task of it starts until it is released. The job keeps its place.
-    A hold by an operator can be released only by an operator."""
+    """Hold a job: its running tasks continue, and its other tasks start only after it is released. The job keeps its
+    place. A hold by an operator can be released only by an operator."""
 
     job: Name
 
@@ -117,16 +117,16 @@ class Release(Change[wire.Done], POST="jobs/{job}/release"):
 
 
 class Requeue(Change[wire.Done], POST="jobs/{job}/requeue"):
-    """Stop the running tasks of a job, with grace. They wait again at their earlier place and start under a new
-    attempt; no try is used. A job that has ended cannot be requeued."""
+    """Stop the running tasks of a job, with a grace period. They wait again at their earlier place, and start as a new
+    attempt without using a try. A job that has ended cannot be requeued."""
 
     job: Name
 
 
 class StopTasks(Change[wire.Done], POST="jobs/{job}/tasks/{action}"):
-    """Stop some tasks of a job, with grace. Killed tasks have ended; requeued ones wait again at their earlier place;
-    replaced ones are asked for at once, before new work. No try is used. A strict gang starts again whole; one of its
-    tasks alone cannot be killed."""
+    """Stop some tasks of a job, with a grace period and without using a try. Killed tasks do not start again; requeued
+    ones wait again at their earlier place; replaced ones are asked for at once, before new work. A strict gang starts
+    again as a whole, and single tasks of it cannot be killed."""
 
     job: Name
     action: wire.TaskAction
@@ -149,8 +149,8 @@ class SetPriority(Change[wire.Done], POST="jobs/{job}/priority"):
 
 
 class TryPriority(OfPartition[wire.PriorityStops], POST="jobs/{job}/priority/dry-run"):
-    """Return the running tasks of other jobs that would stop at once for a job with another priority. Nothing is
-    changed. More may be stopped later, as the job waits."""
+    """Return the running tasks of other jobs that would be stopped at once if a job had another priority. Nothing is
+    changed. While the job waits, more may be stopped later."""
 
     job: Name
     document: wire.PriorityDocument
@@ -160,13 +160,12 @@ class TryPriority(OfPartition[wire.PriorityStops], POST="jobs/{job}/priority/dry
 
 
 class DryRun(OfPartition[wire.DryRun], POST="jobs/dry-run"):
-    """Return what the next cycle would do with a job, without submitting it: whether and where it would start; or what
-    is ahead of it and what would be enough to start it; or why it can never run. A job that a submission would refuse
-    is refused here too. Nothing is stored. With `eta`, a job that would wait gets a predicted start, which takes
-    longer."""
+    """Return what the next cycle would do with a job, without submitting it: where it would start, or what is ahead of
+    it and which remedies would start it, or why it cannot run at all. A job that could not be submitted is refused here
+    too. With `eta`, a job that would wait gets a predicted start, which takes longer."""
 
     document: wire.JobDocument
-    eta: Annotated[bool, Meta(description="Say also when a job that would wait starts.")] = False
+    eta: Annotated[bool, Meta(description="Also predict the start of a job that would wait.")] = False
 
 
 class Eta(OfPartition[wire.Eta], GET="jobs/{job}/eta", seconds=160.0):
@@ -182,8 +181,8 @@ class Etas(OfPartition[wire.Etas], POST="eta", seconds=160.0):
 
 
 class WhatIf(OfPartition[wire.WhatIf], POST="whatif", role="operator", seconds=160.0):
-    """Compare start times with and without a supposed change: of the jobs that wait now, or, with `replay`, of the jobs
-    submitted in that period, run again from an empty cluster. Nothing is changed."""
+    """Compare start times with and without a supposed change, for the jobs that wait now. With `replay`, the jobs of
+    that last period are run again from an empty cluster and compared instead. Nothing is changed."""
 
     document: wire.WhatIfDocument
 
@@ -192,16 +191,16 @@ class WhatIf(OfPartition[wire.WhatIf], POST="whatif", role="operator", seconds=1
 
 
 class Story(OfPartition[wire.Story], GET="jobs/{job}/story", seconds=160.0):
-    """Return what happened to a job, in order, with reasons: submission, holds, starts, stops and the job they were
-    for, ends, and why tasks wait now. For the time before the journal begins, only the submission and the attempts of
-    its tasks are known."""
+    """Return what happened to a job, in order and with reasons: its submission, holds, starts, stops with the job that
+    caused them, and ends; and why tasks wait now. Before the journal begins, only the submission and the attempts are
+    known."""
 
     job: Name
 
 
 class Trace(OfPartition[wire.RecordedTrace], GET="trace", role="operator", seconds=160.0):
-    """Return a trace for `fairlead simulate`: the present nodes, and the jobs submitted since a time that ran and have
-    ended. Commands, environments and files of the jobs are left out."""
+    """Return a trace for `fairlead simulate`: the present nodes, and those jobs submitted since a time that ran and
+    have ended. Their commands, environments and files are left out."""
 
     since: Moment = ""
 
@@ -239,7 +238,8 @@ class Attempts(OfPartition[wire.Attempts], GET="jobs/{job}/attempts"):
 class Log(OfPartition[bytes], GET="jobs/{job}/log", media=TEXT):
     """Return the output of one attempt of a task as raw bytes. The stage may be left out if the job has only one.
 
-    The header `Fairlead-Attempt` has the number of the attempt. The code `gone` says that no further attempt follows.
+    The header `Fairlead-Attempt` has the number of the attempt. With `after`, the problem `gone` means that the task
+    has ended and no further attempt follows.
     """
 
     job: Name
@@ -281,8 +281,8 @@ class ResultFile(OfPartition[bytes], GET="jobs/{job}/results/file", media=BYTES)
 
 
 class ResultArchive(OfPartition[bytes], GET="jobs/{job}/results/archive", media=BYTES):
-    """Return the result files of a job as a tar archive, named `STAGE.INDEX.ATTEMPT/NAME`. Files that were removed are
-    left out. An archive that ends early is not complete: it has no end mark."""
+    """Return the result files of a job as a tar archive, in which they are named `STAGE.INDEX.ATTEMPT/NAME`. Files that
+    were removed are left out. If the answer breaks off, the archive has no end mark."""
 
     job: Name
     stage: Name = ""
@@ -291,8 +291,8 @@ class ResultArchive(OfPartition[bytes], GET="jobs/{job}/results/archive", media=
 
 
 class UsageReport(OfPartition[wire.UsageReport], GET="usage/report", seconds=600.0):
-    """Sum up the resources of tasks, including running and preempted ones, and the waits of jobs, by group and in
-    total. Without a partition, all partitions count. Users see their own use."""
+    """Sum up the resources of all tasks, including running and preempted ones, and the waits of jobs, by group and in
+    total. Without a partition, all partitions count. Users see only their own use."""
 
     by: Annotated[str, Meta(max_length=100, description="One or more of user, queue, partition, job, with commas.")] = (
         ""
@@ -348,11 +348,11 @@ class MoveNode(Change[wire.Done], POST="nodes/{node}/{action}", role="operator")
 
 
 class Closures(OfPartition[wire.Closures], GET="closures"):
-    """List the labels by which nodes are disabled for a time."""
+    """List closures: labels whose nodes are disabled for a time."""
 
 
 class CloseNodes(Change[wire.Done], POST="closures", role="operator"):
-    """Disable the nodes with all of these labels for a time, also those that join meanwhile. Running tasks finish."""
+    """Disable the nodes with all of these labels for a time, also those that join during it. Running tasks finish."""
 
     document: wire.ClosureDocument
 
@@ -394,8 +394,8 @@ class MoveQueue(Change[wire.Done], POST="queues/{queue}/{action}", role="operato
 
 
 class Loans(Followed[wire.Loans], GET="loans"):
-    """List the leaf queues that use more than they are entitled to, with when their loans return, by the estimates and
-    time limits of their tasks."""
+    """List the leaf queues that use more than their entitlement, and when these loans return by the estimates and time
+    limits of their tasks."""
 
 
 class Lanes(OfPartition[wire.Lanes], GET="lanes"):
@@ -418,7 +418,8 @@ class CancelAsk(Change[wire.Done], POST="lanes/cancel"):
 
 
 class ResetLane(Change[wire.Done], POST="lanes/reset", role="operator"):
-    """Move the head of a stuck lane to the end of the lane, or cancel it, if it belongs to the given job."""
+    """Free a stuck lane: if its first ask belongs to the given job, move the ask to the end of the lane, or cancel
+    it."""
 
     document: wire.ResetDocument
 
@@ -492,7 +493,7 @@ class DrainServer(Operation[wire.Done], POST="servers/{server}/drain", role="ope
 
 
 class EnableServer(Operation[wire.Done], POST="servers/{server}/enable", role="operator"):
-    """Let a drained server lead partitions again."""
+    """Allow a drained server to lead partitions again."""
 
     server: Name
 
@@ -510,7 +511,7 @@ class ValidateConfig(Operation[wire.Applied], POST="config/validate", role="oper
 
 
 class ApplyConfig(Operation[wire.Applied], PUT="config", role="admin"):
-    """Apply a configuration, all of it or nothing. The answer lists what changed."""
+    """Apply a configuration as a whole. If any part is refused, nothing changes. The answer lists what changed."""
 
     document: wire.ConfigDocument
 
@@ -529,11 +530,12 @@ class RemovePartition(Operation[wire.Applied], DELETE="partitions/{partition}", 
 
 
 class Shares(OfPartition[wire.Shares], GET="shares", role="operator"):
-    """Return the shares of queues, the patterns that choose a queue by user, and the delay before loans return."""
+    """Return the shares of queues, the patterns that choose a queue by user, and the settings of rebalancing."""
 
 
 class SetShares(OfPartition[wire.Applied], PUT="shares", role="operator"):
-    """Change the given keys of the configuration. They last until the next configuration, also over restarts."""
+    """Change the given keys of the configuration. The change lasts until the next configuration is applied, also over
+    restarts."""
 
     document: wire.SharesDocument
 
@@ -578,8 +580,8 @@ class ManagerWaiting(OfPartition[wire.WaitingJobs], POST="managers/{name}/waitin
 
 
 class ManagerEvents(OfPartition[wire.ManagerEvent], GET="managers/{name}/events", role="operator", media=EVENTS):
-    """Stream server-sent events: allocated, release, released, ended, node. `reset`: events were missed, read the state
-    again."""
+    """Stream events for a manager: allocated, release, released, ended, node. After `reset`, events were missed: read
+    the state again."""
 
     name: Name
     after: AfterEvent = None
@@ -660,7 +662,7 @@ class MapTasks(OfPartition[wire.MapTasks], GET="map/tasks"):
 
 
 class PastMap(OfPartition[wire.PastMap], GET="map/past"):
-    """Return the map of nodes and queues as it was at the time `until`, replayed from the journal. The map is absent if
+    """Return the map of nodes and queues as it was at the time `until`, replayed from the journal. There is no map if
     the journal does not reach back that far."""
 
     until: Moment = ""
@@ -688,7 +690,7 @@ class Readyz(Operation[wire.Health], GET="/readyz", role=""):
 
 
 class Metrics(Operation[str], GET="/metrics", media=TEXT):
-    """Return the metrics described in docs/metrics.md. Series of single jobs are left out for ordinary users."""
+    """Return the metrics described in docs/metrics.md. Users who are not operators get no series of single jobs."""
 
 
 class Openapi(Operation[dict[str, Any]], GET="openapi.json", role=""):

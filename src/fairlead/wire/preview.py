@@ -1,4 +1,4 @@
-"""Questions to the second process, which simulates futures and reads the journal, and its answers.
+"""Questions to the server's second process, which simulates futures and reads the journal, with its answers.
 
 Times are microseconds since 1970.
 """
@@ -11,7 +11,8 @@ import msgspec
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """Base class of questions. The answer reflects the state after record `seq` or a later one, at the time `now`."""
+    """Base class of questions. The answer is about the state at the time `now`, after the journal's record `seq` or a
+    later one."""
 
     partition: str
     seq: int
@@ -19,7 +20,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class EtaQuestion(Question, frozen=True, kw_only=True, tag="eta"):
-    """Ask when jobs start. `submissions` are packed specifications of jobs that are not submitted."""
+    """Ask when jobs start. `submissions` are packed specifications of jobs as if they were submitted now."""
 
     jobs: tuple[str, ...] = ()
     submissions: tuple[bytes, ...] = ()
@@ -33,7 +34,8 @@ class StoryQuestion(Question, frozen=True, kw_only=True, tag="story"):
 
 
 class WhatIfQuestion(Question, frozen=True, kw_only=True, tag="whatif"):
-    """Ask for the effect of a change. `replay` is the length of the past to run again; 0 for the present state."""
+    """Ask for the effect of a supposed change: on the past, of the length `replay`, or if it is 0, on the present
+    state."""
 
     changes: dict[str, Any]
     """The document of the request."""
@@ -64,19 +66,19 @@ AnyQuestion = EtaQuestion | StoryQuestion | WhatIfQuestion | TraceQuestion | Pas
 
 
 class Eta(msgspec.Struct, frozen=True, kw_only=True):
-    """The predicted start of a job, from several simulated futures. A time is None if no future reached it."""
+    """The predicted start of a job, from several simulated futures. A time is None if too few futures reached it."""
 
     likely: int | None
     median: int | None
     earliest: int | None
     latest: int | None
     not_before: int | None = None
-    """If the median is unknown: the time up to which the job starts in no future. None if the ends of some tasks are
+    """If the median is unknown: a time before which the job starts in no future. None if the ends of some tasks are
     unknown, or if the job is stuck."""
     stuck: bool = False
     """True if no possible event starts the job."""
     unknown_ahead: int = 0
-    """Tasks without a known end that start before the job, in futures in which the job does not start."""
+    """In futures in which the job does not start: the number of tasks without a known end that start before it."""
     new: bool = False
     """True if no task of a job with the same user and name has ended."""
 
@@ -92,11 +94,11 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True):
     unknown_running: int
     """Running tasks without a known end."""
     recorded_jobs: int
-    """Number of past jobs that arrivals were drawn from."""
+    """Number of past jobs from which the arrivals in the futures were drawn."""
     cut: bool
     """True if time ran out before the futures were complete."""
     ran: bool = True
-    """True if the run time of any job is on record."""
+    """True if the run time of at least one job is on record."""
 
 
 class StoryLine(msgspec.Struct, frozen=True):
@@ -107,7 +109,7 @@ class StoryLine(msgspec.Struct, frozen=True):
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
     since: int
-    """The journal has everything from this time on, and nothing before."""
+    """The journal has everything from this time on and nothing before it."""
     lines: list[StoryLine]
 
 
@@ -118,7 +120,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A question without an answer, and the wrong field, if any."""
+    """Why a question has no answer, and which of its fields was wrong, if any."""
 
     problem: str
     field: str = ""

@@ -1,10 +1,10 @@
-"""The error of a request that cannot be served here and now, for a reason other than its content."""
+"""The error for a request that this server cannot serve now, though nothing is wrong with the request."""
 
 from __future__ import annotations
 
 
 class Unserved(Exception):
-    """A request that cannot be served, for a reason other than its content."""
+    """Raised if this server cannot serve a request now, though nothing is wrong with the request."""
 
     def __init__(self, code: str, problem: str, retry_after: int | None = None, leader: str = "") -> None:
         """Describe the problem. `leader` is the address of the server that can serve the request."""

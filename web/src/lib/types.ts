@@ -12,7 +12,7 @@ export interface Ask {
   reason: string;
 }
 
-/** Tasks of one attempt on a node, from their start to their end; `ended` is null while they run. */
+/** Tasks of one attempt on a node, with their start and their end; `ended` is null while they run. */
 export interface Bar {
   node: string;
   job: string;
@@ -48,8 +48,8 @@ export interface Eta {
   text: string;
 }
 
-/** Nodes reserved for one job while capacity becomes free there: other tasks stop for it, or the nodes were ordered
- * for it and wait for the rest of the order.
+/** Nodes reserved for one job while its capacity arrives: other tasks stop for it there, or the nodes were ordered
+ * for it and it waits for the other nodes of the order.
  */
 export interface Held {
   job: string;
@@ -62,7 +62,7 @@ export interface Held {
   held: Record<string, Record<string, number>>;
 }
 
-/** Nodes kept free of new work for a job that has waited too long. The hold ends at `until` at the latest. */
+/** Nodes kept free of new work for a job that has waited too long, until the time `until` at the latest. */
 export interface Hold {
   job: string;
   stage: string;
@@ -114,7 +114,7 @@ export interface Loan {
   unknown_percent: number;
 }
 
-/** What will have returned of a loan at a time, in percent of the partition. */
+/** How much of a loan will have returned by a time, in percent of the partition. */
 export interface LoanReturn {
   at: number;
   percent: number;
@@ -186,8 +186,8 @@ export interface NodeMap {
   queues: Queue[];
 }
 
-/** The live tasks of one stage on one node that are in the same state. Of a job that the caller may not see, `job`,
- * `name`, `stage` and `user` are empty.
+/** The live tasks of one stage on one node that are in the same state. `job`, `name`, `stage` and `user` are empty
+ * if the caller may not see the job.
  */
 export interface NodeTasks {
   node: string;
@@ -210,7 +210,7 @@ export interface OrderedFor {
   tasks: number;
 }
 
-/** A machine of the provider that is neither a node nor ordered. Fairlead does not remove it; an operator has to. */
+/** A machine of the provider that is neither a node nor ordered. Fairlead does not remove it; an operator must. */
 export interface Orphan {
   name: string;
   note: string;
@@ -281,9 +281,9 @@ export interface PoolOrder {
   jobs: OrderedFor[];
 }
 
-/** Numbers of nodes. `available` nodes are empty and accept work; `pending` nodes are needed by waiting work; `idle`
- * is the difference, negative if nodes are missing; `ordered` nodes have not arrived yet. Disabled, held and
- * promised nodes are not available.
+/** Numbers of nodes. `available` nodes are empty and accept any work, so disabled, held and promised nodes do not
+ * count. `pending` is the number that waiting work needs. `idle` is the difference, negative if nodes are missing.
+ * `ordered` nodes have not arrived yet.
  */
 export interface PoolUse {
   ready: boolean;
@@ -330,9 +330,7 @@ export interface QueueUser {
   past_percent: number;
 }
 
-/** Steps that together start the tasks in the next cycle. All of them are needed. Without steps, the tasks start in
- * the next cycle anyway.
- */
+/** Steps that together let the tasks start in the next cycle. Without steps, they start in the next cycle anyway. */
 export interface Remedy {
   text: string;
   operator: boolean;
@@ -352,7 +350,7 @@ export interface Stage {
   ended: Record<string, number>;
 }
 
-/** A step of a remedy. `code` says what to do; the other fields have values where the code needs them. */
+/** A step of a remedy. `code` says what to do; which other fields have a value depends on it. */
 export interface Step {
   code: string;
   text: string;
@@ -394,7 +392,7 @@ export interface Timeline {
   complete: boolean;
 }
 
-/** Why tasks of a stage wait. `position` 0 is the head of the lane; `code` is the machine-readable reason. */
+/** Why tasks of a stage wait. `position` 0 is the first in its lane; `code` is the machine-readable reason. */
 export interface Waiting {
   stage: string;
   kind: string;

@@ -1,4 +1,5 @@
-"""The calls that the adapter makes, as RBAC rules. The ClusterRole in `deploy/kubernetes/` must match them."""
+"""The calls that the adapter makes, as RBAC rules. The ClusterRole in `deploy/kubernetes/` and the code must match
+them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A thin HTTP/1.1 client: requests on a pool of connections, and streams of lines.
+"""Reusable connections to a server, for asyncio: the transport of `AsyncClient` and of the Kubernetes adapter.
 
-General-purpose clients take longer for a request than the API server does (decision 0043). This one has what the
-adapter needs: keep-alive, TLS, a bearer token, whole answers, and endless answers with a limit on what is buffered.
+It has HTTP/1.1 with keep-alive, TLS, a bearer token, whole answers, and endless answers with a limit on what is
+buffered. General-purpose libraries need ten times the CPU time for a request (decision 0043).
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple, cast
-from urllib.parse import urlsplit
 
 import httptools
 
@@ -28,7 +27,24 @@ class Lost(Exception):
 class Reply(NamedTuple):
     status: int
     content: bytes
-    retry_after: float = 0.0
+    fields: tuple[tuple[bytes, bytes], ...] = ()
+    """The headers as received."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers by their names in lower case."""
+        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self.fields}
+
+    @property
+    def text(self) -> str:
+        """The start of the content, for messages."""
+        return self.content[:300].decode(errors="replace")
+
+    @property
+    def retry_after(self) -> float:
+        """The seconds to wait before a retry, as the server asks; 0 if it does not."""
+        value = self.headers.get("retry-after", "")
+        return float(value) if value.isdigit() else 0.0
 
 
 class Address(NamedTuple):
@@ -41,22 +57,13 @@ class Address(NamedTuple):
     token: Callable[[], str] = str
 
 
-def parse_url(url: str) -> tuple[bool, str, int, str]:
-    """Return whether a URL is encrypted, its host, port and path. Raise `ValueError` if it is no server address."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url} is no address of a server; write https://HOST:PORT")
-    return parts.scheme == "https", parts.hostname, parts.port or (443 if parts.scheme == "https" else 80), parts.path
-
-
 class Http:
     """Requests to one server. At most `connections` requests are in progress; the others wait in order."""
 
     def __init__(self, address: Address, connections: int = 32) -> None:
         self._address = address
-        self._free = connections
+        self._free = asyncio.Semaphore(connections)
         self._idle: list[_Connection] = []
-        self._waiting: deque[asyncio.Future[None]] = deque()
         self._streams: set[_Connection] = set()
         self._host = f"[{address.host}]" if ":" in address.host else address.host
 
@@ -71,67 +78,64 @@ class Http:
         self._idle += [link for link in opened if isinstance(link, _Connection)]
 
     async def call(
-        self, method: str, path: str, body: bytes = b"", content_type: str = "application/json", timeout: float = 30.0
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        content_type: str = "application/json",
+        timeout: float = 30.0,
+        headers: Mapping[str, str] = {},
     ) -> Reply:
         """Send a request and return the whole answer. Raise `Lost` if it does not arrive within the time."""
-        await self._enter()
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    reused = bool(self._idle)
-                    link = self._idle.pop() if reused else await self._connect()
-                    try:
-                        reply = await link.request(self._head(method, path, content_type, len(body)) + body)
-                    except _Closed:
-                        if reused:  # the server has closed the idle connection meanwhile
-                            continue
-                        raise Lost("the server closed the connection") from None
-                    except BaseException:
-                        link.close()  # a late answer would be taken for the answer to the next request
-                        raise
-                    if link.usable:
-                        self._idle.append(link)
-                    return reply
-        except TimeoutError:
-            raise Lost(f"no answer within {timeout:g} s") from None
-        except OSError as problem:
-            raise Lost(str(problem) or type(problem).__name__) from None
-        finally:
-            self._leave()
+        async with self._free:
+            try:
+                async with asyncio.timeout(timeout):
+                    return await self._exchange(self._head(method, path, headers, content_type, len(body)) + body)
+            except TimeoutError:
+                raise Lost(f"no answer within {timeout:g} s") from None
+            except OSError as problem:
+                raise _lost(problem) from None
 
-    async def stream(self, path: str, quiet: float) -> AsyncIterator[Reply | bytes]:
-        """Send a GET; yield the status first, with the content if it is not 200, and then the lines.
+    async def _exchange(self, request: bytes) -> Reply:
+        while True:
+            reused = bool(self._idle)
+            link = self._idle.pop() if reused else await self._connect()
+            try:
+                reply = await link.request(request)
+            except _Closed:
+                if reused:  # the server has closed the idle connection meanwhile
+                    continue
+                raise
+            except BaseException:
+                link.close()  # a late answer would be taken for the answer to the next request
+                raise
+            if link.usable:
+                self._idle.append(link)
+            return reply
 
-        Raise `Lost` if the connection breaks or nothing arrives for `quiet` seconds.
+    @asynccontextmanager
+    async def stream(
+        self, path: str, quiet: float | None = None, headers: Mapping[str, str] = {}
+    ) -> AsyncIterator[tuple[Reply, AsyncIterator[bytes]]]:
+        """Send a GET. Yield the answer as soon as its headers have arrived, and an iterator of its parts.
+
+        If the status is not 200, the answer has its whole content, and there are no parts. Raise `Lost` if the
+        connection breaks, or if nothing arrives for `quiet` seconds.
         """
         try:
             link = await self._connect()
         except OSError as problem:
-            raise Lost(str(problem) or type(problem).__name__) from None
+            raise _lost(problem) from None
         self._streams.add(link)
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT + quiet):
-                status = await link.start(self._head("GET", path, "", 0))
-            if status != 200:
+            parts = link.parts(quiet)
+            reply = await link.start(
+                self._head("GET", path, headers), None if quiet is None else CONNECT_TIMEOUT + quiet
+            )
+            if reply.status != 200:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
-                    yield Reply(
-                        status, b"".join([part async for part in link.parts(CONNECT_TIMEOUT)]), link.retry_after
-                    )
-                return
-            yield Reply(status, b"")
-            rest = b""
-            async for part in link.parts(quiet):
-                *lines, rest = (rest + part if rest else part).split(b"\n")
-                for line in lines:
-                    yield line
-            if rest:
-                yield rest
-        except _Closed:
-            raise Lost("the server closed the connection") from None
-        except TimeoutError:
-            raise Lost(f"nothing arrived for {quiet:g} s") from None
-        except OSError as problem:
-            raise Lost(str(problem) or type(problem).__name__) from None
+                    reply = reply._replace(content=b"".join([part async for part in parts]))
+            yield reply, parts
         finally:
             self._streams.discard(link)
             link.close()
@@ -142,17 +146,20 @@ class Http:
             link.close()
         self._idle.clear()
 
-    def _head(self, method: str, path: str, content_type: str, length: int) -> bytes:
+    def _head(
+        self, method: str, path: str, headers: Mapping[str, str], content_type: str = "", length: int = 0
+    ) -> bytes:
         address = self._address
         token = address.token()
-        lines = [f"{method} {address.path}{path} HTTP/1.1", f"Host: {self._host}:{address.port}"]
-        lines.append("Accept: application/json")
+        fields = {"host": f"{self._host}:{address.port}", "accept": "application/json, */*"}
         if token:
-            lines.append(f"Authorization: Bearer {token}")
+            fields["authorization"] = f"Bearer {token}"
         if length:
-            lines.append(f"Content-Type: {content_type}")
+            fields["content-type"] = content_type
         if length or method not in ("GET", "DELETE"):
-            lines.append(f"Content-Length: {length}")
+            fields["content-length"] = str(length)
+        fields |= headers
+        lines = [f"{method} {address.path}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     async def _connect(self) -> _Connection:
@@ -171,30 +178,27 @@ class Http:
             raise OSError(f"{address.host}:{address.port} did not answer within {CONNECT_TIMEOUT:g} s") from None
         return link
 
-    async def _enter(self) -> None:
-        if self._free > 0:
-            self._free -= 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._leave()
-            raise
 
-    def _leave(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
+async def lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream as they are completed, without their ends."""
+    rest = b""
+    async for part in parts:
+        *whole, rest = (rest + part if rest else part).split(b"\n")
+        for line in whole:
+            yield line
+    if rest:
+        yield rest
 
 
-class _Closed(Exception):
+def _lost(problem: OSError) -> Lost:
+    return Lost(str(problem) or type(problem).__name__)
+
+
+class _Closed(OSError):
     """Raised if the connection was closed before the first byte of an answer."""
+
+    def __init__(self) -> None:
+        super().__init__("the server closed the connection")
 
 
 class _Connection(asyncio.Protocol):
@@ -204,7 +208,9 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Reply] | None = None
-        self._began: asyncio.Future[int] | None = None
+        """The answer of a request: whole, or of a stream without its content."""
+        self._streams = False
+        self._fields: list[tuple[bytes, bytes]] = []
         self._parts: deque[bytes] = deque()
         self._size = 0
         self._paused = False
@@ -212,33 +218,36 @@ class _Connection(asyncio.Protocol):
         self._complete = False
         self._heard = False
         self._problem: Exception | None = None
-        self.retry_after = 0.0
         self.usable = True
 
     # -- used by `Http`
 
     def request(self, data: bytes) -> asyncio.Future[Reply]:
         """Send a request and return a future of its answer."""
+        self._parts.clear()
+        self._fields.clear()
+        self._complete = self._heard = False
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._answer = future
-        self._begin()
         if not self.usable or self._transport is None:
             future.set_exception(_Closed())
             return future
+        self._answer = future
         self._transport.write(data)
         return future
 
-    async def start(self, data: bytes) -> int:
-        """Send a request and return the status as soon as the headers of the answer have arrived."""
-        self._began = asyncio.get_running_loop().create_future()
-        self._begin()
-        if self._transport is None:
-            raise _Closed
-        self._transport.write(data)
-        return await self._began
+    async def start(self, data: bytes, timeout: float | None) -> Reply:
+        """Send a request and return its answer, without the content, as soon as its headers have arrived."""
+        self._streams = True
+        try:
+            async with asyncio.timeout(timeout):
+                return await self.request(data)
+        except TimeoutError:
+            raise Lost(f"nothing arrived for {timeout:g} s") from None
+        except OSError as problem:
+            raise _lost(problem) from None
 
-    async def parts(self, quiet: float) -> AsyncIterator[bytes]:
-        """Yield the parts of an answer until it is complete. Raise `TimeoutError` after `quiet` silent seconds."""
+    async def parts(self, quiet: float | None) -> AsyncIterator[bytes]:
+        """Yield the parts of an answer until it is complete. Raise `Lost` after `quiet` silent seconds."""
         while True:
             while self._parts:
                 part = self._parts.popleft()
@@ -250,10 +259,13 @@ class _Connection(asyncio.Protocol):
             if self._complete:
                 return
             if self._problem is not None:
-                raise self._problem
+                raise Lost(str(self._problem))
             self._news = asyncio.get_running_loop().create_future()
-            async with asyncio.timeout(quiet):
-                await self._news
+            try:
+                async with asyncio.timeout(quiet):
+                    await self._news
+            except TimeoutError:
+                raise Lost(f"nothing arrived for {quiet:g} s") from None
 
     def close(self) -> None:
         self.usable = False
@@ -282,17 +294,15 @@ class _Connection(asyncio.Protocol):
     # -- called by the parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"retry-after":
-            with suppress(ValueError):
-                self.retry_after = float(value)
+        self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self._began is not None and not self._began.done():
-            self._began.set_result(self._parser.get_status_code())
+        if self._streams:
+            self._reply(b"")
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
-        if self._answer is None:
+        if self._streams:
             self._size += len(body)
             if self._size > MAX_BUFFERED and not self._paused and self._transport is not None:
                 self._paused = True
@@ -303,16 +313,15 @@ class _Connection(asyncio.Protocol):
         self._complete = True
         if not self._parser.should_keep_alive():
             self.close()
-        answer, self._answer = self._answer, None
-        if answer is None:
+        if self._streams:
             self._wake()
-        elif not answer.done():
-            answer.set_result(Reply(self._parser.get_status_code(), b"".join(self._parts), self.retry_after))
+        else:
+            self._reply(b"".join(self._parts))
 
-    def _begin(self) -> None:
-        self._parts.clear()
-        self._complete = self._heard = False
-        self.retry_after = 0.0
+    def _reply(self, content: bytes) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():
+            answer.set_result(Reply(self._parser.get_status_code(), content, tuple(self._fields)))
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
@@ -320,8 +329,7 @@ class _Connection(asyncio.Protocol):
 
     def _fail(self, problem: Exception) -> None:
         self._problem = problem
-        for future in (self._answer, self._began):
-            if future is not None and not future.done():
-                future.set_exception(problem)
-        self._answer = self._began = None
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():
+            answer.set_exception(problem)
         self._wake()
