@@ -55,7 +55,7 @@ def test_lists_say_that_they_are_cut(up: Up) -> None:
 def test_a_job_that_is_scaled_to_nothing_says_that_it_ends(up: Up) -> None:
     job = up.run("submit", "--array", "2", "sleep", "600").strip()
     assert up.run("scale", job, "1") == f"{job}: 1 tasks\n"
-    assert up.run("scale", job, "0") == f"{job}: 0 tasks; the job has none left, and ends\n"
+    assert up.run("scale", job, "0") == f"{job}: 0 tasks, so the job ends\n"
     up.run("wait", job)
 
 

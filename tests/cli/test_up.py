@@ -162,7 +162,8 @@ def test_a_run_that_is_told_to_terminate_kills_its_job(up: Up, number: signal.Si
     run.send_signal(number)
     _, said = run.communicate(timeout=SECONDS)
     assert run.returncode == 128 + number
-    assert re.search(r"fairlead: killing job (\d+); interrupt again to leave it\nfairlead: job \1 was killed\n", said)
+    again = "press Ctrl-C again to leave without waiting"
+    assert re.search(rf"fairlead: killing job (\d+); {again}\nfairlead: job \1 was killed\n", said)
     assert name not in up.run("ps")
 
 

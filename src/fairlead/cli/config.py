@@ -92,9 +92,7 @@ def get(
     """Print the configuration of the server, as a file for `config apply`."""
     import yaml
 
-    from fairlead.wire import operations as op
-
-    found = common.request(op.Config(defaults=defaults))
+    found = common.request(lambda client: client.config(defaults))
     if common.as_json:
         print_json(found)
     else:
@@ -105,10 +103,8 @@ def get(
 @config.command()
 def diff(file: File, common: ClusterWide) -> None:
     """Show what `config apply` would change. Nothing is changed."""
-    from fairlead.wire import operations as op
-
-    document: Any = document_of(file)
-    compared = common.request(op.ValidateConfig(document=document))
+    document = document_of(file)
+    compared = common.request(lambda client: client.validate_config(document))
     show_differences(common, compared)
     if not common.as_json:
         for loss in compared.losses:
@@ -122,11 +118,9 @@ def apply(file: File, *, yes: Yes = False, common: ClusterWide) -> None:
     If a part of the file is refused, nothing is changed. A confirmation is asked for if the file lacks a partition that
     has jobs or nodes, or a pool that has nodes.
     """
-    from fairlead.wire import operations as op
-
-    document: Any = document_of(file)
+    document = document_of(file)
     confirm_losses(common, document, yes)
-    show_differences(common, common.request(op.ApplyConfig(document=document)))
+    show_differences(common, common.request(lambda client: client.apply_config(document)))
 
 
 def show_differences(output: Output, applied: wire.Applied) -> None:
@@ -141,9 +135,7 @@ def show_differences(output: Output, applied: wire.Applied) -> None:
 
 def confirm_losses(common: ClusterWide, document: Any, yes: bool) -> None:
     """Ask before a configuration kills jobs, or removes nodes or their pool."""
-    from fairlead.wire import operations as op
-
-    losses = [] if yes else common.request(op.ValidateConfig(document=document)).losses
+    losses = [] if yes else common.request(lambda client: client.validate_config(document)).losses
     if losses:
         confirm(f"{'; '.join(map(_lost, losses))}. Apply it?", yes)
 

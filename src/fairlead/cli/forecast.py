@@ -14,6 +14,7 @@ from fairlead.cli.input_files import document_of
 from fairlead.cli.option_values import moment, pairs, seconds_of, wrong
 from fairlead.cli.options import Common, JobName, LiveJobNames, Partition, open_client
 from fairlead.cli.output import fail, lasted, print_json, print_table, print_text
+from fairlead.cli.typer_commands import option
 
 if TYPE_CHECKING:
     from fairlead.wire.api import WhatIf
@@ -76,61 +77,47 @@ def export_trace(
     print_text(said)
 
 
-def whatif(
-    *,
-    add_nodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Suppose N more nodes like those of a pool, or like a node; may be repeated.", metavar="POOL|NODE:N"
-        ),
-    ] = None,
-    remove_node: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Suppose that this node is gone; may be repeated.", metavar="NODE", autocompletion=completion.nodes
-        ),
-    ] = None,
-    share: Annotated[
-        list[str] | None, typer.Option(help="Suppose this share for the queue; may be repeated.", metavar="QUEUE=N")
-    ] = None,
-    priority: Annotated[
-        list[str] | None,
-        typer.Option(help="Suppose that this job has priority N; may be repeated for other jobs.", metavar="JOB=N"),
-    ] = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Suppose this policy: {', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE"),
-    ] = None,
-    replay: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Run the jobs of the last days or hours again, such as 7d, instead of those that wait now.",
-            metavar="AGE",
-        ),
-    ] = None,
-    common: Common,
-) -> None:
+class Changes(Common):
+    add_nodes: list[str] | None = option(
+        "Suppose N more nodes like those of a pool, or like a node; may be repeated.", metavar="POOL|NODE:N"
+    )
+    remove_node: list[str] | None = option(
+        "Suppose that this node is gone; may be repeated.", metavar="NODE", autocompletion=completion.nodes
+    )
+    share: list[str] | None = option("Suppose this share for the queue; may be repeated.", metavar="QUEUE=N")
+    priority: list[str] | None = option(
+        "Suppose that this job has priority N; may be repeated for other jobs.", metavar="JOB=N"
+    )
+    policy: list[str] | None = option(
+        f"Suppose this policy: {', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE"
+    )
+    replay: list[str] | None = option(
+        "Run the jobs of the last days or hours again, such as 7d, instead of those that wait now.", metavar="AGE"
+    )
+
+
+def whatif(options: Changes) -> None:
     """Predict which jobs would start earlier or later if nodes, shares, priorities or the policy changed.
 
     Nothing is changed. Only operators may do this.
     """
-    time = _once(replay, "--replay")
+    time = _once(options.replay, "--replay")
     if time is not None and not seconds_of(time):
         raise wrong("--replay", f"{time!r} is not a time; write one such as 7d or 12h")
     document: dict[str, Any] = {
-        "add_nodes": _numbers(add_nodes, "--add-nodes", "NAME:N", ":"),
-        "remove_nodes": list(remove_node or ()),
-        "shares": _numbers(share, "--share", "QUEUE=N"),
-        "priorities": _numbers(priority, "--priority", "JOB=N"),
-        "policy": _policy(_once(policy, "--policy")),
+        "add_nodes": _numbers(options.add_nodes, "--add-nodes", "NAME:N", ":"),
+        "remove_nodes": list(options.remove_node or ()),
+        "shares": _numbers(options.share, "--share", "QUEUE=N"),
+        "priorities": _numbers(options.priority, "--priority", "JOB=N"),
+        "policy": _policy(_once(options.policy, "--policy")),
         "replay": time,
     }
     document = {key: value for key, value in document.items() if value}
     if not document.keys() - {"replay"}:
         raise typer.BadParameter("say what to change: nodes, shares, priorities or a policy")
-    with common.client() as client:
+    with options.client() as client:
         found = client.what_if(**document)
-    if common.as_json:
+    if options.as_json:
         print_json(found)
     else:
         _print_comparison(found, time is not None)

@@ -12,6 +12,7 @@ from fairlead.cli import completion
 from fairlead.cli.option_values import moment, wrong
 from fairlead.cli.options import JobFilters, Output, open_client
 from fairlead.cli.output import Column, ago, clock, labels_of, lasted, print_json, print_table
+from fairlead.cli.typer_commands import option
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -25,35 +26,31 @@ Until = Annotated[str, typer.Option(help="Up to this time, written like --since.
 GIB = 2**30
 
 
-def history(
-    *,
-    state: Annotated[EndState | None, typer.Option(help="Only jobs in this state.")] = None,
-    name: Annotated[
-        str,
-        typer.Option(
-            help="Only jobs with this name, or with a name like 'train-*'.",
-            metavar="PATTERN",
-            autocompletion=completion.job_names,
-        ),
-    ] = "",
-    node: Annotated[
-        str,
-        typer.Option(help="Only jobs with a task that ran on this node.", autocompletion=completion.nodes),
-    ] = "",
-    since: Since = "",
-    until: Until = "",
-    limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 50,
-    filters: JobFilters,
-) -> None:
+class HistoryOptions(JobFilters):
+    state: EndState | None = option("Only jobs in this state.")
+    name: str = option(
+        "Only jobs with this name, or with a name like 'train-*'.",
+        metavar="PATTERN",
+        autocompletion=completion.job_names,
+    )
+    node: str = option("Only jobs with a task that ran on this node.", autocompletion=completion.nodes)
+    since: Since = ""
+    until: Until = ""
+    limit: int = option("Largest number of jobs to list.", default=50, min=1)
+
+
+def history(options: HistoryOptions) -> None:
     """List finished jobs, newest first.
 
     --since and --until choose by the time at which a job ended.
     """
-    begin, end = moment(since, "--since"), moment(until, "--until")
-    with filters.client() as client:
-        filters.show_jobs(
-            lambda **of: client.history(state=state or "", name=name, node=node, since=begin, until=end, **of),
-            limit,
+    begin, end = moment(options.since, "--since"), moment(options.until, "--until")
+    with options.client() as client:
+        options.show_jobs(
+            lambda **of: client.history(
+                state=options.state or "", name=options.name, node=options.node, since=begin, until=end, **of
+            ),
+            options.limit,
             PAST_JOBS,
         )
 
@@ -77,27 +74,20 @@ PAST_JOBS: tuple[Column[wire.PastJob], ...] = (
 """What `history` can show of a job."""
 
 
-def usage(
-    *,
-    by: Annotated[
-        str,
-        typer.Option(
-            help="One row for each user, queue, partition or job, or for a combination such as user,queue.",
-            metavar="GROUPS",
-        ),
-    ] = "user",
-    since: Since = "",
-    until: Until = "",
-    user: Annotated[str, typer.Option(help="Only work of this user.")] = "",
-    partition: Annotated[
-        str,
-        typer.Option(
-            "--partition", "-p", help="Partition. By default all of them.", autocompletion=completion.partitions
-        ),
-    ] = "",
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    output: Output,
-) -> None:
+class UsageOptions(Output):
+    by: str = option(
+        "One row for each user, queue, partition or job, or for a combination such as user,queue.",
+        default="user",
+        metavar="GROUPS",
+    )
+    since: Since = ""
+    until: Until = ""
+    user: str = option("Only work of this user.")
+    partition: str = option("Partition. By default all of them.", "-p", autocompletion=completion.partitions)
+    as_csv: bool = option("Print CSV.", "--csv")
+
+
+def usage(options: UsageOptions) -> None:
     """Add up the CPU-, GPU- and memory-hours of users, queues or jobs.
 
     Each run of a task counts from its start to its end or until now, also if it failed or was preempted. WAIT, MEDIAN
@@ -105,16 +95,18 @@ def usage(
 
     fairlead usage --by user,queue --since 7d
     """
-    if as_csv and output.as_json:
+    if options.as_csv and options.as_json:
         raise wrong("--csv", "the report is printed once; drop --csv or --json")
-    times = moment(since, "--since"), moment(until, "--until")
-    with open_client(partition) as client:
-        report = client.usage_report([name.strip() for name in by.split(",") if name.strip()], *times, user=user)
-    if output.as_json:
+    times = moment(options.since, "--since"), moment(options.until, "--until")
+    with open_client(options.partition) as client:
+        report = client.usage_report(
+            [name.strip() for name in options.by.split(",") if name.strip()], *times, user=options.user
+        )
+    if options.as_json:
         print_json(report)
         return
     kinds = sorted({"cpu", "memory", *report.total.hours})
-    if as_csv:
+    if options.as_csv:
         _print_csv(report, kinds)
         return
     columns = [*(name.upper() for name in report.by), "JOBS", "ATTEMPTS", "PREEMPTED"]

@@ -23,6 +23,7 @@ from fairlead.cli.output import (
     say_cut,
     state_of,
 )
+from fairlead.cli.typer_commands import option
 
 if TYPE_CHECKING:
     from fairlead.client import Client
@@ -32,25 +33,22 @@ SHOWN = 1_000
 """Tasks of a job that are shown."""
 
 
-def ps(
-    *,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also list finished jobs.")] = False,
-    state: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only jobs in this state: pending, running, stopping, succeeded, failed or killed; may be repeated."
-        ),
-    ] = None,
-    limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 100,
-    filters: JobFilters,
-) -> None:
+class ListOptions(JobFilters):
+    everything: bool = option("Also list finished jobs.", "--all", "-a")
+    state: list[str] | None = option(
+        "Only jobs in this state: pending, running, stopping, succeeded, failed or killed; may be repeated."
+    )
+    limit: int = option("Largest number of jobs to list.", default=100, min=1)
+
+
+def ps(options: ListOptions) -> None:
     """List running and waiting jobs, newest first.
 
     REASON says in short why tasks of a job wait, or why the job ended; `fairlead explain JOB` says it in full.
     """
-    states = state or ([] if everything else ["pending", "running", "stopping"])
-    with filters.client() as client:
-        filters.show_jobs(lambda **of: client.jobs(state=states, **of), limit, JOBS)
+    states = options.state or ([] if options.everything else ["pending", "running", "stopping"])
+    with options.client() as client:
+        options.show_jobs(lambda **of: client.jobs(state=states, **of), options.limit, JOBS)
 
 
 def _progress(job: wire.Job) -> str:
