@@ -345,7 +345,7 @@ def check(tmp_path: Path, text: str | bytes, code: int = 1) -> Result:
 def test_a_configuration_in_order(tmp_path: Path) -> None:
     shown = check(tmp_path, CONFIG, 0).stdout
     first, _, rest = shown.partition("\n")
-    assert first.endswith("in order, 1 partition; what is not shown has its default")
+    assert first.endswith("valid, 1 partition; settings that are not shown have their defaults")
     # The output is a valid configuration, and the same one.
     assert parse_config(yaml.safe_load(rest)) == parse_config(yaml.safe_load(CONFIG))
     assert "starving_after: 30min" in rest and "lease" not in rest

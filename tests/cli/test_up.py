@@ -321,7 +321,7 @@ def test_a_machine_that_cannot_be_destroyed_is_named(up: Up, tmp_path: Path) -> 
         time.sleep(0.02)
     done = up.ask("partition", "remove", "cloudy", "--yes")
     assert (done.returncode, done.stdout) == (0, "cloudy: partition removed\n")
-    said = "cloudy: machine w-1-0 of pool w is left, end it by hand: sh: destroy ended with code 3: locked\n"
+    said = "cloudy: machine w-1-0 of pool w still runs; end it yourself: sh: destroy ended with code 3: locked\n"
     assert done.stderr.endswith(said), done.stderr
 
 

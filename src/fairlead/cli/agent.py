@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import strftime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import typer
@@ -18,9 +18,6 @@ import typer
 from fairlead.cli.option_values import check_memory, pairs, wrong
 from fairlead.cli.options import LogLevel, LogLevelOption, Partition
 from fairlead.cli.typer_commands import Options, option
-
-if TYPE_CHECKING:
-    from fairlead.agent.process import Agent
 
 AGENT_USER = "fairlead"
 LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warning", "error")
@@ -122,7 +119,11 @@ def agent(options: AgentOptions) -> None:
             authority=authority,
             **{name: getattr(options, name) for name in ("join", "name", "partition", "pool", "address")},
         )
-        uvloop.run(_work(Agent(settings, log, helper=helper)))
+
+        async def work() -> None:
+            await Agent(settings, log, helper=helper).run()
+
+        uvloop.run(work())
     except KeyboardInterrupt:
         log("stopped", {"tasks": "they keep running; start the agent again to find them"})
     except (CannotSplit, Refused, Taken) as problem:
@@ -130,10 +131,6 @@ def agent(options: AgentOptions) -> None:
         missing = "" if file is None or file.exists() else f" ({file} does not exist)"
         typer.echo(f"fairlead: error: {problem}{missing}", err=True)
         raise typer.Exit(FINAL if isinstance(problem, Refused) else 1) from None
-
-
-async def _work(agent: Agent) -> None:
-    await agent.run()
 
 
 def _check_servers(join: str, insecure: bool) -> None:

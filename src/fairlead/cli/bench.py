@@ -11,16 +11,18 @@ from fairlead.cli.typer_commands import option
 
 
 class BenchOptions(Common):
-    tasks: int = option("Number of tasks of the array; each runs /bin/true.", default=1_000, min=1)
-    singles: int = option("Number of jobs to submit one after the other, to measure the answers.", default=50, min=1)
+    tasks: int = option("Number of tasks of the array. Each task runs /bin/true.", default=1_000, min=1)
+    singles: int = option(
+        "Number of jobs to submit one after the other, to measure how long an answer takes.", default=50, min=1
+    )
     cpu: str = option("CPUs of each task.", default="1")
 
 
 def bench(options: BenchOptions) -> None:
     """Measure the speed of a running server.
 
-    It submits jobs that do nothing, and prints how many tasks of an array run per second, and how long the server
-    takes to answer a submission.
+    The command submits jobs that do nothing. It prints how many tasks of an array run per second, and how long the
+    server takes to answer a submission.
     """
     with options.client() as client:
         stage = {"command": ["/bin/true"], "resources": {"cpu": options.cpu}}

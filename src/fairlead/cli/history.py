@@ -1,4 +1,4 @@
-"""The past on the command line: finished jobs, and the use of resources."""
+"""`fairlead history` and `usage`: list finished jobs, and add up the use of resources."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 EndState = Literal["succeeded", "failed", "killed"]
 Since = Annotated[
     str,
-    typer.Option(help="From this time on: a date such as 2026-11-30 or 2026-11-30T12:00, or an age such as 7d or 12h."),
+    typer.Option(
+        help="Only from this time on: a date such as 2026-11-30 or 2026-11-30T12:00, or an age such as 7d or 12h."
+    ),
 ]
-Until = Annotated[str, typer.Option(help="Up to this time, written like --since. By default now.")]
+Until = Annotated[str, typer.Option(help="Only up to this time, written like --since. By default now.")]
 GIB = 2**30
 
 
 class HistoryOptions(JobFilters):
     state: EndState | None = option("Only jobs in this state.")
     name: str = option(
-        "Only jobs with this name, or with a name like 'train-*'.",
+        "Only jobs with this name, or with a name that matches a pattern such as 'train-*'.",
         metavar="PATTERN",
         autocompletion=completion.job_names,
     )
@@ -42,7 +44,7 @@ class HistoryOptions(JobFilters):
 def history(options: HistoryOptions) -> None:
     """List finished jobs, newest first.
 
-    --since and --until choose by the time at which a job ended.
+    --since and --until select jobs by the time at which they ended.
     """
     begin, end = moment(options.since, "--since"), moment(options.until, "--until")
     with options.client() as client:
@@ -71,12 +73,12 @@ PAST_JOBS: tuple[Column[wire.PastJob], ...] = (
     Column("started", lambda job: clock(job.started), False),
     Column("end", lambda job: clock(job.ended), False),
 )
-"""What `history` can show of a job."""
+"""The columns that `history` can show."""
 
 
 class UsageOptions(Output):
     by: str = option(
-        "One row for each user, queue, partition or job, or for a combination such as user,queue.",
+        "One row for each user, queue, partition or job, or for each combination of them, such as user,queue.",
         default="user",
         metavar="GROUPS",
     )
@@ -90,8 +92,8 @@ class UsageOptions(Output):
 def usage(options: UsageOptions) -> None:
     """Add up the CPU-, GPU- and memory-hours of users, queues or jobs.
 
-    Each run of a task counts from its start to its end or until now, also if it failed or was preempted. WAIT, MEDIAN
-    and 95% are the mean, the median and the 95th percentile of the times from submission to first start.
+    Each attempt of a task counts from its start to its end or until now, also if it failed or was preempted. WAIT,
+    MEDIAN and 95% are the mean, the median and the 95th percentile of the times from submission to first start.
 
     fairlead usage --by user,queue --since 7d
     """

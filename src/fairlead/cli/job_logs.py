@@ -14,18 +14,17 @@ class LogOptions(Common):
     stage: str = option("Name of the stage, if the job has several.")
     stderr: bool = option("Show standard error instead of standard output.")
     follow: bool = option(
-        "Go on with new output until the task ends, also if it is tried again. Ctrl-C ends the display; the "
-        "task goes on.",
+        "Show new output until the task ends, also of its later attempts. Ctrl-C ends the display; the task continues.",
         "-f",
     )
-    attempt: int | None = option("Number of the attempt. By default the last one.", metavar="N", min=1)
+    attempt: int | None = option("Output of attempt N. By default the last attempt.", metavar="N", min=1)
     tail: int | None = option("Only the last N bytes.", metavar="N", min=1)
 
 
 def logs(options: LogOptions) -> None:
     """Show the output of a task.
 
-    With --json, each piece of output is a document on a line of its own.
+    With --json, each line is a document with a piece of the output.
     """
     from fairlead.cli.task_output import TaskOutput, documents, until_started
 

@@ -19,7 +19,7 @@ class ResultOptions(Common):
     index: list[int] | None = option("Only the task with this index; may be repeated.", "-i", min=0)
     stage: str = option("Only tasks of this stage.")
     attempt: int | None = option(
-        "Files of the Nth run of a task. By default of the last run that has files.", metavar="N", min=1
+        "Files of attempt N of a task. By default the last attempt that has files.", metavar="N", min=1
     )
     directory: Path | None = option(
         "Fetch the files into this directory, as STAGE.INDEX/NAME.", "--output", "-o", metavar="DIRECTORY"
@@ -29,8 +29,8 @@ class ResultOptions(Common):
 def results(options: ResultOptions) -> None:
     """List or fetch the result files of a job.
 
-    They are the files that `fairlead submit --result` named, collected when each task ended. The command waits for
-    files that are still on their way from the nodes; the exit code is 1 if none arrives for a minute.
+    Result files are the files that `fairlead submit --result` names. They are collected when each task ends. This
+    command waits for files that are still on their way from the nodes. The exit code is 1 if none arrives for a minute.
     """
     tasks: list[wire.TaskResults] = []
     paths: list[Path] = []
@@ -52,7 +52,7 @@ def results(options: ResultOptions) -> None:
                         options.job, options.directory, options.stage, number, options.attempt, told=told
                     )
         except TimeoutError as problem:
-            options.fail(f"{problem}; ask again later")
+            options.fail(f"{problem}; try again later")
         except OSError as problem:
             options.fail(f"{problem.filename or options.directory}: {problem.strerror}")
         finally:
@@ -65,7 +65,7 @@ def results(options: ResultOptions) -> None:
 
 
 def _print(tasks: list[wire.TaskResults], fetched: list[Path] | None) -> None:
-    """Print the paths of fetched files, or else a table of the files, and what is missing."""
+    """Print the paths of fetched files, or else a table of the files. Warn about files that are missing."""
     files = [(task, file) for task in tasks for file in task.files]
     if fetched is not None:
         for path in fetched:

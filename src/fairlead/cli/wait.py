@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 class WaitOptions(Common):
     jobs: LiveJobNames
-    timeout: str | None = option("Wait at most this long, such as 5m or 30 (seconds); after it the exit code is 124.")
+    timeout: str | None = option("Longest wait, such as 5m or 30 (seconds). When it is over, the exit code is 124.")
 
 
 def wait(options: WaitOptions) -> None:
     """Wait until jobs have ended.
 
-    The exit code is 0 if all jobs succeeded, 1 otherwise. Ctrl-C ends the wait; the jobs go on. A terminal shows
-    the progress.
+    The exit code is 0 if all jobs succeeded, 1 otherwise. Ctrl-C ends the wait; the jobs continue. On a terminal, the
+    progress is shown.
     """
     from fairlead.cli.statusline import wait_for
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Over(Exception):
-    """Raised if the watched job had ended when the stream began."""
+    """Raised if the watched job has ended before the stream of events began."""
 
 
 class WatchOptions(Common):
@@ -23,14 +23,16 @@ class WatchOptions(Common):
         "Id of a job. By default all jobs and nodes.", metavar="JOB", autocompletion=completion.live_jobs
     )
     after: int | None = option(
-        "Begin with the events after this record of the server's journal, instead of now.", metavar="NUMBER", min=0
+        "Start after the record with this number in the journal of the partition, instead of now.",
+        metavar="NUMBER",
+        min=0,
     )
 
 
 def watch(options: WatchOptions) -> None:
     """Print events of jobs, tasks and nodes as they happen, until Ctrl-C.
 
-    With the id of a job, only events of that job, until it is over. With --json, each event is one line of JSON.
+    With the id of a job, print only events of that job, until it has ended. With --json, each event is one line.
     """
     with options.client() as client, suppress(KeyboardInterrupt, _Over):
 

@@ -13,13 +13,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from math import isfinite
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import uuid4
 
 import msgspec
 
-from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint
+from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint, find_endpoint
 from fairlead.wire import addresses
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
@@ -77,6 +76,39 @@ def warn(job: str, warning: str, level: int) -> None:
     """Issue the warning of a submission, if any, for the caller `level` frames up."""
     if warning:
         warnings.warn(f"job {job}: {warning}", NeverRuns, level + 1)
+
+
+class Caller:
+    """What both clients know: the servers, the partition, and the revision of the client's last change."""
+
+    def __init__(
+        self, url: str = "", token: str = "", authority: str = "", partition: str = "", insecure: bool = False
+    ) -> None:
+        """Use the server at `url`, or the default one.
+
+        `url` may list several servers of a cluster, separated by commas: requests go to the one that leads. `insecure`
+        allows sending the token to another machine without TLS.
+        """
+        self._endpoint = Endpoint(url, token, authority, insecure) if url else find_endpoint()
+        self._servers = addresses.servers(self._endpoint.url) or [self._endpoint.url]
+        self.url = ",".join(self._servers)
+        self.partition = partition
+        self._revision = 0
+        """The revision of this client's last change. Other servers must answer reads as of it or later."""
+
+    def _call(self, operation: Operation[Answer]) -> Call[Answer]:
+        """Return an operation as a request. A server that does not lead must know this client's last change."""
+        call = Call(operation, self.partition)
+        if len(self._servers) > 1:
+            call.after(self._revision)
+        return call
+
+    def _note(self, call: Call[Any], status: int, revision: str) -> None:
+        """Note the revision of an answer."""
+        if call.method != "GET":
+            self._revision = max(self._revision, int(revision))
+        elif status in (409, 503):  # an older state may have been restored, without this revision
+            self._revision = 0
 
 
 class Call(Generic[Answer]):
@@ -253,34 +285,17 @@ def _hint(wrong: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else f"; it has {', '.join(sorted(known))}"
 
 
-def etas(names: Iterable[str]) -> op.Etas:
-    return op.Etas(document=given(jobs=[part(name, f"jobs[{at}]") for at, name in enumerate(names)]))
-
-
-def in_order(names: Iterable[str], etas: Iterable[wire.Eta]) -> list[wire.Eta]:
-    """Return the answers in the order of the requested names. The server answers each name once."""
-    names = list(names)
-    by_name = dict(zip(dict.fromkeys(names), etas, strict=True))
-    return [by_name[name] for name in names]
-
-
-def what_if(changes: dict[str, Any]) -> op.WhatIf:
-    replay = changes.get("replay")
-    if isinstance(replay, float) and not isfinite(replay):  # JSON has no such number
-        raise Problem(
-            f"{replay} is no time to run again; write one such as 7d, or leave it out", 422, "invalid", "replay"
-        )
-    return op.WhatIf(document=given(**changes))
-
-
-def usage_report(by: Iterable[str], since: Moment | None, until: Moment | None, user: str) -> op.UsageReport:
-    if isinstance(by, str):
-        raise TypeError(f"by is text; write {by.split(',')}")
-    return op.UsageReport(by=",".join(by), since=seconds_of(since), until=seconds_of(until), user=user)
-
-
 def watch(job: str, after: int | None) -> op.Watch:
     return op.Watch(job=part(job) if job else "", after=after)
+
+
+def log(
+    job: str, stage: str, index: int, stream: str, follow: bool, offset: int, attempt: int | None, after: int | None
+) -> op.Log:
+    chosen: Any = stream
+    return op.Log(
+        job=job, stage=stage, index=index, stream=chosen, follow=follow, offset=offset, attempt=attempt, after=after
+    )
 
 
 def result_file(job: str, task: wire.TaskResults, name: str) -> op.ResultFile:
