@@ -475,7 +475,7 @@ def test_a_taken_port_is_one_line_with_the_remedy(tmp_path: Path, command: str) 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, error = refused(tmp_path, command, "--port", str(port))
-    text = f"port {port} of 127.0.0.1 is used by another program; choose another one with --port, such as {port + 1}"
+    text = f"port {port} of 127.0.0.1 is in use by another program; choose another one with --port, such as {port + 1}"
     assert (code, error) == (1, f"fairlead: error: {text}")
 
 

@@ -1,4 +1,4 @@
-"""Options that commands share: single ones, and records of them with what they do."""
+"""Options that several commands have: single options, and records of options with functions that use them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LogLevelOption = Annotated[
     typer.Option(
         "--log-level",
         envvar="FAIRLEAD_LOG_LEVEL",
-        help="Write only log lines of this level and above. At debug, the server also logs why tasks wait.",
+        help="Write log lines of this level and above. At the level debug, the server also logs why tasks wait.",
     ),
 ]
 Partition = Annotated[
@@ -38,7 +38,7 @@ Partition = Annotated[
     typer.Option(
         "--partition",
         "-p",
-        help="Partition. By default the only one, or `default`.",
+        help="Partition of the cluster. By default the only one, or the one called `default`.",
         autocompletion=completion.partitions,
     ),
 ]
@@ -54,7 +54,7 @@ QueuePath = Annotated[
 
 
 def open_client(partition: str = "") -> Client:
-    """Return a client of the server named by the environment or by the data directory of this user."""
+    """Return a client of the server in FAIRLEAD_URL, or else of the server that runs on the data directory."""
     from fairlead.client import Client, find_endpoint
 
     place = find_endpoint()
@@ -109,20 +109,17 @@ class Common(ClusterWide):
 
 
 class Listed(Common):
-    """The options of lists with columns to choose from."""
+    """The options of commands that list items in columns."""
 
     columns: str = option(
-        "Columns to show, by their headings, separated by commas. An unknown name prints all names.",
+        "Columns to show: their headings, separated by commas. An unknown heading prints all headings.",
         "-o",
         metavar="NAMES",
     )
-    watch: bool = option("Show the list again every second, until Ctrl-C. With --json, print one line each time.")
+    watch: bool = option("Show the list again every second, until Ctrl-C. With --json, print one line a second.")
 
     def show_list(self, read: Callable[[], Sequence[Item]], columns: Sequence[Column[Item]]) -> None:
-        """Print the items, with --watch again and again.
-
-        Columns are checked before anything is read.
-        """
+        """Print a list of items once, or every second with --watch. Unknown columns are refused before reading."""
         shown = self._chosen(columns)
         if not self.watch:
             self.table(read(), shown)
@@ -136,7 +133,7 @@ class Listed(Common):
             _redraw(lambda: table_lines(*cells(shown, read())))
 
     def _chosen(self, columns: Sequence[Column[Item]]) -> Sequence[Column[Item]]:
-        """Return the columns that `-o` names, or the usual ones."""
+        """Return the columns that `-o` names, or else the usual ones."""
         if not self.columns:
             return [column for column in columns if column.usual]
         if self.as_json:
@@ -154,14 +151,14 @@ class Listed(Common):
 
 
 class JobFilters(Listed):
-    """The options of lists of jobs."""
+    """The options of commands that list jobs."""
 
     user: str = option("Only jobs of this user.")
     queue: str = option("Only jobs in this queue and the queues below it.", "-q", autocompletion=completion.queues)
     label: str = option("Only jobs with this label, as key=value.", "-l", autocompletion=completion.job_labels)
 
     def show_jobs(self, find: Callable[..., Iterator[Item]], limit: int, columns: Sequence[Column[Item]]) -> None:
-        """Print the first jobs that `find` yields for the filters, and say if there are more."""
+        """Print the first `limit` jobs that `find` yields for the filters. Print a note if there are more."""
 
         def read() -> list[Item]:
             found = find(user=self.user, queue=self.queue, label=self.label, limit=min(limit + 1, 1000))

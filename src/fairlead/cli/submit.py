@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from fairlead.cli.input_files import REMEDY, has_input
 from fairlead.cli.interrupts import interrupts
 from fairlead.cli.job_options import JobOptions, PodOptions
 from fairlead.cli.option_values import wrong
@@ -69,8 +70,6 @@ def run(job: JobOptions, common: Common) -> None:
     without waiting until the job has stopped. The command on the cluster has no standard input: `fairlead run` refuses
     to start if a file or a pipe is given to it.
     """
-    from fairlead.cli.stdin import REMEDY, has_input
-
     if has_input():
         common.fail(REMEDY, 2)
     try:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
 SHOWN = 20
-"""Rows of each table."""
+"""Largest number of rows in a table."""
 MAX_ROWS = 200
-"""Jobs that are read from the server."""
+"""Largest number of jobs to read from the server."""
 
 
 class Snapshot(NamedTuple):
@@ -31,7 +31,7 @@ class Snapshot(NamedTuple):
     jobs: list[wire.Job]
     """Running jobs, then waiting jobs, oldest first."""
     cut: bool
-    """True if older jobs exist that were not read."""
+    """True if there are older jobs, which were not read."""
 
 
 class TopOptions(Common):
@@ -40,9 +40,9 @@ class TopOptions(Common):
 
 
 def top(options: TopOptions) -> None:
-    """Show nodes, queues and jobs live, until Ctrl-C.
+    """Show nodes, queues, and running and waiting jobs, refreshed until Ctrl-C.
 
-    With --json, print one line per refresh.
+    With --json, each refresh is one line.
     """
     with options.client() as client, suppress(KeyboardInterrupt):
         if options.as_json:

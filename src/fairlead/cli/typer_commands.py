@@ -95,18 +95,18 @@ class Options:
 
 
 class Command:
-    """A command as Typer calls it. If the server refuses, it prints a line, or JSON with --json, and exits."""
+    """A command as Typer calls it. If the server refuses a request, it prints the refusal and exits."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
         self._function = function
 
         self._records: dict[str, type[Options]] = {}
-        """The records that the command takes, known with the signature, which Typer reads before a call."""
+        """Parameter → the record that it takes. Filled when Typer reads the signature, which it does before a call."""
 
     @functools.cached_property
     def __signature__(self) -> Signature:
-        # Only the called command is asked: evaluating the annotations of all commands takes longer than most commands.
+        # Annotations are evaluated for the called command only: for all commands this takes longer than most commands.
         listed: list[Parameter] = []
         for name, parameter in inspect.signature(self._function, eval_str=True).parameters.items():
             form = parameter.annotation
@@ -124,14 +124,14 @@ class Command:
         try:
             return self._function(**given)
         except Exception as problem:
-            # Commands that call no server do without the import of the client.
+            # The name of the module is enough: importing the client would slow down commands that call no server.
             if type(problem).__module__.startswith("fairlead.client"):
                 _refused(problem, as_json)
             raise
 
 
 def _refused(problem: Exception, as_json: bool) -> None:
-    """Exit if the server refused, or could not be reached."""
+    """Exit if the problem is that the server refused a request, cannot be reached, or is not known."""
     from fairlead.client import NotFound, Problem
 
     if isinstance(problem, NotFound):
@@ -141,7 +141,7 @@ def _refused(problem: Exception, as_json: bool) -> None:
 
 
 class Group(typer.Typer):
-    """Commands below one word. Without a command it shows its help."""
+    """A group of commands, such as `fairlead node`. Without a command it shows its help."""
 
     def __init__(self, name: str, help: str, **settings: Any) -> None:
         super().__init__(name=name, help=help, **{"no_args_is_help": True, **settings})

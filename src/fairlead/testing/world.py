@@ -355,7 +355,7 @@ class World:
         self._silent.setdefault(node, self.now)
 
     def disconnect(self, node: str) -> None:
-        """Disconnect the agent of a node. Its tasks keep running; the node gets no new ones and is lost after the lease."""
+        """Disconnect the agent of a node. Its tasks keep running. It gets no new ones and is lost after the lease."""
         self._fleet_of(node).disconnect(node)
         self._silent.setdefault(node, self.now)
         self._send(self._home[node], commands.DisconnectNodes(names=(node,), operator=True))
