@@ -214,7 +214,7 @@ class AsyncClient(Caller, AsyncMethods):
         raise AssertionError
 
     def _turn(self) -> None:
-        """Send further requests to the next server, if there are several, because this one does not lead or answer."""
+        """Send further requests to the next server, if there are several: this one does not lead or does not answer."""
         self._servers.append(self._servers.pop(0))
         self._http.base_url = self._servers[0]
 

@@ -37,7 +37,7 @@ class Shortcuts(Methods):
         return [by_name[name] for name in jobs]
 
     def what_if(self, /, **changes: Any) -> wire.WhatIf:
-        """Return the effect of a supposed change on start times. Only for operators.
+        """Return how a supposed change would alter the start times of jobs. Only for operators.
 
         The keys are those of `WhatIfDocument`: `add_nodes`, `remove_nodes`, `shares`, `priorities`, `policy`, `replay`.
         """
@@ -59,7 +59,7 @@ class Shortcuts(Methods):
         return [partition.name for partition in self.send(op.Partitions()).partitions]
 
     def lanes(self, first: int = 10) -> wire.Lanes:
-        """Return waiting work by lane (queue and shape), with the first `first` asks of each."""
+        """Return the waiting tasks by lane (queue and shape), with the first `first` asks of each lane."""
         return self.send(op.Lanes(first=first))
 
     def holds(self) -> list[wire.Hold]:
@@ -67,7 +67,7 @@ class Shortcuts(Methods):
         return self.send(op.Holds()).holds
 
     def promises(self) -> list[wire.Promise]:
-        """Return the promises: nodes on which capacity becomes free for one job only."""
+        """Return the promises: nodes whose capacity is reserved for one job as soon as it becomes free."""
         return self.send(op.Holds()).promises
 
     def pools(self) -> list[wire.Pool]:
@@ -75,11 +75,11 @@ class Shortcuts(Methods):
         return self.send(op.Pools()).pools
 
     def pause_pool(self, pool: str) -> str:
-        """Pause a pool: it neither grows nor shrinks by itself."""
+        """Pause a pool: it no longer grows or shrinks by itself."""
         return self.send(op.MovePool(pool=pool, action="pause")).note
 
     def resume_pool(self, pool: str) -> str:
-        """Resume a paused pool at once."""
+        """Let a paused pool grow and shrink again."""
         return self.send(op.MovePool(pool=pool, action="resume")).note
 
     def usage_report(

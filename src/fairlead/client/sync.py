@@ -36,7 +36,7 @@ from fairlead.wire.operation import Answer, Operation
 class Client(Caller, Shortcuts):
     """A blocking client. Without arguments it uses FAIRLEAD_URL, or the server that `fairlead up` runs on this machine.
 
-    Requests that fail on the way are sent again and take effect only once. Refusals are raised as `Problem`. Threads
+    A request whose answer is lost is sent again, and takes effect only once. A refusal is raised as `Problem`. Threads
     may share a client.
     """
 
@@ -71,7 +71,7 @@ class Client(Caller, Shortcuts):
         return answer.job
 
     def submit_many(self, documents: Iterable[Document]) -> list[wire.BatchItem]:
-        """Submit many jobs. Return for each, in order, its id and warning, or the problem."""
+        """Submit many jobs. Return an item for each, in order: its id and warning, or the problem."""
         items: list[wire.BatchItem] = []
         for chunk in calls.chunks_of(documents):
             items += self.send(op.SubmitMany(document=calls.given(jobs=chunk))).items
@@ -99,11 +99,11 @@ class Client(Caller, Shortcuts):
         after: int | None = None,
         began: Callable[[int], None] = lambda attempt: None,
     ) -> Iterator[bytes]:
-        """Yield the output of one attempt of a task as it arrives; by default of the last attempt.
+        """Yield the output of one attempt of a task, by default of the last one.
 
-        `after=N` selects the first attempt above N; with `follow`, wait for that attempt. If the task has ended and has
-        no such attempt, raise a `Problem` with the code `gone`. `began` is called with the attempt's number before its
-        output.
+        With `follow`, the output continues until the attempt ends. `after=N` selects the first attempt above N, and
+        with `follow` waits for it. If the task has ended without such an attempt, raise a `Problem` with the code
+        `gone`. `began` is called with the number of the attempt before its output.
         """
         wanted = calls.log(job, stage, index, stream, follow, offset, attempt, after)
         yield from self.stream(wanted, lambda headers: began(int(headers.get("fairlead-attempt", 0))))
@@ -117,10 +117,10 @@ class Client(Caller, Shortcuts):
         timeout: float = calls.RESULTS,
         told: calls.Told = lambda what, done, total: None,
     ) -> list[wire.TaskResults]:
-        """Return the result files that were collected when tasks of a job ended; by default of the last attempts.
+        """Return the result files that were collected when tasks of a job ended, by default of their last attempts.
 
-        Waits for files that have not arrived from the nodes yet. Raises `TimeoutError` if none arrives for `timeout`
-        seconds. `told` is called with the progress of that.
+        Wait for files that are still on their way from the nodes. Raise `TimeoutError` if none arrives for `timeout`
+        seconds. `told` is called with the progress.
         """
         wanted = op.Results(job=job, stage=stage, index=index, attempt=attempt, limit=1000)
         count = replace(wanted, limit=1)  # poll with a short list while files arrive
@@ -187,9 +187,9 @@ class Client(Caller, Shortcuts):
     ) -> Iterator[wire.Event]:
         """Yield events as they happen, without end: of one job, or of all visible jobs and the nodes.
 
-        `after` is the number of a record: start after it instead of now. A broken stream is resumed. The event `reset`
-        means that events were missed: read the state again. `began` is called each time the stream has begun or
-        resumed; no event after that is missed.
+        `after` is the number of a record in the journal: start after it instead of now. A broken stream is opened
+        again. The event `reset` means that events were missed, so that the state must be read again. `began` is called
+        each time the stream has been opened; all events after that call are yielded.
         """
         reader = calls.EventReader(after)
         failures = 0
@@ -240,7 +240,7 @@ class Client(Caller, Shortcuts):
     def stream(
         self, operation: Operation[Any], began: Callable[[Mapping[str, str]], None] = lambda headers: None
     ) -> Iterator[bytes]:
-        """Yield the parts of a streaming answer. It is not asked for again if the stream breaks off.
+        """Yield the parts of a streaming answer. A broken stream raises `Problem` and is not opened again.
 
         `began` is called with the headers of the answer.
         """
