@@ -92,19 +92,18 @@ def agent(options: AgentOptions) -> None:
 
     log = _logger(options.log_level)
     _check_servers(options.join, options.insecure)
-    authority = options.ca or (Path(os.environ["FAIRLEAD_CA"]) if os.environ.get("FAIRLEAD_CA") else None)
     labels, resources = pairs(options.label, "--label"), pairs(options.resource, "--resource")
     check_memory(resources.get("memory", ""), "--resource", of_node=True)
-    _check_users(options.for_user or [], options.user, {"--user-map": options.user_map, "--uids": options.uids})
-    as_users = os.geteuid() == 0 and not options.for_user
-    users = () if as_users else tuple(options.for_user or [own_name()])
+    for_users = tuple(options.for_user or ())
+    _check_users(for_users, options.user, {"--user-map": options.user_map, "--uids": options.uids})
+    separates = os.geteuid() == 0 and not for_users
+    users = () if separates else for_users or (own_name(),)
     whole = (options.directory or _data() / "agent").absolute()
-    own = whole / "agent" if as_users else whole
+    own = whole / "agent" if separates else whole
     token = _token(options.token_file, own)  # before the split: the file may be readable for root only
     helper = None
     try:
-        if as_users:
-            authority = authority and authority.absolute()
+        if separates:
             accounts = Users(agent=options.user or AGENT_USER, map_file=options.user_map, uids=_uids(options.uids))
             helper = split(whole, accounts)
         else:
@@ -116,7 +115,7 @@ def agent(options: AgentOptions) -> None:
             labels=labels,
             taints=tuple(options.taint or ()),
             resources=dict(resources),
-            authority=authority,
+            authority=_authority(options.ca),
             **{name: getattr(options, name) for name in ("join", "name", "partition", "pool", "address")},
         )
 
@@ -127,10 +126,19 @@ def agent(options: AgentOptions) -> None:
     except KeyboardInterrupt:
         log("stopped", {"tasks": "they keep running; start the agent again to find them"})
     except (CannotSplit, Refused, Taken) as problem:
-        file = options.token_file
-        missing = "" if file is None or file.exists() else f" ({file} does not exist)"
-        typer.echo(f"fairlead: error: {problem}{missing}", err=True)
+        typer.echo(f"fairlead: error: {problem}{_missing(options.token_file)}", err=True)
         raise typer.Exit(FINAL if isinstance(problem, Refused) else 1) from None
+
+
+def _authority(file: Path | None) -> Path | None:
+    """Return the path of the certificates to trust; None for those of the machine."""
+    named = file or os.environ.get("FAIRLEAD_CA")
+    return Path(named).absolute() if named else None
+
+
+def _missing(file: Path | None) -> str:
+    """Return a hint that the token file is missing; empty if it is not."""
+    return "" if file is None or file.exists() else f" ({file} does not exist)"
 
 
 def _check_servers(join: str, insecure: bool) -> None:
@@ -160,7 +168,7 @@ def _token(file: Path | None, directory: Path) -> str:
     return "" if token.startswith(USER_TOKEN) and (directory / FILE).exists() else token
 
 
-def _check_users(for_users: list[str], user: str, others: dict[str, object]) -> None:
+def _check_users(for_users: tuple[str, ...], user: str, others: dict[str, object]) -> None:
     """Refuse options without effect, and refuse to run tasks of other users as root without `--user root`."""
     if os.geteuid() != 0:
         for name in [name for name, value in {"--user": user, **others}.items() if value]:

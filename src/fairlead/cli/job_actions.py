@@ -204,7 +204,7 @@ def priority(
 ) -> None:
     """Change the priority of a job.
 
-    The owner of a job may raise its priority up to their max_priority in the queue, an operator further. If the
+    The owner of a job may raise its priority up to the owner's max_priority in the queue, an operator above it. If the
     change would stop running tasks of other jobs at once, the command lists them first and, on a terminal, asks for
     a confirmation.
 

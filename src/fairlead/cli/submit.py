@@ -68,7 +68,7 @@ def run(job: JobOptions, common: Common) -> None:
 
     The exit code is that of the command. Ctrl-C, SIGTERM and SIGHUP kill the job. A second Ctrl-C leaves at once,
     without waiting until the job has stopped. The command on the cluster has no standard input: `fairlead run` refuses
-    to start if a file or a pipe is given to it.
+    input from a file or a pipe.
     """
     if has_input():
         common.fail(REMEDY, 2)
