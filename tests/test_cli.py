@@ -416,7 +416,7 @@ def test_the_key_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
         ("partitions:\n  default: {lease: 5s\n", 3, "not YAML"),
         ("a:\n\tb: 1\n", 2, "not YAML"),
         ("a: &x 1\nb: *y\n", 2, "undefined alias"),
-        ("partitions:\n  default: {}\n  default: {}\n", 3, "'default' stands twice"),
+        ("partitions:\n  default: {}\n  default: {}\n", 3, "'default' is twice"),
         ("a: &x\n  b: *x\n", 2, "inside of itself"),
         ("a: !!python/object/apply:os.system [ls]\n", 1, "not YAML"),
         ("a: 1\n--- \nb: 2\n", 2, "not YAML"),

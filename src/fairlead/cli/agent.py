@@ -101,6 +101,7 @@ def agent(options: AgentOptions) -> None:
     whole = (options.directory or _data() / "agent").absolute()
     own = whole / "agent" if separates else whole
     token = _token(options.token_file, own)  # before the split: the file may be readable for root only
+    authority = _authority(options.ca)  # before the split too: it may change the working directory
     helper = None
     try:
         if separates:
@@ -115,7 +116,7 @@ def agent(options: AgentOptions) -> None:
             labels=labels,
             taints=tuple(options.taint or ()),
             resources=dict(resources),
-            authority=_authority(options.ca),
+            authority=authority,
             **{name: getattr(options, name) for name in ("join", "name", "partition", "pool", "address")},
         )
 

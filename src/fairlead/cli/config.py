@@ -32,8 +32,6 @@ def check(
     1 if it is not, 2 if it does not exist.
     """
     need_file(file)
-    import yaml
-
     from fairlead.cli.yaml_files import Unreadable, read_document
     from fairlead.server.failure import Failed
     from fairlead.server.input_checks import checked_config
@@ -54,7 +52,7 @@ def check(
     typer.echo(
         f"{file}: valid, {count} partition{'s' if count != 1 else ''}; settings that are not shown have their defaults"
     )
-    typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
+    _print_yaml(shown)
 
 
 imports = Group("import", "Convert configurations of other schedulers.")
@@ -82,7 +80,7 @@ def yunikorn(
         fail(f"{file}: {problem}")
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
-    typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
+    _print_yaml(document)
 
 
 @config.command()
@@ -94,14 +92,11 @@ def get(
     common: ClusterWide,
 ) -> None:
     """Print the configuration of the server, in the form that `fairlead config apply` reads."""
-    import yaml
-
     found = common.request(lambda client: client.config(defaults))
     if common.as_json:
         print_json(found)
     else:
-        shown = {"partitions": found.partitions}
-        typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
+        _print_yaml({"partitions": found.partitions})
 
 
 @config.command()
@@ -125,6 +120,12 @@ def apply(file: File, *, yes: Yes = False, common: ClusterWide) -> None:
     document = document_of(file)
     confirm_losses(common, document, yes)
     show_differences(common, common.request(lambda client: client.apply_config(document)))
+
+
+def _print_yaml(document: object) -> None:
+    import yaml
+
+    typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
 
 
 def show_differences(output: Output, applied: wire.Applied) -> None:

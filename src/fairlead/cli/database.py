@@ -18,11 +18,6 @@ db = Group("db", "Copy the data of a server to another place.")
 PLACE = "a data directory, or a database such as postgresql://host/fairlead"
 
 
-@db.callback()
-def root() -> None:
-    """Copy the data of a server to another place."""
-
-
 class CopyOptions(Output):
     source: str = argument(f"Where the data are: {PLACE}.", required=True, metavar="FROM")
     target: str = argument(f"Where to copy them; this place must be empty: {PLACE}.", required=True, metavar="TO")

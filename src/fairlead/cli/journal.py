@@ -18,11 +18,6 @@ from fairlead.cli.typer_commands import Group
 journal = Group("journal", "Check the journal of a server for damage.")
 
 
-@journal.callback()
-def root() -> None:
-    """Check the journal of a server for damage."""
-
-
 @journal.command()
 def verify(
     place: Annotated[

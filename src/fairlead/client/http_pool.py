@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from select import POLLIN, poll
 from typing import Any, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, urlencode, urlsplit
 
 from fairlead.client.calls import REQUEST_TIMEOUT, REVISION, Call, Problem, tls_context
 from fairlead.client.endpoint import Endpoint
@@ -47,10 +47,6 @@ class Connections:
         self._idle: list[HTTPConnection] = []
         self._streams: set[socket.socket] = set()
         self._closed = False
-
-    @property
-    def servers(self) -> int:
-        return len(self._addresses)
 
     def turn(self) -> None:
         """Send further requests to the next server, if there are several: this one does not lead or does not answer."""
@@ -127,25 +123,20 @@ class Connections:
 
     def _new(self) -> HTTPConnection:
         address = self._addresses[self._at]
-        if address.secure:
+        assert address.hostname is not None
+        if address.scheme == "https":
             assert isinstance(self._trust, ssl.SSLContext)
-            return HTTPSConnection(address.host, address.port, context=self._trust)
-        return HTTPConnection(address.host, address.port)
+            return HTTPSConnection(address.hostname, address.port, context=self._trust)
+        return HTTPConnection(address.hostname, address.port)
 
 
-class Address(NamedTuple):
-    host: str
-    port: int | None
-    path: str
-    secure: bool
-
-
-def _address(url: str) -> Address:
+def _address(url: str) -> SplitResult:
+    """Return the parts of the URL of a server. Raise `Problem` if it is not one."""
     try:
         parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname:
-            return Address(parts.hostname, parts.port, parts.path, parts.scheme == "https")
-    except ValueError:
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:  # the port is no number
         pass
     raise Problem(f"{url} is no address of a server; write http://HOST:PORT or https://HOST:PORT", code="address")
 
