@@ -417,7 +417,7 @@ def test_the_key_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
         ("a:\n\tb: 1\n", 2, "not YAML"),
         ("a: &x 1\nb: *y\n", 2, "undefined alias"),
         ("partitions:\n  default: {}\n  default: {}\n", 3, "'default' is twice"),
-        ("a: &x\n  b: *x\n", 2, "inside of itself"),
+        ("a: &x\n  b: *x\n", 2, "contains itself"),
         ("a: !!python/object/apply:os.system [ls]\n", 1, "not YAML"),
         ("a: 1\n--- \nb: 2\n", 2, "not YAML"),
         (b"a: 1\nb: \xff\n", 2, "not UTF-8"),
