@@ -691,7 +691,7 @@ def test_no_process_imports_modules_from_the_current_folder_or_a_task_s(tmp_path
 
 def test_a_second_user_gets_a_warning_that_no_task_of_that_user_runs_here(up: Up) -> None:
     done = up.ask("token", "create", "--role", "user", "--user", "dan")
-    assert "no task of dan runs on box" in done.stderr and "started as root" in done.stderr
+    assert "no task of dan runs on box" in done.stderr and "agents as root" in done.stderr
     own = up.ask("token", "create", "--role", "user", "--user", "ann")
     assert "fairlead" not in own.stderr or "no task" not in own.stderr
     assert "users   ann" in up.run("node", "show", "box")
@@ -732,7 +732,7 @@ def test_up_says_in_its_terminal_what_happens(tmp_path: Path, how: str, said: st
                 assert process.poll() is None
             [agent] = psutil.Process(process.pid).children()
             agent.kill()
-            assert "the agent ended with code -9 and is started again" in process.stdout.readline()
+            assert "the agent ended with code -9 and is restarted" in process.stdout.readline()
             if how == "Ctrl-C":
                 process.send_signal(signal.SIGINT)
             else:
