@@ -1,12 +1,12 @@
-"""Sets a clone up for `make`: .venv with the pinned versions, and the web page, which is built beside it.
+"""Sets up a clone for `make`: .venv with pinned versions of packages, and the web page.
 
-    python bootstrap.py run       .venv with what running needs
-    python bootstrap.py tools     the tools of the tests too
-    python bootstrap.py page      the web page; waits for it
-    python bootstrap.py beside    begins the web page, and does not wait
+    python bootstrap.py run       create .venv with all that Fairlead needs to run
+    python bootstrap.py tools     install the tools of the tests too
+    python bootstrap.py page      build the web page
+    python bootstrap.py beside    start to build the web page in another process
 
-Packages are installed by uv, which pip takes from PyPI into .venv; where that fails, pip installs them. All hashes are
-checked. Every step prints one line with its time, and its progress if it takes long. Only the standard library is used.
+Packages are installed with uv, which pip installs into .venv, or with pip if that fails. All hashes are checked. Every
+step prints one line with its duration, and its progress if it takes long. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ ROOT = Path(__file__).parent
 VENV = ROOT / ".venv"
 UV = VENV / "bin" / "uv"
 NODE = VENV / "node"
-"""An environment with npm, for machines that have none."""
+"""An environment with npm, for machines without npm."""
 PROJECT = ROOT / "pyproject.toml"
 RUNTIME = ROOT / "requirements.lock"
 ALL = ROOT / "requirements-dev.lock"
 LOG = hatch_build.PAGE.with_name("page.log")
-"""The output of npm. The process that builds the page holds a lock on it; the server looks at both."""
+"""The output of npm. The process that builds the page locks this file, and the server looks at file and lock."""
 BUILD = ("hatchling", "packaging", "pathspec", "pluggy", "tomlkit", "trove-classifiers")
-"""Hatchling and what it needs, for the editable install."""
+"""Hatchling and its dependencies, for the editable install."""
 QUIET = 3.0
 """Seconds after which a step shows its progress."""
 
 Show = Callable[[str], None]
-"""Takes the latest line of output of a step."""
+"""Called with each line of output of a step."""
 
 
 class Failed(Exception):
-    """A step failed. The text has the last lines of its output."""
+    """Raised if a step fails, with the last lines of its output."""
 
 
 def run() -> None:
-    """Make .venv anew, and install Fairlead with what it needs to run."""
+    """Create .venv, and install Fairlead with all that it needs to run."""
     with _step(".venv created") as show:
         _create(VENV, show)
     try:
         with _step("uv installed") as show:
             _execute([*_pip(VENV), "--no-deps", "-r", _pins("uv")], show)
     except Failed as problem:
-        _say_fallback("cannot be had", problem)
+        _say_fallback("could not be installed", problem)
     if not hatch_build.is_built() and not hatch_build.find_npm():
-        _begin_page()  # with an npm that uv or pip can fetch by now
+        _begin_page()  # uv or pip can install npm now
     with _step("packages installed") as show:
         _install(VENV, ["-r", str(RUNTIME), "-r", _pins(*BUILD)], show)
     with _step("Fairlead installed") as show:
@@ -67,7 +67,7 @@ def run() -> None:
 
 
 def tools() -> None:
-    """Install the tools of the tests into .venv. What is there stays."""
+    """Install the tools of the tests into .venv, without removing anything."""
     with _step("tools of the tests installed") as show:
         _install(VENV, ["-r", str(ALL)], show)
 
@@ -76,7 +76,7 @@ def tools() -> None:
 
 
 def beside() -> None:
-    """Begin to build the web page in a process of its own, unless it is built, or npm comes only with the packages."""
+    """Start to build the web page in another process, unless it is built or npm must be installed first."""
     if not hatch_build.is_built() and (hatch_build.find_npm() or _is_ready()):
         _begin_page()
 
@@ -86,9 +86,9 @@ def _begin_page() -> None:
 
 
 def page(shown: bool = True) -> None:
-    """Build the web page unless it is newer than its sources. If another process builds it, wait for that.
+    """Build the web page unless it is newer than its sources. If another process builds it, wait for that process.
 
-    With `shown` False nothing waits for the page, and its progress is not shown.
+    If `shown` is False, do not wait for another process, and show no progress.
     """
     if hatch_build.is_built():
         return
@@ -120,7 +120,7 @@ def _wait_for_page() -> None:
                     show(line)
                 time.sleep(0.1)
         if not hatch_build.is_built():
-            raise Failed("the process that built it failed, and said why")
+            raise Failed("the process that built it failed, and printed the reason")
 
 
 def _build_page(log: IO[str], show: Show) -> None:
@@ -142,7 +142,7 @@ def _build_page(log: IO[str], show: Show) -> None:
 
 
 def _is_ready() -> bool:
-    """True if the packages are installed, as make sees it."""
+    """True if the packages are installed, by the same file times that `make` compares."""
     stamp = VENV / ".ready"
     return stamp.exists() and all(path.stat().st_mtime <= stamp.stat().st_mtime for path in (PROJECT, RUNTIME, ALL))
 
@@ -151,7 +151,7 @@ def _is_ready() -> bool:
 
 
 def _create(environment: Path, show: Show) -> None:
-    """Create an environment, without pip if the interpreter has one: to install pip takes longer than all the rest."""
+    """Create an environment. It gets no pip if the interpreter has one, because pip is slow to install."""
     lean = ["--without-pip"] if _has_pip() else []
     _execute([sys.executable, "-m", "venv", "--clear", *lean, str(environment)], show)
 
@@ -180,11 +180,14 @@ def _install(environment: Path, what: list[str], show: Show, hashes: bool = True
 
 
 def _say_fallback(what: str, problem: Failed) -> None:
-    print(f"uv {what}, so pip installs, which takes longer: {str(problem).splitlines()[-1].strip()}", flush=True)
+    print(
+        f"uv {what}, so pip installs the packages, which takes longer: {str(problem).splitlines()[-1].strip()}",
+        flush=True,
+    )
 
 
 def _pins(*names: str) -> str:
-    """Write a file with the pins of these packages, as they are in the lock of all tools, and return its path."""
+    """Write a file with the pinned versions of some packages, taken from the lock of all tools. Return its path."""
     entries = re.split(r"^(?=\S)", ALL.read_text(encoding="utf-8"), flags=re.MULTILINE)
     chosen = [entry for entry in entries if re.split(r"[=; ]", entry)[0] in names]
     assert len(chosen) == len(names), f"{ALL.name} lacks one of {', '.join(names)}"
@@ -212,7 +215,7 @@ def _execute(command: list[str], show: Show) -> None:
 
 @contextmanager
 def _step(done: str) -> Iterator[Show]:
-    """Print a line with the time of a step when it is done, and its progress from time to time until then."""
+    """Print a line with the duration of a step when it is done. Until then, show its progress if it takes long."""
     began = time.monotonic()
     latest = [""]
     over = threading.Event()

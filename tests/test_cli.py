@@ -345,7 +345,7 @@ def check(tmp_path: Path, text: str | bytes, code: int = 1) -> Result:
 def test_a_configuration_in_order(tmp_path: Path) -> None:
     shown = check(tmp_path, CONFIG, 0).stdout
     first, _, rest = shown.partition("\n")
-    assert first.endswith("in order, 1 partition; what is not shown has its default")
+    assert first.endswith("valid, 1 partition; settings that are not shown have their defaults")
     # The output is a valid configuration, and the same one.
     assert parse_config(yaml.safe_load(rest)) == parse_config(yaml.safe_load(CONFIG))
     assert "starving_after: 30min" in rest and "lease" not in rest
@@ -416,8 +416,8 @@ def test_the_key_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
         ("partitions:\n  default: {lease: 5s\n", 3, "not YAML"),
         ("a:\n\tb: 1\n", 2, "not YAML"),
         ("a: &x 1\nb: *y\n", 2, "undefined alias"),
-        ("partitions:\n  default: {}\n  default: {}\n", 3, "'default' stands twice"),
-        ("a: &x\n  b: *x\n", 2, "inside of itself"),
+        ("partitions:\n  default: {}\n  default: {}\n", 3, "'default' is twice"),
+        ("a: &x\n  b: *x\n", 2, "contains itself"),
         ("a: !!python/object/apply:os.system [ls]\n", 1, "not YAML"),
         ("a: 1\n--- \nb: 2\n", 2, "not YAML"),
         (b"a: 1\nb: \xff\n", 2, "not UTF-8"),

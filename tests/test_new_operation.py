@@ -70,10 +70,10 @@ def test_one_row_and_one_handler_are_an_operation(tmp_path: Path, monkeypatch: p
                 return await other.send(Pause(job=job))
 
         assert asyncio.run(the_same()).note == "it is already held by owner"
-    assert generate.method(row_of(Pause), asynchronous=True).splitlines() == [
-        "    async def pause(self, job: str, minutes: int = 5) -> str:",
+    assert generate.method(row_of(Pause)).splitlines() == [
+        "    def pause(self, job: str, minutes: int = 5) -> str:",
         '        """Pause a job: hold it back for a while. Only for operators."""',
-        "        return (await self.send(op.Pause(job=job, minutes=minutes))).note",
+        "        return self.send(op.Pause(job=job, minutes=minutes)).note",
     ]
 
 

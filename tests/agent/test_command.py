@@ -74,4 +74,4 @@ def test_options_of_root_are_refused_without_it(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     done = CliRunner().invoke(app, ["agent", "--join=http://127.0.0.1:1", f"--directory={tmp_path}", option])
     assert done.exit_code == 2 and option.partition("=")[0] in done.output
-    assert "only for an agent that was started as root" in " ".join(done.output.replace("│", " ").split())
+    assert "it needs an agent that is started as root" in " ".join(done.output.replace("│", " ").split())

@@ -118,7 +118,7 @@ def test_tasks_of_a_job_are_killed_requeued_and_replaced(up: Up) -> None:
     assert f"'{job}[3]'" in up.ask("replace", job).stderr
     assert "5-2 ends before it begins" in up.ask("kill", f"{job}[5-2]").stderr
     assert "x is no index of a task" in up.ask("kill", f"{job}[x]").stderr
-    assert "it is about tasks" in up.ask("kill", job, "--stage", "main").stderr
+    assert "it needs tasks" in up.ask("kill", job, "--stage", "main").stderr
     up.run("kill", job)
 
 

@@ -167,8 +167,8 @@ def test_waiting_shows_progress_on_a_terminal_only(up: Up, tmp_path: Path) -> No
     [
         (("--memory", "8"), "memory 8 is 8 bytes; write 8Gi for gibibytes, or 8Mi"),
         (("--resource", "memory=64"), "memory 64 is 64 bytes; write 64Gi"),
-        (("--memory", "0"), "memory 0 is no memory; write a size such as 512Mi"),
-        (("--memory", "0Gi"), "memory 0Gi is no memory; write a size such as 512Mi"),
+        (("--memory", "0"), "a task needs more memory than 0; write a size such as 512Mi"),
+        (("--memory", "0Gi"), "a task needs more memory than 0Gi; write a size such as 512Mi"),
         (("--time-limit", "2"), "2 has no unit; write 2h for hours, 2min for minutes, or 2s for seconds"),
         (("--estimate", "90"), "90 has no unit"),
         (("--memory", "8Ki"), "stages[0].resources.memory: 8192 bytes are too little for a process"),

@@ -12,4 +12,4 @@ from fairlead.cli.main import app
 def test_options_of_a_server_that_starts_are_refused_before_a_command(options: tuple[str, ...]) -> None:
     refused = CliRunner().invoke(app, ["server", *options, "list"], env={"COLUMNS": "200"})
     assert refused.exit_code == 2
-    assert options[0] in refused.output and "leave it out, or write it behind list" in refused.output
+    assert options[0] in refused.output and "leave it out, or write it after list" in refused.output

@@ -55,7 +55,7 @@ def test_lists_say_that_they_are_cut(up: Up) -> None:
 def test_a_job_that_is_scaled_to_nothing_says_that_it_ends(up: Up) -> None:
     job = up.run("submit", "--array", "2", "sleep", "600").strip()
     assert up.run("scale", job, "1") == f"{job}: 1 tasks\n"
-    assert up.run("scale", job, "0") == f"{job}: 0 tasks; the job has none left, and ends\n"
+    assert up.run("scale", job, "0") == f"{job}: 0 tasks, so the job ends\n"
     up.run("wait", job)
 
 
@@ -109,7 +109,7 @@ def test_a_forgotten_job_is_still_shown_and_waited_for(up: Up) -> None:
 
 def test_a_removed_queue_is_called_removed(up: Up, tmp_path: Path) -> None:
     (tmp_path / "fewer.yaml").write_text(CONFIG.replace(", serve: {}", ""))
-    removed = "default.queues.root.ml.serve: queue removed; jobs that are in it still run, and it takes no new ones\n"
+    removed = "default.queues.root.ml.serve: queue removed; its jobs still run, and it takes no new ones\n"
     assert up.run("config", "diff", str(tmp_path / "fewer.yaml")) == removed
     (tmp_path / "more.yaml").write_text(CONFIG.replace("serve: {}", "serve: {share: 3}, new: {share: 1}"))
     lines = up.run("config", "diff", str(tmp_path / "more.yaml")).splitlines()

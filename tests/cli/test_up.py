@@ -163,7 +163,8 @@ def test_a_run_that_is_told_to_terminate_kills_its_job(up: Up, number: signal.Si
     run.send_signal(number)
     _, said = run.communicate(timeout=SECONDS)
     assert run.returncode == 128 + number
-    assert re.search(r"fairlead: killing job (\d+); interrupt again to leave it\nfairlead: job \1 was killed\n", said)
+    again = "press Ctrl-C again to leave without waiting"
+    assert re.search(rf"fairlead: killing job (\d+); {again}\nfairlead: job \1 was killed\n", said)
     assert name not in up.run("ps")
 
 
@@ -318,7 +319,7 @@ def test_a_machine_that_cannot_be_destroyed_is_named(up: Up, tmp_path: Path) -> 
     until(made.exists)
     done = up.ask("partition", "remove", "cloudy", "--yes")
     assert (done.returncode, done.stdout) == (0, "cloudy: partition removed\n")
-    said = "cloudy: machine w-1-0 of pool w is left, end it by hand: sh: destroy ended with code 3: locked\n"
+    said = "cloudy: machine w-1-0 of pool w still runs; end it yourself: sh: destroy ended with code 3: locked\n"
     assert done.stderr.endswith(said), done.stderr
 
 
@@ -488,7 +489,7 @@ def test_a_taken_port_is_one_line_with_the_remedy(tmp_path: Path, command: str) 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, error = refused(tmp_path, command, "--port", str(port))
-    text = f"port {port} of 127.0.0.1 is used by another program; choose another one with --port, such as {port + 1}"
+    text = f"port {port} of 127.0.0.1 is in use by another program; choose another one with --port, such as {port + 1}"
     assert (code, error) == (1, f"fairlead: error: {text}")
 
 
@@ -701,7 +702,7 @@ def test_no_process_imports_modules_from_the_current_folder_or_a_task_s(tmp_path
 
 def test_a_second_user_gets_a_warning_that_no_task_of_that_user_runs_here(up: Up) -> None:
     done = up.ask("token", "create", "--role", "user", "--user", "dan")
-    assert "no task of dan runs on box" in done.stderr and "started as root" in done.stderr
+    assert "no task of dan runs on box" in done.stderr and "agents as root" in done.stderr
     own = up.ask("token", "create", "--role", "user", "--user", "ann")
     assert "fairlead" not in own.stderr or "no task" not in own.stderr
     assert "users   ann" in up.run("node", "show", "box")
@@ -742,7 +743,7 @@ def test_up_says_in_its_terminal_what_happens(tmp_path: Path, how: str, said: st
                 assert process.poll() is None
             [agent] = psutil.Process(process.pid).children()
             agent.kill()
-            assert "the agent ended with code -9 and is started again" in process.stdout.readline()
+            assert "the agent ended with code -9 and is restarted" in process.stdout.readline()
             if how == "Ctrl-C":
                 process.send_signal(signal.SIGINT)
             else:

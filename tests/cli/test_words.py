@@ -72,10 +72,10 @@ def test_words_after_the_program_are_its_own(up: Up) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("submit", "--file", "-", "--cpu", "2"), "--cpu: it would be ignored beside --file"),
-        (("submit", "--file", "-", "--time-limit", "2h"), "--time-limit: it would be ignored beside --file"),
-        (("submit", "--file", "-", "--shell"), "--shell: it would be ignored beside --file"),
-        (("submit", "--file", "-", "true"), "COMMAND: it would be ignored beside --file"),
+        (("submit", "--file", "-", "--cpu", "2"), "--cpu: --file describes the whole job"),
+        (("submit", "--file", "-", "--time-limit", "2h"), "--time-limit: --file describes the whole job"),
+        (("submit", "--file", "-", "--shell"), "--shell: --file describes the whole job"),
+        (("submit", "--file", "-", "true"), "COMMAND: --file describes the whole job"),
         (("submit", "--array", "2", "--gang", "2", "true"), "drop --array or --gang"),
         (("submit", "--cpu", "1", "--resource", "cpu=2", "true"), "cpu is given twice"),
         (("submit", "--gpu", "1", "--resource", "gpu=1", "true"), "gpu is given twice"),

@@ -1,4 +1,4 @@
-"""Completion of names in bash, zsh and fish. Names come from the server; without an answer, no name is offered.
+"""Completion of names in bash, zsh and fish. The names come from the server; if it does not answer, none is offered.
 
 The shell calls `fairlead` with the variable `_FAIRLEAD_COMPLETE` and the words of the line in other variables.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 VARIABLE = "_FAIRLEAD_COMPLETE"
 SECONDS = 1.0
-"""Longest wait for the server."""
+"""Longest time to wait for the server."""
 SHOWN = 200
-"""Jobs that are offered."""
+"""Largest number of jobs to offer."""
 LIVE = ["pending", "running", "stopping"]
 
 SAFE = re.compile(r"[A-Za-z0-9._@+/=-]+")
-"""Names that are offered. Zsh evaluates what it is told, and labels are written by other users."""
+"""Names that are safe to offer: zsh evaluates them, and other users may have written them."""
 
 Answer = TypeVar("Answer")
 Items = Iterator[tuple[str, str]]
@@ -39,7 +39,7 @@ def is_asked_for() -> bool:
 
 
 def complete(run: Callable[[Sequence[str]], object]) -> None:
-    """Answer the shell: `run` completes, with the words before the cursor."""
+    """Answer the shell. `run` is called with the words before the cursor, and prints the completions."""
     if "COMP_WORDS" not in os.environ:
         run(_split(os.environ.get("_TYPER_COMPLETE_ARGS", ""))[1:])
         return
@@ -72,7 +72,7 @@ def _split(line: str) -> list[str]:
 
 
 def _ask(operation: Operation[Answer], ctx: typer.Context) -> Answer | None:
-    """Return the server's answer about the named partition; None if there is none in time."""
+    """Return the server's answer to an operation; None if it does not answer in time."""
     from fairlead.client.calls import Call, Problem
     from fairlead.client.endpoint import NotFound, find_endpoint
     from fairlead.client.http_pool import LOST, Connections
@@ -86,24 +86,26 @@ def _ask(operation: Operation[Answer], ctx: typer.Context) -> Answer | None:
     return None
 
 
-def _jobs(ctx: typer.Context, states: list[str]) -> list[Any]:
-    from fairlead.wire import operations as op
+def _list(operation: Callable[[Any], Operation[Any]], of: str, ctx: typer.Context) -> list[Any]:
+    """Return the items in the field `of` of the answer to an operation; an empty list if there is no answer."""
+    from fairlead.wire import operations
 
-    page = _ask(op.Jobs(state=states, limit=SHOWN), ctx)
-    return [] if page is None else page.jobs
+    return getattr(_ask(operation(operations), ctx), of, [])
+
+
+def _jobs(ctx: typer.Context, states: list[str]) -> list[Any]:
+    return _list(lambda op: op.Jobs(state=states, limit=SHOWN), "jobs", ctx)
 
 
 def _nodes(ctx: typer.Context) -> list[Any]:
-    from fairlead.wire import operations as op
-
-    page = _ask(op.Nodes(), ctx)
-    return [] if page is None else page.nodes
+    return _list(lambda op: op.Nodes(), "nodes", ctx)
 
 
 class Named(str):
-    """The id of a job whose name begins with the word before the cursor.
+    """The id of a job, offered because the name of the job begins with the word before the cursor.
 
-    Typer drops what does not begin with that word. Bash takes it in place of the word; zsh and fish drop it.
+    Typer offers only texts that begin with that word, so this text claims to. Bash then replaces the word by the id;
+    zsh and fish offer nothing.
     """
 
     __slots__ = ()
@@ -155,24 +157,12 @@ def node_labels(ctx: typer.Context) -> Items:
 
 
 def queues(ctx: typer.Context) -> Items:
-    from fairlead.wire import operations as op
-
-    page = _ask(op.Queues(), ctx)
-    for queue in page.queues if page is not None else ():
-        yield queue.path, queue.state
+    yield from ((queue.path, queue.state) for queue in _list(lambda op: op.Queues(), "queues", ctx))
 
 
 def pools(ctx: typer.Context) -> Items:
-    from fairlead.wire import operations as op
-
-    page = _ask(op.Pools(), ctx)
-    for pool in page.pools if page is not None else ():
-        yield pool.name, ""
+    yield from ((pool.name, "") for pool in _list(lambda op: op.Pools(), "pools", ctx))
 
 
 def partitions(ctx: typer.Context) -> Items:
-    from fairlead.wire import operations as op
-
-    page = _ask(op.Partitions(), ctx)
-    for partition in page.partitions if page is not None else ():
-        yield partition.name, ""
+    yield from ((partition.name, "") for partition in _list(lambda op: op.Partitions(), "partitions", ctx))

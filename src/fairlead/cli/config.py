@@ -1,4 +1,4 @@
-"""`fairlead config`: check a configuration file, compare it with a server's, apply it, and convert those of others."""
+"""`fairlead config`: check, compare and apply configuration files, and convert files of other schedulers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ def check(
 ) -> None:
     """Check a configuration file without a server.
 
-    The settings that differ from their defaults are printed as they are understood. Exit code: 0 if the file is in
-    order, 1 if it is not, 2 if there is no such file.
+    The settings that differ from their defaults are printed as Fairlead reads them. Exit code: 0 if the file is valid,
+    1 if it is not, 2 if it does not exist.
     """
     need_file(file)
-    import yaml
-
     from fairlead.cli.yaml_files import Unreadable, read_document
     from fairlead.server.failure import Failed
     from fairlead.server.input_checks import checked_config
@@ -51,8 +49,10 @@ def check(
         typer.echo(json.dumps({"ok": True, "file": str(file), **shown}, ensure_ascii=False))
         return
     count = len(shown["partitions"])
-    typer.echo(f"{file}: in order, {count} partition{'s' if count != 1 else ''}; what is not shown has its default")
-    typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
+    typer.echo(
+        f"{file}: valid, {count} partition{'s' if count != 1 else ''}; settings that are not shown have their defaults"
+    )
+    _print_yaml(shown)
 
 
 imports = Group("import", "Convert configurations of other schedulers.")
@@ -65,7 +65,7 @@ def yunikorn(
 ) -> None:
     """Convert the queues of YuniKorn and print a configuration for Fairlead.
 
-    Each field that has no counterpart is named in a warning.
+    A warning names each field that Fairlead has no setting for.
     """
     import yaml
 
@@ -80,35 +80,30 @@ def yunikorn(
         fail(f"{file}: {problem}")
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
-    typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
+    _print_yaml(document)
 
 
 @config.command()
 def get(
     *,
-    defaults: Annotated[bool, typer.Option("--defaults", help="Also show settings that have their default.")] = False,
+    defaults: Annotated[
+        bool, typer.Option("--defaults", help="Show settings that have their default value too.")
+    ] = False,
     common: ClusterWide,
 ) -> None:
-    """Print the configuration of the server, as a file for `config apply`."""
-    import yaml
-
-    from fairlead.wire import operations as op
-
-    found = common.request(op.Config(defaults=defaults))
+    """Print the configuration of the server, in the form that `fairlead config apply` reads."""
+    found = common.request(lambda client: client.config(defaults))
     if common.as_json:
         print_json(found)
     else:
-        shown = {"partitions": found.partitions}
-        typer.echo(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
+        _print_yaml({"partitions": found.partitions})
 
 
 @config.command()
 def diff(file: File, common: ClusterWide) -> None:
     """Show what `config apply` would change. Nothing is changed."""
-    from fairlead.wire import operations as op
-
-    document: Any = document_of(file)
-    compared = common.request(op.ValidateConfig(document=document))
+    document = document_of(file)
+    compared = common.request(lambda client: client.validate_config(document))
     show_differences(common, compared)
     if not common.as_json:
         for loss in compared.losses:
@@ -119,14 +114,18 @@ def diff(file: File, common: ClusterWide) -> None:
 def apply(file: File, *, yes: Yes = False, common: ClusterWide) -> None:
     """Replace the configuration of the server by a file, and show what changed.
 
-    If a part of the file is refused, nothing is changed. A confirmation is asked for if the file lacks a partition that
-    has jobs or nodes, or a pool that has nodes.
+    If a part of the file is refused, nothing is changed. If the file lacks a partition that has jobs or nodes, or a
+    pool that has nodes, the command asks for a confirmation.
     """
-    from fairlead.wire import operations as op
-
-    document: Any = document_of(file)
+    document = document_of(file)
     confirm_losses(common, document, yes)
-    show_differences(common, common.request(op.ApplyConfig(document=document)))
+    show_differences(common, common.request(lambda client: client.apply_config(document)))
+
+
+def _print_yaml(document: object) -> None:
+    import yaml
+
+    typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=None), nl=False)
 
 
 def show_differences(output: Output, applied: wire.Applied) -> None:
@@ -134,33 +133,31 @@ def show_differences(output: Output, applied: wire.Applied) -> None:
     output.show(applied, map(_line, applied.differences) if applied.differences else ["no difference"])
     for left in () if output.as_json else applied.machines:
         print_text(
-            f"{left.partition}: machine {left.name} of pool {left.pool} is left, end it by hand: {left.reason}",
+            f"{left.partition}: machine {left.name} of pool {left.pool} still runs; end it yourself: {left.reason}",
             err=True,
         )
 
 
 def confirm_losses(common: ClusterWide, document: Any, yes: bool) -> None:
-    """Ask before a configuration kills jobs, or removes nodes or their pool."""
-    from fairlead.wire import operations as op
-
-    losses = [] if yes else common.request(op.ValidateConfig(document=document)).losses
+    """Ask for a confirmation if a configuration kills jobs, removes nodes, or removes a pool that has nodes."""
+    losses = [] if yes else common.request(lambda client: client.validate_config(document)).losses
     if losses:
         confirm(f"{'; '.join(map(_lost, losses))}. Apply it?", yes)
 
 
 def _lost(loss: wire.Loss) -> str:
-    """Return in words what is lost with a partition or a pool."""
+    """Return a sentence that says what is lost if a partition or a pool is removed."""
     if loss.jobs is None or loss.nodes is None:
-        return f"{loss.key}: its jobs, if any, are killed, and its nodes removed"
+        return f"{loss.key}: its jobs will be killed and its nodes removed, if it has any"
     nodes = f"{loss.nodes} node{'s' * (loss.nodes != 1)}"
     if ".pools." in loss.key:
-        return f"{loss.key}: its {nodes} will stay, and not be given back any more"
+        return f"{loss.key}: its {nodes} will stay, and Fairlead will no longer give them back"
     return f"{loss.key}: {loss.jobs} job{'s' * (loss.jobs != 1)} will be killed, and {nodes} removed"
 
 
 def _line(difference: wire.Difference) -> str:
     if difference.what == "queue" and difference.after is None:
-        return f"{difference.key}: queue removed; jobs that are in it still run, and it takes no new ones"
+        return f"{difference.key}: queue removed; its jobs still run, and it takes no new ones"
     if difference.what != "setting" and difference.after is None:
         return f"{difference.key}: {difference.what} removed"
     if difference.what != "setting" and difference.before is None:

@@ -1,4 +1,4 @@
-"""Past and future on the command line: when jobs start, what happened to a job, what a change would bring, traces."""
+"""`fairlead eta`, `whatif`, `story` and `export-trace`: predict starts, tell what happened to a job, record traces."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fairlead.cli.input_files import document_of
 from fairlead.cli.option_values import moment, pairs, seconds_of, wrong
 from fairlead.cli.options import Common, JobName, LiveJobNames, Partition, open_client
 from fairlead.cli.output import fail, lasted, print_json, print_table, print_text
+from fairlead.cli.typer_commands import option
 
 if TYPE_CHECKING:
     from fairlead.wire.api import WhatIf
@@ -27,8 +28,8 @@ SHOWN = 20
 def eta(jobs: LiveJobNames, common: Common) -> None:
     """Predict when waiting jobs start.
 
-    The answer is a likely time, and a span of time in which the job starts in 9 of 10 cases. The server lets a copy of
-    the cluster run ahead several times, with run times and new jobs as in the past.
+    The answer for each job is a likely time, and a period in which it starts in 9 of 10 cases. To predict them, the
+    server simulates the future of the cluster several times, with run times and new jobs as in the past.
     """
     with common.client() as client:
         etas = client.eta(*jobs)
@@ -36,7 +37,7 @@ def eta(jobs: LiveJobNames, common: Common) -> None:
 
 
 def story(job: JobName, common: Common) -> None:
-    """Tell what happened to a job, when and why."""
+    """Tell what happened to a job, when, and why."""
     from datetime import datetime
 
     with common.client() as client:
@@ -45,22 +46,24 @@ def story(job: JobName, common: Common) -> None:
 
 
 def export_trace(
-    file: Annotated[Path, typer.Argument(help="File to write; its name ends in .yaml.", metavar="FILE.yaml")],
+    file: Annotated[
+        Path, typer.Argument(help="File to write. Its name must end in .yaml or .yml.", metavar="FILE.yaml")
+    ],
     since: Since = "",
     partition: Partition = "",
 ) -> None:
     """Write recorded jobs to a file for `fairlead simulate`.
 
-    The file has the jobs that ran and have ended, with their run times, and the nodes as they are now. Only operators
-    may do this.
+    The file has the jobs that ran and have ended, with their run times, and the present nodes. Only operators may use
+    this command.
     """
     if file.suffix not in (".yaml", ".yml"):
-        raise wrong("FILE.yaml", "the name of a trace ends in .yaml")
+        raise wrong("FILE.yaml", "the name of a trace must end in .yaml or .yml")
     if not file.parent.is_dir():
         fail(f"there is no folder {file.parent} to write {file.name} in; make it first")
     with open_client(partition) as client:
         found = client.trace(moment(since, "--since"))
-    # JSON is YAML. One job a line is easy to read and to cut.
+    # JSON is YAML. With one job a line, the file is easy to read and to cut.
     parts = []
     for key, entries in found.trace.items():
         rows = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
@@ -72,65 +75,53 @@ def export_trace(
     if left:
         said += f"; jobs left out: {left}"
     if found.after_left_out:
-        said += f"; {found.after_left_out} jobs do not wait for jobs that are not in the trace"
+        said += f"; {found.after_left_out} jobs lost their --after, because those jobs are not in the trace"
     print_text(said)
 
 
-def whatif(
-    *,
-    add_nodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Suppose N more nodes like those of a pool, or like a node; may be repeated.", metavar="POOL|NODE:N"
-        ),
-    ] = None,
-    remove_node: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Suppose that this node is gone; may be repeated.", metavar="NODE", autocompletion=completion.nodes
-        ),
-    ] = None,
-    share: Annotated[
-        list[str] | None, typer.Option(help="Suppose this share for the queue; may be repeated.", metavar="QUEUE=N")
-    ] = None,
-    priority: Annotated[
-        list[str] | None,
-        typer.Option(help="Suppose that this job has priority N; may be repeated for other jobs.", metavar="JOB=N"),
-    ] = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Suppose this policy: {', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE"),
-    ] = None,
-    replay: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Run the jobs of the last days or hours again, such as 7d, instead of those that wait now.",
-            metavar="AGE",
-        ),
-    ] = None,
-    common: Common,
-) -> None:
+class Changes(Common):
+    add_nodes: list[str] | None = option(
+        "Suppose N more nodes like those of a pool, or like an existing node; may be repeated.", metavar="POOL|NODE:N"
+    )
+    remove_node: list[str] | None = option(
+        "Suppose that this node is gone; may be repeated.", metavar="NODE", autocompletion=completion.nodes
+    )
+    share: list[str] | None = option(
+        "Suppose that this queue has share N; may be repeated for other queues.", metavar="QUEUE=N"
+    )
+    priority: list[str] | None = option(
+        "Suppose that this job has priority N; may be repeated for other jobs.", metavar="JOB=N"
+    )
+    policy: list[str] | None = option(
+        f"Suppose this policy: {', '.join(POLICIES)}, or a configuration file.", metavar="NAME|FILE"
+    )
+    replay: list[str] | None = option(
+        "Compare with the jobs of the past, such as the last 7d, instead of the jobs that wait now.", metavar="AGE"
+    )
+
+
+def whatif(options: Changes) -> None:
     """Predict which jobs would start earlier or later if nodes, shares, priorities or the policy changed.
 
-    Nothing is changed. Only operators may do this.
+    Nothing is changed. Only operators may use this command.
     """
-    time = _once(replay, "--replay")
+    time = _once(options.replay, "--replay")
     if time is not None and not seconds_of(time):
         raise wrong("--replay", f"{time!r} is not a time; write one such as 7d or 12h")
     document: dict[str, Any] = {
-        "add_nodes": _numbers(add_nodes, "--add-nodes", "NAME:N", ":"),
-        "remove_nodes": list(remove_node or ()),
-        "shares": _numbers(share, "--share", "QUEUE=N"),
-        "priorities": _numbers(priority, "--priority", "JOB=N"),
-        "policy": _policy(_once(policy, "--policy")),
+        "add_nodes": _numbers(options.add_nodes, "--add-nodes", "NAME:N", ":"),
+        "remove_nodes": list(options.remove_node or ()),
+        "shares": _numbers(options.share, "--share", "QUEUE=N"),
+        "priorities": _numbers(options.priority, "--priority", "JOB=N"),
+        "policy": _policy(_once(options.policy, "--policy")),
         "replay": time,
     }
     document = {key: value for key, value in document.items() if value}
     if not document.keys() - {"replay"}:
-        raise typer.BadParameter("say what to change: nodes, shares, priorities or a policy")
-    with common.client() as client:
+        raise typer.BadParameter("name a change: nodes, shares, priorities or a policy")
+    with options.client() as client:
         found = client.what_if(**document)
-    if common.as_json:
+    if options.as_json:
         print_json(found)
     else:
         _print_comparison(found, time is not None)
@@ -186,7 +177,7 @@ def _numbers(values: list[str] | None, option: str, form: str, separator: str = 
 
 
 def _once(values: list[str] | None, option: str) -> str | None:
-    """Return the value of an option that may be given once; None if it is absent."""
+    """Return the value of an option. Refuse the option if it is given more than once."""
     if values and len(values) > 1:
         raise wrong(option, f"given {len(values)} times; drop all but one")
     return values[0] if values else None
@@ -205,9 +196,9 @@ def _policy(policy: str | None) -> str | dict[str, Any] | None:
 
 
 def _moves(found: WhatIf, replayed: bool) -> str:
-    """Return how many jobs start earlier, later or not at all, as text."""
+    """Return a sentence that says how many jobs would start earlier, later or not at all."""
     if not found.compared:
-        return "no job of that time has ended" if replayed else "no job waits, so none would start earlier or later"
+        return "no job of that time has ended" if replayed else "no job waits, so no start would change"
     parts = [
         (found.earlier, "would start earlier"),
         (found.later, "would start later"),

@@ -1,4 +1,4 @@
-"""The past on the command line: finished jobs, and the use of resources."""
+"""`fairlead history` and `usage`: list finished jobs, and add up the use of resources."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fairlead.cli import completion
 from fairlead.cli.option_values import moment, wrong
 from fairlead.cli.options import JobFilters, Output, open_client
 from fairlead.cli.output import Column, ago, clock, labels_of, lasted, print_json, print_table
+from fairlead.cli.typer_commands import option
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -19,41 +20,39 @@ if TYPE_CHECKING:
 EndState = Literal["succeeded", "failed", "killed"]
 Since = Annotated[
     str,
-    typer.Option(help="From this time on: a date such as 2026-11-30 or 2026-11-30T12:00, or an age such as 7d or 12h."),
+    typer.Option(
+        help="Only from this time on: a date such as 2026-11-30 or 2026-11-30T12:00, or an age such as 7d or 12h."
+    ),
 ]
-Until = Annotated[str, typer.Option(help="Up to this time, written like --since. By default now.")]
+Until = Annotated[str, typer.Option(help="Only up to this time, written like --since. By default now.")]
 GIB = 2**30
 
 
-def history(
-    *,
-    state: Annotated[EndState | None, typer.Option(help="Only jobs in this state.")] = None,
-    name: Annotated[
-        str,
-        typer.Option(
-            help="Only jobs with this name, or with a name like 'train-*'.",
-            metavar="PATTERN",
-            autocompletion=completion.job_names,
-        ),
-    ] = "",
-    node: Annotated[
-        str,
-        typer.Option(help="Only jobs with a task that ran on this node.", autocompletion=completion.nodes),
-    ] = "",
-    since: Since = "",
-    until: Until = "",
-    limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 50,
-    filters: JobFilters,
-) -> None:
+class HistoryOptions(JobFilters):
+    state: EndState | None = option("Only jobs in this state.")
+    name: str = option(
+        "Only jobs with this name, or with a name that matches a pattern such as 'train-*'.",
+        metavar="PATTERN",
+        autocompletion=completion.job_names,
+    )
+    node: str = option("Only jobs with a task that ran on this node.", autocompletion=completion.nodes)
+    since: Since = ""
+    until: Until = ""
+    limit: int = option("Largest number of jobs to list.", default=50, min=1)
+
+
+def history(options: HistoryOptions) -> None:
     """List finished jobs, newest first.
 
-    --since and --until choose by the time at which a job ended.
+    --since and --until select jobs by the time at which they ended.
     """
-    begin, end = moment(since, "--since"), moment(until, "--until")
-    with filters.client() as client:
-        filters.show_jobs(
-            lambda **of: client.history(state=state or "", name=name, node=node, since=begin, until=end, **of),
-            limit,
+    begin, end = moment(options.since, "--since"), moment(options.until, "--until")
+    with options.client() as client:
+        options.show_jobs(
+            lambda **of: client.history(
+                state=options.state or "", name=options.name, node=options.node, since=begin, until=end, **of
+            ),
+            options.limit,
             PAST_JOBS,
         )
 
@@ -74,47 +73,42 @@ PAST_JOBS: tuple[Column[wire.PastJob], ...] = (
     Column("started", lambda job: clock(job.started), False),
     Column("end", lambda job: clock(job.ended), False),
 )
-"""What `history` can show of a job."""
+"""The columns that `history` can show."""
 
 
-def usage(
-    *,
-    by: Annotated[
-        str,
-        typer.Option(
-            help="One row for each user, queue, partition or job, or for a combination such as user,queue.",
-            metavar="GROUPS",
-        ),
-    ] = "user",
-    since: Since = "",
-    until: Until = "",
-    user: Annotated[str, typer.Option(help="Only work of this user.")] = "",
-    partition: Annotated[
-        str,
-        typer.Option(
-            "--partition", "-p", help="Partition. By default all of them.", autocompletion=completion.partitions
-        ),
-    ] = "",
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    output: Output,
-) -> None:
+class UsageOptions(Output):
+    by: str = option(
+        "One row for each user, queue, partition or job, or for each combination of them, such as user,queue.",
+        default="user",
+        metavar="GROUPS",
+    )
+    since: Since = ""
+    until: Until = ""
+    user: str = option("Only work of this user.")
+    partition: str = option("Partition. By default all of them.", "-p", autocompletion=completion.partitions)
+    as_csv: bool = option("Print CSV.", "--csv")
+
+
+def usage(options: UsageOptions) -> None:
     """Add up the CPU-, GPU- and memory-hours of users, queues or jobs.
 
-    Each run of a task counts from its start to its end or until now, also if it failed or was preempted. WAIT, MEDIAN
-    and 95% are the mean, the median and the 95th percentile of the times from submission to first start.
+    Each attempt of a task counts from its start to its end or until now, also if it failed or was preempted. WAIT,
+    MEDIAN and 95% are the mean, the median and the 95th percentile of the times from submission to first start.
 
     fairlead usage --by user,queue --since 7d
     """
-    if as_csv and output.as_json:
+    if options.as_csv and options.as_json:
         raise wrong("--csv", "the report is printed once; drop --csv or --json")
-    times = moment(since, "--since"), moment(until, "--until")
-    with open_client(partition) as client:
-        report = client.usage_report([name.strip() for name in by.split(",") if name.strip()], *times, user=user)
-    if output.as_json:
+    times = moment(options.since, "--since"), moment(options.until, "--until")
+    with open_client(options.partition) as client:
+        report = client.usage_report(
+            [name.strip() for name in options.by.split(",") if name.strip()], *times, user=options.user
+        )
+    if options.as_json:
         print_json(report)
         return
     kinds = sorted({"cpu", "memory", *report.total.hours})
-    if as_csv:
+    if options.as_csv:
         _print_csv(report, kinds)
         return
     columns = [*(name.upper() for name in report.by), "JOBS", "ATTEMPTS", "PREEMPTED"]

@@ -1,13 +1,21 @@
-"""Files that users name: refused with a clear line if they are missing, unreadable, or no YAML."""
+"""Input of commands: files that users name, and standard input. Files that are missing or no YAML are refused."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import stat
+import struct
+import termios
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from fairlead.cli.output import fail
+
+STDIN = 0
+REMEDY = "a task reads no standard input; pass a file in its arguments, or add `< /dev/null`"
 
 
 def need_file(path: Path) -> None:
@@ -25,10 +33,7 @@ def need_file(path: Path) -> None:
 def document_of(
     file: Path, otherwise: str = "not a mapping; write it as key: value pairs", may_be_empty: bool = True
 ) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Exit with the problem `otherwise` if it has something else.
-
-    The file `-` is standard input.
-    """
+    """Return the mapping in a YAML file; `-` is standard input. Exit with `otherwise` if the file has no mapping."""
     from fairlead.cli.yaml_files import Unreadable, read_document
 
     if str(file) == "-":
@@ -44,3 +49,17 @@ def document_of(
     if not isinstance(document, dict):
         fail(f"{file}: {otherwise}")
     return document
+
+
+def has_input() -> bool:
+    """True if standard input is a file, a pipe or a socket with unread bytes."""
+    try:
+        mode = os.fstat(STDIN).st_mode
+        if stat.S_ISREG(mode):
+            return os.fstat(STDIN).st_size > os.lseek(STDIN, 0, os.SEEK_CUR)
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            (waiting,) = struct.unpack("i", fcntl.ioctl(STDIN, termios.FIONREAD, b"\0" * 4))
+            return bool(waiting)
+    except OSError:  # closed, or a kind of file that cannot be polled
+        pass
+    return False

@@ -1,4 +1,4 @@
-"""`fairlead ps`, `show` and `explain`: list jobs, show one with its tasks, and say why it waits."""
+"""`fairlead ps`, `show` and `explain`: list jobs, show a job with its tasks, and say why it waits."""
 
 from __future__ import annotations
 
@@ -23,34 +23,32 @@ from fairlead.cli.output import (
     say_cut,
     state_of,
 )
+from fairlead.cli.typer_commands import option
 
 if TYPE_CHECKING:
     from fairlead.client import Client
     from fairlead.wire import api as wire
 
 SHOWN = 1_000
-"""Tasks of a job that are shown."""
+"""Largest number of tasks that `show` lists by default."""
 
 
-def ps(
-    *,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also list finished jobs.")] = False,
-    state: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only jobs in this state: pending, running, stopping, succeeded, failed or killed; may be repeated."
-        ),
-    ] = None,
-    limit: Annotated[int, typer.Option(help="Largest number of jobs to list.", min=1)] = 100,
-    filters: JobFilters,
-) -> None:
+class ListOptions(JobFilters):
+    everything: bool = option("List finished jobs too.", "--all", "-a")
+    state: list[str] | None = option(
+        "Only jobs in this state: pending, running, stopping, succeeded, failed or killed; may be repeated."
+    )
+    limit: int = option("Largest number of jobs to list.", default=100, min=1)
+
+
+def ps(options: ListOptions) -> None:
     """List running and waiting jobs, newest first.
 
-    REASON says in short why tasks of a job wait, or why the job ended; `fairlead explain JOB` says it in full.
+    REASON says in short why tasks of a job wait, or why the job ended. `fairlead explain JOB` gives all reasons.
     """
-    states = state or ([] if everything else ["pending", "running", "stopping"])
-    with filters.client() as client:
-        filters.show_jobs(lambda **of: client.jobs(state=states, **of), limit, JOBS)
+    states = options.state or ([] if options.everything else ["pending", "running", "stopping"])
+    with options.client() as client:
+        options.show_jobs(lambda **of: client.jobs(state=states, **of), options.limit, JOBS)
 
 
 def _progress(job: wire.Job) -> str:
@@ -86,7 +84,7 @@ JOBS: tuple[Column[wire.Job], ...] = (
     Column("resources", lambda job: "; ".join(dict.fromkeys(amounts(stage.resources) for stage in job.stages)), False),
     Column("command", lambda job: "; ".join(" ".join(stage.command) for stage in job.stages)[:200], False),
 )
-"""What `ps` can show of a job."""
+"""The columns that `ps` can show."""
 
 
 def show(
@@ -97,7 +95,7 @@ def show(
 ) -> None:
     """Show a job with its tasks.
 
-    For a job that ended long ago, which only the history still has, the attempts of its tasks are shown.
+    A job that ended long ago is in the history only. Then the attempts of its tasks are listed instead.
     """
     with common.client() as client:
         view = client.job(job)
@@ -191,7 +189,7 @@ Past = dict[tuple[str, int], tuple[str, str, str]]
 
 
 def _past(tasks: list[wire.Task], attempts: list[wire.Attempt], limit: int) -> Past:
-    """Return node, start and run time of finished tasks, as far as the history has them."""
+    """Return the node, start and run time of the finished tasks whose attempts are in the history."""
     over = {(task.stage, task.index, task.attempt) for task in tasks if task.node is None and task.attempt}
     past: Past = {}
     for attempt in attempts if over else ():
@@ -210,9 +208,9 @@ def _code(exit_code: int | None) -> str:
 def explain(job: JobName, common: Common) -> None:
     """Show why a job waits, and what would start it.
 
-    One sentence comes first. For tasks that wait, it is followed by what they lack, what is ahead of them, and
-    remedies: when all that one remedy says is done, the tasks start. For running tasks it says why they run where they
-    run, and for stopping tasks what they stop for.
+    The first line is the main reason. For waiting tasks, the next lines say what they lack and what is ahead of them. A
+    line `would start if` is a remedy: when all that it says is done, the tasks start. For running tasks the lines say
+    why they run on their nodes, and for stopping tasks which job they stop for.
     """
     with common.client() as client:
         found = client.explain(job)
@@ -222,7 +220,7 @@ def explain(job: JobName, common: Common) -> None:
 
 
 def waiting_lines(waiting: list[wire.Waiting], explained: bool = False) -> Iterator[str]:
-    """Yield what waiting tasks lack unless that is `explained`, what comes by itself, and what would start them."""
+    """Yield lines about waiting tasks: what they lack, unless that is `explained`, what will happen, and remedies."""
     said: list[wire.Remedy] = []
     for ask in waiting:
         if not explained:

@@ -1,4 +1,4 @@
-"""Handles interrupts of a command that waits for its own job: Ctrl-C, SIGTERM and SIGHUP."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP while a command waits for the job that it has submitted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Interrupt:
-    """The signal that ended a command. It raises `KeyboardInterrupt` only after `raises` was called."""
+    """The signal that interrupts a command. It raises `KeyboardInterrupt` only after `raises` was called."""
 
     def __init__(self) -> None:
         self.signal: int = signal.SIGINT
@@ -18,7 +18,7 @@ class Interrupt:
         self._raising = False
 
     def raises(self) -> None:
-        """Raise on signals from now on, and at once if one has arrived: now the job has an id and can be killed."""
+        """Raise on signals from now on, because the job can now be killed. Raise at once if one has arrived."""
         self._raising = True
         if self._heard:
             raise KeyboardInterrupt

@@ -13,6 +13,7 @@ from fairlead.cli import completion
 from fairlead.cli.option_values import wrong
 from fairlead.cli.options import Common, LiveJobName, Yes
 from fairlead.cli.output import is_unreachable, print_json, print_text, problem_document
+from fairlead.cli.typer_commands import argument, option
 
 if TYPE_CHECKING:
     from fairlead.client import Client
@@ -20,51 +21,39 @@ if TYPE_CHECKING:
 
 
 TASKS = re.compile(r"(?P<job>.+)\[(?P<tasks>[^]]*)\]")
-"""A job with some of its tasks, as in `7[1-3,5]`."""
+"""Some tasks of a job, as in `7[1-3,5]`."""
 MAX_STOPPED = 10_000
 """The most tasks that one request may stop."""
 
 
-StageOfTasks = Annotated[str, typer.Option("--stage", help="Name of the stage of the tasks, if the job has several.")]
+StageOfTasks = Annotated[str, typer.Option("--stage", help="Stage of the named tasks, if the job has several stages.")]
 
 
 class JobSelection(Common):
-    """The options that name or select jobs."""
+    """The arguments and options that select jobs."""
 
-    jobs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Ids of jobs, or none if --user, --queue or --label select them.",
-            metavar="JOB…",
-            autocompletion=completion.live_jobs,
-        ),
-    ] = None
-    user: Annotated[str, typer.Option("--user", help="Select all running and waiting jobs of this user.")] = ""
-    queue: Annotated[
-        str,
-        typer.Option(
-            "--queue",
-            "-q",
-            help="Select all running and waiting jobs in this queue and the queues below it.",
-            autocompletion=completion.queues,
-        ),
-    ] = ""
-    label: Annotated[
-        str,
-        typer.Option(
-            "--label",
-            help="Select all running and waiting jobs with this label, as key=value.",
-            autocompletion=completion.job_labels,
-        ),
-    ] = ""
+    jobs: list[str] | None = argument(
+        "Ids of jobs, or none if --user, --queue or --label select them.",
+        metavar="JOB…",
+        autocompletion=completion.live_jobs,
+    )
+    user: str = option("Select all running and waiting jobs of this user.")
+    queue: str = option(
+        "Select all running and waiting jobs in this queue and the queues below it.",
+        "-q",
+        autocompletion=completion.queues,
+    )
+    label: str = option(
+        "Select all running and waiting jobs with this label, as key=value.", autocompletion=completion.job_labels
+    )
 
     def each(self, action: Callable[[Client, str], str], done: str) -> None:
-        """Change the jobs and print the answers, by default `done`. Exit with 1 if a job cannot be changed."""
+        """Act on each job and print the answers, by default `done`. Exit with 1 if an action on a job is refused."""
         from fairlead.client import Problem
 
         select = {"user": self.user, "queue": self.queue, "label": self.label}
         if bool(self.jobs) == any(select.values()):
-            raise typer.BadParameter("name jobs, or select them with --user, --queue or --label")
+            raise typer.BadParameter("name jobs, or select them with --user, --queue or --label, but not both")
         answers: dict[str, str | dict[str, Any]] = {}
         failed = False
         with self.client() as client:
@@ -85,65 +74,56 @@ class JobSelection(Common):
         if self.as_json:
             print_json(answers)
         elif not jobs:
-            print_text("no job is selected", err=True)
+            print_text("no running or waiting job matches", err=True)
         if failed:
             raise typer.Exit(1)
 
 
 class TaskSelection(JobSelection):
-    """The options that name or select jobs, or name tasks of jobs."""
+    """The options that select jobs, or name some tasks of jobs."""
 
-    jobs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Ids of jobs, or tasks such as '7[3]' or '7[1-3,5]'; none if --user, --queue or --label select jobs.",
-            metavar="JOB…",
-            autocompletion=completion.live_jobs,
-        ),
-    ] = None
+    jobs: list[str] | None = argument(
+        "Ids of jobs, or tasks such as '7[3]' or '7[1-3,5]'; none if --user, --queue or --label select jobs.",
+        metavar="JOB…",
+        autocompletion=completion.live_jobs,
+    )
     stage: StageOfTasks = ""
 
-    def each_of(self, tasks: wire.TaskAction, action: Callable[[Client, str], str], done: str) -> None:
-        """Change the jobs by `action`, and the tasks that are named by the action `tasks`."""
-        act_on_tasks = _on_tasks(tasks, self.jobs, self.stage)
-        self.each(lambda client, name: act_on_tasks(client, name, action), done)
+    def each_of(self, action: wire.TaskAction, on_job: Callable[[Client, str], str], done: str) -> None:
+        """Act on each job with `on_job`, and on named tasks with `action`. Print the answers, by default `done`."""
+        parts = {name: found for name in self.jobs or () if (found := TASKS.fullmatch(name))}
+        indices = {name: _read_tasks(found["tasks"], name) for name, found in parts.items()}
+        if self.stage and not parts:
+            raise wrong("--stage", "it needs tasks such as '7[3]'; name tasks, or leave it out")
 
+        def act(client: Client, name: str) -> str:
+            if name not in parts:
+                return on_job(client, name)
+            return client.stop_tasks(parts[name]["job"], action, indices[name], self.stage)
 
-def _on_tasks(
-    tasks: wire.TaskAction, named: list[str] | None, stage: str
-) -> Callable[[Client, str, Callable[[Client, str], str]], str]:
-    """Return a function that acts on some tasks of a job, or else on the job, by what was named."""
-    parts = {name: found for name in named or () if (found := TASKS.fullmatch(name))}
-    indices = {name: _read_tasks(found["tasks"], name) for name, found in parts.items()}
-    if stage and not parts:
-        raise wrong("--stage", "it is about tasks such as '7[3]', and none is named")
-
-    def act(client: Client, name: str, on_job: Callable[[Client, str], str]) -> str:
-        if name not in parts:
-            return on_job(client, name)
-        return client.stop_tasks(parts[name]["job"], tasks, indices[name], stage)
-
-    return act
+        self.each(act, done)
 
 
 def _read_tasks(text: str, name: str) -> list[int]:
-    """Read indices such as `1-3,5`."""
+    """Return the indices in a text such as `1-3,5`."""
     indices: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         bounds = [first, last if dash else first]
         if not all(bound.isascii() and bound.isdigit() and len(bound) < 9 for bound in bounds):
-            raise typer.BadParameter(f"{name}: {part or 'nothing'} is no index of a task; write such as [3] or [1-3,5]")
+            raise typer.BadParameter(
+                f"{name}: {part or 'nothing'} is no index of a task; write indices such as [3] or [1-3,5]"
+            )
         start, end = map(int, bounds)
         if end < start or end - start + len(indices) >= MAX_STOPPED:
             problem = "ends before it begins" if end < start else f"makes more than {MAX_STOPPED} tasks"
-            raise typer.BadParameter(f"{name}: {part} {problem}; write such as [3] or [1-3,5]")
+            raise typer.BadParameter(f"{name}: {part} {problem}; write indices such as [3] or [1-3,5]")
         indices += range(start, end + 1)
     return indices
 
 
 def kill(selected: TaskSelection) -> None:
-    """Kill jobs: cancel waiting tasks and stop running ones.
+    """Kill jobs: cancel their waiting tasks and stop their running tasks.
 
     The exit code is 1 if a job cannot be killed.
     """
@@ -151,23 +131,23 @@ def kill(selected: TaskSelection) -> None:
 
 
 def hold(selected: JobSelection) -> None:
-    """Hold jobs back: none of their waiting tasks start.
+    """Hold jobs: their waiting tasks do not start until `fairlead release`.
 
-    Running tasks go on. Held jobs keep their places in their queues until `fairlead release`. Only an operator can
-    release a job that an operator holds.
+    Running tasks continue. Held jobs keep their places in their queues. If an operator holds a job, only an operator
+    can release it.
     """
     selected.each(lambda client, job: client.hold(job), "held")
 
 
 def release(selected: JobSelection) -> None:
-    """Release jobs that are held back."""
+    """Release held jobs: their waiting tasks may start again."""
     selected.each(lambda client, job: client.release(job), "released")
 
 
 def requeue(selected: TaskSelection) -> None:
-    """Stop the running tasks of jobs and let them wait again.
+    """Stop the running tasks of jobs and put them back into their queues.
 
-    The tasks get their earlier places in their queues. The stopped run does not count as one of their --tries.
+    The tasks get their earlier places there. The stopped run does not count as one of their --tries.
     """
     selected.each_of("requeue", lambda client, job: client.requeue(job), "requeued")
 
@@ -185,16 +165,17 @@ def replace(
     stage: StageOfTasks = "",
     common: Common,
 ) -> None:
-    """Stop tasks where they run and start them anew, before new work.
+    """Stop tasks where they run and start them again, ahead of new tasks.
 
-    This does not count as one of their --tries. A gang without a minimum starts again whole.
+    This does not count as one of their --tries. A gang that needs all of its tasks starts again whole.
     """
     for named in tasks:
         if not TASKS.fullmatch(named):
-            raise typer.BadParameter(f"{named} names no tasks; write such as '{named}[3]', or use requeue for a job")
-    act_on_tasks = _on_tasks("replace", tasks, stage)
-    selected = JobSelection(jobs=tasks, partition=common.partition, as_json=common.as_json)
-    selected.each(lambda client, name: act_on_tasks(client, name, lambda client, job: client.requeue(job)), "replaced")
+            raise typer.BadParameter(
+                f"{named} names no tasks; write indices such as '{named}[3]', or use `fairlead requeue` for a whole job"
+            )
+    selected = TaskSelection(jobs=tasks, stage=stage, partition=common.partition, as_json=common.as_json)
+    selected.each_of("replace", lambda client, job: client.requeue(job), "replaced")
 
 
 def scale(
@@ -204,30 +185,30 @@ def scale(
     stage: Annotated[str, typer.Option(help="Name of the stage, if the job has several.")] = "",
     common: Common,
 ) -> None:
-    """Change the number of tasks of a job.
-
-    A job that has no tasks left ends.
-    """
+    """Change the number of tasks of a job. A job with 0 tasks ends."""
     with common.client() as client:
         note = client.scale(job, count, stage)
         if not count and not note and not any(entry.count for entry in client.job(job).stages):
-            note = "0 tasks; the job has none left, and ends"
+            note = "0 tasks, so the job ends"
     common.show({"note": note}, [f"{job}: {note or f'{count} tasks'}"])
 
 
 def priority(
     job: LiveJobName,
-    number: Annotated[int, typer.Argument(help="The new priority; the highest goes first.", metavar="PRIORITY")],
+    number: Annotated[
+        int, typer.Argument(help="The new priority; jobs with a higher number start first.", metavar="PRIORITY")
+    ],
     *,
     yes: Yes = False,
     common: Common,
 ) -> None:
     """Change the priority of a job.
 
-    Owners may raise it up to their max_priority in the queue, operators further. If running tasks of other jobs would
-    be stopped for the job now, they are listed first, and on a terminal a confirmation is asked for.
+    The owner of a job may raise its priority up to the owner's max_priority in the queue, an operator above it. If the
+    change would stop running tasks of other jobs at once, the command lists them first and, on a terminal, asks for
+    a confirmation.
 
-    A negative number follows --: fairlead priority 17 -- -5
+    Write -- before a negative number: fairlead priority 17 -- -5
     """
     with common.client() as client:
         stops = client.try_priority(job, number)
@@ -240,7 +221,7 @@ def priority(
 
 
 def _stops(job: str, number: int, stops: wire.PriorityStops) -> str:
-    """Return in words which tasks stop for a job with another priority."""
+    """Return the text that names the tasks that stop for a job if it gets this priority."""
     sums: dict[str, int] = {}
     for entry in stops.stops:
         place = f"of job {entry.job} ({entry.name} of {entry.user}) on {entry.node}"

@@ -2,54 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from fairlead.cli.options import Common, JobName
+from fairlead.cli.typer_commands import option
 
 
-def logs(
-    job: JobName,
-    *,
-    index: Annotated[
-        int | None, typer.Option("--index", "-i", help="Index of the task, from 0.", min=0, show_default="0")
-    ] = None,
-    stage: Annotated[str, typer.Option(help="Name of the stage, if the job has several.")] = "",
-    stderr: Annotated[bool, typer.Option("--stderr", help="Show standard error instead of standard output.")] = False,
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow",
-            "-f",
-            help="Go on with new output until the task ends, also if it is tried again. Ctrl-C ends the display; the "
-            "task goes on.",
-        ),
-    ] = False,
-    attempt: Annotated[
-        int | None, typer.Option(help="Number of the attempt. By default the last one.", metavar="N", min=1)
-    ] = None,
-    tail: Annotated[int | None, typer.Option(help="Only the last N bytes.", metavar="N", min=1)] = None,
-    common: Common,
-) -> None:
+class LogOptions(Common):
+    job: JobName
+    index: int | None = option("Index of the task, from 0.", "-i", min=0, show_default="0")
+    stage: str = option("Name of the stage, if the job has several.")
+    stderr: bool = option("Show standard error instead of standard output.")
+    follow: bool = option(
+        "Show new output until the task ends, also of its later attempts. Ctrl-C ends the display; the task continues.",
+        "-f",
+    )
+    attempt: int | None = option("Output of attempt N. By default the last attempt.", metavar="N", min=1)
+    tail: int | None = option("Only the last N bytes.", metavar="N", min=1)
+
+
+def logs(options: LogOptions) -> None:
     """Show the output of a task.
 
-    With --json, each piece of output is a document on a line of its own.
+    With --json, each line is a document with a piece of the output.
     """
     from fairlead.cli.task_output import TaskOutput, documents, until_started
 
-    with common.client() as client:
-        if follow:
-            until_started(client, job)
-        if index is None:
-            index = 0
-            tasks = sum(entry.count for entry in client.job(job).stages if stage in ("", entry.name))
-            if tasks > 1 and not common.as_json:
+    with options.client() as client:
+        if options.follow:
+            until_started(client, options.job)
+        if options.index is None:
+            options.index = 0
+            tasks = sum(entry.count for entry in client.job(options.job).stages if options.stage in ("", entry.name))
+            if tasks > 1 and not options.as_json:
                 typer.echo(f"fairlead: task 0 of {tasks} tasks; -i shows another", err=True)
-        stream = "err" if stderr else "out"
-        show = documents(stream) if common.as_json else None
-        output = TaskOutput(client, job, stage, index, (stream,), show=show)
-        if not follow or attempt is not None:
-            output.show(stream, follow, attempt, offset=-tail if tail else 0)
+        stream = "err" if options.stderr else "out"
+        show = documents(stream) if options.as_json else None
+        output = TaskOutput(client, options.job, options.stage, options.index, (stream,), show=show)
+        if not options.follow or options.attempt is not None:
+            output.show(stream, options.follow, options.attempt, offset=-options.tail if options.tail else 0)
         else:
-            output.follow(offset=-tail if tail else 0)
+            output.follow(offset=-options.tail if options.tail else 0)

@@ -1,29 +1,21 @@
-"""`fairlead journal`: check the file or the database that holds all state."""
+"""`fairlead journal`: check the journal, in a file or a database, for damage."""
 
 from __future__ import annotations
 
 import json
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fairlead.cli.input_files import need_file
 from fairlead.cli.options import Output
 from fairlead.cli.output import fail
+from fairlead.cli.progress import Bar
 from fairlead.cli.typer_commands import Group
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 journal = Group("journal", "Check the journal of a server for damage.")
-
-
-@journal.callback()
-def root() -> None:
-    """Check the journal of a server for damage."""
 
 
 @journal.command()
@@ -38,10 +30,11 @@ def verify(
     ],
     output: Output,
 ) -> None:
-    """Check a whole journal: digests, snapshots, and that replaying it gives a sound state.
+    """Check a whole journal: its digests, its snapshots, and the state that its records give.
 
-    One line is printed for each stream: one for the cluster, and one for each partition. Nothing is written, and the
-    server may run meanwhile. Exit code: 0 if all streams are sound, 1 if one is damaged, 2 if there is no such file.
+    One line is printed for each stream of records: one for the cluster, and one for each partition. Nothing is written,
+    and the server may run meanwhile. Exit code: 0 if all streams are sound, 1 if one is damaged, 2 if the file does not
+    exist.
     """
     if not place.startswith(("postgresql://", "postgres://")):
         _need_journal(Path(place))
@@ -82,15 +75,13 @@ def _print(report: dict[str, Any]) -> None:
         typer.echo(f"{report['stream']}: DAMAGED: {report['problem']}")
         return
     count = report["records"]
-    parts = [f"{count} record{'s' if count != 1 else ''}"]
+    parts = [f"{count} record{'s' * (count != 1)}"]
     if report["last"] != count:
         parts.append(f"the last is {report['last']}")
     if report["time"]:
         parts.append(f"last cycle {report['time']}")
     if report["snapshots"]:
-        parts.append(
-            f"snapshot{'s' if len(report['snapshots']) != 1 else ''} {', '.join(map(str, report['snapshots']))}"
-        )
+        parts.append(f"snapshot{'s' * (len(report['snapshots']) != 1)} {', '.join(map(str, report['snapshots']))}")
     typer.echo(f"{report['stream']}: sound, {', '.join(parts)}, digest {report['digest']}")
 
 
@@ -101,30 +92,3 @@ def _time(micros: int | None) -> str | None:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).isoformat(timespec="milliseconds")
     except OverflowError:
         return f"{micros} us"
-
-
-class Bar:
-    """A progress bar, shown only if stderr is a terminal."""
-
-    def __init__(self) -> None:
-        self._bar: Progress | None = None
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def show(self, stream: str, done: int, total: int) -> None:
-        if not sys.stderr.isatty():
-            return
-        if self._bar is None:
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._bar.start()
-        if not self._bar.tasks or self._bar.tasks[-1].description != stream:
-            self._bar.add_task(stream)
-        self._bar.update(self._bar.tasks[-1].id, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()

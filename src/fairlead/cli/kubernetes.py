@@ -4,72 +4,61 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from fairlead.cli.options import LogLevelOption, Partition
 from fairlead.cli.output import fail
+from fairlead.cli.typer_commands import Options, option
 
 
-def kubernetes(
-    server: Annotated[
-        str, typer.Option(help="URL of the Fairlead server. By default FAIRLEAD_URL, or the server on this machine.")
-    ] = "",
-    partition: Partition = "",
-    name: Annotated[
-        str, typer.Option(help="Name of this resource manager, different for each Kubernetes cluster.")
-    ] = "kubernetes",
-    kubeconfig: Annotated[
-        str,
-        typer.Option(help="Kubeconfig file of the cluster. By default KUBECONFIG, or the service account of this pod."),
-    ] = "",
-    context: Annotated[str, typer.Option(help="Context in that file. By default its current context.")] = "",
-    rules: Annotated[
-        Path | None, typer.Option(help="YAML file that chooses the queue of a pod by its namespace and labels.")
-    ] = None,
-    scheduler_name: Annotated[str, typer.Option(help="Schedule pods with this schedulerName.")] = "fairlead",
-    lease: Annotated[
-        str,
-        typer.Option(
-            help="Lease for leader election among several copies of this program, as NAMESPACE/NAME; `none` for no "
-            "election. By default `fairlead-` and --name, in the namespace of the context or pod.",
-        ),
-    ] = "",
-    listen: Annotated[
-        str, typer.Option(help="Serve /readyz, /healthz and /metrics at HOST:PORT, or nowhere with `none`.")
-    ] = "127.0.0.1:7071",
-    at_once: Annotated[
-        int, typer.Option(min=1, max=1000, help="Largest number of simultaneous calls to the API server of Kubernetes.")
-    ] = 16,
-    log_level: LogLevelOption = "info",
-) -> None:
-    """Schedule the pods of a Kubernetes cluster by a Fairlead server.
+class AdapterOptions(Options):
+    server: str = option(
+        "URL of the Fairlead server. By default the variable FAIRLEAD_URL, else the server on this machine."
+    )
+    partition: Partition = ""
+    name: str = option(
+        "Name of this resource manager in Fairlead. Each Kubernetes cluster needs another name.", default="kubernetes"
+    )
+    kubeconfig: str = option(
+        "Kubeconfig file of the cluster. By default the variable KUBECONFIG, else the service account of this pod."
+    )
+    context: str = option("Context in the kubeconfig file. By default its current context.")
+    rules: Path | None = option("YAML file that chooses the queue of a pod by its namespace and labels.")
+    scheduler_name: str = option("Schedule pods with this schedulerName.", default="fairlead")
+    lease: str = option(
+        "Lease for leader election among several copies of this program, as NAMESPACE/NAME, or `none` for no "
+        "election. By default `fairlead-` and --name, in the namespace of the context or pod."
+    )
+    listen: str = option(
+        "Serve /readyz, /healthz and /metrics at HOST:PORT, or nowhere with `none`.", default="127.0.0.1:7071"
+    )
+    at_once: int = option(
+        "Largest number of simultaneous calls to the API server of Kubernetes.", default=16, min=1, max=1000
+    )
+    log_level: LogLevelOption = "info"
 
-    Pods with `schedulerName: fairlead` are bound to nodes by Fairlead. Pods with the scheduling gate of Fairlead get a
-    node selector and lose the gate, and their own scheduler binds them. The token in FAIRLEAD_TOKEN needs the role
-    operator.
+
+def kubernetes(options: AdapterOptions) -> None:
+    """Schedule the pods of a Kubernetes cluster with a Fairlead server.
+
+    Fairlead binds pods with `schedulerName: fairlead` to nodes. Pods of other schedulers may have the scheduling gate
+    of Fairlead: it gives them a node selector and removes the gate, and then their own scheduler binds them. The token
+    in the variable FAIRLEAD_TOKEN needs the role operator.
     """
     from fairlead.client.calls import Problem, tls_context
     from fairlead.client.endpoint import NotFound, find_endpoint
-    from fairlead.kubernetes.setup import Options, Unusable, run
+    from fairlead.kubernetes.setup import Options as Settings
+    from fairlead.kubernetes.setup import Unusable, run
     from fairlead.server.logfile import logger_to
 
     try:
-        endpoint = find_endpoint(url=server)
+        endpoint = find_endpoint(url=options.server)
         trust = tls_context(endpoint)
-        options = Options(
-            name=name,
-            partition=partition,
-            kubeconfig=kubeconfig,
-            context=context,
-            rules=rules,
-            scheduler=scheduler_name,
-            lease=lease,
-            listen="" if listen == "none" else listen,
-            at_once=at_once,
+        names = ("name", "partition", "kubeconfig", "context", "rules", "lease", "at_once")
+        listen = "" if options.listen == "none" else options.listen
+        settings = Settings(
+            scheduler=options.scheduler_name, listen=listen, **{name: getattr(options, name) for name in names}
         )
-        log = logger_to(sys.stderr, "json", log_level)
-        run(options, endpoint.url, endpoint.token, trust, log.info)
+        log = logger_to(sys.stderr, "json", options.log_level)
+        run(settings, endpoint.url, endpoint.token, trust, log.info)
     except (NotFound, Problem, Unusable) as problem:
         fail(str(problem))

@@ -1,8 +1,8 @@
-"""`fairlead lane`: waiting tasks by queue and shape."""
+"""`fairlead lane`: list, reorder and cancel waiting tasks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,15 +29,14 @@ LANES: tuple[Column[wire.Lane], ...] = (
 
 @lane.command("list")
 def list_lanes(common: Common) -> None:
-    """List waiting tasks by lane: tasks of one queue that ask for the same of a node.
+    """List waiting tasks by lane. A lane has the tasks of one queue that ask for the same resources and nodes.
 
     ASKS is the number of groups of waiting tasks, HEAD the job and stage that is next, WAITS how long it has waited.
     """
-    with common.client() as client:
-        answer = client.lanes(first=1)
+    answer = common.request(lambda client: client.lanes(first=1))
     if not answer.ready:
         print_text(
-            "fairlead: the partition is not ready, so nothing is placed yet; see `fairlead partition list`", err=True
+            "fairlead: the partition is not ready, so no task starts yet; see `fairlead partition list`", err=True
         )
     common.table(answer.lanes, LANES)
 
@@ -45,20 +44,13 @@ def list_lanes(common: Common) -> None:
 @lane.command()
 def front(job: LiveJobName, *, stage: StageName = "main", common: Common) -> None:
     """Move the waiting tasks of a stage to the front of their lane."""
-    from fairlead.wire import operations as op
-
-    document: Any = {"job": job, "stage": stage}
-    common.change(op.BringToFront(document=document), f"{job} {stage} is at the front")
+    common.change(lambda client: client.bring_to_front(job, stage), f"{job} {stage} is at the front")
 
 
 @lane.command()
 def cancel(job: LiveJobName, *, stage: StageName = "main", common: Common) -> None:
-    """Cancel the waiting tasks of a stage. Its running tasks go on."""
-    from fairlead.wire import operations as op
-
-    done = f"cancelled the waiting tasks of {job} {stage}"
-    document: Any = {"job": job, "stage": stage}
-    common.change(op.CancelAsk(document=document), done)
+    """Cancel the waiting tasks of a stage. Its running tasks continue."""
+    common.change(lambda client: client.cancel_ask(job, stage), f"cancelled the waiting tasks of {job} {stage}")
 
 
 @lane.command()
@@ -71,8 +63,5 @@ def reset(
     ] = False,
     common: Common,
 ) -> None:
-    """Move this job to the end if it blocks its lane."""
-    from fairlead.wire import operations as op
-
-    document: Any = {"queue": path, "job": job, "cancel": give_up}
-    common.change(op.ResetLane(document=document), f"{job} is at the end of its lane")
+    """Move a job to the end of its lane if it is first there and blocks the jobs behind it."""
+    common.change(lambda client: client.reset_lane(path, job, give_up), f"{job} is at the end of its lane")

@@ -1,4 +1,4 @@
-"""The agent that `fairlead up` runs beside its server, and restarts when it ends."""
+"""The agent that `fairlead up` runs beside its server. It is restarted if it ends."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     import asyncio
 
 JOIN_TOKEN = "agent-token"
-"""The file with the join token of the agent. It admits that agent once."""
+"""File with the join token of the agent. The token can be used once."""
 AGENT_NOTE = "the agent that `up` starts"
-"""The note of that token."""
+"""Note of that token, shown by `fairlead token list`."""
 ROTATION = 60.0
 """Seconds between two checks of the size of the agent's log."""
 
 
 async def keep_agent(directory: Path, url: str, options: list[str], joined: asyncio.Event) -> None:
-    """Run an agent on this machine and restart it when it ends. It ends with the server.
+    """Run an agent on this machine until the server stops, and restart it if it ends.
 
-    `joined` is set if the agent can never join.
+    If the agent can never join, it is not restarted, and `joined` is set so that nothing waits for it.
     """
     import asyncio
 
@@ -44,12 +44,10 @@ async def keep_agent(directory: Path, url: str, options: list[str], joined: asyn
             code = await process.wait()
             if code == FINAL:
                 cause = (directory / "agent.log").read_text(errors="replace").splitlines()[-1]
-                typer.echo(
-                    f"{cause}\nfairlead: this machine runs no tasks until that is mended; start it again", err=True
-                )
+                typer.echo(f"{cause}\nfairlead: this machine runs no tasks; mend that and start it again", err=True)
                 joined.set()
                 return
-            said = f"the agent ended with code {code} and is started again; its log is {directory / 'agent.log'}"
+            said = f"the agent ended with code {code} and is restarted; its log is {directory / 'agent.log'}"
             typer.echo(f"fairlead: {said}", err=True)
         finally:
             rotating.cancel()

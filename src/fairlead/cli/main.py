@@ -1,4 +1,4 @@
-"""The root of the command line: the app, its global options and the first commands.
+"""The root of the command line: all commands, and the options of `fairlead` itself.
 
 Commands import the packages they need inside their function, so that `--help` stays fast.
 Results go to stdout, errors to stderr; `cli/output.py` has the exit codes.
@@ -48,9 +48,9 @@ from fairlead.cli.watch import watch
 
 
 def demo() -> None:
-    """Show a small cluster at work, on a virtual clock.
+    """Show the scheduler at work on a small virtual cluster.
 
-    The real scheduler runs against virtual nodes. Nothing is started on this machine and nothing is written.
+    The real scheduler runs with virtual nodes on a virtual clock. No task is started and nothing is written.
     """
     from fairlead import demo
 
@@ -65,9 +65,9 @@ PANELS: dict[str, tuple[Callable[..., object] | typer.Typer, ...]] = {
     "Administer": (up, down, server, agent, kubernetes, config, token, secret, backup, restore, db, journal, bench),
     "Simulate": (demo, simulate, whatif, export_trace),
 }
-"""The commands by task, in the order of `fairlead --help`."""
+"""Heading in `fairlead --help` → the commands below it."""
 WORDS_AFTER = (submit, run)
-"""Commands of which all words after the program belong to the program: `fairlead run ls -l` runs `ls -l`."""
+"""Commands that pass all words after the program on to the program: `fairlead run ls -l` runs `ls -l`."""
 
 
 def name_of(command: Callable[..., object] | typer.Typer | None) -> str:
@@ -103,7 +103,7 @@ for panel, entries in PANELS.items():
 
 
 def _flow(commands: typer.Typer) -> None:
-    """Join the lines of each paragraph of the help texts: Typer breaks lines anew only in the first one."""
+    """Join the lines of each paragraph of the help texts, because Typer does that only in the first paragraph."""
     for entry in commands.registered_commands:
         paragraphs = cleandoc((entry.callback and entry.callback.__doc__) or "").split("\n\n")
         entry.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)

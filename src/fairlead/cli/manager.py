@@ -26,9 +26,11 @@ MANAGERS: tuple[Column[wire.Manager], ...] = (
 
 @manager.command("list")
 def list_managers(common: Common) -> None:
-    """List resource managers. REPORTED says whether one has sent its state since it registered."""
-    with common.client() as client:
-        common.table(client.managers(), MANAGERS)
+    """List resource managers.
+
+    REGISTERED is the time since a manager last registered. REPORTED is `yes` once it has sent its nodes and jobs.
+    """
+    common.table(common.request(lambda client: client.managers()), MANAGERS)
 
 
 @manager.command("remove")
@@ -39,7 +41,6 @@ def remove_manager(
     common: Common,
 ) -> None:
     """Remove a resource manager for good: kill its jobs and remove its nodes at once."""
-    with common.client() as client:
-        if not yes and any(entry.name == name for entry in client.managers()):
-            confirm(f"Kill all jobs of {name} and remove its nodes?", yes)
-        common.note(client.remove_manager(name), f"{name} is removed")
+    if not yes and any(entry.name == name for entry in common.request(lambda client: client.managers())):
+        confirm(f"Kill all jobs of {name} and remove its nodes?", yes)
+    common.change(lambda client: client.remove_manager(name), f"{name} is removed")

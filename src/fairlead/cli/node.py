@@ -1,9 +1,9 @@
-"""`fairlead node`: nodes, and the jobs that they are held for."""
+"""`fairlead node`: list and change nodes, and list the nodes that are held for jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,7 +11,7 @@ from fairlead.cli import completion
 from fairlead.cli.option_values import check_duration, pairs, seconds_of, wrong
 from fairlead.cli.options import Common, Listed, LiveJobName
 from fairlead.cli.output import Column, ago, ahead, amounts, labels_of, print_json, print_table
-from fairlead.cli.typer_commands import Group
+from fairlead.cli.typer_commands import Group, option
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -20,7 +20,7 @@ node = Group("node", "List, show, drain, enable and remove nodes.")
 
 NodeState = Literal["up", "disconnected", "draining", "disabled", "lost"]
 NodeName = Annotated[str, typer.Argument(help="Name of a node.", metavar="NODE", autocompletion=completion.nodes)]
-Reason = Annotated[str, typer.Option(help="The reason, which `node list` shows. At most 200 characters.")]
+Reason = Annotated[str, typer.Option(help="Reason that `node list` shows; at most 200 characters.")]
 
 
 @node.command("list")
@@ -31,22 +31,22 @@ def list_nodes(
 ) -> None:
     """List nodes with their state, resources and use.
 
-    A node is `disconnected` while its agent is not connected to the server. It gets no new tasks then, and is `lost`
-    if its agent stays away.
+    A node is `disconnected` while its agent is not connected to the server. It gets no new tasks then. It is `lost` if
+    its agent does not connect again within the time `lease` of the configuration.
     """
     with listed.client() as client:
         listed.show_list(lambda: list(client.nodes(state=state)), NODES)
 
 
 def _state(node: wire.Node) -> str:
-    """Return the state of a node with what an operator should know about it."""
+    """Return the state of a node with its details, such as `disabled, for 2h, new disk`."""
     away = "" if node.disconnected is None else f"agent not connected for {ago(node.disconnected)}"
     left = "" if node.until is None else f"for {ahead(node.until)}"
     return ", ".join(filter(None, (node.state, left, away, node.reason, node.credential.removeprefix("valid"))))
 
 
 def _held_for(node: wire.Node) -> str:
-    """Return the jobs that a node is held for, as text; empty if there are none."""
+    """Return the jobs that a node is held for, such as `for job 7, 2 of other users`. Empty if there are none."""
     jobs = [f"job {job}" for job in node.held_for]
     if node.held_for_others:
         jobs.append(f"{node.held_for_others} of other users")
@@ -54,7 +54,7 @@ def _held_for(node: wire.Node) -> str:
 
 
 def _key(node: wire.Node) -> str:
-    """Return the state of a node's key, as text."""
+    """Return the state of a node's key, such as `valid for 30d`."""
     if node.credential != "valid" or node.credential_expires is None:
         return node.credential
     return f"valid for {ahead(node.credential_expires)}"
@@ -85,9 +85,7 @@ NODES: tuple[Column[wire.Node], ...] = (
 @node.command("show")
 def show_node(name: NodeName, common: Common) -> None:
     """Show a node: its state, resources, labels, taints and the state of its key."""
-    from fairlead.wire import operations as op
-
-    found = common.request(op.Node(node=name))
+    found = common.request(lambda client: client.node(name))
     facts = {
         "agent": "" if found.disconnected is None else f"not connected for {ago(found.disconnected)}",
         "reason": found.reason,
@@ -109,10 +107,8 @@ def show_node(name: NodeName, common: Common) -> None:
 
 @node.command()
 def drain(name: NodeName, *, reason: Reason = "", common: Common) -> None:
-    """Let the running tasks of a node finish, and give it no new ones."""
-    from fairlead.wire import operations as op
-
-    common.change(op.MoveNode(node=name, action="drain", reason=reason), f"{name} drains")
+    """Drain a node: it gets no new tasks, and its running tasks finish."""
+    common.change(lambda client: client.move_node(name, "drain", reason), f"{name} drains")
 
 
 SomeNode = Annotated[
@@ -122,62 +118,56 @@ NodeLabels = Annotated[
     list[str] | None,
     typer.Option(
         "--label",
-        help="Nodes with this label, as key=value; may be repeated.",
+        help="Select nodes with this label, as key=value; may be repeated.",
         metavar="KEY=VALUE",
         autocompletion=completion.node_labels,
     ),
 ]
 
 
+class DisableOptions(Common):
+    name: SomeNode = ""
+    label: NodeLabels = None
+    lasts: str = option("Enable the node again after this time, such as 2h.", "--for", metavar="TIME")
+    reason: Reason = ""
+
+
 @node.command()
-def disable(
-    *,
-    name: SomeNode = "",
-    label: NodeLabels = None,
-    lasts: Annotated[
-        str, typer.Option("--for", help="Enable them again after this time, such as 2h.", metavar="TIME")
-    ] = "",
-    reason: Reason = "",
-    common: Common,
-) -> None:
-    """Give a node no new tasks until `node enable`, also after its agent restarts. Running tasks go on.
+def disable(options: DisableOptions) -> None:
+    """Give a node no new tasks until `node enable`, also after its agent restarts. Running tasks continue.
 
-    With --label, disable all nodes with these labels, also those that join during the time --for.
+    With --label, disable all nodes with these labels, also nodes that join during the time --for.
     """
-    from fairlead.wire import operations as op
-
-    labels = _named(name, label)
+    name, lasts, reason = options.name, options.lasts, options.reason
+    labels = _named(name, options.label)
     check_duration(lasts or None, "--for")
-    seconds = seconds_of(lasts) if lasts else None
+    seconds = seconds_of(lasts) if lasts else 0.0
     if lasts and not seconds:
         raise wrong("--for", f"{lasts} is no time; write one such as 2h or 90min")
     if not labels:
-        move = op.MoveNode(node=name, action="disable", reason=reason, lasts=seconds or 0.0)
-        return common.change(move, f"{name} is disabled{f' for {lasts}' if lasts else ''}")
-    if not seconds:
+        done = f"{name} is disabled{f' for {lasts}' if lasts else ''}"
+        options.change(lambda client: client.move_node(name, "disable", reason, seconds or 0.0), done)
+    elif not seconds:
         raise wrong("--for", "--label needs a time, such as --for 2h")
-    document: Any = {"labels": labels, "lasts": lasts} | ({"reason": reason} if reason else {})
-    return common.change(op.CloseNodes(document=document), "the nodes are disabled")
+    else:
+        options.change(lambda client: client.close_nodes(labels, lasts, reason), "the nodes are disabled")
 
 
 @node.command()
 def enable(*, name: SomeNode = "", label: NodeLabels = None, common: Common) -> None:
-    """Give a drained or disabled node new tasks again.
+    """Let a drained or disabled node take new tasks again.
 
-    With --label, enable the nodes that are disabled for a time by these labels.
+    With --label, enable the nodes that `node disable --label` with the same labels has disabled.
     """
-    from fairlead.wire import operations as op
-
     labels = _named(name, label)
-    document: Any = {"labels": labels}
     if labels:
-        common.change(op.OpenNodes(document=document), "the nodes are up")
+        common.change(lambda client: client.open_nodes(labels), "the nodes are up")
     else:
-        common.change(op.MoveNode(node=name, action="enable"), f"{name} is up")
+        common.change(lambda client: client.move_node(name, "enable"), f"{name} is up")
 
 
 def _named(name: str, labels: list[str] | None) -> dict[str, str]:
-    """Return the labels of `--label`; empty if a node is named."""
+    """Return the labels of `--label`; empty if a node is named. Refuse both at once, and neither."""
     if bool(name) == bool(labels):
         raise typer.BadParameter("name a node, or its labels with --label")
     return pairs(labels, "--label")
@@ -192,45 +182,39 @@ CLOSURES: tuple[Column[wire.Closure], ...] = (
 
 @node.command()
 def closed(common: Common) -> None:
-    """List the labels by which nodes are disabled for a time."""
-    from fairlead.wire import operations as op
-
-    common.table(common.request(op.Closures()).closures, CLOSURES)
+    """List the labels of `node disable --label` that are in force, and when each ends."""
+    common.table(common.request(lambda client: client.closures()), CLOSURES)
 
 
 @node.command()
 def remove(name: NodeName, common: Common) -> None:
     """Remove a node. Its running tasks count as lost at once.
 
-    An agent that still runs joins again: stop it first, or revoke its key with `node revoke`.
+    If its agent still runs, the node joins again. To prevent that, stop the agent first, or use `node revoke`.
     """
-    from fairlead.wire import operations as op
-
-    common.change(op.RemoveNode(node=name), f"{name} was removed")
+    common.change(lambda client: client.remove_node(name), f"{name} was removed")
 
 
 @node.command()
 def revoke(name: NodeName, common: Common) -> None:
     """Revoke the key of a node: its agent can no longer connect.
 
-    Its tasks count as lost when its lease expires. A token of `fairlead token create --role join --node NODE` admits
-    the node again.
+    Its tasks count as lost after the time `lease` of the configuration. To admit the node again, give its agent a
+    new token of `fairlead token create --role join --node NODE`.
     """
-    from fairlead.wire import operations as op
-
-    common.change(op.RevokeNode(node=name), f"{name} was revoked")
+    common.change(lambda client: client.revoke_node(name), f"the key of {name} was revoked")
 
 
 @node.command("held")
 def list_holds(common: Common) -> None:
-    """List nodes that are kept for a job.
+    """List nodes that are reserved for a waiting job.
 
-    A node is held if the job has waited too long, promised if other tasks on it stop for the job, and ordered if a pool
-    brings it for the job.
+    KIND says why: a node is held because the job has waited too long, promised because other tasks on it stop for the
+    job, or ordered from a pool for the job.
     """
     from fairlead.wire import operations as op
 
-    kept = common.request(op.Holds())
+    kept = common.request(lambda client: client.send(op.Holds()))
     if common.as_json:
         print_json(kept)
         return
@@ -270,8 +254,5 @@ def release_hold(
     stage: Annotated[str, typer.Argument(help="Name of a stage. By default all stages.", metavar="STAGE")] = "",
     common: Common,
 ) -> None:
-    """Release the nodes that are held for a job, so that other jobs can use them."""
-    from fairlead.wire import operations as op
-
-    document: Any = {"job": job} | ({"stage": stage} if stage else {})
-    common.change(op.ReleaseHold(document=document), f"the hold of {job} is released")
+    """Release the nodes that are held for a waiting job, so that other jobs can use them."""
+    common.change(lambda client: client.release_hold(job, stage), f"the hold of {job} is released")

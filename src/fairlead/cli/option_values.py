@@ -1,4 +1,4 @@
-"""Values that are written in options: durations, moments, amounts of memory, and key=value pairs."""
+"""Parses and checks values of options: durations, times, amounts of memory, and key=value pairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 
 def wrong(option: str, problem: str) -> typer.BadParameter:
-    """Return the error about the value of an option, which is raised."""
+    """Return an error about the value of an option, for the caller to raise."""
     return typer.BadParameter(problem, param_hint=option)
 
 
@@ -29,7 +29,7 @@ EPOCH = re.compile(r"[0-9]{9,12}(\.[0-9]+)?")
 
 
 def moment(text: str, option: str) -> float | None:
-    """Return the moment that an option names, in seconds since 1970; None if the option is empty."""
+    """Return the time that an option names, in seconds since 1970; None if the option is empty."""
     if not text:
         return None
     if EPOCH.fullmatch(text):
@@ -50,17 +50,17 @@ ZERO = re.compile(r"0+(\.0+)?[A-Za-z]*")
 
 
 def check_memory(text: str, option: str, of_node: bool = False) -> None:
-    """Refuse a memory size of 0, which only a node may have, and a number below 1 MiB whose unit was forgotten."""
+    """Refuse a memory size below 1 MiB without a unit, and the size 0 except for a node."""
     if ZERO.fullmatch(text):
         if of_node:
             return
-        raise wrong(option, f"memory {text} is no memory; write a size such as 512Mi, or leave it out")
+        raise wrong(option, f"a task needs more memory than {text}; write a size such as 512Mi, or leave it out")
     if NUMBER.fullmatch(text) and float(text) < MIB:
         raise wrong(option, f"memory {text} is {text} bytes; write {text}Gi for gibibytes, or {text}Mi for mebibytes")
 
 
 def check_duration(text: str | None, option: str) -> None:
-    """Refuse a duration without a unit: seconds, minutes and hours are all usual."""
+    """Refuse a duration without a unit, because users may mean seconds, minutes or hours."""
     if text is not None and NUMBER.fullmatch(text):
         raise wrong(
             option, f"{text} has no unit; write {text}h for hours, {text}min for minutes, or {text}s for seconds"

@@ -1,4 +1,4 @@
-"""Options that commands share: single ones, and records of them with what they do."""
+"""Options that several commands have: single options, and records of options with functions that use them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ import typer
 from fairlead.cli import completion
 from fairlead.cli.option_values import wrong
 from fairlead.cli.output import Column, cells, fail, first, print_json, print_table, print_text, say_cut, table_lines
-from fairlead.cli.typer_commands import Options
+from fairlead.cli.typer_commands import Options, option
 
 if TYPE_CHECKING:
     from fairlead.client import Client
-    from fairlead.wire import api as wire
-    from fairlead.wire.operation import Operation
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
@@ -32,7 +30,7 @@ LogLevelOption = Annotated[
     typer.Option(
         "--log-level",
         envvar="FAIRLEAD_LOG_LEVEL",
-        help="Write only log lines of this level and above. At debug, the server also logs why tasks wait.",
+        help="Write log lines of this level and above. At the level debug, the server also logs why tasks wait.",
     ),
 ]
 Partition = Annotated[
@@ -40,7 +38,7 @@ Partition = Annotated[
     typer.Option(
         "--partition",
         "-p",
-        help="Partition. By default the only one, or `default`.",
+        help="Partition of the cluster. By default the only one, or the one called `default`.",
         autocompletion=completion.partitions,
     ),
 ]
@@ -56,7 +54,7 @@ QueuePath = Annotated[
 
 
 def open_client(partition: str = "") -> Client:
-    """Return a client of the server named by the environment or by the data directory of this user."""
+    """Return a client of the server in FAIRLEAD_URL, or else of the server that runs on the data directory."""
     from fairlead.client import Client, find_endpoint
 
     place = find_endpoint()
@@ -64,9 +62,9 @@ def open_client(partition: str = "") -> Client:
 
 
 class Output(Options):
-    """The option of every command that answers: --json, and printing as it says."""
+    """The option `--json`, with functions that print an answer as text or as JSON."""
 
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    as_json: bool = option("Print JSON.", "--json")
 
     def fail(self, text: str, code: int = 1, **fields: Any) -> NoReturn:
         """Print the error as a line, or with the fields as JSON, and exit with the code."""
@@ -80,63 +78,48 @@ class Output(Options):
         for line in lines:
             print_text(line)
 
-    def note(self, note: str, default: str) -> None:
-        """Print the server's note on a change, or by default the text."""
-        self.show({"note": note}, [note or default])
-
     def table(self, items: Sequence[Item], columns: Sequence[Column[Item]]) -> None:
         """Print a table with one row per item, or the items as JSON."""
         print_json(items) if self.as_json else print_table(*cells(columns, items))
 
 
 class ClusterWide(Output):
-    """The option of commands that call a server and concern no partition."""
+    """The option of commands that call a server about all of its partitions."""
 
     partition = ""
 
     def client(self) -> Client:
         return open_client(self.partition)
 
-    def request(self, operation: Operation[Answer]) -> Answer:
-        """Return the server's answer to an operation."""
+    def request(self, send: Callable[[Client], Answer]) -> Answer:
+        """Return the server's answer to one request."""
         with self.client() as client:
-            return client.send(operation)
+            return send(client)
 
-    def change(self, operation: Operation[wire.Done], default: str) -> None:
-        """Send an operation that changes something, and print the note of the answer, or by default the text."""
-        self.note(self.request(operation).note, default)
+    def change(self, send: Callable[[Client], str], done: str) -> None:
+        """Request a change. Print the server's note about it, or `done` if there is none."""
+        note = self.request(send)
+        self.show({"note": note}, [note or done])
 
 
 class Common(ClusterWide):
-    """The options of commands that call a server."""
+    """The options of commands that call a server about one partition."""
 
     partition: Partition = ""
 
 
 class Listed(Common):
-    """The options of lists with columns to choose from."""
+    """The options of commands that list items in columns."""
 
-    columns: Annotated[
-        str,
-        typer.Option(
-            "--columns",
-            "-o",
-            help="Columns to show, by their headings, separated by commas. An unknown name prints all names.",
-            metavar="NAMES",
-        ),
-    ] = ""
-    watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch", help="Show the list again every second, until Ctrl-C. With --json, print one line each time."
-        ),
-    ] = False
+    columns: str = option(
+        "Columns to show: their headings, separated by commas. An unknown heading prints all headings.",
+        "-o",
+        metavar="NAMES",
+    )
+    watch: bool = option("Show the list again every second, until Ctrl-C. With --json, print one line a second.")
 
     def show_list(self, read: Callable[[], Sequence[Item]], columns: Sequence[Column[Item]]) -> None:
-        """Print the items, with --watch again and again.
-
-        Columns are checked before anything is read.
-        """
+        """Print a list of items once, or every second with --watch. Unknown columns are refused before reading."""
         shown = self._chosen(columns)
         if not self.watch:
             self.table(read(), shown)
@@ -150,7 +133,7 @@ class Listed(Common):
             _redraw(lambda: table_lines(*cells(shown, read())))
 
     def _chosen(self, columns: Sequence[Column[Item]]) -> Sequence[Column[Item]]:
-        """Return the columns that `-o` names, or the usual ones."""
+        """Return the columns that `-o` names, or else the usual ones."""
         if not self.columns:
             return [column for column in columns if column.usual]
         if self.as_json:
@@ -168,24 +151,14 @@ class Listed(Common):
 
 
 class JobFilters(Listed):
-    """The options of lists of jobs."""
+    """The options of commands that list jobs."""
 
-    user: Annotated[str, typer.Option(help="Only jobs of this user.")] = ""
-    queue: Annotated[
-        str,
-        typer.Option(
-            "--queue", "-q", help="Only jobs in this queue and the queues below it.", autocompletion=completion.queues
-        ),
-    ] = ""
-    label: Annotated[
-        str,
-        typer.Option(
-            "--label", "-l", help="Only jobs with this label, as key=value.", autocompletion=completion.job_labels
-        ),
-    ] = ""
+    user: str = option("Only jobs of this user.")
+    queue: str = option("Only jobs in this queue and the queues below it.", "-q", autocompletion=completion.queues)
+    label: str = option("Only jobs with this label, as key=value.", "-l", autocompletion=completion.job_labels)
 
     def show_jobs(self, find: Callable[..., Iterator[Item]], limit: int, columns: Sequence[Column[Item]]) -> None:
-        """Print the first jobs that `find` yields for the filters, and say if there are more."""
+        """Print the first `limit` jobs that `find` yields for the filters. Print a note if there are more."""
 
         def read() -> list[Item]:
             found = find(user=self.user, queue=self.queue, label=self.label, limit=min(limit + 1, 1000))

@@ -1,8 +1,7 @@
 """Output and exit codes of commands: tables for people, JSON for programs, one line on stderr for an error.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 server cannot be reached, 124 timed out, 128 + N ended
-by signal N, so 130 by Ctrl-C.
-`run` and `submit --wait` exit with the status of the job.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 server cannot be reached, 124 timed out, 128 + N ended by
+signal N (130 by Ctrl-C). `run` and `submit --wait` exit with the status of the job.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ Item = TypeVar("Item")
 
 UNREACHABLE = 3
 TIME_OVER = 124
-
-
 CONTROLS = re.compile("[\x7f-\x9f]")
 """Control characters that JSON does not escape."""
 
@@ -50,7 +47,7 @@ def print_safe_json(document: str) -> None:
 
 
 def fail(text: str, document: dict[str, Any] | Literal[False] = False, code: int = 1) -> NoReturn:
-    """Print the document on stdout if there is one, else the text on stderr, and exit with the code."""
+    """Exit with the code, after printing an error: the document on stdout if there is one, else the text on stderr."""
     if document:
         print_safe_json(json.dumps(document, ensure_ascii=False))
     else:
@@ -59,7 +56,7 @@ def fail(text: str, document: dict[str, Any] | Literal[False] = False, code: int
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask on the terminal, unless the answer is given. Exit if it is no, or if there is no terminal to ask on."""
+    """Ask a question on the terminal unless `yes` is True. Exit if the answer is no, or if there is no terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -84,7 +81,7 @@ def print_json(value: Any) -> None:
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return a table with columns as wide as their cells, as lines. The first line is the header."""
+    """Return the lines of a table whose columns are as wide as their cells. The first line is the header."""
     cells = [list(columns), *([plain(str(cell)).replace("\n", "?") for cell in row] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
@@ -102,7 +99,7 @@ class Column(NamedTuple, Generic[Item]):
     name: str
     cell: Callable[[Item], object]
     usual: bool = True
-    """True if it is shown without `-o`."""
+    """True if the column is shown without `-o`."""
 
 
 def cells(columns: Sequence[Column[Item]], items: Iterable[Item]) -> tuple[list[str], list[list[object]]]:
@@ -111,14 +108,14 @@ def cells(columns: Sequence[Column[Item]], items: Iterable[Item]) -> tuple[list[
 
 
 def state_of(job: wire.Job) -> str:
-    """Return the state of a job; `assigned` if no agent has confirmed a running task of it yet."""
+    """Return the state of a job: `assigned` instead of `running` while no agent has confirmed that a task runs."""
     confirmed = any(stage.running or stage.stopping for stage in job.stages)
     assigned = job.state == "running" and not confirmed and any(stage.assigned for stage in job.stages)
     return "assigned" if assigned else job.state
 
 
 def ago(moment: float | None) -> str:
-    """Return the time since a moment as text, in a suitable unit."""
+    """Return the time since a moment as text, such as `5min`."""
     return "" if moment is None else lasted(max(0.0, time() - moment))
 
 
@@ -136,17 +133,17 @@ def first(limit: int, items: Iterator[Item]) -> tuple[list[Item], bool]:
 
 
 def say_cut(shown: int, what: str) -> None:
-    """Print that a list was cut."""
+    """Print that a list is not complete."""
     typer.echo(f"fairlead: only {shown} {what} are shown; --limit shows more", err=True)
 
 
 def ahead(moment: float) -> str:
-    """Return the time until a moment as text, in a suitable unit."""
+    """Return the time until a moment as text, such as `5min`."""
     return lasted(max(0.0, moment - time()))
 
 
 def lasted(seconds: float) -> str:
-    """Return a duration as text in a fitting unit. Clocks of two machines may make it negative: then it is 0."""
+    """Return a duration as text, such as `5min`. Negative durations, from different clocks, become `0.0s`."""
     seconds = max(0.0, seconds)
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length:

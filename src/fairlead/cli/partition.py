@@ -1,9 +1,9 @@
-"""`fairlead partition` and `fairlead ready`: partitions, and whether they place tasks."""
+"""`fairlead partition` and `fairlead ready`: list and change partitions, and let one start tasks at once."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -40,10 +40,10 @@ PARTITIONS: tuple[Column[wire.Partition], ...] = (
 
 @partition.command("list")
 def list_partitions(common: ClusterWide) -> None:
-    """List partitions: whether they place tasks yet, and the number of their nodes and jobs."""
+    """List partitions: whether they start tasks yet, and the number of their nodes and jobs."""
     from fairlead.wire import operations as op
 
-    common.table(common.request(op.Partitions()).partitions, PARTITIONS)
+    common.table(common.request(lambda client: client.send(op.Partitions())).partitions, PARTITIONS)
 
 
 @partition.command("set")
@@ -57,30 +57,27 @@ def set_partition(
     yes: Yes = False,
     common: ClusterWide,
 ) -> None:
-    """Add a partition, or replace the settings of one. A confirmation is asked for if a pool with nodes is removed."""
-    from fairlead.wire import operations as op
+    """Add a partition, or replace the settings of one.
 
-    document: Any = {} if file is None else document_of(file)
-    others = common.request(op.Config()).partitions
+    If the new settings lack a pool that has nodes, the command asks for a confirmation.
+    """
+    document = {} if file is None else document_of(file)
+    others = common.request(lambda client: client.config()).partitions
     confirm_losses(common, {"partitions": {**others, name: document}}, yes)
-    show_differences(common, common.request(op.SetPartition(partition=name, document=document)))
+    show_differences(common, common.request(lambda client: client.set_partition(name, document)))
 
 
 @partition.command("remove")
 def remove_partition(name: PartitionName, *, yes: Yes = False, common: ClusterWide) -> None:
     """Remove a partition: kill its jobs and remove its nodes at once."""
-    from fairlead.wire import operations as op
-
     confirm(f"Kill all jobs of {name} and remove its nodes?", yes)
-    show_differences(common, common.request(op.RemovePartition(partition=name)))
+    show_differences(common, common.request(lambda client: client.remove_partition(name)))
 
 
 def ready(*, name: PartitionName = "default", common: ClusterWide) -> None:
-    """Place tasks at once after a start of the server.
+    """Let a partition start tasks at once after a start of the server.
 
-    Otherwise a partition waits, at most for the setting `ready_after`, until the nodes and resource managers that it
-    knows are back.
+    Without this command, it starts none until all nodes and resource managers that it knows have reported, or until
+    the time `ready_after` of its configuration is over.
     """
-    from fairlead.wire import operations as op
-
-    common.change(op.MarkReady(partition=name), f"{name} is ready")
+    common.change(lambda client: client.mark_ready(name), f"{name} is ready")

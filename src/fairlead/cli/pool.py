@@ -24,34 +24,30 @@ PoolName = Annotated[str, typer.Argument(help="Name of a pool.", metavar="POOL",
 def list_pools(common: Common) -> None:
     """List pools with the numbers of their nodes.
 
-    AVAILABLE is the number of empty nodes that take tasks, PENDING the number that waiting tasks need, and IDLE the
-    difference: below 0 if nodes are missing. ORDERED nodes are on their way. ORPHANS are machines without a node or an
-    order.
+    AVAILABLE is the number of empty nodes that take tasks, PENDING the number of nodes that waiting tasks need, and
+    IDLE the difference: it is below 0 if nodes are missing. ORDERED nodes have not joined yet. ORPHANS are machines of
+    the provider that belong to no node and no order.
     """
-    with common.client() as client:
-        common.table(client.pools(), POOLS)
+    common.table(common.request(lambda client: client.pools()), POOLS)
 
 
 @pool.command("show")
 def show_pool(name: PoolName, common: Common) -> None:
-    """Show a pool: its nodes, its orders and the jobs that they are for."""
-    with common.client() as client:
-        found = client.pool(name)
+    """Show a pool with its nodes, its orders and the jobs that each order is for."""
+    found = common.request(lambda client: client.pool(name))
     common.show(found, _lines(found))
 
 
 @pool.command()
 def pause(name: PoolName, common: Common) -> None:
     """Stop a pool from growing and shrinking by itself, until `pool resume`."""
-    with common.client() as client:
-        common.note(client.pause_pool(name), f"{name} is paused")
+    common.change(lambda client: client.pause_pool(name), f"{name} is paused")
 
 
 @pool.command()
 def resume(name: PoolName, common: Common) -> None:
-    """Let a paused pool grow and shrink again, and order at once even after a failed order."""
-    with common.client() as client:
-        common.note(client.resume_pool(name), f"{name} is resumed")
+    """Let a paused pool grow and shrink again. It may order nodes at once, even after an order failed."""
+    common.change(lambda client: client.resume_pool(name), f"{name} is resumed")
 
 
 @pool.command()
@@ -60,9 +56,11 @@ def scale(
     nodes: Annotated[int, typer.Argument(help="Number of nodes that the pool should have.", metavar="NODES", min=0)],
     common: Common,
 ) -> None:
-    """Order nodes, or give back idle ones, until a pool has this size. Demand changes it later as usual."""
-    with common.client() as client:
-        common.note(client.scale_pool(name, nodes), f"{name}: {nodes} nodes")
+    """Order nodes, or give back idle nodes, until a pool has this size.
+
+    The pool still grows and shrinks with its waiting tasks afterwards. `pool pause` prevents that.
+    """
+    common.change(lambda client: client.scale_pool(name, nodes), f"{name}: {nodes} nodes")
 
 
 def _state(pool: wire.Pool) -> str:

@@ -29,23 +29,18 @@ def list_queues(common: Common) -> None:
     """List queues with their share and use.
 
     RUNNING is the number of jobs with running tasks. WAITING is the number of groups of waiting tasks: one or more
-    for each stage of a job.
+    for each stage of a job. USED is what running tasks have, LIMIT the most that they may have.
     """
-    with common.client() as client:
-        common.table(client.queues(), QUEUES)
+    common.table(common.request(lambda client: client.queues()), QUEUES)
 
 
 @queue.command()
 def stop(path: QueuePath, common: Common) -> None:
-    """Stop a queue: it takes no new jobs and starts no tasks. Running tasks go on."""
-    from fairlead.wire import operations as op
-
-    common.change(op.MoveQueue(queue=path, action="stop"), f"{path} is stopped")
+    """Stop a queue: it takes no new jobs and starts no tasks. Running tasks continue."""
+    common.change(lambda client: client.move_queue(path, "stop"), f"{path} is stopped")
 
 
 @queue.command()
 def start(path: QueuePath, common: Common) -> None:
     """Start a queue that was stopped."""
-    from fairlead.wire import operations as op
-
-    common.change(op.MoveQueue(queue=path, action="start"), f"{path} is active")
+    common.change(lambda client: client.move_queue(path, "start"), f"{path} is active")

@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from fairlead.cli.options import Common, JobName
 from fairlead.cli.output import print_json, print_table, print_text
 from fairlead.cli.statusline import StatusLine
+from fairlead.cli.typer_commands import option
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
 
-def results(
-    job: JobName,
-    *,
-    index: Annotated[
-        list[int] | None, typer.Option("--index", "-i", help="Only the task with this index; may be repeated.", min=0)
-    ] = None,
-    stage: Annotated[str, typer.Option(help="Only tasks of this stage.")] = "",
-    attempt: Annotated[
-        int | None,
-        typer.Option(
-            help="Files of the Nth run of a task. By default of the last run that has files.", metavar="N", min=1
-        ),
-    ] = None,
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Fetch the files into this directory, as STAGE.INDEX/NAME.", metavar="DIRECTORY"
-        ),
-    ] = None,
-    common: Common,
-) -> None:
+class ResultOptions(Common):
+    job: JobName
+    index: list[int] | None = option("Only the task with this index; may be repeated.", "-i", min=0)
+    stage: str = option("Only tasks of this stage.")
+    attempt: int | None = option(
+        "Files of attempt N of a task. By default the last attempt that has files.", metavar="N", min=1
+    )
+    directory: Path | None = option(
+        "Fetch the files into this directory, as STAGE.INDEX/NAME.", "--output", "-o", metavar="DIRECTORY"
+    )
+
+
+def results(options: ResultOptions) -> None:
     """List or fetch the result files of a job.
 
-    They are the files that `fairlead submit --result` named, collected when each task ended. The command waits for
-    files that are still on their way from the nodes; the exit code is 1 if none arrives for a minute.
+    Result files are the files that `fairlead submit --result` names. They are collected when each task ends. This
+    command waits for files that are still on their way from the nodes. The exit code is 1 if none arrives for a minute.
     """
     tasks: list[wire.TaskResults] = []
     paths: list[Path] = []
@@ -51,28 +42,30 @@ def results(
         else:
             status.draw(f"the files of {done:,} of {total:,} tasks have arrived from their nodes")
 
-    with common.client() as client:
+    with options.client() as client:
         try:
-            chosen: list[int | None] = [*index] if index else [None]
+            chosen: list[int | None] = [*options.index] if options.index else [None]
             for number in chosen:
-                tasks += client.results(job, stage, number, attempt, told=told)
-                if directory is not None:
-                    paths += client.fetch(job, directory, stage, number, attempt, told=told)
+                tasks += client.results(options.job, options.stage, number, options.attempt, told=told)
+                if options.directory is not None:
+                    paths += client.fetch(
+                        options.job, options.directory, options.stage, number, options.attempt, told=told
+                    )
         except TimeoutError as problem:
-            common.fail(f"{problem}; ask again later")
+            options.fail(f"{problem}; try again later")
         except OSError as problem:
-            common.fail(f"{problem.filename or directory}: {problem.strerror}")
+            options.fail(f"{problem.filename or options.directory}: {problem.strerror}")
         finally:
             status.draw("")
-    if common.as_json:
+    if options.as_json:
         document: dict[str, Any] = {"tasks": tasks}
-        print_json(document if directory is None else {**document, "written": [str(path) for path in paths]})
+        print_json(document if options.directory is None else {**document, "written": [str(path) for path in paths]})
     else:
-        _print(tasks, None if directory is None else paths)
+        _print(tasks, None if options.directory is None else paths)
 
 
 def _print(tasks: list[wire.TaskResults], fetched: list[Path] | None) -> None:
-    """Print the paths of fetched files, or else a table of the files, and what is missing."""
+    """Print the paths of fetched files, or else a table of the files. Warn about files that are missing."""
     files = [(task, file) for task in tasks for file in task.files]
     if fetched is not None:
         for path in fetched:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,36 +21,29 @@ SecretName = Annotated[str, typer.Argument(help="Name of a secret.", metavar="SE
 @secret.command("list")
 def list_secrets(common: ClusterWide) -> None:
     """List the names of your secrets."""
-    from fairlead.wire import operations as op
-
-    found = common.request(op.Secrets())
-    common.show(found, found.secrets)
+    found = common.request(lambda client: client.secrets())
+    common.show({"secrets": found}, found)
 
 
 @secret.command("set")
 def set_secret(name: SecretName, common: ClusterWide) -> None:
-    """Store a secret: the text on standard input, or typed at a prompt. At most 64 KiB."""
-    from fairlead.wire import operations as op
-
+    """Store a secret of at most 64 KiB. The value is read from standard input, or typed at a prompt on a terminal."""
     value = typer.prompt(name, hide_input=True) if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
-    document: Any = {"value": value}
-    common.change(op.SetSecret(name=name, document=document), f"{name} is set")
+    common.change(lambda client: client.set_secret(name, value), f"{name} is set")
 
 
 @secret.command("remove")
 def remove_secret(name: SecretName, common: ClusterWide) -> None:
     """Remove a secret."""
-    from fairlead.wire import operations as op
-
-    common.change(op.RemoveSecret(name=name), f"{name} was removed")
+    common.change(lambda client: client.remove_secret(name), f"{name} was removed")
 
 
 @secret.command("rotate-key")
 def rotate_key(*, data: Data = None, secrets_key: SecretsKey = None, database: Database = "", output: Output) -> None:
     """Encrypt all secrets with a new key, or create the first key.
 
-    The server must be stopped. With --database all servers must be stopped, and need the new key file before they
-    start.
+    The server must be stopped. With --database, all servers must be stopped, and the new key file must be copied to
+    each of them before it starts.
     """
     from fairlead.server.failure import Failed
     from fairlead.server.identity_documents import rotate_secrets_key

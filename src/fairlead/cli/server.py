@@ -28,21 +28,19 @@ server = Group(
 def run(context: typer.Context, network: NetworkOptions, options: ServerOptions) -> None:
     """Run a server without an agent; list and drain servers.
 
-    Agents on other machines join it with `fairlead agent --join URL`. With a command, list, drain or enable the
+    Agents on other machines join it with `fairlead agent --join URL`. The commands below list, drain and enable the
     servers that share one database.
     """
-    if context.invoked_subcommand is not None:
-        for name in context.params:
-            source = context.get_parameter_source(name)
-            if source is None or source.name != "COMMANDLINE":
-                continue
-            option = "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
-            problem = f"it is for a server that starts; leave it out, or write it behind {context.invoked_subcommand}"
-            raise wrong(option, problem)
-        return
-    from fairlead.cli.server_process import run_server
+    command = context.invoked_subcommand
+    if command is None:
+        from fairlead.cli.server_process import run_server
 
-    run_server(options, network, None)
+        return run_server(options, network, None)
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = "--json" if name == "as_json" else f"--{name.replace('_', '-')}"
+            raise wrong(flag, f"it is for a server that starts; leave it out, or write it after {command}")
 
 
 SERVERS: tuple[Column[wire.Server], ...] = (
@@ -53,37 +51,33 @@ SERVERS: tuple[Column[wire.Server], ...] = (
 ServerName = Annotated[str, typer.Argument(help="URL or id of a server, as `server list` shows it.", metavar="SERVER")]
 
 
-def _servers(common: ClusterWide) -> list[wire.Server]:
-    from fairlead.wire import operations as op
-
-    return common.request(op.Servers()).servers
-
-
 @server.command("list")
 def list_servers(common: ClusterWide) -> None:
-    """List the running servers, with the partitions that each one schedules."""
-    common.table(_servers(common), SERVERS)
+    """List the running servers with the partitions that each of them leads, that is, schedules."""
+    common.table(common.request(lambda client: client.servers()), SERVERS)
 
 
 @server.command("drain")
 def drain_server(name: ServerName, common: ClusterWide) -> None:
     """Move the partitions of a server to other servers, so that it can be stopped. Tasks keep running."""
-    _move(name, "drain", "drains", common)
+    server = _find(name, common)
+    common.request(lambda client: client.drain_server(server))
+    common.show({"ok": True, "server": server}, [f"{name} drains"])
 
 
 @server.command("enable")
 def enable_server(name: ServerName, common: ClusterWide) -> None:
-    """Give a drained server partitions again."""
-    _move(name, "enable", "leads again", common)
+    """Let a drained server lead partitions again."""
+    server = _find(name, common)
+    common.request(lambda client: client.enable_server(server))
+    common.show({"ok": True, "server": server}, [f"{name} leads again"])
 
 
-def _move(name: str, action: str, done: str, common: ClusterWide) -> None:
-    from fairlead.wire import operations as op
-
-    servers = _servers(common)
-    found = next((each.id for each in servers if name.rstrip("/") in (each.id, each.url)), "")
-    if not found:
+def _find(name: str, common: ClusterWide) -> str:
+    """Return the id of the server with this id or URL. Exit if there is none."""
+    servers = common.request(lambda client: client.servers())
+    found = next((each.id for each in servers if name.rstrip("/") in (each.id, each.url)), None)
+    if found is None:
         known = ", ".join(each.url or each.id for each in servers)
-        common.fail(f"there is no server {name}; these are up: {known}")
-    common.request(op.DrainServer(server=found) if action == "drain" else op.EnableServer(server=found))
-    common.show({"ok": True, "server": found}, [f"{name} {done}"])
+        common.fail(f"there is no server {name}; these run: {known}")
+    return found

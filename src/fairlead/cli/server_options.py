@@ -1,4 +1,4 @@
-"""The options of `fairlead up` and `fairlead server`, and the data directory that they name."""
+"""The options of `fairlead up` and `fairlead server`, and the lock of the data directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from fairlead.cli.options import LogLevelOption, Output
 from fairlead.cli.output import fail
-from fairlead.cli.typer_commands import Options
+from fairlead.cli.typer_commands import Options, option
 
 PORT = 7070
 
@@ -22,8 +22,8 @@ Database = Annotated[
     str,
     typer.Option(
         help="Keep the data in this PostgreSQL database, such as postgresql://host/fairlead, instead of the data "
-        "directory. Several servers may share it: the partitions are spread over them, and each takes over those of a "
-        "server that fails.",
+        "directory. Several servers may share it: the partitions are spread over them, and if a server fails, the "
+        "others take over its partitions.",
         envvar="FAIRLEAD_DATABASE",
         metavar="URL",
         show_envvar=True,
@@ -32,7 +32,7 @@ Database = Annotated[
 SecretsKey = Annotated[
     Path | None,
     typer.Option(
-        help="File with the key that encrypts secrets. By default the credential of systemd, else a file "
+        help="File with the key that encrypts secrets. By default a credential that systemd passes, else a file "
         "beside the data directory."
     ),
 ]
@@ -42,94 +42,68 @@ class ServerOptions(Output):
     """The options that `up` and `server` share."""
 
     data: Data = None
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.", min=0, max=65_535)] = PORT
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="Configuration file for the first start. Later starts keep the configuration that the data directory "
-            "has; `fairlead config apply` changes it."
-        ),
-    ] = None
+    port: int = option("Port to listen on; 0 for any free port.", default=PORT, min=0, max=65_535)
+    config: Path | None = option(
+        "Configuration file for the first start. Later starts use the configuration in the data directory, which "
+        "`fairlead config apply` changes."
+    )
     secrets_key: SecretsKey = None
-    log_size: Annotated[str, typer.Option(help="Largest size of the server's log; older lines are dropped.")] = "160Mi"
+    log_size: str = option("Largest size of the server's log; the oldest lines are dropped.", default="160Mi")
     log_level: LogLevelOption = "info"
-    history_size: Annotated[
-        str, typer.Option(help="Largest size of the history of finished jobs; the oldest jobs are dropped.")
-    ] = "4Gi"
-    history_age: Annotated[
-        str, typer.Option(help="Drop jobs from the history at this age, such as 365d. By default only its size counts.")
-    ] = ""
-    journal_age: Annotated[
-        str,
-        typer.Option(
-            help="Keep records in the journal for this time. A backup can be restored to any moment within it."
-        ),
-    ] = "1h"
-    outputs: Annotated[
-        str,
-        typer.Option(
-            help="Where to keep output: result files of all tasks, and logs of tasks on nodes of pools, copied before "
-            "such a node is removed. A folder, or an object store as s3://BUCKET/PREFIX. By default a folder in the "
-            "data directory.",
-            metavar="PLACE",
-        ),
-    ] = ""
-    outputs_endpoint: Annotated[
-        str, typer.Option(help="With --outputs s3://…: address of the object store, if it is not AWS.", metavar="URL")
-    ] = ""
-    outputs_size: Annotated[str, typer.Option(help="Largest size of all kept output; the oldest is dropped.")] = "16Gi"
-    outputs_age: Annotated[str, typer.Option(help="Age at which kept output is dropped.")] = "30d"
-    traces: Annotated[
-        str,
-        typer.Option(
-            help="Send a trace of each job to this OpenTelemetry collector (OTLP over HTTP), such as "
-            "http://127.0.0.1:4318/v1/traces. Needs the extra: pip install 'fairlead\\[otel]'.",
-            metavar="URL",
-        ),
-    ] = ""
+    history_size: str = option(
+        "Largest size of the history of finished jobs; the oldest jobs are dropped.", default="4Gi"
+    )
+    history_age: str = option(
+        "Drop jobs from the history at this age, such as 365d. By default only --history-size limits it."
+    )
+    journal_age: str = option(
+        "Keep records in the journal for this long. A backup can be restored to any moment of that time.", default="1h"
+    )
+    outputs: str = option(
+        "Where to keep result files of tasks, and logs from nodes of pools, which are copied before such a node is "
+        "removed: a folder, or an object store as s3://BUCKET/PREFIX. By default a folder in the data directory.",
+        metavar="PLACE",
+    )
+    outputs_endpoint: str = option("With --outputs s3://…: address of the object store. By default AWS.", metavar="URL")
+    outputs_size: str = option("Largest size of all output in --outputs; the oldest is dropped.", default="16Gi")
+    outputs_age: str = option("Age at which output in --outputs is dropped.", default="30d")
+    traces: str = option(
+        "Send a trace of each job to this OpenTelemetry collector (OTLP over HTTP), such as "
+        "http://127.0.0.1:4318/v1/traces. Needs the extra: pip install 'fairlead\\[otel]'.",
+        metavar="URL",
+    )
 
 
 class NetworkOptions(Options):
-    """The options of `server` alone: a server that other machines and other servers reach."""
+    """The options that only `server` has: its address, TLS, a database and Kubernetes."""
 
-    host: Annotated[
-        str, typer.Option(help="Address to listen on. One that other machines can reach needs --certificate and --key.")
-    ] = "127.0.0.1"
-    certificate: Annotated[Path | None, typer.Option(help="PEM file with the certificate for TLS.")] = None
-    key: Annotated[Path | None, typer.Option(help="PEM file with the private key of --certificate.")] = None
+    host: str = option(
+        "Address to listen on. If other machines can reach it, --certificate and --key are needed.", default="127.0.0.1"
+    )
+    certificate: Path | None = option("PEM file with the certificate for TLS.")
+    key: Path | None = option("PEM file with the private key of --certificate.")
     database: Database = ""
-    lease: Annotated[
-        str,
-        typer.Option(help="With --database: other servers take over from one that has been silent for this time."),
-    ] = "3s"
-    advertise: Annotated[
-        str,
-        typer.Option(
-            help="With --database: URL at which agents, users and other servers reach this one. By default made from "
-            "--host and --port.",
-            metavar="URL",
-        ),
-    ] = ""
-    kubernetes: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="Also schedule the pods of the Kubernetes cluster in this kubeconfig file, as `fairlead kubernetes` "
-            "does; `pod` means the cluster that this server runs in.",
-        ),
-    ] = ""
-    kubernetes_rules: Annotated[
-        Path | None, typer.Option(help="Rules file for pods, as in `fairlead kubernetes --rules`.")
-    ] = None
-    kubernetes_lease: Annotated[
-        str, typer.Option(help="Lease for leader election, as in `fairlead kubernetes --lease`.")
-    ] = ""
+    lease: str = option(
+        "With --database: how long a server may be silent before the others take over its partitions.", default="3s"
+    )
+    advertise: str = option(
+        "With --database: URL at which agents, users and other servers reach this server. By default it is made from "
+        "--host and --port.",
+        metavar="URL",
+    )
+    kubernetes: str = option(
+        "Also schedule the pods of a Kubernetes cluster, as `fairlead kubernetes` does: its kubeconfig file, or `pod` "
+        "for the cluster that this server runs in.",
+        metavar="FILE",
+    )
+    kubernetes_rules: Path | None = option("Rules file for pods, as in `fairlead kubernetes --rules`.")
+    kubernetes_lease: str = option("Lease for leader election, as in `fairlead kubernetes --lease`.")
 
 
 def check_database(database: str) -> None:
     """Exit if the text is not the address of a database."""
     if database and not database.startswith(("postgresql://", "postgres://")):
-        fail("--database: it is not an address such as postgresql://host/fairlead", code=2)
+        fail("--database: this is not the address of a database, such as postgresql://host/fairlead", code=2)
 
 
 def directory_of(data: Path | None) -> Path:

@@ -1,4 +1,4 @@
-"""The process of a server: its tokens, its socket and its signals, with or without an agent beside it."""
+"""The process of a server: its data directory, tokens, socket and signals, and the agent beside it, if any."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     import socket
 
 JOINING = 5.0
-"""Seconds after which `up` says that it waits for its agent."""
+"""Seconds after which `up` prints that it waits for its agent."""
 
 
 def run_server(options: ServerOptions, network: NetworkOptions, agent: list[str] | None) -> None:
-    """Run a server. `agent` holds the options of the agent to run beside it, or None for no agent."""
+    """Run a server until it is stopped. `agent` has the options of the agent to run beside it; None for no agent."""
     if (network.certificate is None) != (network.key is None):
         given, missing = ("--key", "--certificate") if network.certificate is None else ("--certificate", "--key")
         fail(f"{given} is given without {missing}; TLS needs both", code=2)
@@ -42,7 +42,7 @@ def run_server(options: ServerOptions, network: NetworkOptions, agent: list[str]
     held = _open_directory(directory, network)
     document = _document(options.config)
     from fairlead.server.failure import Failed
-    from fairlead.server.start_options import ServerOptions
+    from fairlead.server.start_options import ServerOptions as Settings
 
     _issue_tokens(directory, options, network, agent)
     listening = _listen(network.host, options.port)
@@ -51,29 +51,14 @@ def run_server(options: ServerOptions, network: NetworkOptions, agent: list[str]
     )
     import uvloop
 
-    settings = ServerOptions(
-        directory=directory,
-        url=url,
-        config=document,
-        config_file="" if options.config is None else str(options.config),
-        secrets_key=options.secrets_key,
-        certificate=network.certificate,
-        key=network.key,
-        version=__version__,
-        log_size=options.log_size,
-        log_level=options.log_level,
-        history_size=options.history_size,
-        history_age=options.history_age,
-        journal_age=options.journal_age,
-        outputs=options.outputs,
-        outputs_endpoint=options.outputs_endpoint,
-        outputs_size=options.outputs_size,
-        outputs_age=options.outputs_age,
-        traces=options.traces,
-        database=network.database,
-        lease=network.lease,
-        kubernetes=(network.kubernetes, network.kubernetes_rules, network.kubernetes_lease),
-    )
+    values = {**vars(network), **vars(options)}
+    same: dict[str, Any] = {name: values[name] for name in Settings.__struct_fields__ if name in values}
+    same |= {
+        "config": document,
+        "config_file": "" if options.config is None else str(options.config),
+        "kubernetes": (network.kubernetes, network.kubernetes_rules, network.kubernetes_lease),
+    }
+    settings = Settings(directory=directory, url=url, version=__version__, **same)
     try:
         uvloop.run(_main(settings, listening, options.as_json, agent))
     except Failed as problem:
@@ -84,7 +69,7 @@ def run_server(options: ServerOptions, network: NetworkOptions, agent: list[str]
 
 
 def _open_directory(directory: Path, network: NetworkOptions) -> int:
-    """Make and lock the data directory, and return the open lock. Exit if the server could not run."""
+    """Create and lock the data directory, and return the open lock. Exit if another server runs, or TLS is missing."""
     from fairlead.http.listener import check_tls
     from fairlead.identity.datafolder import prepare
     from fairlead.identity.smallfile import FileProblem
@@ -102,12 +87,12 @@ def _open_directory(directory: Path, network: NetworkOptions) -> int:
     if held is None:
         fail(f"another server runs on {directory}; use it, or stop it with `fairlead down`")
     if not is_loopback(network.host) and network.certificate is None:
-        fail(f"{network.host} is reached from other machines, so TLS is needed; give --certificate and --key")
+        fail(f"{network.host} can be reached from other machines, so TLS is needed; give --certificate and --key")
     return held
 
 
 def _issue_tokens(directory: Path, options: ServerOptions, network: NetworkOptions, agent: list[str] | None) -> None:
-    """Write the token of the data directory, and the join token of the agent beside the server."""
+    """Create the token in the data directory, and the join token of the agent beside the server."""
     from fairlead.agent.machine import host_name
     from fairlead.control.walltime import in_seconds, kept_wall
     from fairlead.identity.node_keys import Identities
@@ -120,7 +105,7 @@ def _issue_tokens(directory: Path, options: ServerOptions, network: NetworkOptio
         wall = kept_wall(directory / "clock", lambda text: None)  # the server logs the warning
         documents = documents_of(directory, network.database, options.secrets_key)
         tokens = Tokens(documents("tokens"), in_seconds(wall))
-        # Servers of one database have a token each: the other ones must not be revoked.
+        # Each server of a database has a token of its own, so that a new one does not revoke those of the others.
         owner = f"owner-{token_hex(3)}" if network.database else "owner"
         tokens.standing(directory / "token", owner, "admin", getpass.getuser(), "every reader of the data directory")
         if agent is not None:
@@ -145,14 +130,14 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _not_listening(host: str, port: int, problem: OSError) -> str:
     if problem.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is used by another program; choose another one with --port, such as {port + 1}"
+        return f"port {port} of {host} is in use by another program; choose another one with --port, such as {port + 1}"
     if problem.errno == errno.EACCES:
         return f"port {port} of {host} is for root only; choose one above 1023 with --port"
     return f"{host} is no address of this machine ({problem.strerror}); choose another one with --host"
 
 
 def _url(scheme: str, host: str, port: int) -> str:
-    """Return the address for people, agents and pools. A server on all addresses is named by its machine."""
+    """Return the URL of the server. If it listens on all addresses, the URL has the name of the machine."""
     if host in ("0.0.0.0", "::"):
         host = os.uname().nodename
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -213,7 +198,7 @@ async def _main(settings: Any, listening: socket.socket, as_json: bool, agent: l
                 with suppress(asyncio.CancelledError):
                     await task
         if started and not as_json:
-            # `fairlead down` says itself what happens to tasks.
+            # `fairlead down` prints itself what happens to tasks.
             typer.echo("stopped; running tasks continue" if agent is not None and interrupted else "stopped")
 
 
@@ -222,9 +207,9 @@ def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
         typer.echo(json.dumps({"url": url, "data": str(directory), "pid": os.getpid()}))
         return
     typer.echo(f"Fairlead {__version__} is up at {url}, with its data in {directory}.")
-    typer.echo(f"The web page is at the same address; {directory / 'token'} has a token to log in with.")
+    typer.echo(f"The web page is at the same address. Log in with the token in {directory / 'token'}.")
     if agent:
-        typer.echo(f"Tasks run as {own_name()}; only tasks of user {getpass.getuser()} are taken.")
+        typer.echo(f"Tasks run as {own_name()}. This machine runs only tasks of user {getpass.getuser()}.")
         typer.echo("In another terminal:")
         program = _program()
         typer.echo(f"  {program} run echo hello     # run a command and show its output")
@@ -238,7 +223,7 @@ def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
 
 
 def _program() -> str:
-    """Return how to call this program in any terminal: by its name if it is on PATH, else by its full path."""
+    """Return this program as to be typed in a terminal: its name if it is on PATH, else its full path."""
     called = Path(sys.argv[0]).absolute()
     on_path = shutil.which(called.name)
     if on_path is not None and Path(on_path).absolute() == called:

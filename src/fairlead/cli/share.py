@@ -10,7 +10,7 @@ from fairlead.cli.config import show_differences
 from fairlead.cli.option_values import wrong
 from fairlead.cli.options import Common, QueuePath
 from fairlead.cli.output import ahead, print_json, print_table, print_text
-from fairlead.cli.typer_commands import Group
+from fairlead.cli.typer_commands import Group, option
 
 if TYPE_CHECKING:
     from fairlead.wire.api import Loan
@@ -22,18 +22,17 @@ share = Group("share", "Show and set the shares of queues.")
 def list_shares(common: Common) -> None:
     """Show the shares of queues and their use.
 
-    Also shown are when loans return if no other task of the queue starts, by the estimates and time limits of its
-    tasks, the patterns that choose the queue of a user, and when a queue gets back what other queues have borrowed.
+    ENTITLED is the part of the cluster that belongs to a queue by its share, USES the part that its tasks have, ON LOAN
+    the part that it uses beyond its entitlement, PAST its average use. RETURNS tells when the loan is back if no other
+    task of the queue starts, by estimates and time limits. Below the table are the patterns that choose
+    the queue of a user, and when a queue gets back capacity that other queues have borrowed.
     """
-    from fairlead.wire import operations as op
-
-    shares = common.request(op.Shares())
+    shares = common.request(lambda client: client.shares())
     if common.as_json:
         print_json(shares)
         return
-    with common.client() as client:
-        queues = {queue.path: queue for queue in client.queues()}
-    returns = {loan.queue: _returns(loan) for loan in common.request(op.Loans()).loans}
+    queues = {queue.path: queue for queue in common.request(lambda client: client.queues())}
+    returns = {loan.queue: _returns(loan) for loan in common.request(lambda client: client.loans())}
     listed = [(queues[path], percent) for path, percent in shares.shares.items() if path in queues]
     rows = [
         (
@@ -80,10 +79,11 @@ def set_shares(
 ) -> None:
     """Set the share of a queue.
 
-    Queues below the same parent divide its capacity by their shares: 150 beside 50 is three quarters. A queue without
-    a share is entitled to nothing beside queues that have one. The shares of all of them are shown afterwards.
+    Queues below the same parent divide its capacity by their shares: a queue with share 150 beside one with share 50
+    gets three quarters. A queue without a share is entitled to nothing if another queue there has one. Afterwards the
+    entitlements of all these queues are shown.
     """
-    _set(common, {"shares": {path: share}})
+    show_differences(common, common.request(lambda client: client.set_shares({path: share})))
     if not common.as_json:
         _show_siblings(path, common)
 
@@ -91,8 +91,8 @@ def set_shares(
 def _show_siblings(path: str, common: Common) -> None:
     """Print the entitlements of a queue and its siblings, and warn about siblings without a share."""
     parent = path.rpartition(".")[0]
-    with common.client() as client:
-        level = [queue for queue in client.queues() if queue.path.rpartition(".")[0] == parent]
+    queues = common.request(lambda client: client.queues())
+    level = [queue for queue in queues if queue.path.rpartition(".")[0] == parent]
     total = sum(queue.share or 0 for queue in level)
     for queue in level:
         share = "no share" if queue.share is None else f"share {queue.share} of {total}"
@@ -112,43 +112,36 @@ def set_patterns(
     patterns: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Pattern of user names and their queue, such as 'ci-*=root.ci'; the first match counts.",
+            help="Pattern of user names and their queue, such as 'ci-*=root.ci'. The first one that matches counts.",
             metavar="PATTERN=QUEUE…",
         ),
     ] = None,
     common: Common,
 ) -> None:
-    """Set the patterns that choose the queue of a user. The new list replaces the old one."""
-    requestors = []
+    """Set the patterns that choose a queue by the name of a user. The new list replaces the old one."""
+    requestors: list[Any] = []
     for pattern in patterns or ():
         match, equals, path = pattern.rpartition("=")
         if not equals:
             raise wrong("PATTERN", f"{pattern!r} is not PATTERN=QUEUE")
         requestors.append({"match": match, "queue": path})
-    _set(common, {"requestors": requestors})
+    show_differences(common, common.request(lambda client: client.set_shares(requestors=requestors)))
+
+
+class RebalanceOptions(Common):
+    threshold: int | None = option(
+        "Distance in percent between the queue furthest above its share and the one furthest below. Above it, "
+        "tasks on borrowed capacity are stopped; 0 for never."
+    )
+    after: str | None = option("How long that distance must last before tasks are stopped, such as 4min.")
 
 
 @share.command()
-def rebalance(
-    *,
-    threshold: Annotated[
-        int | None,
-        typer.Option(
-            help="Distance in percent between the queue furthest above its share and the one furthest below. Above it, "
-            "tasks on borrowed capacity are stopped; 0 for never."
-        ),
-    ] = None,
-    after: Annotated[
-        str | None, typer.Option(help="How long that distance must last before tasks are stopped, such as 4min.")
-    ] = None,
-    common: Common,
-) -> None:
+def rebalance(options: RebalanceOptions) -> None:
     """Set when queues get back capacity that other queues have borrowed."""
-    options = {"rebalance_threshold": threshold, "rebalance_after": after}
-    _set(common, {key: value for key, value in options.items() if value is not None})
-
-
-def _set(common: Common, document: Any) -> None:
-    from fairlead.wire import operations as op
-
-    show_differences(common, common.request(op.SetShares(document=document)))
+    show_differences(
+        options,
+        options.request(
+            lambda client: client.set_shares(rebalance_threshold=options.threshold, rebalance_after=options.after)
+        ),
+    )

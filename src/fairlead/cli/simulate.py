@@ -4,126 +4,89 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 
 from fairlead.cli.input_files import need_file
 from fairlead.cli.output import fail
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-BAR_EVERY = 200
-"""Cycles between two updates of the bar."""
+from fairlead.cli.progress import Bar
+from fairlead.cli.typer_commands import Options, argument, option
 
 Overrun = Literal["extend", "kill"]
 
 
-def simulate(
-    traces: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="TRACE…",
-            help="Files with recorded jobs: .swf, .csv (openb lists, or Fairlead's own format) or .yaml.",
-        ),
-    ],
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="Policy to try: fcfs, easy, shortest, conservative, learned, fair, or a configuration file such as "
-            "fairlead.yaml. With --packing, a placement such as pack.",
-            show_default="fcfs; with --packing, pack",
-        ),
-    ] = "",
-    compare: Annotated[
-        str, typer.Option(help="Try several policies, separated by commas, and show them side by side.")
-    ] = "",
-    nodes: Annotated[
-        str,
-        typer.Option(
-            help="Nodes instead of those of the trace: 64 (nodes with one CPU), 8x16 (8 nodes with 16 CPUs), "
-            "8xcpu=16,gpu=2, or a file."
-        ),
-    ] = "",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Use only the first N jobs.", metavar="N")] = None,
-    until: Annotated[str, typer.Option(help="Stop at this simulated time, such as 30d.")] = "",
-    overrun: Annotated[
-        Overrun,
-        typer.Option(help="What happens to a job that runs longer than its estimate: go on (extend), or end (kill)."),
-    ] = "extend",
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed for everything random, so that a run can be repeated.")
-    ] = None,
-    faults: Annotated[
-        str, typer.Option(metavar="PROFILE", help="Let nodes fail and come back: light (rarely) or heavy (often).")
-    ] = "",
-    packing: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1000,
-            metavar="PERCENT",
-            help="Measure how well tasks are packed, without time: jobs arrive and never end, until they have asked "
-            "for this percentage of all GPUs.",
-        ),
-    ] = None,
-    shuffles: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="With --packing: repeat with N random orders of jobs, and show the mean.", show_default="10"
-        ),
-    ] = None,
-    json_file: Annotated[
-        str, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - for stdout.")
-    ] = "",
-    starts: Annotated[
-        str, typer.Option(metavar="FILE.csv", help="Write the start and end of each job to a file.")
-    ] = "",
-    report: Annotated[str, typer.Option(metavar="FILE.html", help="Write a page with charts.")] = "",
-) -> None:
+class SimulationOptions(Options):
+    traces: list[Path] = argument(
+        "Files with recorded jobs: .swf, .csv (lists of the openb trace, or Fairlead's own format) or .yaml.",
+        required=True,
+        metavar="TRACE…",
+    )
+    policy: str = option(
+        "Policy to try: fcfs, easy, shortest, conservative, learned, fair, or a configuration file such as "
+        "fairlead.yaml. With --packing, a placement such as pack.",
+        show_default="fcfs; with --packing, pack",
+    )
+    compare: str = option("Try several policies, separated by commas, and show them side by side.")
+    nodes: str = option(
+        "Nodes instead of those of the trace: 64 (nodes with one CPU), 8x16 (8 nodes with 16 CPUs), "
+        "8xcpu=16,gpu=2, or a file."
+    )
+    jobs: int | None = option("Use only the first N jobs.", min=1, metavar="N")
+    until: str = option("Stop at this simulated time, such as 30d.")
+    overrun: Overrun = option(
+        "What happens to a job that runs longer than its estimate: it continues (extend) or is ended (kill).",
+        default="extend",
+    )
+    seed: int | None = option("Seed of the random numbers. Runs with the same seed give the same result.", min=0)
+    faults: str = option("Let nodes fail and come back: light (rarely) or heavy (often).", metavar="PROFILE")
+    packing: int | None = option(
+        "Measure how well tasks are packed, without time: jobs arrive and never end, until they have asked "
+        "for this percentage of all GPUs.",
+        min=1,
+        max=1000,
+        metavar="PERCENT",
+    )
+    shuffles: int | None = option(
+        "With --packing: repeat with N random orders of jobs, and show the mean.", min=1, show_default="10"
+    )
+    json_file: str = option("Write the result as JSON to this file; - for standard output.", "--json", metavar="FILE")
+    starts: str = option("Write the start and end of each job to this file.", metavar="FILE.csv")
+    report: str = option("Write a page with charts to this file.", metavar="FILE.html")
+
+    @property
+    def policies(self) -> list[str]:
+        """The names of the policies or placements to try; empty for the default."""
+        names = self.compare.split(",") if self.compare.strip(", ") else [self.policy]
+        return [name.strip() for name in names if name.strip()]
+
+
+def simulate(options: SimulationOptions) -> None:
     """Run recorded jobs through the scheduler on a virtual clock, and show how long they wait.
 
     Nothing is started on this machine. Ctrl-C stops the simulation and shows the figures so far. Exit code: 0 if the
     simulation finished, 1 if it failed, 2 if a file does not exist, 130 if interrupted.
     """
-    for path in traces:
-        need_file(path)
-    if packing is None:
-        _refuse({"--shuffles": shuffles}, "is only for --packing")
-    else:
-        timed = {"--report": report, "--starts": starts, "--until": until, "--faults": faults}
-        _refuse(timed, "is not for --packing, which has no time")
-    if policy and compare:
-        fail("--compare names all policies, so --policy would be ignored; drop one of them", code=2)
-    for name in filter(None, (json_file, starts, report)):
-        if not Path(name).parent.is_dir():
-            fail(f"there is no folder {Path(name).parent} to write {name} in; make it first")
+    _check(options)
     from fairlead.cli.yaml_files import Unreadable
     from fairlead.server.failure import Failed, refusals_as_failed
     from fairlead.server.input_checks import load_policies
     from fairlead.sim.fill import check_placement
     from fairlead.sim.traces import parse_nodes, read_traces
 
+    run, check = (_simulate, _check_policy) if options.packing is None else (_pack, check_placement)
     try:
         load_policies()
         with refusals_as_failed(), _interrupts() as interrupted:
-            names = [name.strip() for name in compare.split(",") if name.strip()] or [policy] * bool(policy)
-            # Refuse wrong names first, because reading a trace may take a while.
-            for name in names:
-                check_placement(name) if packing is not None else _check_policy(name)
-            fleet = parse_nodes(nodes, _load) if nodes else None
-            trace = read_traces(traces, _load, overrun, fleet, jobs, seed)
-            if packing is not None:
-                whole = _pack(trace, names, packing, shuffles or 10, seed, json_file, interrupted)
-            else:
-                trouble = (faults, 1 if seed is None else seed) if faults else None
-                whole = _simulate(trace, names, until, trouble, json_file, starts, report, interrupted)
+            for name in options.policies:  # reading a trace may take a while, so wrong names are refused first
+                check(name)
+            fleet = parse_nodes(options.nodes, _load) if options.nodes else None
+            trace = read_traces(options.traces, _load, options.overrun, fleet, options.jobs, options.seed)
+            whole = run(trace, options, interrupted)
     except Failed as problem:
         fail(str(problem))
     except Unreadable as problem:
@@ -133,75 +96,69 @@ def simulate(
         raise typer.Exit(130)
 
 
-def _refuse(options: Mapping[str, object], problem: str) -> None:
-    """Exit if one of the options is given."""
-    for option, value in options.items():
-        if value:
-            fail(f"{option} {problem}; drop one of them", code=2)
+def _check(options: SimulationOptions) -> None:
+    """Refuse missing files, and options that exclude each other."""
+    for path in options.traces:
+        need_file(path)
+    problem = "is only for --packing" if options.packing is None else "is not for --packing, which has no time"
+    for name in ("shuffles",) if options.packing is None else ("report", "starts", "until", "faults"):
+        if getattr(options, name):
+            fail(f"--{name} {problem}; drop one of them", code=2)
+    if options.policy and options.compare:
+        fail("--compare names all policies, so --policy would be ignored; drop one of them", code=2)
+    for file in filter(None, (options.json_file, options.starts, options.report)):
+        if not Path(file).parent.is_dir():
+            fail(f"there is no folder {Path(file).parent} to write {file} in; make it first")
 
 
-def _simulate(
-    trace: Any,
-    names: list[str],
-    until: str,
-    trouble: tuple[str, int] | None,
-    json_file: str,
-    starts: str,
-    report: str,
-    interrupted: Callable[[], bool],
-) -> bool:
-    """Run the trace and show the results. Return False if it was interrupted."""
+def _simulate(trace: Any, options: SimulationOptions, interrupted: Callable[[], bool]) -> bool:
+    """Run the trace under each policy and show the results. Return False if the run was interrupted."""
     from fairlead.sim.batch import Faults, run_policies
-    from fairlead.sim.text import ROWS, parse_time, remarks, write_starts
+    from fairlead.sim.text import ROWS, parse_time, remarks, span, write_starts
 
-    end = parse_time(until, "until") if until else None
-    chosen = [_policy(name, trace) for name in names or ["fcfs"]]
-    with _Bar("jobs", len(trace.arrivals)) as bar:
+    end = parse_time(options.until, "until") if options.until else None
+    faults = Faults(options.faults, 1 if options.seed is None else options.seed) if options.faults else None
+    policies = [_policy(name, trace) for name in options.policies or ["fcfs"]]
+    total = len(trace.arrivals)
+    with Bar() as bar:
 
         def watch(run: Any) -> bool:
-            bar.show(run.policy.name, run.record.over, run.now)
+            bar.show(run.policy.name, run.record.over, total, f"of {total} jobs, simulated {span(run.now / 1_000_000)}")
             return interrupted()
 
-        runs = run_policies(trace, chosen, end, watch, Faults(*trouble) if trouble else None)
+        runs = run_policies(trace, policies, end, watch, faults)
     results = [run.result for run in runs]
-    _show(trace, results, ROWS, json_file)
-    if json_file != "-":
+    _show(trace, results, ROWS, options.json_file)
+    if options.json_file != "-":
         for result in results:
             for text in remarks(result):
                 typer.echo(f"{result['policy']}: {text}")
-    if starts:
-        with Path(starts).open("w", encoding="utf-8", newline="") as file:
+    if options.starts:
+        with Path(options.starts).open("w", encoding="utf-8", newline="") as file:
             write_starts(file, runs)
-    if report:
+    if options.report:
         from fairlead.sim.report import page
 
-        Path(report).write_text(page(runs), encoding="utf-8")
+        Path(options.report).write_text(page(runs), encoding="utf-8")
     return all(run.whole for run in runs)
 
 
-def _pack(
-    trace: Any,
-    names: list[str],
-    percent: int,
-    shuffles: int,
-    seed: int | None,
-    json_file: str,
-    interrupted: Callable[[], bool],
-) -> bool:
-    """Run the trace and show the results. Return False if it was interrupted."""
+def _pack(trace: Any, options: SimulationOptions, interrupted: Callable[[], bool]) -> bool:
+    """Fill the nodes with each placement and show the results. Return False if the run was interrupted."""
     from fairlead.sim.batch import Packing, run_placements
     from fairlead.sim.text import PACKING_ROWS
 
-    with _Bar("shuffles", shuffles) as bar:
+    assert options.packing is not None
+    packing = Packing(options.packing, options.shuffles or 10, 1 if options.seed is None else options.seed)
+    with Bar() as bar:
 
-        def watch(place: str, done: int) -> bool:
-            bar.show(place, done, None)
+        def watch(placement: str, done: int) -> bool:
+            bar.show(placement, done, packing.shuffles, f"of {packing.shuffles} shuffles")
             return interrupted()
 
-        packing = Packing(percent, shuffles, 1 if seed is None else seed)
-        results, whole = run_placements(trace, names or ["pack"], packing, watch)
+        results, whole = run_placements(trace, options.policies or ["pack"], packing, watch)
     if results:
-        _show(trace, results, PACKING_ROWS, json_file)
+        _show(trace, results, PACKING_ROWS, options.json_file)
     return whole
 
 
@@ -219,7 +176,7 @@ def _policy(name: str, trace: Any) -> Any:
 
 
 def _check_policy(name: str) -> None:
-    """Refuse a text that names neither a policy nor a file."""
+    """Refuse a name that is neither a policy nor a file."""
     from fairlead.sim.policy_files import check_name
 
     if "." in name:
@@ -247,7 +204,7 @@ def _show(trace: Any, results: list[dict[str, Any]], rows: Any, json_file: str) 
 
 @contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Yield a function that is True after Ctrl-C. A second Ctrl-C ends the program."""
+    """Yield a function that returns True after Ctrl-C. A second Ctrl-C ends the program."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -259,47 +216,3 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(seen)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-class _Bar:
-    """A progress bar with the simulated time, shown only if stderr is a terminal."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self._what = what
-        self._total = total
-        self._bar: Progress | None = None
-        self._calls = 0
-
-    def __enter__(self) -> _Bar:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn(self._what + "{task.fields[time]}"),
-                TimeElapsedColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._bar.start()
-        return self
-
-    def show(self, name: str, done: int, now: int | None) -> None:
-        self._calls += 1
-        if self._bar is None or self._calls % BAR_EVERY != 1:
-            return
-        from fairlead.sim.text import span
-
-        if not self._bar.tasks or self._bar.tasks[-1].description != name:
-            for task in self._bar.tasks:
-                self._bar.update(task.id, visible=False)
-            self._bar.add_task(name, total=self._total, time="")
-        time = "" if now is None else f", simulated {span(now / 1_000_000)}"
-        self._bar.update(self._bar.tasks[-1].id, completed=done, time=time)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()

@@ -53,14 +53,14 @@ def line_of(job: wire.Job, pace: Pace) -> str:
     parts = [f"{ended:,} of {tasks:,} tasks done", f"{running:,} running", f"{failed:,} failed"]
     left = pace.left(ended, tasks)
     if left is not None:
-        parts.append(f"about {f'{ceil(left)}s' if left < MINUTE else lasted(left)} left")  # no better known
+        parts.append(f"about {f'{ceil(left)}s' if left < MINUTE else lasted(left)} left")
     if not running and not ended and job.waits_for:
         parts.append(f"waits: {job.waits_for}")
     return f"job {job.id}: {', '.join(parts)}"
 
 
 class StatusLine:
-    """A line that stays at the end of the terminal. Threads that print hide it meanwhile."""
+    """A line that stays at the end of the terminal. A thread that prints something hides the line meanwhile."""
 
     def __init__(self) -> None:
         self.shown = sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""Shows the output of tasks on the terminal: one attempt, or one attempt after another until the task ends."""
+"""Shows the output of tasks on the terminal: of one attempt, or of all attempts until the task ends."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
 FOLLOWED = 32
-"""Number of tasks of a job that are followed at once."""
+"""Largest number of tasks of a job whose output is shown at once."""
 LOG_TIMEOUT = 5.0
-"""Seconds after which a command that waits for a job prints why the job waits."""
+"""Seconds after which a command prints why the job that it shows still waits."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
-"""Seconds before a broken stream is opened again."""
+"""Shortest and longest time in seconds before a broken stream is opened again."""
 
 Show = Callable[[int, bytes], None]
-"""Prints output of the attempt of that number."""
+"""Prints a part of the output of an attempt, which is given by its number."""
 
 
 def until_started(client: Client, job: str) -> wire.Job:
-    """Wait until a task of the job runs or the job has ended. Print why it waits if that takes long."""
+    """Wait until a task of the job runs or the job has ended. If that takes long, print why the job waits."""
     pause = 0.01
     due = time.monotonic() + LOG_TIMEOUT
     while True:
@@ -87,8 +87,8 @@ class TaskOutput:
         status: StatusLine | None = None,
         show: Show | None = None,
     ) -> None:
-        """With `status`, the line below the output of several tasks, each line of output begins with the name of its
-        task. `show` prints instead of that, if given."""
+        """With `status`, the line that shows the progress of several tasks, each line of output begins with the name of
+        its task. `show`, if given, prints all output instead."""
         self._client = client
         self._job = job
         self._stage = stage
@@ -103,9 +103,9 @@ class TaskOutput:
         """The attempt that is shown."""
 
     def follow(self, after: int | None = None, offset: int = 0) -> None:
-        """Show the attempts of the task, with a line between them, until the task ends.
+        """Show the output of one attempt after another, with a line between them, until the task ends.
 
-        Starts with the first attempt above `after`, or by default with the last one.
+        The first attempt shown is the first one above `after`, by default the last one so far.
         """
         from fairlead.client import Problem
 
@@ -133,7 +133,7 @@ class TaskOutput:
     def show(
         self, stream: str, follow: bool, attempt: int | None = None, after: int | None = None, offset: int = 0
     ) -> None:
-        """Show one attempt. Resume a stream that broke off, for example by a restart of the server."""
+        """Show the output of one attempt. If the stream breaks, for example by a restart of the server, resume it."""
         from fairlead.client import Problem
 
         printer = self._show or _Lines(
@@ -175,7 +175,7 @@ class TaskOutput:
 
 
 class _Lines:
-    """Prints output as it is; with a prefix, line by line."""
+    """Prints output as it is, or line by line if the lines have a prefix."""
 
     def __init__(self, target: TextIO, prefix: bytes, status: StatusLine | None) -> None:
         self._target = target.buffer
@@ -198,7 +198,7 @@ class _Lines:
 
 
 def documents(stream: str) -> Show:
-    """Return a printer of output as JSON documents."""
+    """Return a function that prints output as JSON documents."""
     decoders: dict[int, Any] = {}
 
     def show(attempt: int, part: bytes) -> None:

@@ -9,7 +9,7 @@ import typer
 from fairlead.cli import completion
 from fairlead.cli.options import ClusterWide, Yes
 from fairlead.cli.output import Column, ago, ahead, confirm, print_json
-from fairlead.cli.typer_commands import Group, Options
+from fairlead.cli.typer_commands import Group, Options, option
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
@@ -17,81 +17,62 @@ if TYPE_CHECKING:
 token = Group("token", "Create, list and revoke access tokens.")
 
 OWNER = "owner"
-"""The token of the data directory."""
+"""The id of the token in the data directory."""
 
 
 class NewToken(Options):
-    """The options of a new token, named as in the request."""
+    """The options of a new token. Their names are those of the request."""
 
-    role: Annotated[
-        Literal["user", "operator", "admin", "join"],
-        typer.Option(
-            help="What the token allows: to use jobs of one user (user), to operate the cluster (operator), to "
-            "change everything (admin), or to add a machine as a node (join)."
-        ),
-    ]
-    user: Annotated[str | None, typer.Option(help="Name of the user that the token is for.")] = None
-    groups: Annotated[list[str] | None, typer.Option("--group", help="A group of the user; may be repeated.")] = None
-    node: Annotated[str | None, typer.Option(help="With --role join: the only node that may join with it.")] = None
-    pool: Annotated[
-        str | None,
-        typer.Option(
-            help="With --role join: nodes that join with it belong to this pool.", autocompletion=completion.pools
-        ),
-    ] = None
-    partition: Annotated[
-        str | None,
-        typer.Option(
-            help="With --role join: nodes that join with it belong to this partition.",
-            autocompletion=completion.partitions,
-        ),
-    ] = None
-    users: Annotated[
-        list[str] | None,
-        typer.Option("--for", help="With --role join: the node runs only tasks of this user; may be repeated."),
-    ] = None
-    uses: Annotated[
-        int | None, typer.Option(help="With --role join: number of machines that may join with it.", show_default="1")
-    ] = None
-    note: Annotated[str, typer.Option(help="Note that `token list` shows.")] = ""
-    expires_in: Annotated[
-        str | None, typer.Option(help="Lifetime, such as 30d. By default unlimited; with --role join, 1h.")
-    ] = None
+    role: Literal["user", "operator", "admin", "join"] = option(
+        "What the token allows: user for the jobs of one user, operator for the cluster and all jobs, admin for "
+        "everything, join to add a machine as a node.",
+        required=True,
+    )
+    user: str | None = option("Name of the user that the token is for.")
+    groups: list[str] | None = option("A group of the user; may be repeated.", "--group")
+    node: str | None = option("With --role join: name of the only node that may join with this token.")
+    pool: str | None = option(
+        "With --role join: nodes that join with this token belong to this pool.", autocompletion=completion.pools
+    )
+    partition: str | None = option(
+        "With --role join: nodes that join with this token belong to this partition.",
+        autocompletion=completion.partitions,
+    )
+    users: list[str] | None = option(
+        "With --role join: the node runs only tasks of this user; may be repeated.", "--for"
+    )
+    uses: int | None = option("With --role join: number of machines that may join with this token.", show_default="1")
+    note: str = option("Note about the token, shown by `token list`.")
+    expires_in: str | None = option("Lifetime, such as 30d. By default unlimited; with --role join, 1h.")
 
 
 @token.command("create")
 def create_token(new: NewToken, common: ClusterWide) -> None:
     """Create a token and print it. It cannot be shown again."""
-    from fairlead.wire import operations as op
-
-    document: Any = {name: value for name, value in vars(new).items() if value is not None}
-    created = common.request(op.CreateToken(document=document))
+    given = {name: value for name, value in vars(new).items() if value is not None}
+    created = common.request(lambda client: client.create_token(**given))
     if common.as_json:
         print_json(created)
         return
     typer.echo(created.secret)
     if new.user is not None:
-        for line in _separation(common, new.user):
-            typer.echo(f"fairlead: {line}", err=True)
+        with common.client() as client:
+            others = {token.user for token in client.tokens() if token.role != "join"} - {new.user}
+            nodes = [node for node in client.nodes() if not node.manager]
+        if others and nodes:
+            for line in _separation(new.user, nodes):
+                typer.echo(f"fairlead: {line}", err=True)
 
 
-def _separation(common: ClusterWide, user: str) -> list[str]:
-    """Return warnings on nodes that refuse the tasks of the user, or do not separate them from those of other users.
-
-    Empty if there is no other user or no node.
-    """
-    others = {token.user for token in _tokens(common) if token.role != "join"} - {user}
-    with common.client() as client:
-        nodes = [node for node in client.nodes() if not node.manager]
-    if not others or not nodes:
-        return []
+def _separation(user: str, nodes: list[wire.Node]) -> list[str]:
+    """Return warnings on nodes that refuse the tasks of a user, or do not separate them from those of other users."""
     closed = [node for node in nodes if node.users and user not in node.users]
     mixed = [node for node in nodes if node.labels.get("users") != "separate" and node not in closed]
     lines = []
     if closed:
         lines.append(
-            f"no task of {user} runs on {_names(closed)}: single-user nodes of other users. An agent started as root "
-            f"takes tasks of all users and separates them; one with `--for {user}` takes tasks of {user}"
+            f"no task of {user} runs on {_names(closed)}: these nodes take only tasks of other users. To change that, "
+            f"start their agents as root, which separates the tasks of all users, or with `--for {user}`"
         )
     if mixed:
         lines.append(
@@ -106,14 +87,8 @@ def _names(nodes: list[Any]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _tokens(common: ClusterWide) -> list[wire.Token]:
-    from fairlead.wire import operations as op
-
-    return common.request(op.Tokens()).tokens
-
-
 def _admits(token: wire.Token) -> str:
-    """Return what a join token is restricted to, such as `node=box for=ann`."""
+    """Return the restrictions of a join token, such as `node=box for=ann`."""
     bounds = {"node": token.node, "pool": token.pool, "partition": token.partition, "for": ",".join(token.users)}
     return " ".join(f"{name}={value}" for name, value in bounds.items() if value)
 
@@ -133,8 +108,8 @@ TOKENS: tuple[Column[wire.Token], ...] = (
 
 @token.command("list")
 def list_tokens(common: ClusterWide) -> None:
-    """List tokens with their user, role and expiry. The tokens themselves are not shown."""
-    common.table(_tokens(common), TOKENS)
+    """List tokens by their ids, with role, user and expiry. The secrets of the tokens are not shown."""
+    common.table(common.request(lambda client: client.tokens()), TOKENS)
 
 
 @token.command("revoke")
@@ -146,14 +121,12 @@ def revoke_token(
 ) -> None:
     """Revoke a token: it can no longer be used.
 
-    Commands on the server's machine use the token `owner`, so revoking it needs a confirmation.
+    The command asks for a confirmation before it revokes the token `owner`, which commands on the server's machine use.
     """
-    from fairlead.wire import operations as op
-
     if name == OWNER:
         confirm(
-            f"Commands on the server's machine use {OWNER}. Revoke it, so that they fail until the server is started "
-            "again?",
+            f"Commands on the server's machine use the token {OWNER}, and will fail until the server is started again. "
+            "Revoke it?",
             yes,
         )
-    common.change(op.RevokeToken(token=name), f"{name} was revoked")
+    common.change(lambda client: client.revoke_token(name), f"{name} was revoked")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairlead.cli.options import Common
 from fairlead.cli.output import ago, amounts, first, print_json, state_of
+from fairlead.cli.typer_commands import option
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
 SHOWN = 20
-"""Rows of each table."""
+"""Largest number of rows in a table."""
 MAX_ROWS = 200
-"""Jobs that are read from the server."""
+"""Largest number of jobs to read from the server."""
 
 
 class Snapshot(NamedTuple):
@@ -32,35 +31,35 @@ class Snapshot(NamedTuple):
     jobs: list[wire.Job]
     """Running jobs, then waiting jobs, oldest first."""
     cut: bool
-    """True if older jobs exist that were not read."""
+    """True if there are older jobs, which were not read."""
 
 
-def top(
-    *,
-    interval: Annotated[float, typer.Option(help="Seconds between two refreshes.", min=0.1)] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
-    common: Common,
-) -> None:
-    """Show nodes, queues and jobs live, until Ctrl-C.
+class TopOptions(Common):
+    interval: float = option("Seconds between two refreshes.", default=1.0, min=0.1)
+    once: bool = option("Print once and exit.")
 
-    With --json, print one line per refresh.
+
+def top(options: TopOptions) -> None:
+    """Show nodes, queues, and running and waiting jobs, refreshed until Ctrl-C.
+
+    With --json, each refresh is one line.
     """
-    with common.client() as client, suppress(KeyboardInterrupt):
-        if common.as_json:
+    with options.client() as client, suppress(KeyboardInterrupt):
+        if options.as_json:
             print_json(_read(client)._asdict())
-            while not once:
-                time.sleep(interval)
+            while not options.once:
+                time.sleep(options.interval)
                 print_json(_read(client)._asdict())
             return
         from rich.console import Console
         from rich.live import Live
 
-        if once:
+        if options.once:
             Console().print(_screen(_read(client)))
             return
         with Live(_screen(_read(client)), screen=True, auto_refresh=False) as live:
             while True:
-                time.sleep(interval)
+                time.sleep(options.interval)
                 live.update(_screen(_read(client)), refresh=True)
 
 

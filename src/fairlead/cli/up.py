@@ -17,41 +17,40 @@ from fairlead.cli.option_values import check_memory, pairs
 from fairlead.cli.options import Output
 from fairlead.cli.output import fail
 from fairlead.cli.server_options import Data, NetworkOptions, ServerOptions, directory_of, is_locked
+from fairlead.cli.typer_commands import option
 
 STOPPING = 20.0
 """Seconds that a server has to stop."""
 GRACE = 10.0
-"""Seconds that tasks have to stop when no server runs that could set their grace period."""
+"""Seconds that tasks have to stop if no server runs. A server would set their grace period."""
 
 
-def up(
-    *,
-    name: Annotated[str, typer.Option(help="Name of this machine's node. By default the machine's name.")] = "",
-    resource: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Amount of a resource that tasks may use, as cpu=4 or memory=8Gi, instead of all that this machine "
-            "has; may be repeated."
-        ),
-    ] = None,
-    options: ServerOptions,
-) -> None:
+class NodeOptions(ServerOptions):
+    name: str = option("Name of this machine as a node. By default its host name.")
+    resource: list[str] | None = option(
+        "Amount of a resource that tasks may use, such as cpu=4 or memory=8Gi. By default all that this machine has. "
+        "May be repeated."
+    )
+
+
+def up(options: NodeOptions) -> None:
     """Run Fairlead on this machine: a server, and an agent that runs tasks.
 
-    Ctrl-C stops both. Running tasks go on, and the next `up` finds them again; `fairlead down --kill` ends them.
+    Ctrl-C stops both. Running tasks continue, and the next `fairlead up` finds them again. `fairlead down --kill` ends
+    them.
     """
-    resources = pairs(resource, "--resource")
+    resources = pairs(options.resource, "--resource")
     check_memory(resources.get("memory", ""), "--resource", of_node=True)
-    _check_node(name, resources)
+    _check_node(options.name, resources)
     agent = [
         "--log-level",
         options.log_level,
         "--for",
         getpass.getuser(),
         *["--user", "root"] * (os.geteuid() == 0),
-        *["--name", name] * bool(name),
+        *["--name", options.name] * bool(options.name),
     ]
-    for text in resource or ():
+    for text in options.resource or ():
         agent += ["--resource", text]
     from fairlead.cli.server_process import run_server
 
@@ -59,7 +58,7 @@ def up(
 
 
 def _check_node(name: str, resources: dict[str, str]) -> None:
-    """Refuse options with which the agent of this machine could never join."""
+    """Refuse a name or resources with which the agent of this machine could never join."""
     from fairlead.agent.machine import host_name
     from fairlead.server.failure import Failed
     from fairlead.server.input_checks import check_node
@@ -78,7 +77,7 @@ def down(
 ) -> None:
     """Stop the server on this machine.
 
-    Tasks keep running unless --kill is given. With --kill, tasks that an earlier server left running are ended too.
+    Tasks keep running unless --kill is given. --kill also ends tasks that an earlier server left running.
     """
     from fairlead.client.endpoint import running
 
@@ -124,7 +123,7 @@ def _end_agent(directory: Path) -> int:
     deadline = time.monotonic() + STOPPING
     while is_used(directory / "agent"):  # the agent may be about to end, as its server has
         if time.monotonic() > deadline:
-            fail(f"no server runs on {directory}, but an agent does; stop the agent first")
+            fail(f"no server runs on {directory}, but an agent does; stop that agent first")
         time.sleep(0.02)
     return end_all(directory / "agent", GRACE)
 

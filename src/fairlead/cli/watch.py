@@ -3,56 +3,49 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from fairlead.cli import completion
 from fairlead.cli.options import Common
 from fairlead.cli.output import clock, print_json, print_text
+from fairlead.cli.typer_commands import argument, option
 
 if TYPE_CHECKING:
     from fairlead.wire import api as wire
 
 
 class _Over(Exception):
-    """Raised if the watched job had ended when the stream began."""
+    """Raised if the watched job has ended before the stream of events began."""
 
 
-def watch(
-    *,
-    job: Annotated[
-        str,
-        typer.Argument(
-            help="Id of a job. By default all jobs and nodes.", metavar="JOB", autocompletion=completion.live_jobs
-        ),
-    ] = "",
-    after: Annotated[
-        int | None,
-        typer.Option(
-            help="Begin with the events after this record of the server's journal, instead of now.",
-            metavar="NUMBER",
-            min=0,
-        ),
-    ] = None,
-    common: Common,
-) -> None:
+class WatchOptions(Common):
+    job: str = argument(
+        "Id of a job. By default all jobs and nodes.", metavar="JOB", autocompletion=completion.live_jobs
+    )
+    after: int | None = option(
+        "Start after the record with this number in the journal of the partition, instead of now.",
+        metavar="NUMBER",
+        min=0,
+    )
+
+
+def watch(options: WatchOptions) -> None:
     """Print events of jobs, tasks and nodes as they happen, until Ctrl-C.
 
-    With the id of a job, only events of that job, until it is over. With --json, each event is one line of JSON.
+    With the id of a job, print only events of that job, until it has ended. With --json, each event is one line.
     """
-    with common.client() as client, suppress(KeyboardInterrupt, _Over):
+    with options.client() as client, suppress(KeyboardInterrupt, _Over):
 
         def check() -> None:
-            if job and client.job(job).over:
+            if options.job and client.job(options.job).over:
                 raise _Over
 
-        for event in client.watch(job, after, check):
-            if common.as_json:
+        for event in client.watch(options.job, options.after, check):
+            if options.as_json:
                 print_json(event)
             else:
                 print_text(_line(event))
-            if job and event.what == "state" and event.state in ("succeeded", "failed", "killed"):
+            if options.job and event.what == "state" and event.state in ("succeeded", "failed", "killed"):
                 return
 
 

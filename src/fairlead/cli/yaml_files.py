@@ -1,4 +1,4 @@
-"""Reads YAML files written by users. Limits apply, because a small file with aliases can expand to a huge document."""
+"""Reads YAML files written by users. Their size is limited, also with aliases expanded: those can make it huge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Unreadable(Exception):
-    """Raised if a file is not a valid document: the problem, and its line if known."""
+    """Raised if a file is not valid YAML, with the problem and its line, if known."""
 
     def __init__(self, problem: str, line: int | None = None) -> None:
         super().__init__(problem, line)
@@ -57,7 +57,7 @@ class _Open:
 
 
 def _measure(text: str) -> None:
-    """Refuse a document that is too large once its aliases are expanded, or that repeats a key in a mapping."""
+    """Refuse a document that is too large with its aliases expanded, or that has a key twice in a mapping."""
     above = [_Open(None, False)]
     sizes: dict[str, int] = {}
     for event in yaml.parse(text, Loader):
@@ -72,7 +72,7 @@ def _measure(text: str) -> None:
                 size, anchor = done.size, done.anchor
             case yaml.AliasEvent():
                 if event.anchor not in sizes and any(collection.anchor == event.anchor for collection in above):
-                    raise Unreadable(f"*{event.anchor} stands inside of itself", _line(event))
+                    raise Unreadable(f"*{event.anchor} contains itself; remove the alias", _line(event))
                 size, anchor = sizes.get(event.anchor or "", 1), None
             case yaml.ScalarEvent():
                 size, anchor = 1, event.anchor
@@ -92,7 +92,7 @@ def _check_key(parent: _Open, event: yaml.ScalarEvent) -> None:
     if parent.keys is None or not parent.at_key or event.value == "<<":
         return
     if event.value in parent.keys:
-        raise Unreadable(f"{event.value[:40]!r} stands twice in one mapping; remove one", _line(event))
+        raise Unreadable(f"{event.value[:40]!r} is twice in one mapping; remove one", _line(event))
     parent.keys.add(event.value)
 
 

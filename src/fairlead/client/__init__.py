@@ -1,7 +1,7 @@
 """The Python client: `Client`, `AsyncClient` and `Executor`.
 
-`calls` describes requests and the types of their answers. `sync` (over `http_pool`) and `aio` (over `async_pool`) send
-them, `endpoint` finds the server, and `executor` runs functions on the cluster.
+`calls` makes requests of operations. `sync` (over `http_pool`) and `aio` (over `async_pool`) send them. `methods` and
+`shortcuts` have the methods of both clients, `endpoint` finds the server, and `executor` runs functions on the cluster.
 """
 
 from importlib import import_module

@@ -1,383 +1,83 @@
-"""The methods of `AsyncClient` that are one operation each. `make generate` writes this file."""
+"""The methods of `AsyncClient` made from those of `Client`. `make generate` writes this file."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Literal, cast
-
-from fairlead.client.calls import Document, Moment, Page, given, listed, seconds_of
-from fairlead.wire import api as wire
-from fairlead.wire import operations as op
-from fairlead.wire.operation import Answer, Operation
-
-
-class AsyncMethods(ABC):
-    """The operations of the API as methods."""
-
-    @abstractmethod
-    async def send(self, operation: Operation[Answer]) -> Answer:
-        """Send an operation and return its answer."""
-
-    @abstractmethod
-    def pages(self, operation: Operation[Page]) -> AsyncIterator[Page]:
-        """Yield the pages of a list."""
-
-    async def jobs(
-        self,
-        state: str | Sequence[str] = (),
-        user: str = "",
-        queue: str = "",
-        name: str = "",
-        label: str = "",
-        search: str = "",
-        limit: int = 100,
-    ) -> AsyncIterator[wire.Job]:
-        """List the jobs that the caller may see and that match all filters, newest first."""
-        async for page in self.pages(
-            op.Jobs(state=listed(state), user=user, queue=queue, name=name, label=label, search=search, limit=limit)
-        ):
-            for item in page.jobs:
-                yield item
-
-    async def job(self, job: str, wait: float = 0.0) -> wire.Job:
-        """Return a job. With `wait`, answer when the job has ended, but after `wait` seconds at the latest. A killed
-        job has ended when its last process has. A job that the scheduler has forgotten is read from the history."""
-        return await self.send(op.Job(job=job, wait=wait))
-
-    async def explain(self, job: str, remedies: bool = True) -> wire.Explanation:
-        """Explain the state of a job: one sentence, then why its tasks wait, stop, or run on their nodes. A reason
-        for waiting has remedies, each of which would start the tasks in the next cycle. They are found by trials on
-        a copy of the state, which takes longer than the rest."""
-        return await self.send(op.Explain(job=job, remedies=remedies))
-
-    async def sentences(self, jobs: list[str]) -> dict[str, str]:
-        """Return the sentence of the explanation of up to 200 jobs. Jobs that the caller may not see are left out."""
-        return (await self.send(op.Sentences(document=given(jobs=jobs)))).sentences
-
-    async def kill(self, job: str) -> str:
-        """Kill a job: cancel its waiting tasks and stop its running tasks. A finished job stays as it is."""
-        return (await self.send(op.Kill(job=job))).note
-
-    async def hold(self, job: str) -> str:
-        """Hold a job: its running tasks continue, and its other tasks start only after it is released. The job keeps
-        its place. A hold by an operator can be released only by an operator."""
-        return (await self.send(op.Hold(job=job))).note
-
-    async def release(self, job: str) -> str:
-        """Release a held job. Its tasks keep their place and start when their turn comes."""
-        return (await self.send(op.Release(job=job))).note
-
-    async def requeue(self, job: str) -> str:
-        """Stop the running tasks of a job, with a grace period. They wait again at their earlier place, and start as
-        a new attempt without using a try. A job that has ended cannot be requeued."""
-        return (await self.send(op.Requeue(job=job))).note
-
-    async def stop_tasks(
-        self, job: str, action: Literal["kill", "requeue", "replace"], indices: list[int], stage: str = ""
-    ) -> str:
-        """Stop some tasks of a job, with a grace period and without using a try. Killed tasks do not start again;
-        requeued ones wait again at their earlier place; replaced ones are asked for at once, before new work. A
-        strict gang starts again as a whole, and single tasks of it cannot be killed."""
-        return (
-            await self.send(op.StopTasks(job=job, action=action, document=given(indices=indices, stage=stage or None)))
-        ).note
-
-    async def scale(self, job: str, count: int, stage: str = "") -> str:
-        """Change the number of tasks of a stage. The stage may be left out if the job has only one."""
-        return (await self.send(op.Scale(job=job, document=given(count=count, stage=stage or None)))).note
-
-    async def set_priority(self, job: str, priority: int) -> str:
-        """Change the priority of a job. Owners may lower it, or raise it up to their `max_priority` in its queue;
-        operators may raise it further."""
-        return (await self.send(op.SetPriority(job=job, document=given(priority=priority)))).note
-
-    async def try_priority(self, job: str, priority: int) -> wire.PriorityStops:
-        """Return the running tasks of other jobs that would be stopped at once if a job had another priority.
-        Nothing is changed. While the job waits, more may be stopped later."""
-        return await self.send(op.TryPriority(job=job, document=given(priority=priority)))
-
-    async def story(self, job: str) -> wire.Story:
-        """Return what happened to a job, in order and with reasons: its submission, holds, starts, stops with the
-        job that caused them, and ends; and why tasks wait now. Before the journal begins, only the submission and
-        the attempts are known."""
-        return await self.send(op.Story(job=job))
-
-    async def trace(self, since: Moment | None = None) -> wire.RecordedTrace:
-        """Return a trace for `fairlead simulate`: the present nodes, and those jobs submitted since a time that ran
-        and have ended. Their commands, environments and files are left out. Only for operators."""
-        return await self.send(op.Trace(since=seconds_of(since)))
-
-    async def history(
-        self,
-        user: str = "",
-        queue: str = "",
-        state: str = "",
-        name: str = "",
-        label: str = "",
-        node: str = "",
-        since: Moment | None = None,
-        until: Moment | None = None,
-        limit: int = 100,
-    ) -> AsyncIterator[wire.PastJob]:
-        """List finished jobs that match all filters, newest first, including those already forgotten by the
-        scheduler. `since` and `until` select by the time of the end. Users see their own jobs."""
-        async for page in self.pages(
-            op.History(
-                user=user,
-                queue=queue,
-                state=state,
-                name=name,
-                label=label,
-                node=node,
-                since=seconds_of(since),
-                until=seconds_of(until),
-                limit=limit,
-            )
-        ):
-            for item in page.jobs:
-                yield item
-
-    async def timeline(self, since: Moment | None = None, until: Moment | None = None) -> wire.Timeline:
-        """Return the tasks that ran in a period, by default the last hour, with their nodes: all running tasks, and
-        the newest 20,000 ended ones. Users see their own tasks."""
-        return await self.send(op.Timeline(since=seconds_of(since), until=seconds_of(until)))
-
-    async def nodes(
-        self,
-        state: Literal["up", "disconnected", "draining", "disabled", "lost"] | None = None,
-        pool: str | None = None,
-        limit: int = 1000,
-    ) -> AsyncIterator[wire.Node]:
-        """List nodes with their resources, use and state, in the order in which they joined."""
-        async for page in self.pages(op.Nodes(state=state, pool=pool, limit=limit)):
-            for item in page.nodes:
-                yield item
-
-    async def node(self, node: str) -> wire.Node:
-        """Return a node with its resources, use and state."""
-        return await self.send(op.Node(node=node))
-
-    async def move_node(
-        self, node: str, action: Literal["drain", "disable", "enable"], reason: str = "", lasts: float = 0.0
-    ) -> str:
-        """Drain (running tasks finish), disable, or enable a node. Only for operators."""
-        return (await self.send(op.MoveNode(node=node, action=action, reason=reason, lasts=lasts))).note
-
-    async def closures(self) -> list[wire.Closure]:
-        """List closures: labels whose nodes are disabled for a time."""
-        return (await self.send(op.Closures())).closures
-
-    async def close_nodes(self, labels: dict[str, str], lasts: int | float | str, reason: str = "") -> str:
-        """Disable the nodes with all of these labels for a time, also those that join during it. Running tasks
-        finish. Only for operators."""
-        return (await self.send(op.CloseNodes(document=given(labels=labels, lasts=lasts, reason=reason or None)))).note
-
-    async def open_nodes(self, labels: dict[str, str]) -> str:
-        """Enable the nodes with these labels that were disabled for a time. Only for operators."""
-        return (await self.send(op.OpenNodes(document=given(labels=labels)))).note
-
-    async def remove_node(self, node: str) -> str:
-        """Remove a node. Tasks running there are lost at once. Only for operators."""
-        return (await self.send(op.RemoveNode(node=node))).note
-
-    async def revoke_node(self, node: str) -> str:
-        """Revoke the key of a node: its connection ends, and its tasks are lost when its lease expires. A new join
-        token for the node admits it again. Only for operators."""
-        return (await self.send(op.RevokeNode(node=node))).note
-
-    async def queues(self) -> list[wire.Queue]:
-        """List queues with their settings, use and waiting asks, by path."""
-        return (await self.send(op.Queues())).queues
-
-    async def queue(self, queue: str) -> wire.Queue:
-        """Return a queue with its settings, use and waiting asks."""
-        return await self.send(op.Queue(queue=queue))
-
-    async def move_queue(self, queue: str, action: Literal["start", "stop"]) -> str:
-        """Stop a queue, so that it accepts and starts no jobs, or start it again. Only for operators."""
-        return (await self.send(op.MoveQueue(queue=queue, action=action))).note
-
-    async def loans(self) -> list[wire.Loan]:
-        """List the leaf queues that use more than their entitlement, and when these loans return by the estimates
-        and time limits of their tasks."""
-        return (await self.send(op.Loans())).loans
-
-    async def bring_to_front(self, job: str, stage: str) -> str:
-        """Move the asks of a stage to the front of their lanes. Only for operators."""
-        return (await self.send(op.BringToFront(document=given(job=job, stage=stage)))).note
-
-    async def cancel_ask(self, job: str, stage: str) -> str:
-        """Cancel the waiting tasks of a stage."""
-        return (await self.send(op.CancelAsk(document=given(job=job, stage=stage)))).note
-
-    async def reset_lane(self, queue: str, job: str, cancel: bool | None = None) -> str:
-        """Free a stuck lane: if its first ask belongs to the given job, move the ask to the end of the lane, or
-        cancel it. Only for operators."""
-        return (await self.send(op.ResetLane(document=given(queue=queue, job=job, cancel=cancel)))).note
-
-    async def release_hold(self, job: str, stage: str = "") -> str:
-        """Release the nodes held for a job, or for one of its stages, so that other work can use them. Only for
-        operators."""
-        return (await self.send(op.ReleaseHold(document=given(job=job, stage=stage or None)))).note
-
-    async def usage(self) -> wire.Usage:
-        """Return the numbers of nodes of each pool by use: available, needed by waiting work, idle and ordered.
-        Empty until the partition is ready."""
-        return await self.send(op.Usage())
-
-    async def pool(self, pool: str) -> wire.Pool:
-        """Return a pool with its size, its orders, the jobs that the orders are for, and orphaned machines."""
-        return await self.send(op.Pool(pool=pool))
-
-    async def scale_pool(self, pool: str, nodes: int) -> str:
-        """Order nodes, or give back idle ones, until the pool has this size. Later demand may change the size again.
-        Only for operators."""
-        return (await self.send(op.ScalePool(pool=pool, document=given(nodes=nodes)))).note
-
-    async def mark_ready(self, partition: str) -> str:
-        """Mark a partition ready: place tasks now, without waiting for nodes and managers to report after a start.
-        Only for operators."""
-        return (await self.send(op.MarkReady(partition=partition))).note
-
-    async def servers(self) -> list[wire.Server]:
-        """List the servers that are up and share the database, with the partitions that each leads. Only for
-        operators."""
-        return (await self.send(op.Servers())).servers
-
-    async def drain_server(self, server: str) -> str:
-        """Drain a server: it gives up its partitions and can then be stopped. It keeps answering reads. Only for
-        operators."""
-        return (await self.send(op.DrainServer(server=server))).note
-
-    async def enable_server(self, server: str) -> str:
-        """Allow a drained server to lead partitions again. Only for operators."""
-        return (await self.send(op.EnableServer(server=server))).note
-
-    async def config(self, defaults: bool = False) -> wire.Config:
-        """Return the configuration as it would be written in fairlead.yaml. Only for operators."""
-        return await self.send(op.Config(defaults=defaults))
-
-    async def validate_config(self, document: Document) -> wire.Applied:
-        """Check a configuration, and return what it would change. Nothing is changed. Only for operators."""
-        return await self.send(op.ValidateConfig(document=cast(Any, document)))
-
-    async def apply_config(self, document: Document) -> wire.Applied:
-        """Apply a configuration as a whole. If any part is refused, nothing changes. The answer lists what changed.
-        Only for administrators."""
-        return await self.send(op.ApplyConfig(document=cast(Any, document)))
-
-    async def set_partition(self, partition: str, document: Document) -> wire.Applied:
-        """Add a partition, or replace its configuration. Only for administrators."""
-        return await self.send(op.SetPartition(partition=partition, document=cast(Any, document)))
-
-    async def remove_partition(self, partition: str) -> wire.Applied:
-        """Remove a partition, and release its jobs, allocations and nodes at once. Only for administrators."""
-        return await self.send(op.RemovePartition(partition=partition))
-
-    async def shares(self) -> wire.Shares:
-        """Return the shares of queues, the patterns that choose a queue by user, and the settings of rebalancing.
-        Only for operators."""
-        return await self.send(op.Shares())
-
-    async def set_shares(
-        self,
-        shares: dict[str, int | None] | None = None,
-        requestors: list[wire.RequestorDocument] | None = None,
-        rebalance_threshold: int | None = None,
-        rebalance_after: int | float | str | None = None,
-    ) -> wire.Applied:
-        """Change the given keys of the configuration. The change lasts until the next configuration is applied, also
-        over restarts. Only for operators."""
-        return await self.send(
-            op.SetShares(
-                document=given(
-                    shares=shares,
-                    requestors=requestors,
-                    rebalance_threshold=rebalance_threshold,
-                    rebalance_after=rebalance_after,
-                )
-            )
-        )
-
-    async def managers(self) -> list[wire.Manager]:
-        """List the registered resource managers with their numbers of nodes. Only for operators."""
-        return (await self.send(op.Managers())).managers
-
-    async def register_manager(self, name: str) -> str:
-        """Register a manager, for the first time or after a restart. The manager then sends its state. Only for
-        operators."""
-        return (await self.send(op.RegisterManager(name=name))).note
-
-    async def remove_manager(self, name: str) -> str:
-        """Remove a manager that will not return: its jobs are killed and its nodes leave. Only for operators."""
-        return (await self.send(op.RemoveManager(name=name))).note
-
-    async def update_manager(self, name: str, document: Document) -> list[wire.UpdateItem]:
-        """Apply a batch of nodes, jobs, allocations to recover, asks and releases. Each item has its own answer.
-        Only for operators."""
-        return (await self.send(op.UpdateManager(name=name, document=cast(Any, document)))).items
-
-    async def manager_state(self, name: str) -> wire.ManagerState:
-        """Return the nodes, jobs and tasks of a manager as the partition knows them. Managers read this when they
-        start. Only for operators."""
-        return await self.send(op.ManagerState(name=name))
-
-    async def manager_waiting(self, name: str, jobs: list[str]) -> list[wire.WaitingJob]:
-        """Explain why jobs of a manager wait, for many jobs at once. Only for operators."""
-        return (await self.send(op.ManagerWaiting(name=name, document=given(jobs=jobs)))).jobs
-
-    async def whoami(self) -> wire.Caller:
-        """Return user, groups and role of the caller's token."""
-        return await self.send(op.Whoami())
-
-    async def secrets(self) -> list[str]:
-        """List the names of the caller's secrets. Values are sent only to tasks of the caller's jobs."""
-        return (await self.send(op.Secrets())).secrets
-
-    async def set_secret(self, name: str, value: str, expires_in: int | float | str | None = None) -> str:
-        """Set a secret. Tasks of the caller's jobs that use it get the value when they start, unless it has expired."""
-        return (await self.send(op.SetSecret(name=name, document=given(value=value, expires_in=expires_in)))).note
-
-    async def remove_secret(self, name: str) -> str:
-        """Remove a secret. Tasks that start later do not get it."""
-        return (await self.send(op.RemoveSecret(name=name))).note
-
-    async def tokens(self) -> list[wire.Token]:
-        """List all tokens, without their secrets, which are not stored. Only for administrators."""
-        return (await self.send(op.Tokens())).tokens
-
-    async def create_token(
-        self,
-        role: Literal["user", "operator", "admin", "join"],
-        user: str = "",
-        groups: list[str] | None = None,
-        partition: str = "",
-        pool: str = "",
-        node: str = "",
-        users: list[str] | None = None,
-        uses: int | None = None,
-        note: str = "",
-        expires_in: int | float | str | None = None,
-    ) -> wire.NewToken:
-        """Create a token. The answer has its secret, which cannot be shown again. Only for administrators."""
-        return await self.send(
-            op.CreateToken(
-                document=given(
-                    role=role,
-                    user=user or None,
-                    groups=groups,
-                    partition=partition or None,
-                    pool=pool or None,
-                    node=node or None,
-                    users=users,
-                    uses=uses,
-                    note=note or None,
-                    expires_in=expires_in,
-                )
-            )
-        )
-
-    async def revoke_token(self, token: str) -> str:
-        """Revoke a token: requests with it are refused, and streams opened with it end. Only for administrators."""
-        return (await self.send(op.RevokeToken(token=token))).note
+from fairlead.client.adapters import AsyncSender, awaited, iterated
+from fairlead.client.shortcuts import Shortcuts
+
+
+class AsyncMethods(AsyncSender):
+    """The methods of `Client` with one operation each, as coroutines and asynchronous iterators."""
+
+    apply_config = awaited(Shortcuts.apply_config)
+    attempts = awaited(Shortcuts.attempts)
+    bring_to_front = awaited(Shortcuts.bring_to_front)
+    cancel_ask = awaited(Shortcuts.cancel_ask)
+    close_nodes = awaited(Shortcuts.close_nodes)
+    closures = awaited(Shortcuts.closures)
+    config = awaited(Shortcuts.config)
+    create_token = awaited(Shortcuts.create_token)
+    drain_server = awaited(Shortcuts.drain_server)
+    dry_run = awaited(Shortcuts.dry_run)
+    enable_server = awaited(Shortcuts.enable_server)
+    eta = awaited(Shortcuts.eta)
+    explain = awaited(Shortcuts.explain)
+    history = iterated(Shortcuts.history)
+    hold = awaited(Shortcuts.hold)
+    holds = awaited(Shortcuts.holds)
+    job = awaited(Shortcuts.job)
+    jobs = iterated(Shortcuts.jobs)
+    kill = awaited(Shortcuts.kill)
+    lanes = awaited(Shortcuts.lanes)
+    loans = awaited(Shortcuts.loans)
+    manager_state = awaited(Shortcuts.manager_state)
+    manager_waiting = awaited(Shortcuts.manager_waiting)
+    managers = awaited(Shortcuts.managers)
+    mark_ready = awaited(Shortcuts.mark_ready)
+    move_node = awaited(Shortcuts.move_node)
+    move_queue = awaited(Shortcuts.move_queue)
+    node = awaited(Shortcuts.node)
+    nodes = iterated(Shortcuts.nodes)
+    open_nodes = awaited(Shortcuts.open_nodes)
+    partitions = awaited(Shortcuts.partitions)
+    pause_pool = awaited(Shortcuts.pause_pool)
+    pool = awaited(Shortcuts.pool)
+    pools = awaited(Shortcuts.pools)
+    promises = awaited(Shortcuts.promises)
+    queue = awaited(Shortcuts.queue)
+    queues = awaited(Shortcuts.queues)
+    register_manager = awaited(Shortcuts.register_manager)
+    release = awaited(Shortcuts.release)
+    release_hold = awaited(Shortcuts.release_hold)
+    remove_manager = awaited(Shortcuts.remove_manager)
+    remove_node = awaited(Shortcuts.remove_node)
+    remove_partition = awaited(Shortcuts.remove_partition)
+    remove_secret = awaited(Shortcuts.remove_secret)
+    requeue = awaited(Shortcuts.requeue)
+    reset_lane = awaited(Shortcuts.reset_lane)
+    resume_pool = awaited(Shortcuts.resume_pool)
+    revoke_node = awaited(Shortcuts.revoke_node)
+    revoke_token = awaited(Shortcuts.revoke_token)
+    scale = awaited(Shortcuts.scale)
+    scale_pool = awaited(Shortcuts.scale_pool)
+    secrets = awaited(Shortcuts.secrets)
+    sentences = awaited(Shortcuts.sentences)
+    servers = awaited(Shortcuts.servers)
+    set_partition = awaited(Shortcuts.set_partition)
+    set_priority = awaited(Shortcuts.set_priority)
+    set_secret = awaited(Shortcuts.set_secret)
+    set_shares = awaited(Shortcuts.set_shares)
+    shares = awaited(Shortcuts.shares)
+    stop_tasks = awaited(Shortcuts.stop_tasks)
+    story = awaited(Shortcuts.story)
+    tasks = iterated(Shortcuts.tasks)
+    timeline = awaited(Shortcuts.timeline)
+    tokens = awaited(Shortcuts.tokens)
+    trace = awaited(Shortcuts.trace)
+    try_priority = awaited(Shortcuts.try_priority)
+    update_manager = awaited(Shortcuts.update_manager)
+    usage = awaited(Shortcuts.usage)
+    usage_report = awaited(Shortcuts.usage_report)
+    validate_config = awaited(Shortcuts.validate_config)
+    what_if = awaited(Shortcuts.what_if)
+    whoami = awaited(Shortcuts.whoami)

@@ -1,7 +1,7 @@
-"""What both clients share: operations as requests, problems, retries, and reading of streams.
+"""What both clients share: operations as requests, errors, retries, and reading of streams.
 
-A call that changes something carries an idempotency key, so that it can be sent again if its answer is lost: the server
-then gives the same answer and changes nothing more.
+A request that changes something has an idempotency key. If its answer is lost, it is sent again: the server then gives
+the same answer and changes nothing more.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from math import isfinite
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlencode
 from uuid import uuid4
 
 import msgspec
 
-from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint
+from fairlead.client.endpoint import AUTHORITY, INSECURE, TOKEN, Endpoint, find_endpoint
 from fairlead.wire import addresses
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
@@ -42,25 +41,25 @@ Moment = float | datetime
 """Seconds since 1970, or a date and time."""
 
 RETRIED = frozenset((429, 502, 503, 504))
-"""Status codes after which a request is sent again."""
+"""Status codes of answers after which a request is sent again."""
 TRIES = 8
 REQUEST_TIMEOUT = 30.0
 """Seconds to wait for an answer."""
 POLL = 30.0
-"""Seconds that one request waits for a job to end."""
+"""Longest time in seconds that one request waits for the end of a job."""
 RESULTS = 60.0
-"""Seconds to wait for result files from nodes, counted from the last arrival."""
+"""Seconds to wait for the next result file from a node."""
 RESULT_POLL = 0.2
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 REVISION = "fairlead-revision"
-"""The header with the revision of an answer."""
+"""Header of an answer: the number of the record that it is as of."""
 GZIP = b"\x1f\x8b"
 """The start of a compressed answer: that of `GET /map` is always compressed."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 
 
 class Problem(Exception):
-    """Raised if the server refuses a request or cannot be reached. `status` is 0 if there was no answer."""
+    """Raised if the server refuses a request or cannot be reached. `status` is 0 if there is no answer."""
 
     def __init__(self, detail: str, status: int = 0, code: str = "unreachable", field: str = "") -> None:
         super().__init__(detail, status, code, field)
@@ -78,16 +77,49 @@ class NeverRuns(UserWarning):
 
 
 def warn(job: str, warning: str, level: int) -> None:
-    """Issue the warning of a submission, if any, for the caller `level` frames up."""
+    """Issue the warning of a submission, if there is one. Python shows it at the caller `level` frames up."""
     if warning:
         warnings.warn(f"job {job}: {warning}", NeverRuns, level + 1)
+
+
+class Caller:
+    """Base of both clients: the servers, the partition, and the revision of the client's last change."""
+
+    def __init__(
+        self, url: str = "", token: str = "", authority: str = "", partition: str = "", insecure: bool = False
+    ) -> None:
+        """Use the server at `url`, or the default one.
+
+        `url` may list several servers of a cluster, separated by commas: requests go to the one that leads. `insecure`
+        allows sending the token to another machine without TLS.
+        """
+        self._endpoint = Endpoint(url, token, authority, insecure) if url else find_endpoint()
+        self._servers = addresses.servers(self._endpoint.url) or [self._endpoint.url]
+        self.url = ",".join(self._servers)
+        self.partition = partition
+        self._revision = 0
+        """The revision of this client's last change. Other servers must answer reads as of it or later."""
+
+    def _call(self, operation: Operation[Answer]) -> Call[Answer]:
+        """Return an operation as a request. A server that does not lead must know this client's last change."""
+        call = Call(operation, self.partition)
+        if len(self._servers) > 1:
+            call.after(self._revision)
+        return call
+
+    def _note(self, call: Call[Any], status: int, revision: str) -> None:
+        """Note the revision of an answer."""
+        if call.method != "GET":
+            self._revision = max(self._revision, int(revision))
+        elif status in (409, 503):  # an older state may have been restored, without this revision
+            self._revision = 0
 
 
 class Call(Generic[Answer]):
     """An operation as a request: method, path, parameters, content, and the type of its answer."""
 
     def __init__(self, operation: Operation[Answer], partition: str = "") -> None:
-        """Describe a request. `partition` is used where the operation can name one and does not."""
+        """Describe a request. `partition` is used if the operation can name a partition and does not."""
         row = row_of(type(operation))
         self.form: Any = row.answer
         self.method = row.route.method
@@ -110,7 +142,7 @@ class Call(Generic[Answer]):
         if self.method != "GET":
             self.headers.setdefault("idempotency-key", uuid4().hex)
         self.seconds: float = row.route.seconds + getattr(operation, "wait", 0.0)
-        """Seconds that the answer may take longer than others."""
+        """Seconds that the answer may take beyond the usual time."""
         self._follows = row.follows
 
     @property
@@ -124,7 +156,7 @@ class Call(Generic[Answer]):
         return f"{self.path}?{urlencode(texts, doseq=True)}"
 
     def after(self, revision: int) -> None:
-        """Require an answer as of this revision or later, if a follower may answer."""
+        """Require an answer as of this revision or later, if a server that follows the leader may answer."""
         if self._follows and revision:
             self.parameters["min_revision"] = revision
 
@@ -161,19 +193,16 @@ def addresses_of(endpoint: Endpoint) -> list[ServerAddress]:
 
 
 def given(**keys: Any) -> Any:
-    """Return a document with the keys that are given. The server checks it."""
+    """Return a document with the keys that are not None."""
     return {key: value for key, value in keys.items() if value is not None}
 
 
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
-    """Return the TLS trust settings of an endpoint, None for plain HTTP.
-
-    Loading certificates takes a while, so plain HTTP loads none.
-    """
+    """Return the TLS trust settings of an endpoint; None for plain HTTP, to avoid the loading of certificates."""
     exposed = next(filter(is_exposed, addresses.servers(endpoint.url)), None)
     if exposed and endpoint.token and not endpoint.insecure:
         raise Problem(
-            f"{exposed} is another machine, and without TLS the token can be read on the way; use https://, "
+            f"{exposed} is another machine, and without TLS the token can be read on the network; use https://, "
             f"or set {INSECURE}=1 (in Python insecure=True) if the network is trusted",
             code="insecure",
         )
@@ -197,7 +226,7 @@ def chunks_of(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def poll_seconds(deadline: float | None) -> float:
-    """Return the seconds that the next polling request for the end of a job may wait."""
+    """Return how many seconds the next request may wait for the end of a job."""
     return POLL if deadline is None else max(0.0, min(POLL, deadline - time.monotonic()))
 
 
@@ -238,7 +267,7 @@ def may_resume(problem: Problem, failures: int) -> bool:
 
 
 def pause(attempt: int, retry_after: str | None = None, servers: int = 1) -> float:
-    """Return the seconds before the next attempt. They grow with each attempt, and are random to spread clients.
+    """Return the seconds before the next attempt. They grow with each attempt, and are random to spread requests.
 
     With several servers, each is tried once before the first pause.
     """
@@ -255,7 +284,7 @@ MAX_JOBS = 1_000
 
 
 def job_document(command: list[str] | None, document: Document | None, fields: dict[str, Any]) -> Any:
-    """Return a job document: the given one, or one built from a command and fields of the job and its only stage."""
+    """Return a job document: `document`, or one made of a command and fields of the job and its only stage."""
     if document is not None:
         if command or fields:
             raise TypeError("give a document, or a command with fields, not both")
@@ -277,7 +306,7 @@ def job_document(command: list[str] | None, document: Document | None, fields: d
 
 
 def _hint(wrong: str, known: Iterable[str]) -> str:
-    """Return a suggestion for a field that jobs do not have."""
+    """Return a hint about a wrong name of a field, such as ` (did you mean queue?)`."""
     from difflib import get_close_matches
 
     if wrong in ("cpu", "cpus", "memory", "gpu", "gpus"):
@@ -286,34 +315,17 @@ def _hint(wrong: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else f"; it has {', '.join(sorted(known))}"
 
 
-def etas(names: Iterable[str]) -> op.Etas:
-    return op.Etas(document=given(jobs=[part(name, f"jobs[{at}]") for at, name in enumerate(names)]))
-
-
-def in_order(names: Iterable[str], etas: Iterable[wire.Eta]) -> list[wire.Eta]:
-    """Return the answers in the order of the requested names. The server answers each name once."""
-    names = list(names)
-    by_name = dict(zip(dict.fromkeys(names), etas, strict=True))
-    return [by_name[name] for name in names]
-
-
-def what_if(changes: dict[str, Any]) -> op.WhatIf:
-    replay = changes.get("replay")
-    if isinstance(replay, float) and not isfinite(replay):  # JSON has no such number
-        raise Problem(
-            f"{replay} is no time to run again; write one such as 7d, or leave it out", 422, "invalid", "replay"
-        )
-    return op.WhatIf(document=given(**changes))
-
-
-def usage_report(by: Iterable[str], since: Moment | None, until: Moment | None, user: str) -> op.UsageReport:
-    if isinstance(by, str):
-        raise TypeError(f"by is text; write {by.split(',')}")
-    return op.UsageReport(by=",".join(by), since=seconds_of(since), until=seconds_of(until), user=user)
-
-
 def watch(job: str, after: int | None) -> op.Watch:
     return op.Watch(job=part(job) if job else "", after=after)
+
+
+def log(
+    job: str, stage: str, index: int, stream: str, follow: bool, offset: int, attempt: int | None, after: int | None
+) -> op.Log:
+    chosen: Any = stream
+    return op.Log(
+        job=job, stage=stage, index=index, stream=chosen, follow=follow, offset=offset, attempt=attempt, after=after
+    )
 
 
 def result_file(job: str, task: wire.TaskResults, name: str) -> op.ResultFile:
@@ -321,19 +333,19 @@ def result_file(job: str, task: wire.TaskResults, name: str) -> op.ResultFile:
 
 
 class EventReader:
-    """Parses the events of a stream from its parts."""
+    """Parses the events in a stream that arrives in parts."""
 
     def __init__(self, after: int | None) -> None:
         self.after = after
-        """The id of the last event; a broken stream resumes after it."""
+        """The id of the last event. A broken stream is opened again after it."""
         self._rest = b""
 
     def restart(self) -> None:
-        """Drop the incomplete event at the end of a broken stream."""
+        """Forget the incomplete event at the end of a broken stream."""
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[wire.Event]:
-        """Yield the events that this part completes."""
+        """Yield the events that are complete with this part."""
         *blocks, self._rest = (self._rest + data).split(b"\n\n")
         for block in blocks:
             fields = dict(line.split(b": ", 1) for line in block.split(b"\n") if b": " in line)
@@ -348,7 +360,7 @@ class EventReader:
 
 
 def listed(values: str | Iterable[str]) -> list[str]:
-    """Return one text or several as a list."""
+    """Return a text, or several texts, as a list."""
     return [values] if isinstance(values, str) else list(values or ())
 
 
@@ -360,11 +372,11 @@ def seconds_of(moment: Moment | None) -> str:
 
 
 Told = Callable[[str, int, int], None]
-"""Is called with the progress of a transfer: what is done (`waiting` or `fetching`), how much of it, and the whole."""
+"""Called with the progress of result files: `waiting` or `fetching`, the number done, and the total number."""
 
 
 class Patience:
-    """Limits the wait for result files of a job: it ends `timeout` seconds after the last arrival."""
+    """Limits the wait for result files of a job to `timeout` seconds after the last arrival."""
 
     def __init__(self, job: str, timeout: float) -> None:
         self._job = job
@@ -383,7 +395,7 @@ class Patience:
 
 
 def part(name: str, field: str = "job") -> str:
-    """Return a name as part of a path. Refuse what cannot be a name, before it is sent."""
+    """Return a name to use in a path. Raise `Problem` if it cannot be a name."""
     if not isinstance(name, str):
         raise Problem(f"{name!r} is not text; write {str(name)!r}", 422, "invalid", field)
     if not NAME.fullmatch(name) or ".." in name:

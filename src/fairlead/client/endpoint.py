@@ -1,4 +1,4 @@
-"""Finds the address of the server and a token: in the environment, or in the data directory of this machine."""
+"""Finds the URL of the server and a token, in the environment or in the data directory of this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """The file that a server keeps in its data directory while it runs."""
+    """Content of the file `server.json`, which is in the data directory of a server while it runs."""
 
     pid: int
     url: str
@@ -43,7 +43,7 @@ def data_directory() -> Path:
 
 
 def running(directory: Path) -> Running | None:
-    """Return the server that runs on a data directory, according to the file that it wrote there."""
+    """Return the server that runs on a data directory, according to its file there; None if there is no file."""
     try:
         return msgspec.json.decode((directory / "server.json").read_bytes(), type=Running)
     except (FileNotFoundError, msgspec.DecodeError):

@@ -7,7 +7,6 @@ an executor: one submits calls in batches, one follows job events, and one fetch
 
 from __future__ import annotations
 
-import json
 import queue
 import secrets
 import sys
@@ -22,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from fairlead.client.calls import NeverRuns, Problem, warn
+from fairlead.client.calls import EventReader, NeverRuns, Problem, warn
 from fairlead.client.sealed_calls import KEY, RUNNER, call_arguments, result_of
 from fairlead.client.sync import Client
 from fairlead.wire import api as wire
@@ -32,7 +31,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 GATHER = 0.005
-"""Seconds to collect calls before they are submitted together."""
+"""Seconds during which calls are collected, to be submitted together."""
 LIFE = 7 * 24 * 3600.0
 """Seconds that the server keeps the key for tasks, unless it is stored again."""
 
@@ -70,8 +69,8 @@ class CallFuture(Future[Result]):
 class Executor(Base):
     """Runs functions on the cluster: `with Executor(resources={"cpu": 1}) as ex: ex.submit(f, 1).result()`.
 
-    `fields` are fields of a job and its stage, for every call; `but` returns an executor with other fields. `python` is
-    the interpreter on the nodes. It needs `cloudpickle` and the modules that the functions import.
+    `fields` are fields of a job and its stage, used for every call. `but` returns an executor with other fields.
+    `python` is the interpreter on the nodes, which must have `cloudpickle` and the modules that the functions import.
     """
 
     def __init__(self, client: Client | None = None, python: str = "", **fields: Any) -> None:
@@ -129,7 +128,7 @@ def _settle(future: Future[Any], result: Any = None, error: BaseException | None
 
 
 def _each(fn: Callable[..., Result], calls: list[tuple[Any, ...]]) -> list[Result]:
-    """Call a function with each tuple of arguments. Pickled by name, so nodes must know it by this name."""
+    """Call a function with each tuple of arguments. It is pickled by its name, so nodes need this module."""
     return [fn(*arguments) for arguments in calls]
 
 
@@ -142,18 +141,18 @@ class _Shared:
         self.secret = f"executor-{secrets.token_hex(8)}"
         """The name of the secret that holds the key for tasks."""
         self._store_key_at = 0.0
-        """When to store the key on the server again; 0 before the first time."""
+        """When to store the key on the server again; 0 if it is not stored yet."""
         self._lock = threading.Condition()
         self._new: list[tuple[dict[str, Any], CallFuture[Any]]] = []
         self._sent: list[CallFuture[Any]] = []
         """Calls that are being submitted."""
         self._open: dict[str, CallFuture[Any]] = {}
         self._early: set[str] = set()
-        """Jobs that ended before their submission was answered."""
+        """Jobs whose end was received before the answer to their submission."""
         self._ended: queue.SimpleQueue[tuple[str, CallFuture[Any]] | None] = queue.SimpleQueue()
         self._closed = False
         self._following = threading.Event()
-        """Set once job events arrive, or cannot be received."""
+        """Set when job events arrive, or when it is clear that they cannot be received."""
         self._threads: list[threading.Thread] = []
 
     def start(self, document: dict[str, Any], call: str) -> CallFuture[Any]:
@@ -271,17 +270,13 @@ class _Shared:
     def _follow(self) -> None:
         """Follow job events. After a broken stream or missed events, check each open job."""
         while not self._is_over():
+            reader = EventReader(None)
             try:
-                stream = self._client.stream(op.Watch())
-                waiting = b""
-                for part in stream:
-                    if not self._following.is_set():
-                        self._following.set()
-                    elif not waiting and part.startswith(b"retry:"):
+                for at, part in enumerate(self._client.stream(op.Watch())):
+                    if at == 0 and self._following.is_set():
                         self._check_open()
-                    waiting += part
-                    *events, waiting = waiting.split(b"\n\n")
-                    for event in events:
+                    self._following.set()
+                    for event in reader.feed(part):
                         self._handle(event)
                     if self._is_over():
                         break
@@ -302,14 +297,11 @@ class _Shared:
         for future in futures:
             _settle(future, error=error)
 
-    def _handle(self, event: bytes) -> None:
-        fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if b": " in line)
-        if fields.get(b"event") == b"reset":
+    def _handle(self, event: wire.Event) -> None:
+        if event.what == "reset":
             self._check_open()
-        elif fields.get(b"event") == b"state":
-            data = json.loads(fields[b"data"])
-            if data["state"] in ("succeeded", "failed", "killed"):
-                self._end(data["job"])
+        elif event.what == "state" and event.state in ("succeeded", "failed", "killed"):
+            self._end(event.job)
 
     def _end(self, job: str) -> None:
         with self._lock:

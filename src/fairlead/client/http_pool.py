@@ -1,6 +1,6 @@
-"""Reusable connections to a server, for the blocking client.
+"""Connections of the blocking client to a server, which are used again.
 
-They use the HTTP client of the standard library: requests take a quarter of the time of a general-purpose library
+They use the HTTP client of the standard library: a request takes a quarter of the time that it takes with httpx
 (decision 0025), and the command line starts faster.
 """
 
@@ -17,10 +17,10 @@ from fairlead.client.calls import REQUEST_TIMEOUT, REVISION, Call, addresses_of,
 from fairlead.client.endpoint import Endpoint
 
 LOST = (OSError, HTTPException)
-"""Errors raised when no answer arrived, or only a part of it."""
+"""Errors that mean that no answer arrived, or only a part of it."""
 
 MAX_IDLE = 10
-"""Idle connections that are kept."""
+"""Largest number of idle connections."""
 
 
 class Reply(NamedTuple):
@@ -43,12 +43,8 @@ class Connections:
         self._streams: set[socket.socket] = set()
         self._closed = False
 
-    @property
-    def servers(self) -> int:
-        return len(self._addresses)
-
     def turn(self) -> None:
-        """Send further requests to the next server, if there are several, because this one does not lead or answer."""
+        """Send further requests to the next server, if there are several: this one does not lead or does not answer."""
         if len(self._addresses) > 1:
             self._at = (self._at + 1) % len(self._addresses)
             while self._idle:
@@ -64,7 +60,7 @@ class Connections:
             self._idle.pop().close()
 
     def request(self, call: Call[Any], seconds: float = REQUEST_TIMEOUT) -> Reply:
-        """Send a call and read its whole answer, which has to arrive within `seconds` and the time of the call."""
+        """Send a call and read its whole answer. It must arrive within `seconds`, plus the extra time of the call."""
         link = self._take()
         try:
             answer = self._send(link, call, seconds + call.seconds)

@@ -1,7 +1,7 @@
 """Writes fetched result files below a directory: `STAGE.INDEX/NAME`.
 
-Names come from a server and, before that, from a task. A file is written only below the directory: names that lead out
-of it are refused, and links in it are not followed. A file appears when it is complete, and replaces an older one.
+The names of files come from tasks, so they are not trusted: a name that leads out of the directory is refused, and
+links in the directory are not followed. A file appears when it is complete, and replaces an older one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Broken(Exception):
-    """Raised if the answer is shorter or longer than the file. The file is then requested again."""
+    """Raised if an answer is shorter or longer than the file. The client then requests the file again."""
 
 
 @contextmanager
 def new_file(directory: Path, task: wire.TaskResults, file: wire.ResultFile) -> Iterator[BinaryIO]:
-    """Yield a file to write a result to. Afterwards it is moved to `target`, or removed if there was an error."""
+    """Yield a temporary file to write a result file to. It is renamed to `target`, or removed after an error."""
     if not is_safe_name(file.name):
         raise Problem(f"the server named a result file {file.name[:100]!r}, which is not written", code="unsafe")
     directory.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class Wanted:
         del self._files[_entry(task, file.name)]
 
     def unpack(self, parts: Iterator[bytes]) -> Iterator[None]:
-        """Write the wanted files of an archive, and yield after each. An archive that breaks off ends this early."""
+        """Write the wanted files of an archive, and yield after each. A broken archive ends the iteration early."""
         from tarfile import TarError, open
 
         with suppress(TarError), open(fileobj=_Reader(parts), mode="r|", bufsize=CHUNK) as archive:
@@ -96,7 +96,7 @@ def _entry(task: wire.TaskResults, name: str) -> str:
 
 
 class _Reader(RawIOBase):
-    """The parts of an answer as a file."""
+    """A file whose content are the parts of an answer."""
 
     def __init__(self, parts: Iterator[bytes]) -> None:
         self._parts = parts

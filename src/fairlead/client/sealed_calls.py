@@ -1,7 +1,7 @@
-"""Packs and seals calls and results that travel between an executor and its tasks, with the executor's key.
+"""Packs and seals the calls and results that an executor and its tasks exchange.
 
-A seal is an HMAC-SHA256 over the purpose and the bytes. It is checked before anything is unpickled, because unpickling
-can run any code. The key reaches tasks as a secret of their job.
+A seal is an HMAC-SHA256 over the purpose and the bytes, with the key of the executor. It is checked before anything is
+unpickled, because unpickling can run any code. Tasks get the key as a secret of their job.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ os._exit(code)
 
 
 class Forged(Exception):
-    """Raised for output without a valid seal: it was changed or replaced. None of it was unpickled."""
+    """Raised if output has no valid seal, so that somebody changed or replaced it. It is not unpickled."""
 
 
 def call_arguments(key: bytes, call: str, packed: bytes) -> list[str]:
-    """Return the arguments of the runner for a pickled call."""
+    """Return the arguments of `RUNNER` for a pickled call."""
     text = base64.b85encode(packed).decode()
     if len(text) > MAX_SENT:
         raise ValueError(
@@ -93,7 +93,7 @@ def result_of(key: bytes, call: str, job: str, output: bytes) -> tuple[str, Any]
     if not hmac.compare_digest(seal, expected.encode()):
         raise Forged(
             f"job {job}: the output of its task does not carry the seal of this call, so it was changed or replaced; "
-            "nothing of it was read. Submit the call again, and look at which users may write on the node"
+            "it was not unpickled. Submit the call again, and check which users can write files on the node"
         )
     kind, value = pickle.loads(zlib.decompress(base64.b85decode(text)))
     return kind, value

@@ -12,10 +12,13 @@ Documents = Iterable[Mapping[str, Any]]
 
 
 class ManagerHandle:
-    """A resource manager, which sends updates as lists of documents.
+    """A resource manager. Its updates have lists of documents with these keys:
 
-    nodes `{name, resources, action}`, jobs `{job, queue, user, stages, remove}`, asks `{job, ask, count, resources,
-    index, withdraw}`, releases `{job, ask, index, lost, withdraw}`, recover `{job, ask, node, index, resources}`.
+    - `nodes`: name, resources, action
+    - `jobs`: job, queue, user, stages, remove
+    - `asks`: job, ask, count, resources, index, withdraw
+    - `releases`: job, ask, index, lost, withdraw
+    - `recover`, for allocations that exist already: job, ask, node, index, resources
     """
 
     def __init__(self, name: str, send: Callable[[AnyCommand], None]) -> None:
@@ -27,7 +30,7 @@ class ManagerHandle:
         self._send(RegisterManager(name=self.name, operator=True))
 
     def remove(self) -> None:
-        """Remove the manager, as an operator does if it does not come back."""
+        """Remove the manager for good, as an operator would."""
         self._send(RemoveManager(name=self.name, operator=True))
 
     def update(
@@ -39,7 +42,7 @@ class ManagerHandle:
         recover: Documents = (),
         more: bool = False,
     ) -> None:
-        """Send an update. With `more`, others follow before the manager's state is complete."""
+        """Send an update. With `more`, the manager has not sent its whole state yet, and other updates follow."""
         self._send(
             UpdateManager(
                 name=self.name,
@@ -54,16 +57,16 @@ class ManagerHandle:
         )
 
     def events(self) -> list[Event]:
-        """Return the events since the last call: accepted, rejected, allocated, release, released, node."""
+        """Return the events since the last call, such as `accepted`, `rejected`, `allocated` and `released`."""
         events, self._events = self._events, []
         return events
 
     def receive(self, events: Iterable[Event]) -> None:
-        """Add events of a cycle."""
+        """Store events of a cycle."""
         self._events += events
 
     def answered(self, answer: Answer) -> None:
-        """Add the answer to a command as events, one per item."""
+        """Store the answer to a command as events, one for each item."""
         if not isinstance(answer, Accepted):
             self._events.append(Event("rejected", reason=str(answer)))
             return

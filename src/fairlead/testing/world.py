@@ -14,45 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
+from itertools import count
 from typing import Any, Literal
 
 import msgspec
 
 from fairlead import policies
-from fairlead.core.commands import (
-    AddNode,
-    Answer,
-    AnyCommand,
-    BringToFront,
-    CancelAsk,
-    CloseNodes,
-    DisconnectNodes,
-    FailOrder,
-    HoldJob,
-    Kill,
-    MarkReady,
-    MoveNode,
-    MovePool,
-    MoveQueue,
-    RegisterManager,
-    Rejected,
-    ReleaseHold,
-    ReleaseJob,
-    RemoveManager,
-    RemoveNode,
-    Report,
-    ReportState,
-    Requeue,
-    ResetLane,
-    Scale,
-    ScalePool,
-    SetPriority,
-    StopTasks,
-    Submit,
-    TaskAction,
-    UpdateManager,
-    UpdateNode,
-)
+from fairlead.core import commands
+from fairlead.core.commands import Answer, AnyCommand, Rejected, ReportState, TaskAction
 from fairlead.core.config import QUEUE_KEYS, parse_config
 from fairlead.core.cycle import Cycle, due
 from fairlead.core.documents import parse_job, parse_node
@@ -71,35 +40,24 @@ from fairlead.journal.in_memory import MemoryJournal
 from fairlead.journal.journal import Journal
 from fairlead.sim.fleet import Fleet
 from fairlead.testing.manager import ManagerHandle
+from fairlead.views import summaries
 from fairlead.views.dryrun import Tried, try_submission
 from fairlead.views.explanation import Explained, explained, remedies_of, with_remedies
 from fairlead.views.metrics.pool_metrics import pool_figures
-from fairlead.views.summaries import (
-    AskView,
-    JobView,
-    TaskView,
-    Waiting,
-    explain_view,
-    holds_view,
-    job_view,
-    lanes_view,
-    placements_view,
-    promises_view,
-    task_view,
-    usage_view,
-)
+from fairlead.views.summaries import AskView, JobView, TaskView, Waiting
 from fairlead.writer.cluster import Cluster
 from fairlead.writer.observer import Observer
 from fairlead.writer.writer import Stopped, Writer
 
 Breakage = Literal["failed", "unknown"]
+MANAGING = commands.UpdateManager | commands.RegisterManager | commands.RemoveManager
 
 
 class World:
-    """A cluster for experiments. It starts ready, at time 0."""
+    """A cluster for experiments. It starts at time 0, and places tasks at once."""
 
     most_cycles = 10_000
-    """The most cycles at one moment. More are an error: two phases keep undoing each other's work."""
+    """Largest number of cycles at one time. More are an error: phases keep undoing each other's work."""
 
     def __init__(
         self,
@@ -109,7 +67,10 @@ class World:
         journal: Journal | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """`config` is a document as in fairlead.yaml, or the settings of one partition, used for every partition."""
+        """Start the cluster with a configuration.
+
+        `config` is a document as in fairlead.yaml, or the settings that every partition has.
+        """
         policies.load()
         self.now: Micros = 0
         self.journal = journal if journal is not None else MemoryJournal()
@@ -148,7 +109,7 @@ class World:
         self._queue.append(deepcopy(self._config))
 
     def configure(self, config: Mapping[str, Any]) -> None:
-        """Apply another configuration. The cycle that applies it raises if it is refused."""
+        """Replace the configuration. If it is refused, the cycle that applies it raises `Refused`."""
         names = list(self._config["partitions"])
         self._config = _document(config, None, names)
         self._queue.append(deepcopy(self._config))
@@ -161,13 +122,13 @@ class World:
         self._queue.append(deepcopy(self._config))
 
     def pool(self, name: str, partition: str | None = None, **settings: Any) -> None:
-        """Add a pool, or replace its settings. Nodes join by `arrive`, and leave as soon as they are given back."""
+        """Add a pool, or replace its settings. `arrive` adds its nodes. They leave when the pool gives them back."""
         self._config["partitions"][partition or self._default].setdefault("pools", {})[name] = settings
         _bring_by_hand(settings)
         self._queue.append(deepcopy(self._config))
 
     def arrive(self, pool: str, n: int = 1, partition: str | None = None, **properties: Any) -> list[str]:
-        """Add `n` nodes of a pool and return their names: first ordered nodes, then unordered ones.
+        """Add `n` nodes of a pool and return their names. Ordered nodes arrive first, then nodes without an order.
 
         They have the properties of the pool's nodes, unless other properties are given.
         """
@@ -185,12 +146,12 @@ class World:
         return names
 
     def fail_order(self, pool: str, reason: str = "no machines", partition: str | None = None) -> None:
-        """Fail the oldest order of a pool: its nodes that have not joined never will."""
+        """Fail the oldest order of a pool: its nodes that have not joined will not join."""
         where = partition or self._default
         orders = [number for number, order in sorted(self.partition(where).orders.items()) if order.pool == pool]
         if not orders:
             raise KeyError(f"pool {pool} has no order that could fail")
-        self._send(where, FailOrder(pool=pool, order=orders[0], reason=reason, operator=True))
+        self._send(where, commands.FailOrder(pool=pool, order=orders[0], reason=reason, operator=True))
 
     def fail_machines(self, *names: str, reason: str = "the machine went away", partition: str | None = None) -> None:
         """Fail machines of one order, by the names of their nodes, before their agents join."""
@@ -198,16 +159,16 @@ class World:
         state = self.partition(where)
         number = state.order_of[names[0]]
         pool = state.orders[number].pool
-        self._send(where, FailOrder(pool=pool, order=number, reason=reason, names=names, operator=True))
+        self._send(where, commands.FailOrder(pool=pool, order=number, reason=reason, names=names, operator=True))
 
     def pause_pool(self, pool: str, partition: str | None = None) -> None:
-        self._send(partition or self._default, MovePool(pool=pool, action="pause", operator=True))
+        self._send(partition or self._default, commands.MovePool(pool=pool, action="pause", operator=True))
 
     def resume_pool(self, pool: str, partition: str | None = None) -> None:
-        self._send(partition or self._default, MovePool(pool=pool, action="resume", operator=True))
+        self._send(partition or self._default, commands.MovePool(pool=pool, action="resume", operator=True))
 
     def scale_pool(self, pool: str, nodes: int, partition: str | None = None) -> None:
-        self._send(partition or self._default, ScalePool(pool=pool, nodes=nodes, operator=True))
+        self._send(partition or self._default, commands.ScalePool(pool=pool, nodes=nodes, operator=True))
 
     def node(
         self,
@@ -228,7 +189,7 @@ class World:
         _, spec = parse_node(doc)
         self._nodes[where, name] = doc
         self._home.setdefault(name, where)
-        self._send(where, AddNode(name=name, spec=spec, operator=True))
+        self._send(where, commands.AddNode(name=name, spec=spec, operator=True))
 
     def nodes(self, count: int, prefix: str = "n", **properties: Any) -> None:
         """Add `count` equal nodes, named by prefix and number."""
@@ -236,7 +197,7 @@ class World:
             self.node(f"{prefix}{number}", **properties)
 
     def update_node(self, name: str, **changes: Any) -> None:
-        """Change resources, labels, taints, users or pool of a node; the others stay."""
+        """Change some of the resources, labels, taints, users and pool of a node."""
         where = self._home.get(name, self._default)
         doc = self._nodes[where, name]
         for key, value in changes.items():
@@ -245,16 +206,16 @@ class World:
             else:
                 doc["resources"][key] = value
         _, spec = parse_node(doc)
-        self._send(where, UpdateNode(name=name, spec=spec, operator=True))
+        self._send(where, commands.UpdateNode(name=name, spec=spec, operator=True))
 
     def drain(self, name: str, reason: str = "") -> None:
         self._move(name, "drain", reason)
 
     def close(self, labels: Mapping[str, str], lasts: float | str = 0, reason: str = "") -> None:
-        """Disable nodes with these labels for a time, also those that join meanwhile; without a time, enable them."""
+        """Disable nodes with these labels for a time, also nodes that join meanwhile. Without a time, enable them."""
         pairs = tuple(sorted(labels.items()))
         span = parse_duration(lasts, "lasts")
-        self._send(self._default, CloseNodes(labels=pairs, lasts=span, reason=reason, operator=True))
+        self._send(self._default, commands.CloseNodes(labels=pairs, lasts=span, reason=reason, operator=True))
 
     def disable(self, name: str, reason: str = "", lasts: float | str = 0) -> None:
         self._move(name, "disable", reason, lasts)
@@ -263,7 +224,7 @@ class World:
         self._move(name, "enable")
 
     def remove_node(self, name: str) -> None:
-        self._send(self._home.get(name, self._default), RemoveNode(name=name, operator=True))
+        self._send(self._home.get(name, self._default), commands.RemoveNode(name=name, operator=True))
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
@@ -280,9 +241,9 @@ class World:
     ) -> str:
         """Queue a submission and return the job's id. The `duration` of a stage is the run time of its tasks.
 
-        It is sent with an operator's right, so that any priority and queue is allowed; `operator=False` sends it as
-        the user.
-        A document that cannot be read is refused here; refusals that depend on the state are in `answers()`.
+        The submission has the rights of an operator, which allow any priority and queue; `operator=False` gives it only
+        the rights of `user`. A document that cannot be read raises `Refused` at once. Refusals that depend on the state
+        are in `answers()` after the next cycle.
         """
         where = partition or self._default
         job_id = self._id(name, user, key)
@@ -298,62 +259,60 @@ class World:
             documents.append(document)
         spec = parse_job({"name": name, "user": user, "stages": documents, **rest})
         self._home[job_id] = where
-        command = Submit(spec=spec, id=job_id, user=user, groups=spec.groups, key=key or "", operator=operator)
+        command = commands.Submit(spec=spec, id=job_id, user=user, groups=spec.groups, key=key or "", operator=operator)
         self._send(where, command)
         return job_id
 
     def scale(self, job: str, stage: str, count: int) -> None:
-        self._send(self._where(job), Scale(job=job, stage=stage, count=count, operator=True))
+        self._on_job(commands.Scale, job, stage=stage, count=count)
 
     def kill(self, job: str, user: str | None = None) -> None:
-        self._send(self._where(job), Kill(job=job, user=user or "", operator=user is None))
+        self._on_job(commands.Kill, job, user)
 
     def hold(self, job: str, user: str | None = None) -> None:
         """Hold a job back, as an operator or as a user."""
-        self._send(self._where(job), HoldJob(job=job, user=user or "", operator=user is None))
+        self._on_job(commands.HoldJob, job, user)
 
     def release(self, job: str, user: str | None = None) -> None:
         """Release a held job, as an operator or as a user."""
-        self._send(self._where(job), ReleaseJob(job=job, user=user or "", operator=user is None))
+        self._on_job(commands.ReleaseJob, job, user)
 
     def requeue(self, job: str, user: str | None = None) -> None:
         """Stop the running tasks of a job, which then wait again."""
-        self._send(self._where(job), Requeue(job=job, user=user or "", operator=user is None))
+        self._on_job(commands.Requeue, job, user)
 
     def stop_tasks(self, job: str, action: TaskAction, stage: str, *indices: int, user: str | None = None) -> None:
         """Kill, requeue or replace tasks of a job, as an operator or as a user."""
-        tasks = Ranges.from_indices(indices).flat()
-        self._send(
-            self._where(job),
-            StopTasks(job=job, stage=stage, indices=tasks, action=action, user=user or "", operator=user is None),
+        self._on_job(
+            commands.StopTasks, job, user, stage=stage, indices=Ranges.from_indices(indices).flat(), action=action
         )
 
     def set_priority(self, job: str, priority: int, user: str | None = None) -> None:
         """Change the priority of a job, as an operator or as a user."""
-        self._send(self._where(job), SetPriority(job=job, priority=priority, user=user or "", operator=user is None))
+        self._on_job(commands.SetPriority, job, user, priority=priority)
 
     def prioritise(self, job: str, stage: str) -> None:
         """Move the asks of a stage to the front of their lanes."""
-        self._send(self._where(job), BringToFront(job=job, stage=stage, operator=True))
+        self._on_job(commands.BringToFront, job, stage=stage)
 
     def release_hold(self, job: str, stage: str = "") -> None:
         """Release the nodes held for a job, or for one of its stages."""
-        self._send(self._where(job), ReleaseHold(job=job, stage=stage, operator=True))
+        self._on_job(commands.ReleaseHold, job, stage=stage)
 
     def cancel(self, job: str, stage: str) -> None:
-        self._send(self._where(job), CancelAsk(job=job, stage=stage, operator=True))
+        self._on_job(commands.CancelAsk, job, stage=stage)
 
     def reset_lane(self, queue: str, job: str, cancel: bool = False) -> None:
-        self._send(self._where(job), ResetLane(queue=queue, job=job, cancel=cancel, operator=True))
+        self._on_job(commands.ResetLane, job, queue=queue, cancel=cancel)
 
     def stop_queue(self, path: str, partition: str | None = None) -> None:
-        self._send(partition or self._default, MoveQueue(queue=path, action="stop", operator=True))
+        self._send(partition or self._default, commands.MoveQueue(queue=path, action="stop", operator=True))
 
     def start_queue(self, path: str, partition: str | None = None) -> None:
-        self._send(partition or self._default, MoveQueue(queue=path, action="start", operator=True))
+        self._send(partition or self._default, commands.MoveQueue(queue=path, action="start", operator=True))
 
     def finish(self, job: str, stage: str | None = None, index: int | None = None, exit_code: int = 0) -> None:
-        """Report that live tasks have ended: one task, all of a stage, or all of the job."""
+        """Report the end of live tasks: of one task, of all tasks of a stage, or of all tasks of the job."""
         state: ReportState = "succeeded" if exit_code == 0 else "failed"
         for candidate in self._job(job).stages:
             if stage in (None, candidate.name):
@@ -371,7 +330,7 @@ class World:
         exit_code: int | None = None,
         ran: float = 0,
     ) -> None:
-        """Send a report, which may be stale or wrong. `ran` is the run time so far, in seconds."""
+        """Send any report about a task, even an outdated or false one. `ran` is the run time so far, in seconds."""
         self._report(job, self._stage(job, stage), index, attempt, state, exit_code, node, ran)
 
     # -- agents --------------------------------------------------------------------------------------------------
@@ -391,19 +350,18 @@ class World:
             fleet.ignore_stops(job)
 
     def silence(self, node: str) -> None:
-        """Make a node fall silent. It is declared lost after the lease and one more heartbeat."""
+        """Stop all messages of a node. It is declared lost after the lease and one more heartbeat."""
         self._fleet_of(node).silence(node)
         self._silent.setdefault(node, self.now)
 
     def disconnect(self, node: str) -> None:
-        """Disconnect the agent of a node. Its tasks keep running; the node gets no new work and is lost after its
-        lease."""
+        """Disconnect the agent of a node. Its tasks keep running. It gets no new ones and is lost after the lease."""
         self._fleet_of(node).disconnect(node)
         self._silent.setdefault(node, self.now)
-        self._send(self._home[node], DisconnectNodes(names=(node,), operator=True))
+        self._send(self._home[node], commands.DisconnectNodes(names=(node,), operator=True))
 
     def connect(self, node: str) -> None:
-        """Connect the agent of a node again. It kept its tasks and sends the reports that it could not send."""
+        """Connect the agent of a node again. It still has its tasks, and sends the reports that it could not send."""
         self._silent.pop(node, None)
         self._fleet_of(node).connect(node)
         self._join(node)
@@ -428,7 +386,7 @@ class World:
     # -- time ----------------------------------------------------------------------------------------------------
 
     def cycle(self) -> None:
-        """Run one cycle at the present time. A queued change of the configuration has its own cycle."""
+        """Run one cycle at the present time. Each queued configuration is applied in a cycle of its own."""
         batch: list[tuple[str, AnyCommand]] = []
         waiting, self._queue = self._queue, []
         for at, entry in enumerate(waiting):
@@ -466,20 +424,23 @@ class World:
 
     def mark_ready(self) -> None:
         for name in self.cluster.writers:
-            self._send(name, MarkReady(operator=True))
+            self._send(name, commands.MarkReady(operator=True))
 
     def restart(self, ready: bool = True, away: float = 0) -> None:
-        """Replace the control plane by a new one that recovers from the journal, `away` seconds later. Agents stay.
+        """Replace the control plane by one that recovers from the journal, `away` seconds later. Agents keep running.
 
-        With `ready`, the new one continues at once. Otherwise it waits, as after any start: for `mark_ready`, for
-        `ready_after`, or until every node that is up (by `node`, or a report of its tasks) and every resource manager
-        (by an update) has reported.
+        With `ready`, the new one places tasks at once. Otherwise it starts as a server does: it places no tasks until
+        `mark_ready`, until `ready_after` is over, or until all nodes and resource managers have reported. A call of
+        `node` and a report about a task are reports of a node, an update is a report of a manager.
         """
         self.now += round(away * SECOND)
         self._recover({name: ready for name in self.cluster.writers})
 
     def break_journal(self, how: Breakage, written: bool = False) -> None:
-        """Make the next write fail, with certainty or with an unknown outcome. The cycle recovers from it."""
+        """Make the next write to the journal fail, certainly (`failed`) or with an unknown outcome (`unknown`).
+
+        `written` says whether the record is in the journal all the same. The cycle recovers from the journal.
+        """
         if not isinstance(self.journal, MemoryJournal):
             raise TypeError("only a memory journal can be broken on demand")
         self.journal.break_next(how, written)
@@ -487,14 +448,14 @@ class World:
     # -- reading the state ---------------------------------------------------------------------------------------
 
     def partition(self, name: str | None = None) -> Partition:
-        """Return the state itself, for reading."""
+        """Return the state of a partition, to read and not to change."""
         return self.cluster.writers[name or self._default].partition
 
     def placements(self, job: str) -> dict[tuple[str, int], str]:
-        return placements_view(self.partition(self._where(job)), self._job(job))
+        return summaries.placements_view(self.partition(self._where(job)), self._job(job))
 
     def job(self, job: str) -> JobView:
-        view = job_view(self._job(job))
+        view = summaries.job_view(self._job(job))
         return msgspec.structs.replace(
             view,
             submitted=_seconds(view.submitted),
@@ -506,7 +467,7 @@ class World:
         record = self._stage(job, stage)
         if not 0 <= index < record.count and index not in (record.live or {}):
             raise KeyError(f"stage {stage} of job {job} has no task {index}; it has {record.count}")
-        return task_view(self.partition(self._where(job)), record, index)
+        return summaries.task_view(self.partition(self._where(job)), record, index)
 
     def lanes(self, partition: str | None = None) -> dict[tuple[str, str], list[AskView]]:
         return {
@@ -514,16 +475,16 @@ class World:
                 msgspec.structs.replace(ask, asked=_seconds(ask.asked), waiting_since=_seconds(ask.waiting_since))
                 for ask in lane
             ]
-            for key, lane in lanes_view(self.partition(partition)).items()
+            for key, lane in summaries.lanes_view(self.partition(partition)).items()
         }
 
     def holds(self, partition: str | None = None) -> dict[str, list[tuple[str, str, int]]]:
-        """Return held node → job, stage and number of tasks that it is held for."""
-        return holds_view(self.partition(partition))
+        """Return held node → the asks that it is held for: job, stage and number of tasks."""
+        return summaries.holds_view(self.partition(partition))
 
     def promises(self, partition: str | None = None) -> dict[tuple[str, str, str], list[tuple[str, int]]]:
-        """Return job, stage and kind of an ask → nodes with promised capacity, and the number of tasks there."""
-        return promises_view(self.partition(partition))
+        """Return ask (job, stage and kind) → nodes with capacity promised to it, each with a number of tasks."""
+        return summaries.promises_view(self.partition(partition))
 
     def pools(self, partition: str | None = None) -> dict[str, dict[str, Any]]:
         """Return pool → its sizes: ready, total, available, pending, idle, ordered, disabled.
@@ -540,7 +501,7 @@ class World:
         """Return the use of a queue, in the units that users write: CPUs, bytes, GPUs."""
         if queue not in self.partition(partition).queues:
             raise KeyError(f"there is no queue {queue}")
-        used = usage_view(self.partition(partition), queue)
+        used = summaries.usage_view(self.partition(partition), queue)
         return {name: _units(name, amount) for name, amount in used.items()}
 
     def entitlement(self, queue: str, partition: str | None = None) -> float:
@@ -549,7 +510,7 @@ class World:
         return entitlements.of(entry) if entitlements.slots else entitlements.of(entry) / entitlements.whole
 
     def loaned(self, queue: str, partition: str | None = None) -> float:
-        """Return the use of a queue beyond its entitlement, in the same unit."""
+        """Return the use of a queue beyond its entitlement, in the unit of `entitlement`."""
         entitlements, entry = self._entitlements(queue, partition)
         return entitlements.loaned(entry) if entitlements.slots else entitlements.loaned(entry) / entitlements.whole
 
@@ -563,10 +524,12 @@ class World:
 
     def explain(self, job: str) -> list[Waiting]:
         where = self._where(job)
-        return explain_view(self.partition(where), self._job(job), self.cluster.writers[where].reasons, self.now)
+        return summaries.explain_view(
+            self.partition(where), self._job(job), self.cluster.writers[where].reasons, self.now
+        )
 
     def why(self, job: str, remedies: bool = True) -> Explained:
-        """Return one sentence about a job, the reasons, and remedies that would start its waiting tasks."""
+        """Return a sentence about a job, reasons why its tasks wait, and remedies that would start them."""
         where = self._where(job)
         view = explained(self.partition(where), self._job(job), self.cluster.writers[where].reasons, self.now)
         if not remedies or not view.waiting:
@@ -577,10 +540,10 @@ class World:
     def dry_run(
         self, *, stages: Iterable[Mapping[str, Any]], user: str = "user", partition: str | None = None, **rest: Any
     ) -> Tried:
-        """Return what the next cycle would do with a job. Nothing is queued; `Refused` is raised if it is refused."""
+        """Return what the next cycle would do with a job, without submitting it. Raise `Refused` if it is refused."""
         where = partition or self._default
         spec = parse_job({"user": user, "stages": [dict(stage) for stage in stages], **rest})
-        command = Submit(spec=spec, user=user, groups=spec.groups, operator=True)
+        command = commands.Submit(spec=spec, user=user, groups=spec.groups, operator=True)
         reasons = self.cluster.writers[where].reasons
         tried = try_submission(copy_of(self.partition(where)), command, reasons, self.now)
         if isinstance(tried, Rejected):
@@ -638,14 +601,14 @@ class World:
         late = [node for node, since in self._silent.items() if self._home[node] == name and self._is_late(node, since)]
         for node in late:
             del self._silent[node]
-        return [MoveNode(name=node, action="lose", operator=True) for node in late]
+        return [commands.MoveNode(name=node, action="lose", operator=True) for node in late]
 
     def _is_late(self, node: str, since: Micros) -> bool:
         when = self._lost_at(node, since)
         return when is not None and when <= self.now
 
     def _lost_at(self, node: str, since: Micros) -> Micros | None:
-        """Return when a silent node is lost, counted from readiness if that is later; None before readiness."""
+        """Return when a silent node is lost. The time counts from readiness at the earliest; None before readiness."""
         writer = self.cluster.writers.get(self._home[node])
         if writer is None or not writer.partition.readiness.ready:
             return None
@@ -679,22 +642,24 @@ class World:
                 self._answers.append(
                     Rejected("partition", f"there is no partition {where}; name one of {names}", "unknown")
                 )
-        for name, commands in by_partition.items():
+        for name, asked in by_partition.items():
             reports = [*self.fleets[name].reports(self.now), *self._losses(name)]
             writer: Writer = self.cluster.writers[name]
             try:
-                done = writer.cycle([*reports, *commands], self.now)
+                done = writer.cycle([*reports, *asked], self.now)
             except Stopped as stopped:
-                self._answers += [Rejected("", str(stopped), "unavailable") for _ in commands]
+                self._answers += [Rejected("", str(stopped), "unavailable") for _ in asked]
                 self.fleets[name].send_again(reports)
                 self._recover(self._readiness())
                 continue
-            self._answers += done.answers[len(reports) :]
-            for command, answer in zip(commands, done.answers[len(reports) :], strict=True):
-                self._answer_manager(name, command, answer)
+            answers = done.answers[len(reports) :]
+            self._answers += answers
+            for command, answer in zip(asked, answers, strict=True):
+                if isinstance(command, MANAGING):
+                    self.rm(command.name, name).answered(answer)
             self._deliver(name, done)
-            for command in commands:
-                if isinstance(command, AddNode):
+            for command in asked:
+                if isinstance(command, commands.AddNode):
                     self._brief_agent(name, command.name)
         self.check()
 
@@ -708,12 +673,8 @@ class World:
                 for node in effect.unwanted:
                     self.remove_node(node)
 
-    def _answer_manager(self, where: str, command: AnyCommand, answer: Answer) -> None:
-        if isinstance(command, UpdateManager | RegisterManager | RemoveManager):
-            self.rm(command.name, where).answered(answer)
-
     def _brief_agent(self, where: str, node: str) -> None:
-        """Send all current launches and stops to a joining agent: earlier messages may have been lost."""
+        """Send all outstanding launches and stops to an agent that joins, because earlier messages may be lost."""
         partition = self.partition(where)
         node_id = partition.nodes.find(node)
         if node_id is not None:
@@ -730,25 +691,26 @@ class World:
     def _send(self, where: str, command: AnyCommand) -> None:
         self._queue.append((where, command))
 
+    def _on_job(self, kind: type[Any], job: str, user: str | None = None, **fields: Any) -> None:
+        """Queue a command about a job, with the rights of a user, or by default of an operator."""
+        self._send(self._where(job), kind(job=job, user=user or "", operator=user is None, **fields))
+
     def _move(
         self, name: str, action: Literal["drain", "disable", "enable"], reason: str = "", lasts: float | str = 0
     ) -> None:
         where, span = self._home.get(name, self._default), parse_duration(lasts, "lasts")
-        self._send(where, MoveNode(name=name, action=action, reason=reason, lasts=span, operator=True))
+        self._send(where, commands.MoveNode(name=name, action=action, reason=reason, lasts=span, operator=True))
 
     def _join(self, node: str) -> None:
         where = self._home[node]
         _, spec = parse_node(self._nodes[where, node])
-        self._send(where, AddNode(name=node, spec=spec, operator=True))
+        self._send(where, commands.AddNode(name=node, spec=spec, operator=True))
 
     def _id(self, name: str, user: str, key: str | None) -> str:
         if key is not None and (user, key) in self._ids:
             return str(self._ids[user, key])
-        job_id = str(name)
-        number = 1
-        while job_id in self._taken or job_id.isdigit():
-            number += 1
-            job_id = f"{name}-{number}"
+        numbered = (name if number == 1 else f"{name}-{number}" for number in count(1))
+        job_id = next(each for each in numbered if each not in self._taken and not each.isdigit())
         self._taken.add(job_id)
         if key is not None:
             self._ids[user, key] = job_id
@@ -800,19 +762,16 @@ class World:
         attempt = live if attempt is None else attempt
         if state not in ("running", "refused") and attempt == live:
             self.fleets[where].ended(job, stage.name, index, self.now)
-        self._send(
-            where,
-            Report(
-                node=node,
-                job=job,
-                stage=stage.name,
-                indices=(index, index + 1),
-                attempt=attempt,
-                state=state,
-                exit_code=exit_code,
-                ran=round(ran * SECOND),
-                operator=True,
-            ),
+        self._on_job(
+            commands.Report,
+            job,
+            node=node,
+            stage=stage.name,
+            indices=(index, index + 1),
+            attempt=attempt,
+            state=state,
+            exit_code=exit_code,
+            ran=round(ran * SECOND),
         )
 
 
@@ -832,7 +791,7 @@ def _document(config: Mapping[str, Any], unit: str | None, partitions: Sequence[
 
 
 def _bring_by_hand(pool: Any) -> None:
-    """Give a pool a provider, so that its nodes can be ordered; the test adds them."""
+    """Give a pool a provider that adds no nodes, so that it can order nodes; `arrive` adds them."""
     if isinstance(pool, dict):
         pool.setdefault("provider", {"memory": {}})
 
