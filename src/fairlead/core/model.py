@@ -756,7 +756,7 @@ Meant = tuple[str, int, int, int]
 OrderCause = Literal["demand", "spare", "hand"]
 
 
-class Pool(msgspec.Struct, eq=False):
+class Pool(msgspec.Struct, eq=False, array_like=True):
     """The present state of a pool."""
 
     name: str
@@ -806,7 +806,7 @@ class Closure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: str = ""
 
 
-class Manager(msgspec.Struct, eq=False):
+class Manager(msgspec.Struct, eq=False, array_like=True):
     """A resource manager: the adapter of another scheduler, with nodes, jobs and asks of its own."""
 
     name: str
