@@ -50,18 +50,19 @@ from fairlead.core.settings import (
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
 PARTITION_KEYS = (*PartitionSettings.__struct_fields__, "queues", "pools")
+_TEMPLATE = (
+    'queues are not made by submissions; write each queue, or let users share one, with order: fair and users: {"*": …}'
+)
 OF_YUNIKORN = {
-    "template": "queues are not made by submissions; write each queue, or let users share one, with order: fair and "
-    'users: {"*": …}',
-    "childtemplate": "queues are not made by submissions; write each queue, or let users share one, with order: fair "
-    'and users: {"*": …}',
+    "template": _TEMPLATE,
+    "childtemplate": _TEMPLATE,
     "properties": "write order, preemptible or max_priority",
     "resources": "write guarantee and limit",
 }
-"""Settings of YuniKorn with a mapping as their value, which would be read as a queue → what to write instead."""
+"""YuniKorn's settings that have a mapping as their value, as queues have here → what to write instead."""
 QUEUE_KEYS = QueueSettings.__struct_fields__
 LOOK_ALIKES = ("users", "groups", "limit", "guarantee")
-"""Settings that are mappings, as queues are: a queue name close to one of these is refused as a likely typing error."""
+"""Settings that are mappings, as queues are. A queue name close to one of them is refused as a likely typing error."""
 BACKFILL_MODES = get_args(Backfill)
 MAX_DEPTH = 20
 MAX_PATH = 1_000
@@ -71,7 +72,7 @@ MAX_PROVIDER = 1_000
 
 
 def parse_config(doc: object) -> dict[str, PartitionConfig]:
-    """Read a whole configuration. Returns the configuration of each partition, by name."""
+    """Read a whole configuration; return that of each partition by name."""
     read = Reader(doc, "", "a configuration")
     for key in read.doc:
         if key in PARTITION_KEYS:
@@ -159,7 +160,7 @@ def _share_memory(read: Reader) -> Micros:
 
 
 def missing_policies(settings: PartitionSettings, queues: Iterable[QueueSettings]) -> list[str]:
-    """Return the policies, such as "order night_first", that journaled settings name and this process does not have."""
+    """Return the policies, such as "order night_first", that settings name and that are not installed."""
     orders = sorted({queue.order for queue in queues})
     return [
         *PLACEMENTS.missing((settings.place,)),
@@ -255,16 +256,8 @@ def _limits(read: Reader, key: str) -> tuple[tuple[str, Limits], ...]:
             check_name(name, table.at(name))
         entry = Reader(table.get(name, {}), table.at(name), "a limit")
         limit = entry.get("limit")
-        limits.append(
-            (
-                name,
-                Limits(
-                    None if limit is None else _amounts(limit, entry.at("limit")),
-                    entry.optional_count("max_jobs"),
-                    _max_priority(entry),
-                ),
-            )
-        )
+        amounts = None if limit is None else _amounts(limit, entry.at("limit"))
+        limits.append((name, Limits(amounts, entry.optional_count("max_jobs"), _max_priority(entry))))
         entry.close()
     return tuple(limits)
 
@@ -280,19 +273,9 @@ def _check_guarantees(queues: dict[str, QueueSettings], field: str) -> None:
     """
     promised: dict[str, dict[str, int]] = {path: {} for path in queues}
     for path, settings in queues.items():
+        parent = path.rpartition(".")[0]
         for name, amount in settings.guarantee:
-            above = path
-            while above:
-                limit = dict(queues[above].limit or ()).get(name)
-                if limit is not None and limit < amount:
-                    of = "" if above == path else f" of queue {above}"
-                    raise Refused(
-                        f"{field}.{path}.guarantee",
-                        f"limit {name} {format_quantity(name, limit)}{of} is below the guarantee "
-                        f"{format_quantity(name, amount)}; raise the limit or lower the guarantee",
-                    )
-                above = above.rpartition(".")[0]
-            parent = path.rpartition(".")[0]
+            _check_guarantee(queues, path, name, amount, field)
             if parent:
                 promised[parent][name] = promised[parent].get(name, 0) + amount
     for path, settings in queues.items():
@@ -305,6 +288,20 @@ def _check_guarantees(queues: dict[str, QueueSettings], field: str) -> None:
                     f"the queues below are guaranteed {name} {format_quantity(name, amount)} together, more than "
                     f"{format_quantity(name, bounds[name])}; raise it or lower theirs",
                 )
+
+
+def _check_guarantee(queues: dict[str, QueueSettings], path: str, name: str, amount: int, field: str) -> None:
+    above = path
+    while above:
+        limit = dict(queues[above].limit or ()).get(name)
+        if limit is not None and limit < amount:
+            of = "" if above == path else f" of queue {above}"
+            raise Refused(
+                f"{field}.{path}.guarantee",
+                f"limit {name} {format_quantity(name, limit)}{of} is below the guarantee "
+                f"{format_quantity(name, amount)}; raise the limit or lower the guarantee",
+            )
+        above = above.rpartition(".")[0]
 
 
 # -- requestors and pools ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, TypeVar, cast
 
 import msgspec
-from msgspec.structs import astuple
+from msgspec.structs import asdict, astuple
 
 from fairlead.core.changes import NodeAdded, NodeAvoided, as_added
 from fairlead.core.model import (
@@ -417,12 +417,10 @@ def _load_jobs(partition: Partition, document: _Document) -> None:
 
 
 def _load_earmarks(partition: Partition, document: _Document) -> None:
-    for entry in document.holds:
-        *kept, large, recalled = astuple(entry)
-        partition.add_earmark(Hold(*kept, large=large, recalled=recalled))
-    for promised in document.promises:
-        *kept, victims, ordered = astuple(promised)
-        partition.add_earmark(Promise(*kept, victims=victims, ordered=ordered))
+    for hold in document.holds:
+        partition.add_earmark(Hold(**asdict(hold)))
+    for promise in document.promises:
+        partition.add_earmark(Promise(**asdict(promise)))
 
 
 def _load_job(partition: Partition, record: _Job, times: dict[int, int]) -> None:

@@ -1,6 +1,6 @@
 """Legal state transitions, one table per kind of record. All other transitions are refused.
 
-Keeping a state is not a transition: callers skip it.
+Callers do not check a transition from a state to itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 
 class IllegalTransition(Exception):
-    """A change asked for a transition that is not in the table."""
+    """The transition is not in the table."""
 
 
 class Lifecycle:
