@@ -188,7 +188,7 @@ def _parse_queues(doc: object, field: str) -> tuple[tuple[str, QueueSettings], .
 
 
 def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSettings], above: tuple[int, ...]) -> None:
-    # Both Python objects and YAML with anchors may contain themselves.
+    # Python objects and YAML with anchors can contain themselves.
     if id(doc) in above:
         raise Refused(field, "the queue contains itself; a queue stands in the tree once")
     if len(above) > MAX_DEPTH or len(path) > MAX_PATH:
@@ -196,11 +196,10 @@ def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSett
     if len(queues) >= MAX_QUEUES:
         raise Refused(field[:200], f"the tree has more than {MAX_QUEUES} queues; write fewer")
     read = Reader(doc, field, "a queue")
-    limit = read.get("limit")
     settings = QueueSettings(
         share=read.optional_count("share", 0, 10_000),
-        guarantee=_amounts(read.get("guarantee", {}), read.at("guarantee")),
-        limit=None if limit is None else _amounts(limit, read.at("limit")),
+        guarantee=read.optional("guarantee", _amounts, ()),
+        limit=_limit(read),
         max_jobs=read.optional_count("max_jobs"),
         order=read.choice("order", tuple(ORDERS), "priority"),
         scale_first=read.flag("scale_first", True),
@@ -255,11 +254,14 @@ def _limits(read: Reader, key: str) -> tuple[tuple[str, Limits], ...]:
         if name != "*":
             check_name(name, table.at(name))
         entry = Reader(table.get(name, {}), table.at(name), "a limit")
-        limit = entry.get("limit")
-        amounts = None if limit is None else _amounts(limit, entry.at("limit"))
-        limits.append((name, Limits(amounts, entry.optional_count("max_jobs"), _max_priority(entry))))
+        limits.append((name, Limits(_limit(entry), entry.optional_count("max_jobs"), _max_priority(entry))))
         entry.close()
     return tuple(limits)
+
+
+def _limit(read: Reader) -> Amounts | None:
+    value = read.get("limit")
+    return None if value is None else _amounts(value, read.at("limit"))
 
 
 def _max_priority(read: Reader) -> int | None:
@@ -325,8 +327,7 @@ def _checks(read: Reader, key: str) -> tuple[str, ...]:
 
 
 def _bytes(read: Reader, key: str, default: int) -> int:
-    value = read.get(key)
-    return default if value is None else parse_quantity(MEMORY, value, read.at(key))
+    return read.optional(key, lambda value, field: parse_quantity(MEMORY, value, field), default)
 
 
 def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSettings], ...]) -> tuple[Requestor, ...]:
@@ -388,8 +389,8 @@ def _parse_pool(doc: object, field: str) -> PoolSettings:
         max_idle=read.count("max_idle", default.max_idle),
         idle_for=read.duration("idle_for", default.idle_for),
         cost=read.count("cost", default.cost),
-        provider=_provider(read.get("provider"), read.at("provider")),
-        min_free=_amounts(read.get("min_free", {}), read.at("min_free")),
+        provider=read.optional("provider", _provider, ""),
+        min_free=read.optional("min_free", _amounts, ()),
     )
     for name, _ in pool.min_free:
         if name not in node:
@@ -402,8 +403,6 @@ def _parse_pool(doc: object, field: str) -> PoolSettings:
 
 
 def _provider(doc: object, field: str) -> str:
-    if doc is None:
-        return ""
     if not isinstance(doc, Mapping):
         raise Refused(field, f"{shown(doc)} is not a mapping; write for example {{command: [./mycloud]}}")
     check_entries(doc, field, MAX_PROVIDER)

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import lt
-from typing import NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from fairlead.core.errors import Refused
 
@@ -187,7 +187,7 @@ class SharedRanges(Ranges):
 
     __slots__ = ()
 
-    def _refuse(self, *arguments: object) -> NoReturn:
+    def _refuse(self, *arguments: Any, **named: Any) -> Any:
         raise TypeError("shared ranges cannot be altered; take a copy")
 
     add = _refuse

@@ -199,7 +199,7 @@ class NodeIndex(Generic[K]):
             nodes.taints[row],
             nodes.users[row],
             tuple([nodes.labels[row].get(label) for label in self._labels]),
-            nodes.device_count(row) > 0,
+            nodes.gpus[row] > 0,
         )
         kind = self._kinds.get(key)
         if kind is None:

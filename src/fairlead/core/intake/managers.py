@@ -412,7 +412,7 @@ def _recover(plan: Plan, command: UpdateManager, read: Reader) -> str:
         raise Refused(read.at("index"), f"task {index} has ended by this journal; ask for it again", "conflict")
     row = partition.nodes.rows[node_id]
     devices = overbook_devices(
-        partition.nodes.devices[row], partition.nodes.device_count(row), stage.shape.devices, stage.shape.device_milli
+        partition.nodes.devices[row], partition.nodes.gpus[row], stage.shape.devices, stage.shape.device_milli
     )
     plan.do(
         Placed(
