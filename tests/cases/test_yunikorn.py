@@ -591,7 +591,7 @@ def test_recovery_is_booked_above_a_limit_and_beyond_a_node() -> None:
     row = nodes.rows[nodes.joins["node-1"]]
     assert w.usage("root.q") == {"vcore": 4} and of_user(w) == {"vcore": 4}
     assert room(w, "root.q") == {"vcore": 0}
-    assert (units(nodes.over(row)), nodes.free(row)) == ({"vcore": 1}, {})
+    assert (nodes.used["vcore"][row] - nodes.capacity["vcore"][row], nodes.free(row)) == (1_000, {})
     assert list(w.placements("app-1")) == [("x", 0), ("x", 1)]
     for index in (0, 1):
         assert ("y", 0) not in w.placements("app-1")

@@ -36,7 +36,6 @@ def minimum_by_stage(ask: Ask) -> list[tuple[Stage, int]]:
 
 
 def _ease(stage: Stage) -> tuple[int, ...]:
-    """Return a key that is lower for stages that are harder to place."""
     key = stage.shape.key
     conditions = len(key.selectors) + bool(key.where) + bool(key.pool) + key.apart
     gpu, *rest = _smallness(stage)

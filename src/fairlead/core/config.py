@@ -354,8 +354,7 @@ def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSet
             )
         if queue in parents:
             raise Refused(
-                read.at("queue"),
-                f"{queue} has queues below it and takes no jobs; name one of {leaves_text(paths)}",
+                read.at("queue"), f"{queue} has queues below it and takes no jobs; name one of {leaves_text(paths)}"
             )
         read.close()
         requestors.append(Requestor(match, queue))

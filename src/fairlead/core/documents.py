@@ -157,7 +157,6 @@ def _policy(read: Reader, key: str) -> ChosenPolicy:
 
 
 def _pattern(read: Reader, key: str) -> str:
-    """Read the pattern of a file name."""
     text = read.text(key, "", most=4_096)
     _check_codes(text, read.at(key))
     return text
@@ -228,7 +227,6 @@ def parse_selectors(doc: object, field: str) -> Selectors:
 
 
 def parse_node(doc: object, field: str = "") -> tuple[str, NodeSpec]:
-    """Read a node; return its name and specification."""
     read = Reader(doc, field, "a node")
     name = read.name("name")
     spec = NodeSpec(

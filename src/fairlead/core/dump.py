@@ -395,7 +395,6 @@ def _load(document: _Document) -> Partition:
 
 
 def _load_jobs(partition: Partition, document: _Document) -> None:
-    """Load jobs, allocations and past use."""
     times: dict[int, int] = {}
     for job in document.jobs:
         _load_job(partition, _decode_job(job), times)

@@ -178,7 +178,6 @@ def _by_pool(orders: Lists[NodesOrdered], unwanted: Lists[str], lost: Lists[str]
 def _for_nodes(
     partition: Partition, allocations: Iterable[Allocation], strays: Iterable[tuple[str, Stop]] = ()
 ) -> list[ForNode]:
-    """Return one message per node: in the order of node ids, then nodes that are gone."""
     launches: dict[str, list[Launch]] = {}
     stops: dict[str, list[Stop]] = {}
     for allocation in allocations:
@@ -209,7 +208,6 @@ def stop_of(allocation: Allocation) -> Stop:
 
 
 def _events(partition: Partition, all_news: Iterable[News]) -> Iterator[Event]:
-    """Yield events for a resource manager from news of its tasks, nodes and ended jobs."""
     for news in all_news:
         if isinstance(news, NodeNews):
             yield Event("node", node=news.name, reason=news.state)

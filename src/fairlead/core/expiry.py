@@ -114,7 +114,6 @@ def _drop_old_timers(partition: Partition) -> None:
 
 
 def _become_ready(plan: Plan) -> None:
-    """Make the partition ready once all nodes and managers have reported, or after `ready_after`."""
     partition, readiness = plan.partition, plan.partition.readiness
     if readiness.began is None:
         readiness.began, readiness.left_at = plan.now, plan.before
@@ -124,7 +123,6 @@ def _become_ready(plan: Plan) -> None:
 
 
 def _closed(partition: Partition) -> list[int]:
-    """Return the nodes that are disabled for a time, without those that are lost meanwhile."""
     nodes = partition.nodes
     return [node_id for node_id in sorted(nodes.closed_until) if nodes.state[nodes.rows[node_id]] == "disabled"]
 
@@ -212,7 +210,6 @@ def _short_until(partition: Partition, since: Micros) -> Micros:
 
 
 def _give_up_short_stages(plan: Plan) -> None:
-    """Restart gangs that had too few live tasks for `replace_within`."""
     partition = plan.partition
     if not partition.readiness.ready:
         return
@@ -261,7 +258,6 @@ def _forget_keys(plan: Plan) -> None:
 
 
 def _remove_drained(plan: Plan) -> None:
-    """Remove draining queues that are empty, children before parents."""
     partition = plan.partition
     going: list[str] = []
     for path in sorted(partition.derived.draining_queues, reverse=True):

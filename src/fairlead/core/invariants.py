@@ -105,7 +105,6 @@ def _check_node(partition: Partition, node_id: int) -> None:
 
 
 def _use_of(allocations: Iterable[Allocation], node_id: int) -> tuple[Vector, dict[int, int]]:
-    """Return the use of allocations on a node by resource and by device."""
     devices: dict[int, int] = {}
     tasks_by_shape: dict[Shape, int] = {}
     shape: Shape | None = None
@@ -240,7 +239,6 @@ def _check_stage(partition: Partition, stage: Stage) -> None:
 
 
 def _check_places(stage: Stage, name: str) -> None:
-    """Check that each task is pending, live or ended, and only one of these."""
     seen = Ranges()
     try:
         for ranges in (*stage.pending, *(stage.ended or {}).values()):
@@ -402,7 +400,6 @@ def _check_past(partition: Partition) -> None:
 
 
 def _check_runs(partition: Partition) -> None:
-    """Check the number of last run times of users and names. There are none unless estimates are learned."""
     _need(partition.settings.learns or not partition.runs, "run times are kept, and estimates are not learned")
     _need(len(partition.runs) <= MAX_RUNS, f"the run times of {len(partition.runs)} users and names are kept")
     for key, runs in partition.runs.items():
@@ -474,7 +471,6 @@ def _check_earmarks(partition: Partition) -> None:
 
 
 def _check_stops(partition: Partition) -> None:
-    """Check that overdue stops are listed, and that all victims of promises stop."""
     overdue = {number: allocation for number, allocation in partition.allocations.items() if allocation.overdue}
     _same(overdue, partition.derived.overdue, "the overdue stops")
     stops = all(allocation.state == "stopping" for allocation in overdue.values())
@@ -486,7 +482,6 @@ def _check_stops(partition: Partition) -> None:
 
 
 def _check_promises_come(partition: Partition) -> None:
-    """Check that the capacity of each promise is coming."""
     # Without readiness, and if the cycle reached its bounds, an ask that may start may not have had its turn.
     for promise in partition.promises.values() if partition.readiness.ready else ():
         comes = promise.ordered or is_coming(partition, promise)
@@ -497,7 +492,6 @@ def _check_promises_come(partition: Partition) -> None:
 
 
 def _check_orders(partition: Partition) -> None:
-    """Check that orders have a pool and expected nodes."""
     expected = {name: number for number, order in partition.orders.items() for name in order.coming}
     _same(expected, partition.order_of, "the nodes that are expected")
     for number, order in partition.orders.items():
@@ -509,7 +503,6 @@ def _check_orders(partition: Partition) -> None:
 
 
 def _check_unused_nodes(partition: Partition) -> None:
-    """Check that idle, unwanted, drained and disabled nodes are as listed."""
     nodes, pools = partition.nodes, partition.pools
     elastic = {name for name, pool in pools.items() if pool.elastic}
     idle = {id for id, row in nodes.rows.items() if not nodes.allocations[row] and nodes.pool[row] in elastic}
@@ -531,7 +524,6 @@ def _check_unused_nodes(partition: Partition) -> None:
 
 
 def _check_short(partition: Partition) -> None:
-    """Check which stages have had too few live tasks."""
     stages = {(job.id, stage.position): stage for job in partition.jobs.values() for stage in job.stages}
     short = {
         key: stage.short_since
@@ -551,7 +543,6 @@ def _check_keys(partition: Partition) -> None:
 
 
 def _check_ended_jobs(partition: Partition) -> None:
-    """Check which jobs wait for others, and that ended jobs will be forgotten."""
     derived = partition.derived
     waiting = {(before, job.id) for job in partition.jobs.values() if not job.over for before in job.after}
     listed = {(before, follower) for before, followers in derived.followers.items() for follower in followers}

@@ -240,7 +240,6 @@ class Lane:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _head(self, user: Account | None) -> Ask | None:
-        """Return the first ask of a line. An empty line is removed."""
         runs = self._lines.get(user, [])
         while runs:
             run = runs[0]
@@ -256,7 +255,6 @@ class Lane:
         return None
 
     def _clear_out(self) -> None:
-        """Remove the entries of asks that left or moved."""
         for user, line in list(self._lines.items()):
             for run in line:
                 run.items = [ask for ask in run.items if self._is_current(run, ask)]
@@ -291,5 +289,4 @@ class Lane:
 
 
 def _waits(ask: Ask) -> bool:
-    """True if the stage of an ask has neither dropped nor replaced it."""
     return ask.stage.asks[ask.kind] is ask

@@ -79,7 +79,6 @@ def _ended(plan: Plan) -> list[Allocation]:
 
 
 def _to_drop(partition: Partition, now: Micros, noted: dict[RunsKey, Runs]) -> tuple[RunsKey, ...]:
-    """Return the users and names whose run times are dropped, the oldest first."""
     heap, runs = partition.derived.old_runs, partition.runs
     dropped: dict[RunsKey, None] = {}
     excess = len(runs) + sum([key not in runs for key in noted]) - MAX_RUNS

@@ -74,11 +74,4 @@ NODE = Lifecycle(
 )
 
 # A stopped queue must be started before it can be removed, a draining one before it can be stopped.
-QUEUE = Lifecycle(
-    "queue",
-    {
-        "active": ("draining", "stopped"),
-        "draining": ("active",),
-        "stopped": ("active",),
-    },
-)
+QUEUE = Lifecycle("queue", {"active": ("draining", "stopped"), "draining": ("active",), "stopped": ("active",)})

@@ -281,14 +281,6 @@ class NodeTable:
             if (free := column[row] - self.used[name][row]) > 0
         }
 
-    def over(self, row: int) -> Vector:
-        """Return the use beyond the capacity, after the node shrank or an allocation was recovered."""
-        return {
-            name: over
-            for name, column in sorted(self.used.items())
-            if (over := column[row] - self.capacity[name][row]) > 0
-        }
-
     def placeable(self, row: int) -> bool:
         """True if the node may get new work: it is up, connected, not avoided and not over."""
         node_id = self.node_id[row]

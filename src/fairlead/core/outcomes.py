@@ -95,7 +95,6 @@ def _ask(
 
 
 def _wants(stage: Stage, kind: int, whole: bool) -> bool:
-    """True if the stage, or its whole job, has pending tasks of a kind."""
     if whole:
         return any(member.pending[kind] is not None for member in stage.job.stages)
     return stage.pending[kind] is not None
@@ -162,7 +161,6 @@ def stop_stage(plan: Plan, stage: Stage, cause: StopCause, start: int = 0, stopp
 
 
 def live_of(stage: Stage) -> list[Allocation]:
-    """Return the live allocations of a stage, oldest first."""
     by_id = {allocation.id: allocation for allocation in (stage.live or {}).values()}
     return [by_id[number] for number in sorted(by_id)]
 
@@ -191,7 +189,6 @@ def stop_some(plan: Plan, stage: Stage, block: Ranges, cause: StopCause, by: str
 
 
 def _runs(allocation: Allocation) -> bool:
-    """True if the tasks of an allocation are assigned or running, and do not wait in a chain."""
     return allocation.state != "stopping" and not allocation.slots
 
 
@@ -447,7 +444,6 @@ def trust(plan: Plan, node_id: int) -> None:
 
 
 def end_pending(plan: Plan, stage: Stage, outcome: Outcome, kinds: Iterable[int] = (REPLACE, SCALE, NEW)) -> None:
-    """End the pending tasks of a stage."""
     for kind in kinds:
         wanted = stage.pending[kind]
         if wanted is not None:
@@ -520,7 +516,6 @@ def _failure_of(stages: Iterable[Stage]) -> str:
 
 
 def _confirm_scaled(plan: Plan, allocation: Allocation, block: tuple[int, ...], why: str) -> None:
-    """End tasks that a scale-down stopped. Tasks that a later scale-up added again become pending."""
     stage = allocation.stage
     back = _those(block, lambda index: index < stage.count)
     gone = difference(block, back)

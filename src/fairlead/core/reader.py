@@ -180,10 +180,7 @@ class Reader:
         for key in self.doc:
             if key not in self._read:
                 keys = ", ".join(sorted(self._read))
-                raise Refused(
-                    self.at(key),
-                    f"{self.what} has no such key{suggestion(key, self._read)}; it has {keys}",
-                )
+                raise Refused(self.at(key), f"{self.what} has no such key{suggestion(key, self._read)}; it has {keys}")
 
     def _left_out(self, key: str, default: Value | None) -> Value:
         if default is None:

@@ -128,7 +128,6 @@ def _from_text(number: str) -> tuple[int, int]:
 
 
 def _from_number(value: object, field: str, measure: _Measure) -> tuple[int, int]:
-    """Return a number as (digits, power of ten), so that the rest is integer arithmetic."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise _no_amount(value, field, measure)
     if isinstance(value, int):
@@ -335,7 +334,6 @@ def parse_duration(value: object, field: str) -> int:
 
 
 def _clock_seconds(days: str | None, first: str, second: str | None, third: str | None) -> int:
-    """Return the seconds of minutes:seconds, hours:minutes:seconds, or days-hours:minutes:seconds."""
     if days is None and third is None:
         return 60 * int(first) + int(second or 0)
     return 86_400 * int(days or 0) + 3_600 * int(first) + 60 * int(second or 0) + int(third or 0)

@@ -103,7 +103,6 @@ class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):
 DEFAULT_QUEUES = (("root", QueueSettings()), ("root.default", QueueSettings(share=100)))
 """The queues of a configuration that names none."""
 DEFAULT_CONFIG = PartitionConfig(
-    PartitionSettings(),
-    (("root", QueueSettings()), ("root.default", QueueSettings(share=100, order="fair"))),
+    PartitionSettings(), (("root", QueueSettings()), ("root.default", QueueSettings(share=100, order="fair")))
 )
 """The configuration of a new installation: users take turns in its queue."""

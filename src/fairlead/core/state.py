@@ -411,7 +411,6 @@ class Partition:
             lane.memory.verdict = None
 
     def wake_lanes(self, stage: Stage) -> None:
-        """Clear the verdicts on the lanes of a stage, after its demand changed."""
         self.wake()
         for ask in stage.asks:
             if ask is not None:
@@ -641,7 +640,6 @@ class Partition:
         self.derived.openings += 1
 
     def _charge(self, job: Job, shape: Shape, tasks: int) -> None:
-        """Add the use of tasks to all accounts of a job; subtract it if `tasks` is below 0."""
         job.queue.uses += 1
         for account in job.accounts:
             account.tasks += tasks
@@ -692,7 +690,6 @@ class Partition:
                 self.retime()  # drop the timers of allocations that ended before their deadline
 
     def link(self, allocation: Allocation) -> None:
-        """Add an allocation to its chain."""
         self.derived.chains.setdefault(allocation.chain, {})[allocation.id] = allocation
         self.touched.chains.add(allocation.chain)
 
@@ -763,7 +760,6 @@ class Partition:
             self.memory.unheld_starving = True  # the replacements may already have waited too long
 
     def _resort(self, job: Job) -> None:
-        """Update the places of a job's asks after its number of running tasks changed."""
         for stage in job.stages:
             for ask in stage.asks:
                 if ask is not None:
@@ -809,7 +805,6 @@ class Partition:
         return entry
 
     def count_priority(self, priority: int, jobs: int) -> None:
-        """Change the number of jobs with a priority."""
         total = self.derived.priorities.get(priority, 0) + jobs
         if total:
             self.derived.priorities[priority] = total
