@@ -12,7 +12,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, TypeVar, cast
 
 import msgspec
-from msgspec.structs import asdict, astuple
+from msgspec.structs import astuple
 
 from fairlead.core.changes import NodeAdded, NodeAvoided, as_added
 from fairlead.core.model import (
@@ -37,7 +37,6 @@ from fairlead.core.model import (
     OrderCause,
     Pairs,
     Pending,
-    Place,
     Pool,
     Promise,
     Queue,
@@ -132,25 +131,6 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     generation: int = 0
 
 
-class _Kept(msgspec.Struct, frozen=True, array_like=True):
-    seq: int
-    job: str
-    stage: int
-    kind: int
-    places: tuple[Place, ...]
-    since: int
-
-
-class _Hold(_Kept, frozen=True, array_like=True):
-    large: bool
-    recalled: bool = False
-
-
-class _Promise(_Kept, frozen=True, array_like=True):
-    victims: tuple[int, ...]
-    ordered: bool = False
-
-
 class _Order(msgspec.Struct, frozen=True, array_like=True):
     number: int
     pool: str
@@ -200,8 +180,8 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     managers: tuple[Manager, ...]
     keys: tuple[tuple[str, str, KeptKey], ...]
     avoided: tuple[NodeAvoided, ...] = ()
-    holds: tuple[_Hold, ...] = ()
-    promises: tuple[_Promise, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    promises: tuple[Promise, ...] = ()
     orders: tuple[_Order, ...] = ()
     idle: tuple[tuple[int, int], ...] = ()
     unwanted: tuple[tuple[int, int], ...] = ()
@@ -237,8 +217,6 @@ def _recorder(record: type[Record], **paths: str) -> Callable[[object], Record]:
 _dump_queue = _recorder(_Queue)
 _dump_ask = _recorder(_Ask)
 _dump_allocation = _recorder(_Allocation, job="stage.job.id", stage="stage.position")
-_dump_hold = _recorder(_Hold)
-_dump_promise = _recorder(_Promise)
 
 _LATER = _Stage.__struct_fields__[_Stage.__struct_fields__.index("short_since") :]
 """The fields of a stage's record that a loaded stage gets as they are."""
@@ -277,8 +255,8 @@ def dump(partition: Partition) -> bytes:
                 for node_id, row in sorted(nodes.rows.items())
                 if nodes.failures[row]
             ),
-            tuple(map(_dump_hold, _in_order(partition.holds))),
-            tuple(map(_dump_promise, _in_order(partition.promises))),
+            _in_order(partition.holds),
+            _in_order(partition.promises),
             tuple(
                 _Order(order.number, order.pool, order.since, order.cause, tuple(order.coming.items()), order.failed)
                 for order in _in_order(partition.orders)
@@ -380,7 +358,9 @@ def _load(document: _Document) -> Partition:
         partition.strange[strange_key] = Strange(floor, dict(tasks))
     for runs_key, runs in document.runs:
         partition.note_runs(runs_key, runs)
-    _load_earmarks(partition, document)
+    earmarks: list[Hold | Promise] = [*document.holds, *document.promises]
+    for earmark in earmarks:
+        partition.add_earmark(earmark)
     for number, pool, since, cause, coming, failed in map(astuple, document.orders):
         partition.orders[number] = NodeOrder(number, pool, since, cause, dict(coming), failed)
         partition.order_of.update({name: number for name, _ in coming})
@@ -413,13 +393,6 @@ def _load_jobs(partition: Partition, document: _Document) -> None:
         for replacing in record.stages:
             if replacing.asks[REPLACE] is not None:
                 partition.update_missing(replacing)
-
-
-def _load_earmarks(partition: Partition, document: _Document) -> None:
-    for hold in document.holds:
-        partition.add_earmark(Hold(**asdict(hold)))
-    for promise in document.promises:
-        partition.add_earmark(Promise(**asdict(promise)))
 
 
 def _load_job(partition: Partition, record: _Job, times: dict[int, int]) -> None:

@@ -71,6 +71,8 @@ class Memory:
     """Results about a partition. Results about a lane are stored on the lane."""
 
     def __init__(self) -> None:
+        self.checked_earmarks: dict[int, int] = {}
+        """Number of an ask → the version of the nodes at which its hold or promise was last found valid."""
         self.unheld_starving = True
         """True if a starving ask may have no hold yet."""
         self.next_starving_at: Micros = 0

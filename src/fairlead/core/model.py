@@ -557,7 +557,7 @@ Place = tuple[int, int, int]
 """A node id, the position of a stage, and the number of its tasks that the node is kept for."""
 
 
-class Earmark(msgspec.Struct, eq=False):
+class Earmark(msgspec.Struct, eq=False, array_like=True):
     """Nodes that are kept for the ask with the number `seq` until it starts."""
 
     seq: int
@@ -566,8 +566,6 @@ class Earmark(msgspec.Struct, eq=False):
     kind: int
     places: tuple[Place, ...]
     since: Micros
-    checked: int = -1
-    """The version of the nodes at which the earmark was last found valid; not journaled."""
 
     @property
     def nodes(self) -> dict[int, None]:

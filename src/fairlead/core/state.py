@@ -463,13 +463,15 @@ class Partition:
         del (self.holds if isinstance(earmark, Hold) else self.promises)[earmark.seq]
         self.derived.holds_version += 1
         self.nodes.remove_earmark(earmark)
+        self.memory.checked_earmarks.pop(earmark.seq, None)
         self.memory.unheld_starving = True
         self.wake()
 
     def move_earmark(self, earmark: Hold | Promise, places: tuple[Place, ...]) -> None:
         """Earmark other places for the same ask; the age of the earmark stays."""
         self.nodes.remove_earmark(earmark)
-        earmark.places, earmark.checked = places, -1
+        earmark.places = places
+        self.memory.checked_earmarks.pop(earmark.seq, None)
         self.nodes.hold(earmark)
         self.derived.holds_version += 1
         self.memory.unheld_starving = True
