@@ -34,6 +34,33 @@ class QueueFacts(NamedTuple):
 
 
 class Derived:
+    __slots__ = (
+        "chains",
+        "draining_queues",
+        "entitlements",
+        "expiring",
+        "facts",
+        "followers",
+        "forecast",
+        "forgetting",
+        "holds_version",
+        "index",
+        "key_of",
+        "old_runs",
+        "openings",
+        "overdue",
+        "pools_version",
+        "priorities",
+        "queue_version",
+        "requestors",
+        "runs_version",
+        "shapes",
+        "short",
+        "stopped_queues",
+        "stops_version",
+        "timers",
+    )
+
     def __init__(self, nodes: NodeTable) -> None:
         # -- versions: each grows with certain changes, so that a search in vain is repeated only after one of them
         self.openings = 0

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fairlead.core.changes import Change, GivenBack, JobNews, News, NodeMoved, NodeNews, Ordered
-from fairlead.core.model import FAR, Allocation
+from fairlead.core.model import Allocation
 from fairlead.core.state import Partition
 
 
@@ -178,28 +178,42 @@ def _by_pool(orders: Lists[NodesOrdered], unwanted: Lists[str], lost: Lists[str]
 def _for_nodes(
     partition: Partition, allocations: Iterable[Allocation], strays: Iterable[tuple[str, Stop]] = ()
 ) -> list[ForNode]:
-    launches: dict[str, list[Launch]] = {}
-    stops: dict[str, list[Stop]] = {}
+    launches: dict[int, list[Launch]] = {}
+    stops: dict[int, list[Stop]] = {}
+    nodes = partition.nodes
     for allocation in allocations:
         if allocation.stage.job.manager:
             continue
-        node = _node_name(partition, allocation.node)
         if allocation.state == "assigned" and not allocation.cause:
-            launches.setdefault(node, []).append(_launch(allocation))
+            launches.setdefault(allocation.node, []).append(_launch(allocation))
         elif allocation.state != "running":
-            stops.setdefault(node, []).append(stop_of(allocation))
-    for node, stop in strays:
-        stops.setdefault(node, []).append(stop)
-    ids = partition.nodes.joins
-    nodes = sorted({**launches, **stops}, key=lambda node: (ids.get(node, FAR), node))
-    return [ForNode(node, tuple(launches.get(node, ())), tuple(stops.get(node, ()))) for node in nodes]
+            stops.setdefault(allocation.node, []).append(stop_of(allocation))
+    gone: dict[str, list[Stop]] = {}
+    for name, stop in strays:
+        node_id = nodes.joins.get(name)
+        (gone.setdefault(name, []) if node_id is None else stops.setdefault(node_id, [])).append(stop)
+    return [
+        ForNode(nodes.name[nodes.rows[node_id]], tuple(launches.get(node_id, ())), tuple(stops.get(node_id, ())))
+        for node_id in sorted(launches.keys() | stops.keys())
+    ] + [ForNode(name, stops=tuple(gone[name])) for name in sorted(gone)]
 
 
 def _launch(allocation: Allocation) -> Launch:
-    job, spec = allocation.stage.job, allocation.stage.spec
-    tasks = (allocation.indices, allocation.attempt, allocation.devices)
-    process = (spec.command, spec.environment, spec.time_limit)
-    return Launch(job.id, job.number, spec.name, *tasks, *process, allocation.chain, allocation.slots)
+    stage = allocation.stage
+    spec = stage.spec
+    return Launch(
+        stage.job.id,
+        stage.job.number,
+        spec.name,
+        allocation.indices,
+        allocation.attempt,
+        allocation.devices,
+        spec.command,
+        spec.environment,
+        spec.time_limit,
+        allocation.chain,
+        allocation.slots,
+    )
 
 
 def stop_of(allocation: Allocation) -> Stop:

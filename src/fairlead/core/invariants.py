@@ -177,7 +177,7 @@ def _check_counts(partition: Partition, job: Job) -> None:
         if total != stage.count and (total < stage.count or not running):
             raise InvariantBroken(f"job {job.id} stage {stage.name}: {total} tasks of {stage.count}")
         live += running
-    if bool(live) != (job.allocations > 0) or job.over != JOB.terminal(job.state):
+    if bool(live) != (job.allocations > 0) or (job.ended_at is not None) != JOB.terminal(job.state):
         raise InvariantBroken(f"job {job.id} is {job.state} with {job.allocations} allocations")
 
 

@@ -54,6 +54,8 @@ class LaneMemory:
 class DemandMemory:
     """Results of the last run of the demand phase."""
 
+    __slots__ = ("dirty", "next_look", "paused", "pools", "shrink_at")
+
     def __init__(self) -> None:
         self.dirty = True
         """True if the state changed since the last run."""
@@ -69,6 +71,18 @@ class DemandMemory:
 
 class Memory:
     """Results about a partition. Results about a lane are stored on the lane."""
+
+    __slots__ = (
+        "backfill",
+        "checked_earmarks",
+        "claims_at",
+        "ever",
+        "next_recall_at",
+        "next_starving_at",
+        "replan_at",
+        "scaling",
+        "unheld_starving",
+    )
 
     def __init__(self) -> None:
         self.checked_earmarks: dict[int, int] = {}

@@ -14,6 +14,8 @@ from fairlead.core.node_table import NodeTable
 class Readiness:
     """The readiness of a partition under one writer."""
 
+    __slots__ = ("_awaited", "_nodes", "_replayed", "absent", "began", "left_at", "ready", "ready_at")
+
     def __init__(self) -> None:
         self.began: Micros | None = None
         """The time of the first cycle, from which `ready_after` counts."""

@@ -81,6 +81,8 @@ class Counters(msgspec.Struct, array_like=True):
 class Touched:
     """The records that the changes of a cycle touched."""
 
+    __slots__ = ("chains", "jobs", "lanes", "nodes", "quick")
+
     def __init__(self) -> None:
         self.nodes: set[int] = set()
         self.jobs: dict[str, None] = {}
@@ -422,8 +424,7 @@ class Partition:
 
     def add_ask(self, ask: Ask) -> None:
         key = lane_key(ask)
-        for stage in ask.stages:
-            stage.set_ask(ask.kind, ask)
+        self._set_ask(ask, ask)
         lane = self.lanes.get(key) or self.touched.lanes.get(key)
         if lane is None:
             shapes = key[1] if isinstance(key[1], tuple) else (key[1],)
@@ -432,9 +433,15 @@ class Partition:
         lane.add(ask)
 
     def drop_ask(self, ask: Ask) -> None:
-        for stage in ask.stages:
-            stage.set_ask(ask.kind, None)
+        self._set_ask(ask, None)
         self.leave_lane(lane_key(ask), 1)
+
+    def _set_ask(self, ask: Ask, entry: Ask | None) -> None:
+        if ask.whole:
+            for stage in ask.stages:
+                stage.set_ask(ask.kind, entry)
+        else:
+            ask.stage.set_ask(ask.kind, entry)
 
     def leave_lane(self, key: LaneKey, asks: int) -> None:
         """Count asks that their stages have dropped as gone from their lane."""
