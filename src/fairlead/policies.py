@@ -1,7 +1,7 @@
-"""Policies of other packages: placements, orders, admission checks and their reasons, nodes to hold, tasks to stop.
+"""Policies of other packages: placements, orders, admission checks, scores of nodes to hold, ranks of tasks to stop.
 
-A module adds policies with the decorators below. A package announces its modules by an entry point of the group
-`fairlead.policies`, which names a module, or a function to call; see docs/policies.md. A process that schedules or
+A module adds policies with the decorators in this file. A package declares its module, or a function that adds the
+policies, as an entry point of the group `fairlead.policies`; see docs/policies.md. Every process that schedules or
 reads configurations calls `load` when it starts.
 """
 
@@ -58,8 +58,8 @@ def placement(
 ) -> Callable[[Score], Score]:
     """Add a placement: the decorated function scores a node for a task, and the node with the lowest score is taken.
 
-    `devices` chooses the GPUs. With `drawn`, a random node of the best ones is taken instead of the first. With
-    `weighs`, the typical workload is in `Fleet.workload`.
+    `devices` chooses the GPUs. With `drawn`, a random one of the best nodes is taken instead of the first. With
+    `weighs`, `Fleet.workload` has the typical tasks.
     """
 
     def add(score: Score) -> Score:
@@ -70,17 +70,12 @@ def placement(
 
 
 def order(
-    name: str,
-    *,
-    by_running: bool = False,
-    by_min: bool = False,
-    longest_first: bool = False,
-    by_user: bool = False,
+    name: str, *, by_running: bool = False, by_min: bool = False, longest_first: bool = False, by_user: bool = False
 ) -> Callable[[OrderKey], OrderKey]:
-    """Add an order of queues: the decorated function returns the sort key of an ask, and the lowest key goes first.
+    """Add an order of queues: the decorated function returns the sort key of an ask, and the lowest key is first.
 
-    Its argument is the ask's `Standing`. There, `running` is 0 without `by_running`, and `below_min` is False without
-    `by_min`. With `longest_first`, a job asks for the stages first that are expected to run longest. With
+    Its argument is the `Standing` of the ask. Its `running` is 0 without `by_running`, and its `below_min` is False
+    without `by_min`. With `longest_first`, a job asks first for the stages that are expected to run longest. With
     `by_user`, the users of the queue take turns by use, and the key orders the asks of one user.
     """
 
@@ -94,8 +89,8 @@ def order(
 def check(name: str, *, counts_use: bool = True) -> Callable[[Refuses], Refuses]:
     """Add an admission check: the decorated function returns a reason if tasks of an ask may not start, or None.
 
-    It applies to partitions that name it in their setting `checks`. Set `counts_use=False` if its answer does not
-    depend on running tasks; then floods of single tasks are still booked in batches.
+    It applies to partitions that name it in their setting `checks`. With `counts_use=False`, its answer must not depend
+    on running tasks; many single tasks can then start in one batch.
     """
 
     def add(refuses: Refuses) -> Refuses:
@@ -106,9 +101,10 @@ def check(name: str, *, counts_use: bool = True) -> Callable[[Refuses], Refuses]
 
 
 def hold_score(name: str) -> Callable[[HoldScore], HoldScore]:
-    """Add a score of nodes to hold: the decorated function gets what a task asks for and what a node has free of it.
+    """Add a score of nodes to hold: the decorated function returns the key of a node.
 
-    The nodes with the lowest keys are held; of equal ones, those that are expected to be free soonest.
+    Its arguments are the amounts that a task asks for, and those that the node has free. The nodes with the lowest keys
+    are held; of equal ones, those that are expected to be free soonest.
     """
 
     def add(score: HoldScore) -> HoldScore:
@@ -119,9 +115,10 @@ def hold_score(name: str) -> Callable[[HoldScore], HoldScore]:
 
 
 def victims(name: str) -> Callable[[Rank], Rank]:
-    """Add a rank of tasks to stop: the decorated function returns the key of a unit, and the lowest is stopped first.
+    """Add a rank of tasks to stop: the decorated function returns the key of a unit, and the lowest stops first.
 
-    Priorities, then the number of tasks and of broken gangs are compared before it, and the age of the units after it.
+    The key decides between sets with equal priority, number of tasks and number of broken gangs. The age of the units
+    decides between equal keys.
     """
 
     def add(rank: Rank) -> Rank:
@@ -133,15 +130,14 @@ def victims(name: str) -> Callable[[Rank], Rank]:
 
 def load() -> None:
     """Load the policies of all installed packages, in the order of their entry points. Later calls do nothing."""
-    left = _entries()
+    left = _not_loaded()
     while left:
         _load(left[0])
         left.pop(0)
 
 
 @cache
-def _entries() -> list[EntryPoint]:
-    """Return the entry points that are not loaded yet."""
+def _not_loaded() -> list[EntryPoint]:
     return sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
 
 

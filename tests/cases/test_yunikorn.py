@@ -15,7 +15,6 @@ from fairlead.core.errors import Refused
 from fairlead.core.lifecycle import QUEUE
 from fairlead.core.policy.limits import allowed
 from fairlead.core.resources import MEMORY, MILLI, Vector
-from fairlead.core.state import headroom
 from fairlead.core.why.reasons import OverLimit, TooManyJobs
 from fairlead.testing import World
 from tests.cases import test_starvation as starvation
@@ -79,7 +78,12 @@ def milli(vector: dict[str, int]) -> Vector:
 
 
 def room(w: World, path: str) -> dict[str, float]:
-    return units(headroom(tuple(queue.account for queue in w.partition().queues[path].line())))
+    free: Vector = {}
+    for queue in w.partition().queues[path].line():
+        for name, limit in (queue.account.limit or {}).items():
+            left = max(0, limit - queue.account.used.get(name, 0))
+            free[name] = min(free.get(name, left), left)
+    return units(free)
 
 
 def reason(w: World, job: str) -> object:
@@ -587,7 +591,7 @@ def test_recovery_is_booked_above_a_limit_and_beyond_a_node() -> None:
     row = nodes.rows[nodes.joins["node-1"]]
     assert w.usage("root.q") == {"vcore": 4} and of_user(w) == {"vcore": 4}
     assert room(w, "root.q") == {"vcore": 0}
-    assert (units(nodes.over(row)), nodes.free(row)) == ({"vcore": 1}, {})
+    assert (nodes.used["vcore"][row] - nodes.capacity["vcore"][row], nodes.free(row)) == (1_000, {})
     assert list(w.placements("app-1")) == [("x", 0), ("x", 1)]
     for index in (0, 1):
         assert ("y", 0) not in w.placements("app-1")

@@ -655,7 +655,7 @@ def _fits(partition: Partition, shape: Shape, row: int) -> bool:
     free = nodes.free(row)
     if any(free.get(name, 0) < amount for name, amount in shape.amounts):
         return False
-    count = nodes.device_count(row)
+    count = nodes.gpus[row]
     return not shape.devices or bool(choose_devices(nodes.devices[row], count, shape.devices, shape.device_milli, 1))
 
 

@@ -107,7 +107,7 @@ def test_fgd_does_not_weigh_what_is_forgotten() -> None:
     nodes = NodeTable()
     nodes.add(1, "n", {"cpu": 4000, "gpu": 1000}, {}, (), "", (), "")
     index = ScoreIndex(nodes, "fgd", 0)
-    here, gone = Shape(ShapeKey.of({"cpu": 1000})), Shape(ShapeKey.of({"cpu": 2000}))
+    here, gone = Shape(ShapeKey((("cpu", 1000),))), Shape(ShapeKey((("cpu", 2000),)))
     for shape in (here, gone):
         shape.stages = 1
         index.add(shape)

@@ -1,9 +1,9 @@
 """Admission: decides whether an ask may start now, and gives the reason if not.
 
-All code that starts tasks, or keeps, frees or orders nodes for them, uses one list of checks. A check takes an ask and
-those of its tasks that would start, and returns a reason to refuse them, or None. The first reason counts. To add a
-check, write one function and one row of `CHECKS`. Rows with `always` apply in every partition and come first; the
-others follow in the order of the partition's setting `checks`.
+All code that starts tasks, or holds, frees or orders nodes for them, uses one list of checks. A check takes an ask and
+the number of its tasks that would start, and returns a reason to refuse them, or None. The first reason counts. To add
+a check, write one function and one row of `CHECKS`. Rows with `always` apply in every partition and come first. The
+other rows follow in the order of the partition's setting `checks`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ from fairlead.core.why.reasons import (
 
 
 class Admission:
-    """Checks asks of one partition. `count` adds starts that the caller has decided and not booked yet."""
+    """Checks asks of one partition.
+
+    Counted starts are starts that the caller has decided but not booked yet; `count` adds them. `rights` are the
+    entitlements to use while there are no nodes.
+    """
 
     def __init__(self, partition: Partition, rights: Entitlements | None = None) -> None:
-        """`rights` are the entitlements to use while there are no nodes."""
         self.partition = partition
         self._rights = rights
         self._used: dict[int, Vector] = {}
@@ -42,14 +45,14 @@ class Admission:
         self._tasks: dict[int, int] = {}
         """Account → tasks of counted starts."""
         self._running: dict[int, int] = {}
-        """Account → jobs that run only because of counted starts."""
+        """Account → the number of jobs of which all live tasks are counted starts."""
         self._begun: dict[str, None] = {}
         """The jobs that have counted starts."""
         self._given: dict[int, int] = {}
         """Ask → tasks of counted starts."""
         self._bounded: dict[int, bool] = {}
         self._all_count: bool | None = None
-        """True if a check may depend on accounts that have no limit."""
+        """True if a check may depend on accounts without a limit."""
         self._checks = partition.facts().checks
 
     def checks_for(self, job: Job) -> tuple[Check, ...]:
@@ -62,10 +65,7 @@ class Admission:
             candidates = [check for check in CHECKS.values() if check.always]
             candidates += [CHECKS[name] for name in self.partition.settings.checks]
             checks = tuple([check for check in candidates if check.matters(self.partition, job)])
-            entry = self._checks[key] = (
-                checks,
-                job.accounts,
-            )  # keeps the accounts alive, so that their id is not reused
+            entry = self._checks[key] = (checks, job.accounts)  # the reference keeps the id of the accounts unique
         return entry[0]
 
     def refusal(self, ask: Ask, needs: Needs, ignoring: Collection[Check] = ()) -> Reason | None:
@@ -83,8 +83,7 @@ class Admission:
         if reason is not None:
             return 0, reason
         if most > least and self.refusal(ask, ((stage, most),)) is not None:
-            # `least` tasks may start and `most` may not.
-            while most - least > 1:
+            while most - least > 1:  # `least` tasks may start and `most` may not
                 middle = (least + most) // 2
                 if self.refusal(ask, ((stage, middle),)) is None:
                     least = middle
@@ -94,7 +93,7 @@ class Admission:
         return most, None
 
     def count(self, ask: Ask, needs: Needs) -> None:
-        """Count tasks as started before they are booked."""
+        """Count tasks as started."""
         job = ask.stage.job
         if not self._counts(job):
             return
@@ -111,7 +110,7 @@ class Admission:
                 self._running[key] = self._running.get(key, 0) + 1
 
     def _counts(self, job: Job) -> bool:
-        """True if starts of the job have to be counted, because they can make a check refuse another ask."""
+        """True if counted starts of the job can make a check refuse another ask."""
         if self._all_count is None:
             partition = self.partition
             self._all_count = bool(partition.settings.checks) or partition.facts().firm
@@ -125,7 +124,7 @@ class Admission:
     # -- values that checks read
 
     def rights(self) -> Entitlements | None:
-        """Return the entitlements of queues; None if there are no nodes to share."""
+        """Return the entitlements of queues; None if there are no nodes and no entitlements for that case."""
         return self.partition.entitlements() if self.partition.nodes.up_count else self._rights
 
     def used(self, account: Account) -> Vector:
@@ -146,7 +145,7 @@ class Admission:
         return job.allocations > 0 or job.id in self._begun
 
     def starts_as_gang(self, ask: Ask, needs: Needs) -> bool:
-        """True if these tasks are the gang of the ask; False for tasks that start one by one after the gang."""
+        """True if these tasks belong to the gang of the ask; False if they start one by one after the gang."""
         together = gang_size(ask)
         return together > 1 and self._given.get(ask.seq, 0) + sum(tasks for _, tasks in needs) <= together
 
@@ -155,10 +154,8 @@ class Admission:
         return account.running + self._running.get(id(account), 0)
 
     def claims(self, ask: Ask) -> list[Ask]:
-        """Return the other asks for which tasks are stopping. The capacity that becomes free is theirs."""
+        """Return the other asks for which tasks are stopping. The freed capacity is promised to these asks."""
         partition = self.partition
-        if not partition.promises:
-            return []
         claims = [partition.ask_of_earmark(promise) for promise in partition.promises.values() if not promise.ordered]
         return [claim for claim in claims if claim is not None and claim is not ask]
 
@@ -180,34 +177,34 @@ class Admission:
 
 class Check(NamedTuple):
     refuses: Callable[[Admission, Ask, Needs], Reason | None]
-    """Return why tasks of an ask may not start together, or None. 0 tasks: queued chain tasks take over slots in
-    use."""
+    """Return why tasks of an ask may not start together, or None. 0 tasks stand for chained tasks that take over the
+    capacity of tasks that end."""
     matters: Callable[[Partition, Job], bool] = lambda partition, job: True
     """False if the check cannot refuse a job now.
 
-    The answer is cached while settings and queue states stay the same. It is shared by jobs with equal accounts that
-    agree in four properties: preemptible, has allocations, has `after`, is held.
+    The answer is cached until settings or queue states change. Jobs share it if they have the same accounts and are
+    equal in four properties: preemptible, has allocations, has `after`, is held.
     """
     wakes: bool = False
-    """True if the lane of an ask wakes whenever the answer changes, so that a sleeping lane need not check again."""
+    """True if the lane of an ask wakes whenever the answer changes. A sleeping lane then need not check again."""
     always: bool = False
     """True if the check applies to partitions that do not name it."""
     counts_use: bool = True
-    """True if the answer can depend on tasks that started in the same cycle. Starts are then booked one by one before
-    the check, not in batches."""
+    """True if the answer can depend on tasks that started in the same cycle. Each start is then booked before the next
+    check; otherwise starts are booked in batches."""
 
 
 # -- the checks, in their order ----------------------------------------------------------------------------------
 
 
 def members_stopping(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
-    """Refuse a gang while members of its last generation are still stopping."""
+    """Refuse a gang while members of its previous generation are still stopping."""
     kind, started = ask.kind, ask.stage.started
     if any(len(stage.wanted(kind)) < tasks for stage, tasks in needs):
         return StillStopping()
     if started and kind != SCALE:
         return None
-    # Tasks beyond `min` of a started stage may stop for other asks; the gang need not wait for them.
+    # A started gang need not wait for tasks beyond `min` that stop for other asks.
     causes = ("gang",) if started else ("gang", "preempt", "requeue")
     if any(allocation.cause in causes for stage in ask.stages for allocation in (stage.live or {}).values()):
         return StillStopping()
@@ -250,10 +247,10 @@ def running_jobs(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
 
 
 def share(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
-    """Refuse tasks that cannot be preempted if a queue of theirs already uses its entitlement: they would run on loan.
+    """Refuse unpreemptible tasks if their queue, or one above it, uses its entitlement already: they would be a loan.
 
-    Two kinds of asks pass: asks for which tasks were stopped, because their share was checked then, and replacements,
-    because it was checked when their stage started.
+    Asks for which tasks were stopped pass, because the share was checked before the stop. Replacements pass, because it
+    was checked when their stage started.
     """
     rights = admission.rights()
     if ask.kind == REPLACE or rights is None or has_claimed(admission.partition, ask):
@@ -280,7 +277,6 @@ def limits(admission: Admission, ask: Ask, needs: Needs) -> Reason | None:
 
 
 def is_unpreemptible(partition: Partition, job: Job) -> bool:
-    """True if tasks of the job cannot be preempted."""
     return not job.preemptible or (
         partition.facts().firm and not all(queue.settings.preemptible for queue in job.queue.line())
     )
@@ -299,16 +295,10 @@ LIMITS = Check(limits, _has_limit, always=True)
 CHECKS: Registry[Check] = Registry(
     "check",
     {
-        "job_released": Check(
-            job_released, lambda partition, job: job.held_by is not None, wakes=True, always=True, counts_use=False
-        ),
-        "members_stopping": Check(
-            members_stopping, lambda partition, job: job.allocations > 0, wakes=True, always=True
-        ),
-        "dependencies": Check(dependencies, lambda partition, job: bool(job.after), wakes=True, always=True),
-        "queue_active": Check(
-            queue_active, lambda partition, job: bool(partition.derived.stopped_queues), wakes=True, always=True
-        ),
+        "job_released": Check(job_released, lambda _, job: job.held_by is not None, True, True, counts_use=False),
+        "members_stopping": Check(members_stopping, lambda _, job: job.allocations > 0, wakes=True, always=True),
+        "dependencies": Check(dependencies, lambda _, job: bool(job.after), wakes=True, always=True),
+        "queue_active": Check(queue_active, lambda at, _: bool(at.derived.stopped_queues), wakes=True, always=True),
         "running_jobs": Check(running_jobs, _has_max_jobs, always=True),
         "share": Check(share, is_unpreemptible, always=True),
         "limits": LIMITS,
@@ -330,17 +320,17 @@ def held_back(job: Job) -> HeldBack | None:
 
 
 def refusal(partition: Partition, ask: Ask) -> Reason | None:
-    """Return why the first tasks of an ask may not start; None if only missing capacity can keep them waiting."""
+    """Return why the tasks of an ask that must start together may not; None if they wait for nothing but capacity."""
     return Admission(partition).refusal(ask, minimum_by_stage(ask))
 
 
 def is_bounded(partition: Partition, job: Job) -> bool:
-    """True if a check applies to the job whose refusal may begin or end without waking the lane of the job."""
+    """True if a check applies to the job whose answer can change without waking the lane of the job."""
     return any([not check.wakes for check in Admission(partition).checks_for(job)])
 
 
 def blocks_lane(ask: Ask, reason: Reason) -> bool:
-    """True if the reason also refuses every other ask of the lane."""
+    """True if the reason applies to every ask of the lane."""
     line = ask.stage.job.queue.line()
     if isinstance(reason, OverLimit):
         return gang_size(ask) == 1 and any(reason.account == level.account.name for level in line)
@@ -350,6 +340,6 @@ def blocks_lane(ask: Ask, reason: Reason) -> bool:
 
 
 def has_claimed(partition: Partition, ask: Ask) -> bool:
-    """True if tasks were told to stop for this ask."""
+    """True if tasks are stopping for this ask."""
     promise = partition.promises.get(ask.seq)
     return promise is not None and not promise.ordered

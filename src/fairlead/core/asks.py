@@ -30,16 +30,16 @@ def minimum_by_stage(ask: Ask) -> list[tuple[Stage, int]]:
 
     In another order, small tasks that fit any node would take the only nodes that fit large tasks.
     """
-
-    def ease(stage: Stage) -> tuple[int, ...]:
-        key = stage.shape.key
-        choosy = len(key.selectors) + bool(key.where) + bool(key.pool) + key.apart
-        gpu, *rest = _smallness(stage)
-        return (gpu, -choosy, *rest)
-
     if not ask.whole:
         return [(ask.stage, gang_size(ask))]
-    return [(stage, stage.needed) for stage in sorted(ask.stages, key=ease) if stage.needed]
+    return [(stage, stage.needed) for stage in sorted(ask.stages, key=_ease) if stage.needed]
+
+
+def _ease(stage: Stage) -> tuple[int, ...]:
+    key = stage.shape.key
+    conditions = len(key.selectors) + bool(key.where) + bool(key.pool) + key.apart
+    gpu, *rest = _smallness(stage)
+    return (gpu, -conditions, *rest)
 
 
 def largest_first(needs: Needs) -> list[tuple[Stage, int]]:
@@ -48,7 +48,7 @@ def largest_first(needs: Needs) -> list[tuple[Stage, int]]:
 
 
 def _smallness(stage: Stage) -> tuple[int, ...]:
-    asked = dict(stage.shape.key.resources)
+    asked = stage.shape.resources
     return (-asked.get(GPU, 0), -asked.get(CPU, 0), -asked.get(MEMORY, 0), stage.position)
 
 
@@ -58,7 +58,7 @@ def asked_by(ask: Ask) -> Vector:
 
 
 def asked_for(needs: Needs) -> Vector:
-    """Return the sum of the resources of the given tasks. Resources of stages with 0 tasks are included, as 0."""
+    """Return the sum of the resources of tasks. A stage with 0 tasks adds its resources with the amount 0."""
     asked: Vector = {}
     for stage, tasks in needs:
         for name, amount in stage.shape.amounts:
@@ -67,7 +67,10 @@ def asked_for(needs: Needs) -> Vector:
 
 
 def use_of(ask: Ask, placed: int) -> tuple[Vector, int, int]:
-    """Return the use of placed tasks: a resource vector, the factor to multiply it by, and the number of tasks."""
+    """Return the use of placed tasks: a resource vector, a factor for it, and the number of tasks.
+
+    For a whole job, the vector is the use of all its running tasks and the factor is 1.
+    """
     if not ask.whole:
         return ask.stage.shape.resources, placed, placed
     together: Vector = {}

@@ -1,4 +1,4 @@
-"""A closure disables all nodes with given labels until a given time, including nodes that join before then."""
+"""Closures: a closure disables all nodes with some labels until a time. Nodes that join before then are included."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from fairlead.core.plan import Plan
 
 
 def open_again(plan: Plan, node_id: int) -> None:
-    """Enable a node that was disabled for a time, unless other labels of it are disabled for longer."""
+    """Enable a node after a closure ended, unless another closure still covers the node."""
     if not close_if_covered(plan, node_id):
         plan.do(NodeMoved(node_id, "up"))
 
 
 def close_if_covered(plan: Plan, node_id: int) -> bool:
-    """Disable a node that is up, or disabled for a time, if its labels are disabled now; True if they are."""
+    """Disable a node if a closure covers it now; return True in that case.
+
+    Nodes that are drained or lost, or that a person has disabled, are left as they are.
+    """
     partition, nodes = plan.partition, plan.partition.nodes
     row = nodes.rows[node_id]
     active = [
@@ -40,7 +43,7 @@ def covers(labels: Pairs, of_node: Mapping[str, str]) -> bool:
 
 
 def recall_waiting(plan: Plan, node_id: int) -> None:
-    """Recall the tasks that wait in chains on a node, if the node takes no new work."""
+    """Recall the tasks that wait in chains on a node if the node takes no new work."""
     nodes = plan.partition.nodes
     row = nodes.rows[node_id]
     if not nodes.placeable(row):

@@ -24,7 +24,7 @@ NOTHING = ClusterConfigured(0, ())
 
 
 class LeftMachine(msgspec.Struct, frozen=True, array_like=True):
-    """A machine of a removed partition's pool that was not destroyed, or is not known to be."""
+    """A machine of a removed partition's pool that was not destroyed, as far as is known."""
 
     pool: str
     name: str
@@ -32,9 +32,9 @@ class LeftMachine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Remains(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept of a removed partition: its next numbers, and machines that were not destroyed.
+    """What is stored of a removed partition: its next numbers, and machines that were not destroyed.
 
-    A later partition of the same name goes on from these numbers, so that their histories are not mixed.
+    A later partition of the same name continues with these numbers. Then no job of it has the number of an older job.
     """
 
     counters: Counters

@@ -1,12 +1,12 @@
-"""Commands and their answers. Each command is checked by itself; a rejected command does not affect the others.
+"""Commands and their answers. A rejected command changes nothing and does not affect other commands.
 
-Documents of jobs, nodes and configurations are parsed before they become commands. Only a resource manager's update
-contains unparsed documents, because each item of it is accepted or rejected by itself.
+Documents of jobs, nodes and configurations are parsed before they become commands. Only the update of a resource
+manager contains unparsed documents, because each of its items is accepted or rejected separately.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -21,7 +21,7 @@ ReportState = Literal["running", "refused", "succeeded", "failed", "stopped", "l
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Base class of commands, with the caller.
 
-    Operators may do everything, users only act on what they own or administer.
+    Operators may do everything. Users may act on jobs that they own and on queues that they administer.
     """
 
     user: str = ""
@@ -35,27 +35,27 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Configure(Command, frozen=True, tag="configure"):
-    """Apply a configuration. A configuration equal to the present one changes nothing."""
+    """Apply a configuration."""
 
     config: PartitionConfig
     version: int = 0
     numbers: Counters | None = None
-    """The numbers from which a new partition goes on; None if there was no partition of its name before."""
+    """The first numbers of a new partition whose name a removed partition had; None if there was none."""
 
 
 class MoveQueue(Command, frozen=True, tag="move queue"):
-    """Stop a queue, so that it accepts no jobs and starts no tasks, or start it again."""
+    """Stop or start a queue. A stopped queue accepts no jobs and starts no tasks."""
 
     queue: str
     action: Literal["start", "stop"]
 
 
 class MarkReady(Command, frozen=True, tag="mark ready"):
-    """Declare the partition ready, without waiting for more agents and resource managers."""
+    """Declare the partition ready, without waiting for the remaining agents and resource managers."""
 
 
 class RemovePartition(Command, frozen=True, tag="remove partition"):
-    """Remove the partition: release all its jobs, allocations and nodes immediately."""
+    """Remove the partition with all its jobs, allocations and nodes, immediately."""
 
 
 # -- nodes -------------------------------------------------------------------------------------------------------
@@ -74,19 +74,21 @@ class UpdateNode(Command, frozen=True, tag="update node"):
 
 
 class MoveNode(Command, frozen=True, tag="move node"):
-    """Drain a node (running tasks go on until they end), disable it, enable it again, or declare it lost."""
+    """Drain, disable or enable a node, or declare it lost. A drained node takes no new tasks; running ones may end."""
 
     name: str
     action: Literal["drain", "disable", "enable", "lose"]
     reason: str = ""
     """Why the node is drained or disabled, for people."""
     lasts: Micros = 0
-    """How long it is disabled; 0 for until it is enabled."""
+    """How long the node is disabled; 0 for no time limit."""
 
 
 class CloseNodes(Command, frozen=True, tag="close nodes"):
-    """Disable the nodes with these labels for a time, also those that join meanwhile. Without a time, enable those that
-    were disabled for a time."""
+    """Disable all nodes with these labels for a time, including nodes that join before it ends.
+
+    If `lasts` is 0, end an earlier closure of these labels.
+    """
 
     labels: Pairs
     lasts: Micros = 0
@@ -125,7 +127,7 @@ class MovePool(Command, frozen=True, tag="move pool"):
 
 
 class ScalePool(Command, frozen=True, tag="scale pool"):
-    """Order nodes, or give back idle ones, until the pool has `nodes` nodes. Automatic scaling continues from there."""
+    """Order nodes, or give back idle ones, until the pool has `nodes` nodes. Automatic scaling continues afterwards."""
 
     pool: str
     nodes: int
@@ -135,20 +137,20 @@ class ScalePool(Command, frozen=True, tag="scale pool"):
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
-    """The request that submitted a job, for observers. No decision depends on it."""
+    """The request that submitted a job, for logs and traces. No decision depends on it."""
 
     received: Micros
     traceparent: str = ""
-    """The span of the caller, as in the header of this name; empty for none."""
+    """The caller's span, from the header `traceparent`; empty for none."""
 
 
 class Submit(Command, frozen=True, tag="submit"):
-    """Submit a job. Without an `id`, the scheduler chooses one."""
+    """Submit a job. If `id` is empty, the scheduler chooses one."""
 
     spec: JobSpec
     id: str = ""
     origin: Origin | msgspec.UnsetType = msgspec.UNSET
-    """Not part of the digest of an idempotency key: a repeated request has another origin."""
+    """Ignored when a request is compared with an earlier one of the same key: a repeated request has another origin."""
 
 
 class Scale(Command, frozen=True, tag="scale"):
@@ -162,19 +164,19 @@ class Kill(Command, frozen=True, tag="kill"):
 
 
 class HoldJob(Command, frozen=True, tag="hold job"):
-    """Hold a job back: running tasks continue, and no other task of the job starts until it is released."""
+    """Hold a job: running tasks continue, and no other task of the job starts until it is released."""
 
     job: str
 
 
 class ReleaseJob(Command, frozen=True, tag="release job"):
-    """Release a held job: its tasks may start again and keep their position in the lane."""
+    """Release a held job. Its asks have kept their places in the lane."""
 
     job: str
 
 
 class Requeue(Command, frozen=True, tag="requeue"):
-    """Stop the running tasks of a job, with grace. They wait again at their earlier position, and no try is used up."""
+    """Stop the running tasks of a job, with grace. They wait again at their earlier place, and no try is used up."""
 
     job: str
 
@@ -183,13 +185,15 @@ TaskAction = Literal["kill", "requeue", "replace"]
 
 
 class StopTasks(Command, frozen=True, tag="stop tasks"):
-    """Stop some tasks of a job. Killed tasks have ended. Requeued ones wait again at their earlier place. Replaced ones
-    are asked for at once, before new work. No try is used up."""
+    """Stop some tasks of a job. No try is used up.
+
+    Killed tasks end. Requeued tasks wait again at their earlier place. Replaced tasks wait in front of new work.
+    """
 
     job: str
     stage: str
     indices: tuple[int, ...]
-    """As ranges: the first index, the one after the last, and so on."""
+    """Tasks as ranges: the first index of a span, the index after its last, then the next span."""
     action: TaskAction
 
 
@@ -220,9 +224,9 @@ class CancelAsk(Command, frozen=True, tag="cancel ask"):
 
 
 class ResetLane(Command, frozen=True, tag="reset lane"):
-    """Move this job's ask to the tail of its lane, or cancel the ask.
+    """Move the ask of a job that blocks its lane to the tail of the lane, or cancel the ask.
 
-    Refused unless the ask is the head and blocks the lane.
+    Refused unless the ask is the head of the lane and blocks it.
     """
 
     queue: str
@@ -231,7 +235,7 @@ class ResetLane(Command, frozen=True, tag="reset lane"):
 
 
 class Report(Command, frozen=True, tag="report"):
-    """An agent's report on a block of tasks under one attempt."""
+    """An agent's report on tasks of one stage and attempt that are now in one state."""
 
     node: str
     job: str
@@ -242,9 +246,9 @@ class Report(Command, frozen=True, tag="report"):
     exit_code: int | None = None
     reason: str = ""
     number: int = 0
-    """The job's number, as in the launch; 0 if it is not known."""
+    """The number of the job, from the launch; 0 if it is not known."""
     ran: int = 0
-    """The average time in microseconds that the tasks ran, or have run so far; 0 if it is not known."""
+    """For how long the tasks ran or have run, in microseconds on average; 0 if it is not known."""
 
 
 # -- resource managers -------------------------------------------------------------------------------------------
@@ -255,15 +259,15 @@ class RegisterManager(Command, frozen=True, tag="register manager"):
 
 
 class RemoveManager(Command, frozen=True, tag="remove manager"):
-    """Remove a resource manager that does not come back: its jobs are killed and its nodes removed."""
+    """Remove a resource manager: its jobs are killed and its nodes removed."""
 
     name: str
 
 
 class UpdateManager(Command, frozen=True, tag="update manager"):
-    """An update from a resource manager, handled in this order: nodes, jobs, recover, asks, releases.
+    """An update from a resource manager. Its items are handled in this order: nodes, jobs, recover, asks, releases.
 
-    `more` is True if the manager sends its whole state and further updates follow; the partition waits for the rest.
+    `more` is True if the manager sends its whole state in several updates and this is not the last of them.
     """
 
     name: str
@@ -288,7 +292,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """The command was carried out. `job` is the id of a submitted job, `note` a remark for people."""
+    """The command was carried out. `job` is the id of a submitted job, `note` is a remark for people."""
 
     job: str = ""
     note: str = ""
@@ -300,7 +304,7 @@ decode_answer = msgspec.msgpack.Decoder(Accepted).decode
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
-    """The command was refused and altered nothing. Names the field, what is wrong with it, and what to do."""
+    """The command was refused and changed nothing. `problem` says what is wrong with the field and what to do."""
 
     field: str
     problem: str
@@ -312,37 +316,7 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
 
 Answer = Accepted | Rejected
 
-AnyCommand = (
-    Configure
-    | MoveQueue
-    | MarkReady
-    | RemovePartition
-    | AddNode
-    | UpdateNode
-    | MoveNode
-    | CloseNodes
-    | DisconnectNodes
-    | RemoveNode
-    | FailOrder
-    | MovePool
-    | ScalePool
-    | Submit
-    | Scale
-    | Kill
-    | HoldJob
-    | ReleaseJob
-    | Requeue
-    | StopTasks
-    | SetPriority
-    | BringToFront
-    | ReleaseHold
-    | CancelAsk
-    | ResetLane
-    | Report
-    | RegisterManager
-    | RemoveManager
-    | UpdateManager
-)
+AnyCommand: TypeAlias = Command
 
 
 # -- for observers -----------------------------------------------------------------------------------------------
@@ -351,9 +325,9 @@ ActorKind = Literal["user", "operator", "agent", "server"]
 
 
 class Actor(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The caller whose commands made a range of a cycle's changes.
+    """The caller whose commands made some consecutive changes of a cycle.
 
-    The range is from the previous actor's `until` to this `until`.
+    The changes start at the previous actor's `until` and end before this `until`.
     """
 
     until: int

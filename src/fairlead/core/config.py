@@ -50,18 +50,19 @@ from fairlead.core.settings import (
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_@+-]{0,62}")
 PARTITION_KEYS = (*PartitionSettings.__struct_fields__, "queues", "pools")
+_TEMPLATE = (
+    'queues are not made by submissions; write each queue, or let users share one, with order: fair and users: {"*": …}'
+)
 OF_YUNIKORN = {
-    "template": "queues are not made by submissions; write each queue, or let users share one, with order: fair and "
-    'users: {"*": …}',
-    "childtemplate": "queues are not made by submissions; write each queue, or let users share one, with order: fair "
-    'and users: {"*": …}',
+    "template": _TEMPLATE,
+    "childtemplate": _TEMPLATE,
     "properties": "write order, preemptible or max_priority",
     "resources": "write guarantee and limit",
 }
-"""Settings of YuniKorn with a mapping as their value, which would be read as a queue → what to write instead."""
+"""YuniKorn's settings that have a mapping as their value, as queues have here → what to write instead."""
 QUEUE_KEYS = QueueSettings.__struct_fields__
 LOOK_ALIKES = ("users", "groups", "limit", "guarantee")
-"""Settings that are mappings, as queues are: a queue name close to one of these is refused as a likely typing error."""
+"""Settings that are mappings, as queues are. A queue name close to one of them is refused as a likely typing error."""
 BACKFILL_MODES = get_args(Backfill)
 MAX_DEPTH = 20
 MAX_PATH = 1_000
@@ -71,7 +72,7 @@ MAX_PROVIDER = 1_000
 
 
 def parse_config(doc: object) -> dict[str, PartitionConfig]:
-    """Read a whole configuration. Returns the configuration of each partition, by name."""
+    """Read a whole configuration; return that of each partition by name."""
     read = Reader(doc, "", "a configuration")
     for key in read.doc:
         if key in PARTITION_KEYS:
@@ -159,7 +160,7 @@ def _share_memory(read: Reader) -> Micros:
 
 
 def missing_policies(settings: PartitionSettings, queues: Iterable[QueueSettings]) -> list[str]:
-    """Return the policies, such as "order night_first", that journaled settings name and this process does not have."""
+    """Return the policies, such as "order night_first", that settings name and that are not installed."""
     orders = sorted({queue.order for queue in queues})
     return [
         *PLACEMENTS.missing((settings.place,)),
@@ -187,7 +188,7 @@ def _parse_queues(doc: object, field: str) -> tuple[tuple[str, QueueSettings], .
 
 
 def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSettings], above: tuple[int, ...]) -> None:
-    # Both Python objects and YAML with anchors may contain themselves.
+    # Python objects and YAML with anchors can contain themselves.
     if id(doc) in above:
         raise Refused(field, "the queue contains itself; a queue stands in the tree once")
     if len(above) > MAX_DEPTH or len(path) > MAX_PATH:
@@ -195,11 +196,10 @@ def _parse_queue(path: str, doc: object, field: str, queues: dict[str, QueueSett
     if len(queues) >= MAX_QUEUES:
         raise Refused(field[:200], f"the tree has more than {MAX_QUEUES} queues; write fewer")
     read = Reader(doc, field, "a queue")
-    limit = read.get("limit")
     settings = QueueSettings(
         share=read.optional_count("share", 0, 10_000),
-        guarantee=_amounts(read.get("guarantee", {}), read.at("guarantee")),
-        limit=None if limit is None else _amounts(limit, read.at("limit")),
+        guarantee=read.optional("guarantee", _amounts, ()),
+        limit=_limit(read),
         max_jobs=read.optional_count("max_jobs"),
         order=read.choice("order", tuple(ORDERS), "priority"),
         scale_first=read.flag("scale_first", True),
@@ -254,19 +254,14 @@ def _limits(read: Reader, key: str) -> tuple[tuple[str, Limits], ...]:
         if name != "*":
             check_name(name, table.at(name))
         entry = Reader(table.get(name, {}), table.at(name), "a limit")
-        limit = entry.get("limit")
-        limits.append(
-            (
-                name,
-                Limits(
-                    None if limit is None else _amounts(limit, entry.at("limit")),
-                    entry.optional_count("max_jobs"),
-                    _max_priority(entry),
-                ),
-            )
-        )
+        limits.append((name, Limits(_limit(entry), entry.optional_count("max_jobs"), _max_priority(entry))))
         entry.close()
     return tuple(limits)
+
+
+def _limit(read: Reader) -> Amounts | None:
+    value = read.get("limit")
+    return None if value is None else _amounts(value, read.at("limit"))
 
 
 def _max_priority(read: Reader) -> int | None:
@@ -280,19 +275,9 @@ def _check_guarantees(queues: dict[str, QueueSettings], field: str) -> None:
     """
     promised: dict[str, dict[str, int]] = {path: {} for path in queues}
     for path, settings in queues.items():
+        parent = path.rpartition(".")[0]
         for name, amount in settings.guarantee:
-            above = path
-            while above:
-                limit = dict(queues[above].limit or ()).get(name)
-                if limit is not None and limit < amount:
-                    of = "" if above == path else f" of queue {above}"
-                    raise Refused(
-                        f"{field}.{path}.guarantee",
-                        f"limit {name} {format_quantity(name, limit)}{of} is below the guarantee "
-                        f"{format_quantity(name, amount)}; raise the limit or lower the guarantee",
-                    )
-                above = above.rpartition(".")[0]
-            parent = path.rpartition(".")[0]
+            _check_guarantee(queues, path, name, amount, field)
             if parent:
                 promised[parent][name] = promised[parent].get(name, 0) + amount
     for path, settings in queues.items():
@@ -305,6 +290,20 @@ def _check_guarantees(queues: dict[str, QueueSettings], field: str) -> None:
                     f"the queues below are guaranteed {name} {format_quantity(name, amount)} together, more than "
                     f"{format_quantity(name, bounds[name])}; raise it or lower theirs",
                 )
+
+
+def _check_guarantee(queues: dict[str, QueueSettings], path: str, name: str, amount: int, field: str) -> None:
+    above = path
+    while above:
+        limit = dict(queues[above].limit or ()).get(name)
+        if limit is not None and limit < amount:
+            of = "" if above == path else f" of queue {above}"
+            raise Refused(
+                f"{field}.{path}.guarantee",
+                f"limit {name} {format_quantity(name, limit)}{of} is below the guarantee "
+                f"{format_quantity(name, amount)}; raise the limit or lower the guarantee",
+            )
+        above = above.rpartition(".")[0]
 
 
 # -- requestors and pools ----------------------------------------------------------------------------------------
@@ -328,8 +327,7 @@ def _checks(read: Reader, key: str) -> tuple[str, ...]:
 
 
 def _bytes(read: Reader, key: str, default: int) -> int:
-    value = read.get(key)
-    return default if value is None else parse_quantity(MEMORY, value, read.at(key))
+    return read.optional(key, lambda value, field: parse_quantity(MEMORY, value, field), default)
 
 
 def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSettings], ...]) -> tuple[Requestor, ...]:
@@ -356,8 +354,7 @@ def _parse_requestors(doc: object, field: str, queues: tuple[tuple[str, QueueSet
             )
         if queue in parents:
             raise Refused(
-                read.at("queue"),
-                f"{queue} has queues below it and takes no jobs; name one of {leaves_text(paths)}",
+                read.at("queue"), f"{queue} has queues below it and takes no jobs; name one of {leaves_text(paths)}"
             )
         read.close()
         requestors.append(Requestor(match, queue))
@@ -391,8 +388,8 @@ def _parse_pool(doc: object, field: str) -> PoolSettings:
         max_idle=read.count("max_idle", default.max_idle),
         idle_for=read.duration("idle_for", default.idle_for),
         cost=read.count("cost", default.cost),
-        provider=_provider(read.get("provider"), read.at("provider")),
-        min_free=_amounts(read.get("min_free", {}), read.at("min_free")),
+        provider=read.optional("provider", _provider, ""),
+        min_free=read.optional("min_free", _amounts, ()),
     )
     for name, _ in pool.min_free:
         if name not in node:
@@ -405,8 +402,6 @@ def _parse_pool(doc: object, field: str) -> PoolSettings:
 
 
 def _provider(doc: object, field: str) -> str:
-    if doc is None:
-        return ""
     if not isinstance(doc, Mapping):
         raise Refused(field, f"{shown(doc)} is not a mapping; write for example {{command: [./mycloud]}}")
     check_entries(doc, field, MAX_PROVIDER)

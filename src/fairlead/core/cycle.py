@@ -42,18 +42,18 @@ class Cycle(msgspec.Struct):
     commands: Sequence[AnyCommand]
     answers: list[Answer]
     marks: list[int]
-    """For each command, the number of changes made when it had been carried out."""
+    """For each command, the number of changes in the plan after it."""
     effects: list[Effect]
     reasons: dict[tuple[str, str, int], Reason]
     notes: dict[Note, int]
     more: bool
-    """True if another cycle should follow at once: this one reached a bound, or later phases changed holds or stopped
-    tasks."""
+    """True if another cycle should follow at once: this one reached a bound, or phases after match changed holds or
+    stopped tasks."""
 
     def actors(self) -> list[Actor]:
-        """Return the callers whose commands made the first changes of the cycle.
+        """Return the callers whose commands made changes.
 
-        The later phases made the other changes.
+        These are the first changes of the cycle; phases after intake made the others.
         """
         actors: list[Actor] = []
         first = 0
@@ -93,7 +93,7 @@ def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch
             watch("holds")
             shares(plan)
             preempt(plan)
-            release_obsolete(plan)  # a gang of which all tasks were stopped needs no hold for a part of it
+            release_obsolete(plan)  # a gang that was stopped whole needs no hold for a part of it
             # If phases after match changed holds or stopped tasks, asks already tried may get another answer.
             plan.more = plan.more or plan.unsettled or plan.mark() > matched
             watch("preempt")

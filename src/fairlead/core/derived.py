@@ -1,4 +1,4 @@
-"""Indexes and totals that are derived from the state of a partition: the node index, shapes, deadlines, versions, sums.
+"""Values that are derived from the state of a partition: the node index, shapes, deadlines, versions, sums.
 
 Changes keep these values up to date. A dump does not contain them; loading a dump computes them again.
 """
@@ -62,9 +62,9 @@ class Derived:
     )
 
     def __init__(self, nodes: NodeTable) -> None:
-        # -- versions: each grows when something changes, so that a search that found nothing is repeated only then
+        # -- versions: each grows with certain changes, so that a search in vain is repeated only after one of them
         self.openings = 0
-        """Grows when capacity may have become free or a limit may have risen. A lane sleeps until then."""
+        """Grows when capacity may have become free or a limit may have risen. Sleeping lanes wake then."""
         self.queue_version = 0
         """Grows when a queue is added, removed or altered, or the setting `checks` changes."""
         self.holds_version = 0
@@ -78,7 +78,7 @@ class Derived:
         # -- of settings and queues
         self.requestors = Requestors(())
         self.entitlements: tuple[int, Entitlements] | None = None
-        """Entitlements of the queues, and the version of the queues they are for."""
+        """The version of the queues, and the entitlements computed at that version."""
         self.facts = QueueFacts(-1, False, False, False, False, {})
         self.stopped_queues: set[str] = set()
         """Queues that start nothing."""
@@ -93,21 +93,21 @@ class Derived:
         self.short: dict[tuple[str, int], Micros] = {}
         """(Job, stage) → since when a started stage with `on_loss: replace` has had fewer than `min` live tasks."""
         self.forgetting: list[tuple[Micros, int, str]] = []
-        """A heap of ended jobs by their end. Entries of jobs that are no longer known are skipped."""
+        """A heap of ended jobs by time of end. Entries of jobs that are already forgotten are skipped."""
         self.expiring: list[tuple[Micros, str, str]] = []
-        """A heap of idempotency keys by expiry. Entries that changed are skipped."""
+        """A heap of idempotency keys by expiry. Entries with an outdated time are skipped."""
         self.key_of: dict[str, tuple[str, str]] = {}
         """Job → the idempotency key of its submission."""
         # -- of allocations and nodes
         self.index: FitIndex | ScoreIndex = FitIndex(nodes)
         """The index of nodes for the placement policy in the settings."""
         self.timers: list[tuple[Micros, int]] = []
-        """A heap of deadlines of allocations: acknowledgement, time limit, stop."""
+        """A heap of deadlines of allocations, for acknowledgement, time limit or stop, with their numbers."""
         self.overdue: dict[int, Allocation] = {}
         """Allocations that did not stop in time."""
         self.chains: dict[int, dict[int, Allocation]] = {}
-        """Chain → its allocations: those that run, and those that wait for one of its slots."""
+        """Chain → its allocations, running or waiting for a slot of the chain."""
         self.forecast: Forecast | None = None
         """The expected ends of running tasks; only with backfill."""
         self.old_runs: list[tuple[Micros, RunsKey]] = []
-        """A heap of the last run times by when they were noted. Entries that changed are skipped."""
+        """A heap of the last run times by the time of their note. Entries with an outdated time are skipped."""

@@ -31,14 +31,11 @@ MAX_LABEL = 1_000
 
 NOTHING: Mapping[str, object] = {}
 ONE_CPU: Mapping[str, object] = {CPU: 1}
-"""The request of a submitted stage that does not give one."""
+"""The resources of submitted stages that name none."""
 
 
 def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NOTHING) -> JobSpec:
-    """Read a job. If it names no queue, the requestor patterns choose one.
-
-    `resources` is the resource request of stages that give none.
-    """
+    """Read a job. `resources` are the resources of stages that name none."""
     read = Reader(doc, field, "a job")
     stages = read.get("stages", [])
     if not isinstance(stages, list | tuple) or not stages:
@@ -54,7 +51,7 @@ def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NO
                 f'"{spec.name}" is also the name of stage {named[spec.name]}; give each stage its own',
             )
         named[spec.name] = at
-    # YAML anchors can repeat a text many times, and each copy is written out.
+    # With YAML anchors, a short document can contain a text many times.
     size = sum(len(text) for spec in specs for text in _texts(spec))
     if size > MAX_JOB:
         raise Refused(read.at("stages"), f"{size} characters are too many for a job; write at most {MAX_JOB}")
@@ -77,7 +74,7 @@ def parse_job(doc: object, field: str = "", resources: Mapping[str, object] = NO
 
 
 def _done_when(read: Reader, stages: Mapping[str, int]) -> str:
-    """Read the stage with which a job is done; empty if the document names none."""
+    """Read the stage whose success ends the job; empty if the document names none."""
     if read.get("done_when") is None:
         return ""
     condition = Reader(read.get("done_when"), read.at("done_when"), "the end of a job")
@@ -102,7 +99,7 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         resources=tuple(sorted(parse_request(read.get("resources", resources), read.at("resources")).items())),
         selectors=parse_selectors(read.get("selectors", {}), read.at("selectors")),
         tolerations=tuple(sorted(set(read.texts("tolerations", most=100)))),
-        pool=read.name("pool") if read.get("pool") is not None else "",
+        pool=read.name("pool", ""),
         command=read.texts("command"),
         environment=read.pairs("environment", names=False),
         estimate=read.optional_duration("estimate"),
@@ -110,15 +107,15 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
         tries=read.count("tries", 1, 1, 1_000),
         on_loss=_policy(read, "on_loss"),
         scaling=cast(Scaling, read.choice("scaling", ("strict", "partial"), "strict")),
-        near=check_label(read.get("near"), read.at("near")) if read.get("near") is not None else "",
+        near=read.optional("near", check_label, ""),
         apart=read.flag("apart", False),
         directory=read.text("directory", "", most=4_096),
         secrets=read.pairs("secrets", names=False, most=MAX_LABELS),
         output=_pattern(read, "output"),
         error=_pattern(read, "error"),
         results=_results(read),
-        where=parse_where(read.get("where"), read.at("where")) if read.get("where") is not None else (),
-        prefer=parse_preferences(read.get("prefer"), read.at("prefer")) if read.get("prefer") is not None else (),
+        where=read.optional("where", parse_where, ()),
+        prefer=read.optional("prefer", parse_preferences, ()),
         on_failure=_policy(read, "on_failure"),
     )
     for at, toleration in enumerate(stage.tolerations):
@@ -137,7 +134,7 @@ def parse_stage(doc: object, field: str, resources: Mapping[str, object] = NOTHI
 
 
 def _parse_size(read: Reader) -> tuple[int, int | None]:
-    """Return the number of tasks of a stage and its `min`: 1 for an `array`, None if the document gives neither."""
+    """Return the number of tasks of a stage, and its `min`: 1 for an `array`, None if the document names none."""
     array = read.optional_count("array", 1, MAX_TASKS)
     least = read.optional_count("min", 1, MAX_TASKS)
     if array is None:
@@ -156,12 +153,10 @@ def _parse_size(read: Reader) -> tuple[int, int | None]:
 
 
 def _policy(read: Reader, key: str) -> ChosenPolicy:
-    """Read what to do when a task fails or is lost: replace, restart or fail; empty if not given."""
     return cast(ChosenPolicy, read.choice(key, ("replace", "restart", "fail"), ""))
 
 
 def _pattern(read: Reader, key: str) -> str:
-    """Read the pattern of a file name, in which %j, %s, %a and %r stand for job, stage, index and attempt."""
     text = read.text(key, "", most=4_096)
     _check_codes(text, read.at(key))
     return text
@@ -182,7 +177,6 @@ def _check_codes(text: str, field: str) -> None:
 
 
 def _results(read: Reader) -> tuple[str, ...]:
-    """Read the patterns of result files. They must be relative and stay inside the working directory."""
     patterns = read.texts("results", most=MAX_RESULTS)
     for at, pattern in enumerate(patterns):
         field = read.at(f"results[{at}]")
@@ -202,7 +196,7 @@ def _results(read: Reader) -> tuple[str, ...]:
 
 
 def _texts(spec: StageSpec) -> Iterator[str]:
-    """Yield the texts of a stage whose length or number no other check limits."""
+    """Yield the texts of a stage whose number or length no other check limits enough."""
     yield from spec.command
     yield from spec.tolerations
     yield from (spec.directory, spec.output, spec.error, *spec.results)
@@ -233,14 +227,13 @@ def parse_selectors(doc: object, field: str) -> Selectors:
 
 
 def parse_node(doc: object, field: str = "") -> tuple[str, NodeSpec]:
-    """Read a node: its name, resources, labels, taints, pool and users."""
     read = Reader(doc, field, "a node")
     name = read.name("name")
     spec = NodeSpec(
         capacity=tuple(sorted(parse_capacity(read.get("resources", {}), read.at("resources")).items())),
         labels=read.pairs("labels", most=MAX_NODE_LABELS, longest=MAX_LABEL),
         taints=tuple(sorted(set(read.texts("taints", most=100)))),
-        pool=check_name(read.get("pool"), read.at("pool")) if read.get("pool") is not None else "",
+        pool=read.name("pool", ""),
         users=tuple(sorted(set(read.names("users", most=1_000)))),
     )
     read.close()

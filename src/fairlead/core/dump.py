@@ -6,11 +6,13 @@ field must come last and have a default; any other alteration needs a higher FOR
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heapify
-from typing import cast
+from operator import attrgetter, itemgetter
+from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import astuple
 
 from fairlead.core.changes import NodeAdded, NodeAvoided, as_added
 from fairlead.core.model import (
@@ -35,9 +37,7 @@ from fairlead.core.model import (
     OrderCause,
     Pairs,
     Pending,
-    Place,
     Pool,
-    PoolSettings,
     Promise,
     Queue,
     QueueSettings,
@@ -131,25 +131,6 @@ class _Allocation(msgspec.Struct, frozen=True, array_like=True):
     generation: int = 0
 
 
-class _Kept(msgspec.Struct, frozen=True, array_like=True):
-    seq: int
-    job: str
-    stage: int
-    kind: int
-    places: tuple[Place, ...]
-    since: int
-
-
-class _Hold(_Kept, frozen=True, array_like=True):
-    large: bool
-    recalled: bool = False
-
-
-class _Promise(_Kept, frozen=True, array_like=True):
-    victims: tuple[int, ...]
-    ordered: bool = False
-
-
 class _Order(msgspec.Struct, frozen=True, array_like=True):
     number: int
     pool: str
@@ -157,16 +138,6 @@ class _Order(msgspec.Struct, frozen=True, array_like=True):
     cause: OrderCause
     coming: tuple[tuple[str, tuple[Meant, ...]], ...]
     failed: tuple[tuple[str, int, int], ...] = ()
-
-
-class _Pool(msgspec.Struct, frozen=True, array_like=True):
-    name: str
-    settings: PoolSettings
-    paused: bool = False
-    paused_until: int = 0
-    problem: str = ""
-    grew: int | None = None
-    shrank: int | None = None
 
 
 class _Queue(msgspec.Struct, frozen=True, array_like=True):
@@ -184,16 +155,9 @@ class _Past(msgspec.Struct, frozen=True, array_like=True):
     amounts: tuple[tuple[str, bytes], ...]
 
 
-class _Manager(msgspec.Struct, frozen=True, array_like=True):
-    name: str
-    registered: int
-
-
 class _Head(msgspec.Struct, frozen=True, array_like=True):
-    format: int
+    """The first fields of a dump."""
 
-
-class _Stamp(msgspec.Struct, frozen=True, array_like=True):
     format: int
     name: str
     now: int
@@ -208,16 +172,16 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     settings: PartitionSettings
     counters: Counters
     queues: tuple[_Queue, ...]
-    pools: tuple[_Pool, ...]
+    pools: tuple[Pool, ...]
     nodes: tuple[msgspec.Raw, ...]
     jobs: tuple[msgspec.Raw, ...]
     allocations: tuple[msgspec.Raw, ...]
     """Nodes, jobs and allocations are packed one by one, so that only one at a time is in memory twice."""
-    managers: tuple[_Manager, ...]
+    managers: tuple[Manager, ...]
     keys: tuple[tuple[str, str, KeptKey], ...]
     avoided: tuple[NodeAvoided, ...] = ()
-    holds: tuple[_Hold, ...] = ()
-    promises: tuple[_Promise, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    promises: tuple[Promise, ...] = ()
     orders: tuple[_Order, ...] = ()
     idle: tuple[tuple[int, int], ...] = ()
     unwanted: tuple[tuple[int, int], ...] = ()
@@ -233,23 +197,44 @@ class NotADump(Exception):
     """The bytes are not a dump, or have a format that this version cannot read."""
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Document)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Document).decode
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
 _decode_node = msgspec.msgpack.Decoder(NodeAdded).decode
 _decode_job = msgspec.msgpack.Decoder(_Job).decode
 _decode_allocation = msgspec.msgpack.Decoder(_Allocation).decode
-_head_decoder = msgspec.msgpack.Decoder(_Head)
-_decode_stamp = msgspec.msgpack.Decoder(_Stamp).decode
+
+T = TypeVar("T")
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+def _recorder(record: type[Record], **paths: str) -> Callable[[object], Record]:
+    """Return a function that copies an object's attributes into a record; `paths` has the attributes of other names."""
+    values = attrgetter(*[paths.get(name, name) for name in record.__struct_fields__])
+    return lambda source: record(*values(source))
+
+
+_dump_queue = _recorder(_Queue)
+_dump_ask = _recorder(_Ask)
+_dump_allocation = _recorder(_Allocation, job="stage.job.id", stage="stage.position")
+
+_LATER = _Stage.__struct_fields__[_Stage.__struct_fields__.index("short_since") :]
+"""The fields of a stage's record that a loaded stage gets as they are."""
+_later_values = attrgetter(*_LATER)
 
 
 def dumped_at(content: bytes) -> int:
     """Return the time of a dump, without loading it."""
-    return _decode_stamp(content).now
+    return _decode_head(content).now
+
+
+# -- dumping -----------------------------------------------------------------------------------------------------
 
 
 def dump(partition: Partition) -> bytes:
     """Return the state as canonical bytes."""
-    return _encoder.encode(
+    nodes = partition.nodes
+    return _encode(
         _Document(
             FORMAT,
             partition.name,
@@ -258,46 +243,27 @@ def dump(partition: Partition) -> bytes:
             partition.removed,
             partition.settings,
             partition.counters,
+            tuple(map(_dump_queue, _in_order(partition.queues))),
+            _in_order(partition.pools),
+            _packed(as_added(partition, node_id) for node_id in sorted(nodes.rows)),
+            _packed(_dump_job(job) for job in sorted(partition.jobs.values(), key=attrgetter("number"))),
+            _packed(map(_dump_allocation, _in_order(partition.allocations))),
+            _in_order(partition.managers),
+            tuple((*user_key, entry) for user_key, entry in sorted(partition.keys.items(), key=itemgetter(0))),
             tuple(
-                _Queue(
-                    path,
-                    partition.queues[path].settings,
-                    partition.queues[path].state,
-                    partition.queues[path].uneven_since,
-                )
-                for path in sorted(partition.queues)
+                NodeAvoided(node_id, nodes.failures[row], nodes.pauses[row], nodes.avoided.get(node_id, 0))
+                for node_id, row in sorted(nodes.rows.items())
+                if nodes.failures[row]
             ),
+            _in_order(partition.holds),
+            _in_order(partition.promises),
             tuple(
-                _Pool(name, pool.settings, pool.paused, pool.paused_until, pool.problem, pool.grew, pool.shrank)
-                for name, pool in sorted(partition.pools.items())
-            ),
-            _packed(as_added(partition, node_id) for node_id in sorted(partition.nodes.rows)),
-            _packed(_dump_job(job) for job in sorted(partition.jobs.values(), key=lambda job: job.number)),
-            _packed(_dump_allocation(partition.allocations[number]) for number in sorted(partition.allocations)),
-            tuple(_Manager(name, partition.managers[name].registered) for name in sorted(partition.managers)),
-            tuple((user, key, partition.keys[user, key]) for user, key in sorted(partition.keys)),
-            tuple(
-                NodeAvoided(
-                    node_id,
-                    partition.nodes.failures[row],
-                    partition.nodes.pauses[row],
-                    partition.nodes.avoided.get(node_id, 0),
-                )
-                for node_id, row in sorted(partition.nodes.rows.items())
-                if partition.nodes.failures[row]
-            ),
-            tuple(
-                _Hold(hold.seq, hold.job, hold.stage, hold.kind, hold.places, hold.since, hold.large, hold.recalled)
-                for _, hold in sorted(partition.holds.items())
-            ),
-            tuple(_dump_promise(promise) for _, promise in sorted(partition.promises.items())),
-            tuple(
-                _Order(number, order.pool, order.since, order.cause, tuple(order.coming.items()), order.failed)
-                for number, order in sorted(partition.orders.items())
+                _Order(order.number, order.pool, order.since, order.cause, tuple(order.coming.items()), order.failed)
+                for order in _in_order(partition.orders)
             ),
             tuple(sorted(partition.idle.items())),
             tuple(sorted(partition.unwanted.items())),
-            tuple(sorted(partition.nodes.disconnected.items())),
+            tuple(sorted(nodes.disconnected.items())),
             partition.landmark,
             tuple(
                 _Past(path, user, tuple((name, _to_bytes(amount)) for name, amount in sorted(past.items())))
@@ -308,20 +274,13 @@ def dump(partition: Partition) -> bytes:
                 (key, found.floor, tuple(sorted(found.tasks.items())))
                 for key, found in sorted(partition.strange.items())
             ),
-            tuple(sorted(partition.closures.items(), key=lambda closure: closure[0])),
+            tuple(sorted(partition.closures.items(), key=itemgetter(0))),
         )
     )
 
 
-def load(data: bytes) -> Partition:
-    """Return the dumped state, with all derived values computed again."""
-    try:
-        version = _head_decoder.decode(data).format
-        if version != FORMAT:
-            raise NotADump(f"format {version} is not {FORMAT}; use the program that wrote it")
-        return _load(_decoder.decode(data))
-    except msgspec.MsgspecError as problem:
-        raise NotADump(f"not a dump: {problem}") from None
+def _in_order(records: dict[Any, T]) -> tuple[T, ...]:
+    return tuple(records[key] for key in sorted(records))
 
 
 def _to_bytes(amount: int) -> bytes:
@@ -329,7 +288,7 @@ def _to_bytes(amount: int) -> bytes:
 
 
 def _packed(records: Iterable[msgspec.Struct]) -> tuple[msgspec.Raw, ...]:
-    return tuple(msgspec.Raw(_encoder.encode(record)) for record in records)
+    return tuple(msgspec.Raw(_encode(record)) for record in records)
 
 
 def _dump_job(job: Job) -> _Job:
@@ -358,69 +317,22 @@ def _dump_stage(stage: Stage) -> _Stage:
         stage.top,
         stage.floor,
         stage.own,
-        stage.short_since,
-        stage.ran,
-        stage.last_ask,
-        stage.last_place,
-        stage.generation,
-        stage.members,
-        stage.failures,
+        *_later_values(stage),
     )
 
 
-def _dump_ask(ask: Ask) -> _Ask:
-    return _Ask(
-        ask.kind,
-        ask.asked,
-        ask.waiting_since,
-        ask.seq,
-        ask.round,
-        ask.front,
-        ask.whole,
-        ask.unheld_until,
-        ask.unclaimed_until,
-        ask.failed_orders,
-        ask.tie,
-        ask.latest,
-    )
+# -- loading -----------------------------------------------------------------------------------------------------
 
 
-def _dump_promise(promise: Promise) -> _Promise:
-    return _Promise(
-        promise.seq,
-        promise.job,
-        promise.stage,
-        promise.kind,
-        promise.places,
-        promise.since,
-        promise.victims,
-        promise.ordered,
-    )
-
-
-def _dump_allocation(allocation: Allocation) -> _Allocation:
-    return _Allocation(
-        allocation.id,
-        allocation.stage.job.id,
-        allocation.stage.position,
-        allocation.node,
-        allocation.indices,
-        allocation.attempt,
-        allocation.devices,
-        allocation.state,
-        allocation.since,
-        allocation.started,
-        allocation.cause,
-        allocation.kind,
-        allocation.group,
-        allocation.chain,
-        allocation.slots,
-        allocation.safe_until,
-        allocation.overdue,
-        allocation.stopped_for,
-        allocation.expected,
-        allocation.generation,
-    )
+def load(data: bytes) -> Partition:
+    """Return the dumped state, with all derived values computed again."""
+    try:
+        version = _decode_head(data).format
+        if version != FORMAT:
+            raise NotADump(f"format {version} is not {FORMAT}; use the program that wrote it")
+        return _load(_decode(data))
+    except msgspec.MsgspecError as problem:
+        raise NotADump(f"not a dump: {problem}") from None
 
 
 def _load(document: _Document) -> Partition:
@@ -434,47 +346,27 @@ def _load(document: _Document) -> Partition:
         partition.add_queue(queue.path, queue.settings)
         partition.move_queue(queue.path, queue.state)
         partition.mark_uneven(partition.queues[queue.path], queue.uneven_since)
-    pools = [
-        Pool(pool.name, pool.settings, pool.paused, pool.paused_until, pool.problem, pool.grew, pool.shrank)
-        for pool in document.pools
-    ]
-    partition.set_pools({pool.name: pool for pool in pools})
+    partition.set_pools({pool.name: pool for pool in document.pools})
     for node in document.nodes:
         _decode_node(node).apply(partition)
     for avoided in document.avoided:
         avoided.apply(partition)
     for node_id, since in document.disconnected:
         partition.nodes.connect(node_id, since)
-    times: dict[int, int] = {}
-    replacing: list[Stage] = []
-    """Stages that ask for replacements. The places of these asks depend on live tasks, which are loaded later."""
-    for job in document.jobs:
-        _load_job(partition, _decode_job(job), times, replacing)
-    for packed in document.allocations:
-        partition.book(_allocation(partition, _decode_allocation(packed)))
-    if document.settings.share_memory:
-        pasts = {
-            (past.queue, past.user): {name: int.from_bytes(amount, "big") for name, amount in past.amounts}
-            for past in document.pasts
-        }
-        partition.set_pasts(pasts)
+    _load_jobs(partition, document)
     for strange_key, floor, tasks in document.strange:
         partition.strange[strange_key] = Strange(floor, dict(tasks))
     for runs_key, runs in document.runs:
         partition.note_runs(runs_key, runs)
-    for stage in replacing:
-        partition.update_missing(stage)
-    _load_earmarks(partition, document)
-    for order in document.orders:
-        coming = dict(order.coming)
-        partition.orders[order.number] = NodeOrder(
-            order.number, order.pool, order.since, order.cause, coming, order.failed
-        )
-        partition.order_of.update({name: order.number for name, _ in order.coming})
+    earmarks: list[Hold | Promise] = [*document.holds, *document.promises]
+    for earmark in earmarks:
+        partition.add_earmark(earmark)
+    for number, pool, since, cause, coming, failed in map(astuple, document.orders):
+        partition.orders[number] = NodeOrder(number, pool, since, cause, dict(coming), failed)
+        partition.order_of.update({name: number for name, _ in coming})
     partition.idle, partition.unwanted = dict(document.idle), dict(document.unwanted)
     partition.closures = dict(document.closures)
-    for manager in document.managers:
-        partition.managers[manager.name] = Manager(manager.name, manager.registered)
+    partition.managers = {manager.name: manager for manager in document.managers}
     for user, key, kept_key in document.keys:
         partition.keep_key(user, key, kept_key)
     heapify(partition.derived.forgetting)
@@ -482,42 +374,28 @@ def _load(document: _Document) -> Partition:
     return partition
 
 
-def _allocation(partition: Partition, record: _Allocation) -> Allocation:
-    return Allocation(
-        record.id,
-        partition.jobs[record.job].stages[record.stage],
-        record.node,
-        record.indices,
-        record.attempt,
-        record.devices,
-        record.state,
-        record.since,
-        record.started,
-        record.cause,
-        record.kind,
-        record.group,
-        record.chain,
-        record.slots,
-        record.safe_until,
-        record.overdue,
-        record.stopped_for,
-        record.expected,
-        record.generation,
-    )
+def _load_jobs(partition: Partition, document: _Document) -> None:
+    times: dict[int, int] = {}
+    for job in document.jobs:
+        _load_job(partition, _decode_job(job), times)
+    for packed in document.allocations:
+        number, job_id, stage, *rest = astuple(_decode_allocation(packed))
+        partition.book(Allocation(number, partition.jobs[job_id].stages[stage], *rest))
+    if document.settings.share_memory:
+        partition.set_pasts(
+            {
+                (past.queue, past.user): {name: int.from_bytes(amount, "big") for name, amount in past.amounts}
+                for past in document.pasts
+            }
+        )
+    # The places of replacements depend on live tasks, so they are updated last.
+    for record in partition.jobs.values():
+        for replacing in record.stages:
+            if replacing.asks[REPLACE] is not None:
+                partition.update_missing(replacing)
 
 
-def _load_earmarks(partition: Partition, document: _Document) -> None:
-    for entry in document.holds:
-        hold = Hold(entry.seq, entry.job, entry.stage, entry.kind, entry.places, entry.since)
-        hold.large, hold.recalled = entry.large, entry.recalled
-        partition.add_earmark(hold)
-    for promised in document.promises:
-        promise = Promise(promised.seq, promised.job, promised.stage, promised.kind, promised.places, promised.since)
-        promise.victims, promise.ordered = promised.victims, promised.ordered
-        partition.add_earmark(promise)
-
-
-def _load_job(partition: Partition, record: _Job, times: dict[int, int], replacing: list[Stage]) -> None:
+def _load_job(partition: Partition, record: _Job, times: dict[int, int]) -> None:
     """Add a job to the state. `times` makes equal times one object, to save memory."""
     spec = record.spec
     # The queue of an ended job may have been removed; then the job gets a queue of its own outside the tree.
@@ -536,41 +414,15 @@ def _load_job(partition: Partition, record: _Job, times: dict[int, int], replaci
     partition.jobs[job.id] = job
     partition.count_priority(job.priority, 1)
     for stage, document in zip(job.stages, record.stages, strict=True):
-        for ask in document.asks:
-            if ask.kind == REPLACE:
-                replacing.append(stage)
-            asked = times.setdefault(ask.asked, ask.asked)
-            since = times.setdefault(ask.waiting_since, ask.waiting_since)
-            partition.add_ask(
-                Ask(
-                    stage,
-                    ask.kind,
-                    asked,
-                    since,
-                    ask.seq,
-                    ask.round,
-                    ask.front,
-                    ask.whole,
-                    ask.unheld_until,
-                    ask.unclaimed_until,
-                    ask.failed_orders,
-                    ask.tie,
-                    ask.latest,
-                )
-            )
+        for kind, asked, since, *rest in map(astuple, document.asks):
+            ask = Ask(stage, kind, times.setdefault(asked, asked), times.setdefault(since, since), *rest)
+            partition.add_ask(ask)
     if job.ended_at is None:
         for name in spec.after:
             partition.derived.followers.setdefault(name, []).append(job.id)
         partition.list_or_unlist(job)
     else:
         partition.derived.forgetting.append((job.ended_at, job.number, job.id))
-
-
-def _load_pending(flats: tuple[tuple[int, ...], ...]) -> Pending:
-    untouched = all_pending(flats[NEW][-1] if flats[NEW] else 0)
-    if flats == tuple(ranges.flat() if ranges else () for ranges in untouched):
-        return untouched
-    return tuple(Ranges(flat) if flat else None for flat in flats)
 
 
 def _load_stage(partition: Partition, job: Job, spec: JobSpec, position: int, record: _Stage) -> Stage:
@@ -583,16 +435,20 @@ def _load_stage(partition: Partition, job: Job, spec: JobSpec, position: int, re
         partition.take_shape(stage_spec.shape_key(spec.manager, spec.shape_user)),
         record.count,
         _load_pending(record.pending),
-        (None, None, None),
-        None,
-        {name: Ranges(flat) for name, flat in record.ended} or None,
-        dict(record.history) or None,
-        record.started,
-        record.top,
-        record.floor,
+        ended={name: Ranges(flat) for name, flat in record.ended} or None,
+        history=dict(record.history) or None,
+        started=record.started,
+        top=record.top,
+        floor=record.floor,
     )
     partition.mark_short(stage, record.short_since)
-    stage.ran = record.ran
-    stage.last_ask, stage.last_place = record.last_ask, record.last_place
-    stage.generation, stage.members, stage.failures = record.generation, record.members, record.failures
+    for name in _LATER:
+        setattr(stage, name, getattr(record, name))
     return stage
+
+
+def _load_pending(flats: tuple[tuple[int, ...], ...]) -> Pending:
+    untouched = all_pending(flats[NEW][-1] if flats[NEW] else 0)
+    if flats == tuple(ranges.flat() if ranges else () for ranges in untouched):
+        return untouched
+    return tuple(Ranges(flat) if flat else None for flat in flats)

@@ -1,25 +1,17 @@
 """Effects: messages to agents, resource managers and pools, sent after the commit.
 
-Effects are not journaled. They can be derived from the state at any time (a launch for each assigned task, a stop for
-each stopping task), so a restart loses none.
+Effects are not journaled. The state gives them at any time, a launch for each assigned task and a stop for each
+stopping task, so a restart loses none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from fairlead.core.changes import (
-    Change,
-    GivenBack,
-    JobNews,
-    News,
-    NodeMoved,
-    NodeNews,
-    Ordered,
-)
+from fairlead.core.changes import Change, GivenBack, JobNews, News, NodeMoved, NodeNews, Ordered
 from fairlead.core.model import Allocation
 from fairlead.core.state import Partition
 
@@ -29,7 +21,7 @@ class Launch(msgspec.Struct, frozen=True, gc=False, tag="launch"):
 
     job: str
     number: int
-    """The number of the job, which reports repeat: an id may be used again, a number never is."""
+    """The number of the job, which is never used again. Reports return it, because an id may be used again."""
     stage: str
     indices: tuple[int, ...]
     attempt: int
@@ -40,12 +32,12 @@ class Launch(msgspec.Struct, frozen=True, gc=False, tag="launch"):
     chain: int = 0
     """The number of the tasks' chain on this node; 0 for none."""
     slots: int = 0
-    """If above 0, the tasks wait: they start as other tasks of the chain end, the lowest index first, so that at most
-    `slots` tasks run at a time."""
+    """If above 0, the tasks wait in their chain, which runs at most this number of tasks. They start as other tasks of
+    the chain end, the lowest index first."""
 
 
 class Stop(msgspec.Struct, frozen=True, gc=False, tag="stop"):
-    """Stop these tasks and confirm. With the cause `return`, stop only tasks that have not started."""
+    """Stop these tasks and confirm it. With the cause `return`, only recall tasks that have not started."""
 
     job: str
     number: int
@@ -67,7 +59,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     """An event for a resource manager.
 
     `what` is allocated, release (the manager must stop the task), released, ended, node, accepted or rejected. The last
-    two answer one item of an update; `item` is the kind of that item.
+    two answer an item of an update, and `item` is the kind of that item.
     """
 
     what: str
@@ -87,23 +79,26 @@ class ForManager(msgspec.Struct, frozen=True, gc=False, tag="for manager"):
 
 
 class NodesOrdered(msgspec.Struct, frozen=True, gc=False):
-    """Create nodes with these names. Order numbers and names are never reused."""
+    """Create nodes with these names. Names and order numbers are never used again."""
 
     order: int
     names: tuple[str, ...]
 
 
 class ForPool(msgspec.Struct, frozen=True, gc=False, tag="for pool"):
-    """All messages of a cycle for the provider of a pool: nodes to create and nodes to remove, by name."""
+    """All messages of a cycle for the provider of a pool: the names of nodes to create and to remove."""
 
     pool: str
     orders: tuple[NodesOrdered, ...] = ()
     unwanted: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    """Lost nodes. Their machines may be gone, and the provider may replace them."""
+    """Lost nodes. Their machines may be gone or come back, and the provider may replace them."""
 
 
 Effect = ForNode | ForManager | ForPool
+
+T = TypeVar("T")
+Lists = dict[str, list[T]]
 
 Done = Iterable[tuple[Change[Any], Any]]
 """Changes with the results of their `apply`."""
@@ -123,36 +118,16 @@ def effects_of(partition: Partition, done: Done, strays: Sequence[tuple[str, Sto
             scaled.append(change)
         if partition.managers and (manager := change.manager_to_notify(partition, before)):
             events.setdefault(manager, []).extend(_events(partition, change.news(partition, before)))
-    for_pools = _for_pools(partition, scaled) if scaled else []
+    for_pools = _for_pools(partition, scaled)
     if not numbers and not events and not strays:
-        return for_pools
-    effects: list[Effect] = list(
-        _for_nodes(
-            partition, (partition.allocations[number] for number in sorted(numbers) if number in partition.allocations)
-        )
-    )
-    if strays:
-        effects = _with_strays(effects, strays)
-    effects += [ForManager(manager, tuple(events[manager])) for manager in sorted(events)]
-    return effects + for_pools
+        return [*for_pools]
+    allocations = [partition.allocations[number] for number in sorted(numbers) if number in partition.allocations]
+    for_managers = [ForManager(manager, tuple(events[manager])) for manager in sorted(events)]
+    return [*_for_nodes(partition, allocations, strays), *for_managers, *for_pools]
 
 
 FOR_POOLS = frozenset((Ordered, GivenBack, NodeMoved))
 """The changes that cause messages to pools."""
-
-
-def _with_strays(effects: list[Effect], strays: Iterable[tuple[str, Stop]]) -> list[Effect]:
-    """Add the stops of strays to the messages for their nodes, so that each node gets one message."""
-    stops: dict[str, tuple[Stop, ...]] = {}
-    for node, stop in strays:
-        stops[node] = (*stops.get(node, ()), stop)
-    merged: list[Effect] = [
-        ForNode(effect.node, effect.launches, effect.stops + stops.pop(effect.node, ()))
-        if isinstance(effect, ForNode)
-        else effect
-        for effect in effects
-    ]
-    return merged + [ForNode(node, stops=stops[node]) for node in sorted(stops)]
 
 
 def outstanding_effects(partition: Partition, node: int | None = None) -> list[ForNode]:
@@ -162,26 +137,22 @@ def outstanding_effects(partition: Partition, node: int | None = None) -> list[F
 
 
 def outstanding_orders(partition: Partition) -> list[ForPool]:
-    """Return the nodes that are ordered or given back in the present state, by pool."""
-    orders: dict[str, list[NodesOrdered]] = {}
-    unwanted: dict[str, list[str]] = {}
+    """Return the orders of nodes and the nodes to give back that the state requires now, by pool."""
+    orders: Lists[NodesOrdered] = {}
+    unwanted: Lists[str] = {}
     for number in sorted(partition.orders):
         order = partition.orders[number]
         orders.setdefault(order.pool, []).append(NodesOrdered(number, tuple(order.coming)))
     for node_id in sorted(partition.unwanted):
         row = partition.nodes.rows[node_id]
         unwanted.setdefault(partition.nodes.pool[row], []).append(partition.nodes.name[row])
-    return [
-        ForPool(pool, tuple(orders.get(pool, ())), tuple(unwanted.get(pool, ())))
-        for pool in sorted(orders.keys() | unwanted.keys())
-    ]
+    return _by_pool(orders, unwanted, {})
 
 
-def _for_pools(partition: Partition, scaled: Iterable[Ordered | GivenBack | NodeMoved]) -> list[Effect]:
-    """Return the effects of a cycle for pools: one message per pool."""
-    orders: dict[str, list[NodesOrdered]] = {}
-    unwanted: dict[str, list[str]] = {}
-    lost: dict[str, list[str]] = {}
+def _for_pools(partition: Partition, scaled: Iterable[Ordered | GivenBack | NodeMoved]) -> list[ForPool]:
+    orders: Lists[NodesOrdered] = {}
+    unwanted: Lists[str] = {}
+    lost: Lists[str] = {}
     for change in scaled:
         if isinstance(change, GivenBack):
             names = [_node_name(partition, node_id) for node_id in change.nodes if node_id in partition.nodes]
@@ -194,15 +165,22 @@ def _for_pools(partition: Partition, scaled: Iterable[Ordered | GivenBack | Node
             pool = partition.nodes.pool[partition.nodes.rows[change.node_id]]
             if pool in partition.pools:
                 lost.setdefault(pool, []).append(_node_name(partition, change.node_id))
+    return _by_pool(orders, unwanted, lost)
+
+
+def _by_pool(orders: Lists[NodesOrdered], unwanted: Lists[str], lost: Lists[str]) -> list[ForPool]:
     return [
         ForPool(pool, tuple(orders.get(pool, ())), tuple(unwanted.get(pool, ())), tuple(lost.get(pool, ())))
         for pool in sorted({**orders, **unwanted, **lost})
     ]
 
 
-def _for_nodes(partition: Partition, allocations: Iterable[Allocation]) -> list[ForNode]:
+def _for_nodes(
+    partition: Partition, allocations: Iterable[Allocation], strays: Iterable[tuple[str, Stop]] = ()
+) -> list[ForNode]:
     launches: dict[int, list[Launch]] = {}
     stops: dict[int, list[Stop]] = {}
+    nodes = partition.nodes
     for allocation in allocations:
         if allocation.stage.job.manager:
             continue
@@ -210,14 +188,14 @@ def _for_nodes(partition: Partition, allocations: Iterable[Allocation]) -> list[
             launches.setdefault(allocation.node, []).append(_launch(allocation))
         elif allocation.state != "running":
             stops.setdefault(allocation.node, []).append(stop_of(allocation))
+    gone: dict[str, list[Stop]] = {}
+    for name, stop in strays:
+        node_id = nodes.joins.get(name)
+        (gone.setdefault(name, []) if node_id is None else stops.setdefault(node_id, [])).append(stop)
     return [
-        ForNode(
-            partition.nodes.name[partition.nodes.rows[node_id]],
-            tuple(launches.get(node_id, ())),
-            tuple(stops.get(node_id, ())),
-        )
+        ForNode(nodes.name[nodes.rows[node_id]], tuple(launches.get(node_id, ())), tuple(stops.get(node_id, ())))
         for node_id in sorted(launches.keys() | stops.keys())
-    ]
+    ] + [ForNode(name, stops=tuple(gone[name])) for name in sorted(gone)]
 
 
 def _launch(allocation: Allocation) -> Launch:
@@ -244,7 +222,6 @@ def stop_of(allocation: Allocation) -> Stop:
 
 
 def _events(partition: Partition, all_news: Iterable[News]) -> Iterator[Event]:
-    """Yield events for a resource manager: news of tasks and nodes, and of jobs that were killed or failed."""
     for news in all_news:
         if isinstance(news, NodeNews):
             yield Event("node", node=news.name, reason=news.state)

@@ -1,8 +1,7 @@
 """Entitlements of queues and their use, as integers that can be compared.
 
-Entitlement and use are derived from the configuration, the capacity and the accounts, and are never journaled. With
-`unit: slots`, a node is one slot and a task uses one slot. Otherwise entitlement and use are parts of the whole
-capacity.
+Both are computed from the configuration, the capacity and the accounts, and are never journaled. With `unit: slots`,
+each node is one slot and each task uses one slot. Otherwise entitlement and use are parts of the whole capacity.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Entitlements:
         self._measure = Measure(capacity)
         self.whole = nodes if self.slots else self._measure.whole
         self._of: dict[str, tuple[int, int]] = {"root": (1, self.whole)}
-        """Queue path → its share among its siblings, and its entitlement."""
+        """Queue path → weight among its siblings, and entitlement."""
         self._shared: dict[str, int] = {}
 
     def of(self, queue: Queue) -> int:
@@ -33,7 +32,7 @@ class Entitlements:
         return self._look(queue)[1]
 
     def share(self, queue: Queue) -> int:
-        """Return the weight of a queue among its siblings: its share, 0 if only siblings have shares, 1 if none has."""
+        """Return the weight of a queue among its siblings: its share; without one 0, or 1 if no sibling has a share."""
         return self._look(queue)[0]
 
     def shared(self, parent: Queue) -> int:
@@ -47,23 +46,23 @@ class Entitlements:
         return self.measure(queue.account.used, queue.account.tasks)
 
     def measure(self, used: Mapping[str, int], tasks: int) -> int:
-        """Return a use of resources and tasks as a number that can be compared with an entitlement."""
+        """Return the use of resources and tasks as a number that can be compared with an entitlement."""
         return tasks if self.slots else self._measure.dominant_share(used)
 
     def measure_with_tasks(self, use: Mapping[str, int]) -> int:
-        """Return the same number as `measure`, for a use that has its tasks under the key `TASKS`."""
+        """Return the same number as `measure`, for a vector that has the number of tasks under the key `TASKS`."""
         if self.slots:
             return use.get(TASKS, 0)
         return self._measure.dominant_share({name: amount for name, amount in use.items() if name != TASKS})
 
     def parts(self, use: Mapping[str, int]) -> dict[str, int]:
-        """Return each resource of a use as a part of the capacity. `measure_with_tasks` is the largest part."""
+        """Return the use of each resource as a part of the capacity; `measure_with_tasks` returns the largest part."""
         if self.slots:
             return {TASKS: use.get(TASKS, 0)}
         return self._measure.parts({name: amount for name, amount in use.items() if name != TASKS})
 
     def starts_below(self, entitled: int, used: Mapping[str, int], tasks: int, request: Vector, most: int) -> int:
-        """Return how many equal tasks, at most `most`, can start one by one.
+        """Return how many equal tasks, at most `most`, may start one after the other.
 
         A task may start while the use is below `entitled`.
         """
@@ -98,9 +97,9 @@ class Entitlements:
 
 
 def has_shares(parent: Queue) -> bool:
-    """True if the children of a queue have a right to their parts: one of them, the queue or one above it has a share.
+    """True if loans between the children of a queue are taken back.
 
-    Where no queue has a share, turns are equal and nothing is taken back.
+    That is so if a child, the queue itself or a queue above it has a share.
     """
     queues = (*parent.line(), *parent.children.values())
     return any(queue.settings.share is not None for queue in queues)
@@ -115,10 +114,12 @@ def shares_of(parent: Queue) -> dict[str, int]:
 
 
 class Uses:
-    """Measures the use that orders turns: present use and, with `share_memory`, past use, which counts as much."""
+    """Measures the use by which turns are ordered: present use and, with `share_memory`, past use with equal weight.
+
+    `weight` is the total weight of past time; 0 if past use does not count.
+    """
 
     def __init__(self, rights: Entitlements, weight: int, past_of: Callable[[Account], Vector]) -> None:
-        """`weight` is the total weight of past time; 0 if past use does not count."""
         self.rights = rights
         self.weight = weight
         self.past_of = past_of
@@ -130,7 +131,7 @@ class Uses:
         return self.rights.measure_with_tasks(self._total(used, tasks, past))
 
     def parts(self, used: Mapping[str, int], tasks: int, past: Mapping[str, int]) -> dict[str, int]:
-        """Return the number of `counted` for each resource. `counted` returns the largest of them."""
+        """Return present and past use of each resource as a number; `counted` returns the largest of them."""
         return self.rights.parts(self._total(used, tasks, past))
 
     def _total(self, used: Mapping[str, int], tasks: int, past: Mapping[str, int]) -> Vector:

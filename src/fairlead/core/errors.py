@@ -2,7 +2,7 @@
 
 
 class Refused(Exception):
-    """Input that is refused: the field, what is wrong with it, and what to do."""
+    """Input is refused. `problem` says what is wrong with the field and what to do."""
 
     def __init__(self, field: str, problem: str, code: str = "invalid") -> None:
         # Pass all three to Exception, so that a copied or pickled refusal keeps them.

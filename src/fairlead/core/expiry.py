@@ -1,6 +1,6 @@
-"""Expiry: changes driven by time. Ended jobs are forgotten, keys expire, pauses end, deadlines are enforced.
+"""Expiry: changes that time causes. Ended jobs are forgotten, keys expire, pauses end, deadlines are enforced.
 
-Drained queues are removed here too.
+It also removes queues that are drained.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fairlead.core.holds.recall import recall_due
 from fairlead.core.holds.release import kept_due
 from fairlead.core.holds.starvation import starving_due
 from fairlead.core.match.match import plan_due
-from fairlead.core.model import FAR, Allocation, Job, Micros, Queue
+from fairlead.core.model import FAR, Allocation, Job, Micros
 from fairlead.core.outcomes import recall, restart, return_unstarted, stop, withdraw_launch
 from fairlead.core.plan import Plan
 from fairlead.core.pools.demand import demand_due, give_up_late
@@ -38,7 +38,7 @@ from fairlead.core.resources import format_duration
 from fairlead.core.state import Partition
 
 MAX_EXPIRED = 1_000
-"""The number of records that one cycle forgets at most. The next cycle continues."""
+"""Maximum number of records that one cycle forgets. The next cycle continues."""
 
 
 def expiry(plan: Plan) -> None:
@@ -65,42 +65,42 @@ def expiry(plan: Plan) -> None:
 
 
 def due(partition: Partition, forgetting: bool = True) -> Micros | None:
-    """Return the time of the next change driven by time, or None.
+    """Return the time of the next change that time causes; None if there is none.
 
-    Without `forgetting`, the removal of old records is left out, because it can wait for a cycle with another cause.
+    Without `forgetting`, the removal of old records does not count, because it can wait for the next cycle.
     """
-    times: list[Micros] = []
-    if partition.derived.forgetting and forgetting:
-        times.append(partition.derived.forgetting[0][0] + partition.settings.keep_ended)
-    if partition.derived.expiring and forgetting:
-        times.append(partition.derived.expiring[0][0])
-    if partition.nodes.avoided:
-        times += partition.nodes.avoided.values()
+    derived, readiness = partition.derived, partition.readiness
+    times: list[Micros] = [FAR]
+    if forgetting:
+        times += [ended_at + partition.settings.keep_ended for ended_at, _, _ in derived.forgetting[:1]]
+        times += [expires for expires, _, _ in derived.expiring[:1]]
+    times += partition.nodes.avoided.values()
     times += [closure.until for closure in partition.closures.values()]
     times += [partition.nodes.closed_until[node_id] for node_id in _closed(partition)]
-    if not partition.readiness.ready:
-        times.append(
-            (partition.now if partition.readiness.began is None else partition.readiness.began)
-            + partition.settings.ready_after
-        )
+    if readiness.ready:
+        times += _due_if_ready(partition)
     else:
-        _drop_old_timers(partition)
-        if partition.derived.timers:
-            times.append(partition.derived.timers[0][0])
-        if partition.derived.short:
-            times += [_short_until(partition, since) for since in partition.derived.short.values()]
-        if partition.nodes.held:
-            times += kept_due(partition)
-        times += (starving_due(partition), recall_due(partition), claims_due(partition), plan_due(partition))
-        if partition.uneven:
-            times += shares_due(partition)
-        times += demand_due(partition)
-    first = min(times, default=FAR)
+        began = partition.now if readiness.began is None else readiness.began
+        times.append(began + partition.settings.ready_after)
+    first = min(times)
     return first if first < FAR else None
 
 
+def _due_if_ready(partition: Partition) -> list[Micros]:
+    _drop_old_timers(partition)
+    times = [when for when, _ in partition.derived.timers[:1]]
+    times += [_short_until(partition, since) for since in partition.derived.short.values()]
+    if partition.nodes.held:
+        times += kept_due(partition)
+    times += (starving_due(partition), recall_due(partition), claims_due(partition), plan_due(partition))
+    if partition.uneven:
+        times += shares_due(partition)
+    times += demand_due(partition)
+    return times
+
+
 def _drop_old_timers(partition: Partition) -> None:
-    """Drop the timers of allocations that were acknowledged or have ended, so that they cause no cycle."""
+    """Drop timers whose deadline has passed without effect or moved, so that they cause no cycle."""
     while partition.derived.timers:
         when, number = partition.derived.timers[0]
         allocation = partition.allocations.get(number)
@@ -114,27 +114,20 @@ def _drop_old_timers(partition: Partition) -> None:
 
 
 def _become_ready(plan: Plan) -> None:
-    """Make the partition ready once all nodes and managers have reported, or after `ready_after`."""
-    partition = plan.partition
-    if partition.readiness.began is None:
-        partition.readiness.began, partition.readiness.left_at = plan.now, plan.before
-    if partition.readiness.ready:
-        return
-    if (
-        partition.readiness.all_reported(partition.nodes, partition.managers)
-        or plan.now >= partition.readiness.began + partition.settings.ready_after
-    ):
+    partition, readiness = plan.partition, plan.partition.readiness
+    if readiness.began is None:
+        readiness.began, readiness.left_at = plan.now, plan.before
+    late = plan.now >= readiness.began + partition.settings.ready_after
+    if not readiness.ready and (readiness.all_reported(partition.nodes, partition.managers) or late):
         partition.become_ready()
 
 
 def _closed(partition: Partition) -> list[int]:
-    """Return the nodes that are disabled for a time. One that is lost meanwhile is enabled when it is back."""
     nodes = partition.nodes
     return [node_id for node_id in sorted(nodes.closed_until) if nodes.state[nodes.rows[node_id]] == "disabled"]
 
 
 def _end_closures(plan: Plan) -> None:
-    """Enable nodes that were disabled for a time."""
     partition = plan.partition
     for labels in sorted(labels for labels, closure in partition.closures.items() if closure.until <= plan.now):
         plan.do(ClosureSet(labels, 0))
@@ -162,7 +155,7 @@ def _end_pauses(plan: Plan) -> None:
 def _meet_deadlines(plan: Plan) -> None:
     """Take back launches that were not acknowledged in time, and stop tasks over their time limit.
 
-    Tasks whose stop was not confirmed in time become overdue: their capacity is no longer expected to become free.
+    If a stop was not confirmed in time, it becomes overdue.
     """
     partition = plan.partition
     while partition.readiness.ready and partition.derived.timers and partition.derived.timers[0][0] <= plan.now:
@@ -182,7 +175,11 @@ def _meet_deadlines(plan: Plan) -> None:
 
 
 def _give_up_waiting(plan: Plan, allocation: Allocation) -> None:
-    """Take back chained tasks that did not start in time: a task ahead of them is slow, or the agent is silent."""
+    """Take back assigned tasks after their deadline.
+
+    Chained tasks that wait for slow tasks are recalled. Otherwise the agent is silent: its launch is withdrawn, and so
+    are the tasks that wait behind it in the chain.
+    """
     partition = plan.partition
     stage = allocation.stage
     if allocation.slots and not allocation.cause:
@@ -213,37 +210,28 @@ def _short_until(partition: Partition, since: Micros) -> Micros:
 
 
 def _give_up_short_stages(plan: Plan) -> None:
-    """Restart gangs that had too few tasks for too long.
-
-    Their asks go behind older asks and keep their waiting time.
-    """
     partition = plan.partition
     if not partition.readiness.ready:
         return
     late = [key for key, since in partition.derived.short.items() if _short_until(partition, since) <= plan.now]
     for job_id, position in sorted(late, key=lambda key: (partition.jobs[key[0]].number, key[1])):
-        if (job_id, position) in partition.derived.short:  # else taken back with another stage of the job
+        if (job_id, position) in partition.derived.short:  # not restarted with another stage of the job
             restart(plan, partition.jobs[job_id].stages[position], late=True)
 
 
 def _forget_jobs(plan: Plan) -> None:
     partition = plan.partition
+    ended = partition.derived.forgetting
     for _ in range(MAX_EXPIRED):
-        if (
-            not partition.derived.forgetting
-            or partition.derived.forgetting[0][0] + partition.settings.keep_ended > plan.now
-        ):
+        if not ended or ended[0][0] + partition.settings.keep_ended > plan.now:
             return
-        ended_at, number, job_id = heappop(partition.derived.forgetting)
+        ended_at, number, job_id = heappop(ended)
         job = partition.jobs.get(job_id)
-        # A job with stopping tasks or waiting followers is entered again when it has none. An end that was taken back
-        # leaves its entry.
-        if job is not None and (job.ended_at, job.number) == (ended_at, number) and _may_forget(partition, job):
+        if job is None or (job.ended_at, job.number) != (ended_at, number):
+            continue  # the end was undone
+        # A job with stopping tasks or followers is entered again later.
+        if not job.allocations and job.id not in partition.derived.followers:
             _forget(plan, job, ended_at)
-
-
-def _may_forget(partition: Partition, job: Job) -> bool:
-    return not job.allocations and job.id not in partition.derived.followers
 
 
 def _forget(plan: Plan, job: Job, ended_at: Micros) -> None:
@@ -270,16 +258,11 @@ def _forget_keys(plan: Plan) -> None:
 
 
 def _remove_drained(plan: Plan) -> None:
-    """Remove draining queues once they are empty, children before parents."""
     partition = plan.partition
     going: list[str] = []
     for path in sorted(partition.derived.draining_queues, reverse=True):
         queue = partition.queues[path]
-        if _empty(queue, going):
+        if not queue.jobs and all(child.path in going for child in queue.children.values()):
             going.append(path)
     if going:
         plan.do(QueuesRemoved(tuple(going)))
-
-
-def _empty(queue: Queue, going: list[str]) -> bool:
-    return not queue.jobs and all(child.path in going for child in queue.children.values())

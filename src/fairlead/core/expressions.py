@@ -1,6 +1,6 @@
-"""Expressions on labels of nodes, in the syntax of Kubernetes label selectors: `zone in (a, b), !spot, cores > 8`.
+"""Conditions on labels of nodes, in the syntax of Kubernetes label selectors: `zone in (a, b), !spot, cores > 8`.
 
-A term is a list of expressions that must all hold. Of several terms, at least one must hold.
+A term is a list of expressions that must all be true. Of several terms, at least one must be true.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ _FORMS: tuple[tuple[re.Pattern[str], Operator], ...] = (
 )
 _ONE_VALUE = re.compile(_VALUE)
 _COMMA = re.compile(r",(?![^(]*\))")
-"""A comma that is not between parentheses."""
 _RULE = (
     "write label, !label, label = value, label != value, label in (one, two), label notin (one, two), label > 8 or "
     "label < 8, separated by commas"
@@ -46,7 +45,7 @@ _RULE = (
 
 
 class Expression(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A condition on one label. `notin` and `!` also hold for nodes without the label."""
+    """A condition on one label. `notin` and `!` are also true for nodes without the label."""
 
     label: str
     operator: Operator
@@ -78,23 +77,22 @@ class Expression(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 Term: TypeAlias = tuple[Expression, ...]
 Where: TypeAlias = tuple[Term, ...]
-"""Terms of which one must hold, sorted. Empty: every node is accepted."""
+"""Sorted terms, of which at least one must be true. No terms accept every node."""
 Preferences: TypeAlias = tuple[tuple[Term, int], ...]
-"""Terms with the weight that a node gets if it matches, sorted."""
+"""Sorted terms, each with the weight of a node for which it is true."""
 
 
 def holds(term: Term, labels: Mapping[str, str]) -> bool:
-    """True if all expressions of a term hold."""
+    """True if all expressions of a term are true."""
     return all([expression.holds(labels) for expression in term])
 
 
 def accepts(where: Where, labels: Mapping[str, str]) -> bool:
-    """True if a node with these labels is accepted."""
     return not where or any([holds(term, labels) for term in where])
 
 
 def format_term(term: Term) -> str:
-    """Return the text of a term; `parse_term` reads it back."""
+    """Return a term as text that `parse_term` can read."""
     return ", ".join(map(str, term))
 
 
@@ -103,7 +101,6 @@ def format_where(where: Where) -> str:
 
 
 def labels_of(terms: Where) -> Iterator[str]:
-    """Yield the labels that terms depend on."""
     return (expression.label for term in terms for expression in term)
 
 
@@ -111,7 +108,7 @@ def labels_of(terms: Where) -> Iterator[str]:
 
 
 def parse_where(doc: object, field: str) -> Where:
-    """Read an expression, or a list of expressions of which one must hold."""
+    """Read a term, or a list of terms of which at least one must be true."""
     if isinstance(doc, str):
         return (parse_term(doc, field),)
     if not isinstance(doc, list | tuple):
@@ -124,7 +121,7 @@ def parse_where(doc: object, field: str) -> Where:
 
 
 def parse_preferences(doc: object, field: str) -> Preferences:
-    """Read expressions with weights."""
+    """Read terms with weights."""
     if not isinstance(doc, Mapping):
         raise Refused(field, f'{shown(doc)} is not a mapping; write expressions with weights, such as "zone = a": 10')
     if len(doc) > MAX_TERMS:
@@ -142,14 +139,10 @@ def parse_preferences(doc: object, field: str) -> Preferences:
 
 
 def parse_term(text: object, field: str) -> Term:
-    """Read expressions that must all hold."""
-    found: set[Expression] = set()
     parts = _COMMA.split(check_text(text, field, most=MAX_TERM))
     if len(parts) > MAX_EXPRESSIONS:
         raise Refused(field, f"{len(parts)} conditions are too many; write at most {MAX_EXPRESSIONS}")
-    for part in parts:
-        found.add(_parse_expression(part, field))
-    return tuple(sorted(found))
+    return tuple(sorted({_parse_expression(part, field) for part in parts}))
 
 
 def _parse_expression(text: str, field: str) -> Expression:

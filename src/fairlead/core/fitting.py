@@ -1,4 +1,4 @@
-"""How many tasks of a shape fit a node: now, when it is empty, or beside other tasks; and whether it accepts them."""
+"""Counts the tasks of a shape that fit a node: now, when it is empty, or beside other tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Wanted = Iterable[tuple[Shape, int]]
 
 
 def fitting_beside(nodes: NodeTable, node_id: int, others: Wanted, shape: Shape, most: int) -> int:
-    """Return the number of tasks of a shape that fit an empty node beside `others`; -1 if `others` do not fit."""
+    """Return the number of tasks of a shape, at most `most`, that fit a node which runs only `others`.
+
+    Return -1 if `others` alone do not fit.
+    """
     row = nodes.rows[node_id]
     taken: Vector = {}
     devices = [0] * nodes.gpus[row]
@@ -42,7 +45,7 @@ def fitting_now(nodes: NodeTable, node_id: int, shape: Shape, most: int) -> tupl
 def fitting_in(free: Vector, devices: list[int], shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
     """Return the number of tasks that fit free resources and devices, up to `most`, and the devices they get.
 
-    `devices` has the used part of each device.
+    `devices` lists the used milli-GPU of each device.
     """
     most = count_fitting([(free.get(name, 0), amount) for name, amount in shape.amounts if name != GPU], most)
     if not shape.devices or not most:
@@ -52,7 +55,7 @@ def fitting_in(free: Vector, devices: list[int], shape: Shape, most: int) -> tup
 
 
 def may_take(nodes: NodeTable, row: int, shape: Shape) -> bool:
-    """True if a node accepts tasks of a shape, whatever its free capacity."""
+    """True if a node accepts tasks of a shape when it has capacity."""
     return nodes.manager[row] == shape.key.manager and shape.accepts(
         nodes.labels[row], nodes.taints[row], nodes.pool[row], nodes.users[row]
     )

@@ -2,14 +2,14 @@
 
 A job that starts whole is in the lane of its set of shapes.
 
-A lane is derived from the asks of the stages. It consists of runs: a run is a list of asks that differ only in the last
-part of their key (mostly the time they were asked for). Asks mostly arrive in that order, so adding one is an append
-and costs eight bytes. An ask that left its stage, or has another place now, stays in its run until the run is passed
-over or cleared. Places change in two cases: under an order `by_running` (`fair`), with the number of tasks that a job
-runs; and for replacements, when their stage falls below `min` or reaches it.
+A lane is derived from the asks of the stages. It consists of runs: a run is a list of asks whose keys differ only in
+the last part, which is mostly the time of asking. Asks mostly arrive in this order, so adding one is an append and
+costs eight bytes. The entry of an ask that left its stage or moved stays in its run until match passes it or the lane
+is cleared. Asks move in two cases: under an order `by_running` (`fair`), when the number of running tasks of a job
+changes; and replacements, when their stage falls below `min` or reaches it.
 
-Under an order `by_user` (`fair`) each user has a line of asks, and the lines are ordered by the use of their users.
-When a use changes, no ask moves. Otherwise all asks are in one line.
+Under an order `by_user` (`fair`) each user has a line of asks, and the lines are ordered by the use of their users, so
+no ask moves when a use changes. Under other orders all asks are in one line.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from fairlead.core.policy.order import Key, Standing
 from fairlead.core.shape import Shape
 
 _SLACK = 32
-"""A lane is cleared of dead entries when they outnumber the live ones by more than this."""
-
+"""A lane is cleared of outdated entries when there are this many more than twice its asks."""
 
 Place = tuple[int | str, ...]
 """The place of an ask in its queue. Places of one queue can be compared."""
@@ -41,7 +40,7 @@ def lane_key(ask: Ask) -> LaneKey:
 
 
 def whole_key(job: Job) -> LaneKey:
-    """Return the lane key of a job that starts whole: its set of shapes, or the only shape."""
+    """Return the lane key of a job that starts whole."""
     shapes = tuple(sorted({stage.shape for stage in job.stages}, key=lambda shape: shape.key))
     return job.queue.path, shapes[0] if len(shapes) == 1 else shapes
 
@@ -52,19 +51,19 @@ def text_of(shapes: Shape | tuple[Shape, ...]) -> str:
 
 
 class Run:
-    """Asks that share all of their key but its last part, in the order of that part and of their numbers."""
+    """Asks with equal keys except for the last part, ordered by that part and by their numbers."""
 
     __slots__ = ("items", "last", "prefix", "running", "start")
 
     def __init__(self, prefix: Key, running: int) -> None:
         self.prefix = prefix
         self.running = running
-        """The number of live tasks that the job of each entry had; -1 if they differ."""
+        """The number of live tasks that the job of each entry had when it was added; -1 if they differ."""
         self.items: list[Ask] = []
         self.start = 0
         """Asks before this position have left or moved."""
         self.last: Key = ()
-        """The last part of the key of the last appended ask. An ask with a greater key can be appended."""
+        """The last part of the key of the last appended ask."""
 
 
 Line = list[Run]
@@ -81,9 +80,9 @@ class Lane:
         self.size = 0
         self.memory = LaneMemory()
         self._lines: dict[Account | None, Line] = {}
-        """The line of each user; under None if users do not take turns."""
+        """User → line. If users do not take turns, there is only the line of None."""
         self._use_of = use_of
-        """Returns the use of a user, which decides the order of turns."""
+        """Returns the use of a user, by which turns are ordered."""
         self._entries = 0
 
     def add(self, ask: Ask) -> None:
@@ -100,7 +99,7 @@ class Lane:
         return None if self.memory.verdict is None else self.memory.verdict.no_capacity
 
     def all_behind(self, verdict: Verdict) -> bool:
-        """True if all asks that joined since a verdict are behind the lane's ask without capacity."""
+        """True if all asks that joined after a verdict are behind the ask that had no capacity."""
         first = verdict.no_capacity
         if first is None or not _waits(first):
             return False
@@ -114,7 +113,7 @@ class Lane:
         self.memory.verdict = None
 
     def touch(self, ask: Ask) -> None:
-        """Enter an ask at its present place. Under some orders the place changes with the running tasks of its job."""
+        """Enter an ask at its present place, which may have changed."""
         self.memory.verdict = None
         if self._entries > 2 * self.size + _SLACK:
             self._clear_out()
@@ -130,8 +129,7 @@ class Lane:
             return
         at = bisect_left(items, within, key=self._within)
         run.start = min(run.start, at)
-        # An ask that was dropped and restored, as after a rollback, still has its entry. If the creation of an ask was
-        # rolled back, the next ask takes its number and its entry.
+        # After a rollback, a restored ask still has its entry, and a new ask may get the number of an undone one.
         while at < len(items) and self._within(items[at]) == within:
             if items[at] is ask or not _waits(items[at]):
                 items[at] = ask
@@ -141,7 +139,7 @@ class Lane:
         self._entries += 1
 
     def stir(self) -> None:
-        """Make the next match try the lane again. Until then, the verdict of the last match stays."""
+        """Let the next match try the lane again. The verdict stays until then."""
         if self.memory.verdict is not None:
             self.memory.verdict.versions = UNSEEN
 
@@ -157,7 +155,7 @@ class Lane:
         return heads[0] if len(heads) == 1 else min(heads, key=self.key, default=None)
 
     def users(self) -> list[Account | None]:
-        """Return the accounts of the users with asks; only None if users do not take turns."""
+        """Return the accounts of users with asks, or only None if users do not take turns."""
         return [user for user in list(self._lines) if self._head(user) is not None]
 
     def has_new_order(self, verdict: Verdict, now: Micros) -> bool:
@@ -195,7 +193,7 @@ class Lane:
         return None
 
     def __iter__(self) -> Iterator[Ask]:
-        """Yield the asks in order; under an order by user, in the order of the users' present use."""
+        """Yield the asks in order. The users are ordered by their present use."""
         lines = [self.line(user) for user in self._lines]
         if len(lines) == 1:
             return lines[0]
@@ -212,9 +210,9 @@ class Lane:
         self.memory.verdict = None
 
     def key(self, ask: Ask, more: int = 0, use: int | None = None) -> Place:
-        """Return the place of an ask, comparable within its queue; the lowest goes first.
+        """Return the place of an ask in its queue; the lowest is first.
 
-        `more` is a number of further tasks of the job to count as running. `use` is the use of its user, if known.
+        `more` is a number of tasks of the job to count as running in addition. `use` is the use of its user, if known.
         """
         rank = self.rank(ask, more)
         user = self.user(ask)
@@ -236,13 +234,12 @@ class Lane:
         below_min = kind == REPLACE and order.by_min and stage.below_min
         running = job.live + more if order.by_running else 0
         place = order.key(Standing(kind, job.priority, running, ask.asked, below_min))
-        # Asks that were brought to the front go first in their round, the latest of them before earlier ones.
+        # Asks that were brought to the front are first in their round, the latest before earlier ones.
         return (ask.round, -ask.front, *place, ask.tie or seq, seq)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _head(self, user: Account | None) -> Ask | None:
-        """Return the first ask of a line. An empty line is removed."""
         runs = self._lines.get(user, [])
         while runs:
             run = runs[0]
@@ -258,7 +255,6 @@ class Lane:
         return None
 
     def _clear_out(self) -> None:
-        """Remove entries of asks that left or moved. Otherwise a lane would grow with time."""
         for user, line in list(self._lines.items()):
             for run in line:
                 run.items = [ask for ask in run.items if self._is_current(run, ask)]
@@ -293,5 +289,4 @@ class Lane:
 
 
 def _waits(ask: Ask) -> bool:
-    """True if an ask still waits: its stage has neither dropped nor replaced it."""
     return ask.stage.asks[ask.kind] is ask

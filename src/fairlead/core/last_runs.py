@@ -17,7 +17,7 @@ from fairlead.core.resources import DAY
 from fairlead.core.state import MAX_RUNS, Partition
 
 KEEP: Micros = 90 * DAY
-"""Run times are dropped if no later one was noted for this long."""
+"""Run times of a user or name are dropped if this time passes without a new one."""
 
 
 def learn(plan: Plan) -> None:
@@ -40,14 +40,14 @@ def learn(plan: Plan) -> None:
 
 
 def run_time(partition: Partition, ask: Ask) -> Micros | None:
-    """Return the expected run time of an ask: the longest of its stages. None if that of a stage is unknown."""
+    """Return the expected run time of an ask, the longest of its stages; None if that of a stage is unknown."""
     if not ask.whole:
         return expected_run(partition, ask.stage)
     return _longest([expected_run(partition, stage) for stage in ask.stages])
 
 
 def given_run_time(ask: Ask) -> Micros | None:
-    """Return the submitted run time of an ask: the longest of its stages. None if a stage gives none."""
+    """Return the run time of an ask by the submission, the longest of its stages; None if a stage gives none."""
     return guess(ask.stage.terms) if not ask.whole else _longest([guess(stage.terms) for stage in ask.stages])
 
 
@@ -66,7 +66,7 @@ def _longest(lengths: list[Micros | None]) -> Micros | None:
 
 
 def _ended(plan: Plan) -> list[Allocation]:
-    """Return the allocations that ended by themselves in this cycle. Of a gang, only the last one counts."""
+    """Return the allocations that ended by themselves in this cycle; of a gang, only the one that ended last."""
     ended: list[Allocation] = []
     for change, before in plan.done:
         if isinstance(change, SinglesEnded):
@@ -79,7 +79,6 @@ def _ended(plan: Plan) -> list[Allocation]:
 
 
 def _to_drop(partition: Partition, now: Micros, noted: dict[RunsKey, Runs]) -> tuple[RunsKey, ...]:
-    """Return the users and names to drop, the oldest first."""
     heap, runs = partition.derived.old_runs, partition.runs
     dropped: dict[RunsKey, None] = {}
     excess = len(runs) + sum([key not in runs for key in noted]) - MAX_RUNS

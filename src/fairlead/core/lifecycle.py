@@ -1,6 +1,6 @@
 """Legal state transitions, one table per kind of record. All other transitions are refused.
 
-Keeping a state is not a transition: callers skip it.
+Callers do not check a transition from a state to itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 
 class IllegalTransition(Exception):
-    """A change asked for a transition that is not in the table."""
+    """The transition is not in the table."""
 
 
 class Lifecycle:
@@ -74,11 +74,4 @@ NODE = Lifecycle(
 )
 
 # A stopped queue must be started before it can be removed, a draining one before it can be stopped.
-QUEUE = Lifecycle(
-    "queue",
-    {
-        "active": ("draining", "stopped"),
-        "draining": ("active",),
-        "stopped": ("active",),
-    },
-)
+QUEUE = Lifecycle("queue", {"active": ("draining", "stopped"), "draining": ("active",), "stopped": ("active",)})

@@ -1,7 +1,7 @@
-"""What phases remember between cycles, to save work: verdicts on lanes, failed claims and holds, the next outlook.
+"""Results of searches that phases remember between cycles to save work: verdicts on lanes, failed claims and holds.
 
-It comes from earlier searches of the state and is never stored. Clearing it changes no decision. An abandoned plan
-clears it, because those searches saw changes that were taken back.
+They are never journaled, and clearing them changes no decision. They are cleared when a plan is abandoned, because the
+searches saw changes that were then undone.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ UNSEEN = (-1, -1)
 
 
 class Verdict:
-    """What match found about a lane in which nothing can start. The lane sleeps until something it rests on changes."""
+    """The result of match for a lane in which nothing can start. The lane sleeps until the result may change."""
 
     __slots__ = ("bounded", "joined", "limited", "no_capacity", "turns", "versions")
 
     def __init__(self) -> None:
         self.versions: tuple[int, int] = UNSEEN
-        """The versions of capacity and nodes at which it holds."""
+        """The versions of capacity and nodes for which the verdict is valid."""
         self.no_capacity: Ask | None = None
         """The first ask that was allowed to start and found no capacity."""
         self.bounded = False
-        """True if a limit may refuse that ask by now, so that the asks behind it can start."""
+        """True if a limit may refuse that ask later, so that asks behind it can start."""
         self.limited: Ask | None = None
         """The first ask that was over a limit."""
         self.turns: tuple[int, Micros, list[Account | None]] | None = None
-        """The users in the order of turns; with it the version of use in the leaf queue, and the time."""
+        """The version of use in the leaf queue, the time, and the users in the order of turns at that time."""
         self.joined: list[Ask] = []
-        """Asks that joined the lane since."""
+        """Asks that joined the lane after the verdict."""
 
 
 class LaneMemory:
@@ -42,17 +42,17 @@ class LaneMemory:
         self.verdict: Verdict | None = None
         """None while the lane is awake: match has to try it."""
         self.look_at: Micros | None = None
-        """When match looks again, whatever the verdict: an ask of the lane may claim then."""
+        """When match tries the lane again even if it sleeps, because one of its asks may claim then."""
         self.moved = False
-        """True if asks may have changed places since match began, so that iterators over the lane are void."""
+        """True if asks may have changed places since match began. Iterators over the lane are then invalid."""
         self.hold_attempt: tuple[object, bool] | None = None
         """State versions at the last attempt to hold nodes, and True if no other ask may get a hold before this one."""
         self.claim_attempts: dict[int, tuple[tuple[int, ...], Micros]] = {}
-        """Number of an ask → the state versions at which no tasks could be stopped for it, and when to try again."""
+        """Number of an ask for which no tasks could be stopped → the state versions, and when to try again."""
 
 
 class DemandMemory:
-    """What the demand phase remembers about its last run."""
+    """Results of the last run of the demand phase."""
 
     __slots__ = ("dirty", "next_look", "paused", "pools", "shrink_at")
 
@@ -60,20 +60,21 @@ class DemandMemory:
         self.dirty = True
         """True if the state changed since the last run."""
         self.next_look: Micros | None = None
-        """No run before this time, because the last one took long; None if it may run at any time."""
+        """The earliest time of the next run, set if the last run took long; None for any time."""
         self.shrink_at: Micros | None = None
-        """When the next node will have been idle for long enough."""
+        """When a node will next have been idle for long enough to be given back."""
         self.paused: list[str] = []
         """Pools that got no order because an earlier order had failed."""
         self.pools = -1
-        """The version of the pools at which all nodes were examined."""
+        """The version of the pools when all nodes were last examined."""
 
 
 class Memory:
-    """What phases remember about a partition. What they remember about a lane is stored on the lane."""
+    """Results about a partition. Results about a lane are stored on the lane."""
 
     __slots__ = (
         "backfill",
+        "checked_earmarks",
         "claims_at",
         "ever",
         "next_recall_at",
@@ -84,18 +85,20 @@ class Memory:
     )
 
     def __init__(self) -> None:
+        self.checked_earmarks: dict[int, int] = {}
+        """Number of an ask → the version of the nodes at which its hold or promise was last found valid."""
         self.unheld_starving = True
         """True if a starving ask may have no hold yet."""
         self.next_starving_at: Micros = 0
-        """No other ask can start starving before this time."""
+        """No further ask can start starving before this time."""
         self.next_recall_at: Micros = 0
-        """No owner is due for a look before this time, if no other ask loses its capacity."""
+        """No nodes are set aside for an ask before this time, unless another ask loses its capacity."""
         self.claims_at: Micros = 0
-        """No ask for which stopping tasks did not help may claim again before this time."""
+        """Asks for which stopping tasks did not help claim again after this time at the earliest."""
         self.replan_at: Micros = FAR
-        """With backfill, when a task will have overrun an estimate that a planned start depends on."""
+        """With backfill, the next time at which a task overruns an estimate that a planned start depends on."""
         self.backfill: object = None
-        """With backfill, the results of the last match."""
+        """With backfill, data of the last match that the next one can use."""
         self.scaling = DemandMemory()
         self.ever: tuple[tuple[int, int, str], Vector] | None = None
-        """The capacity that `never.capacity_ever` found, and the versions of nodes and pools and the manager."""
+        """The versions of nodes and pools and the manager, and the result of `never.capacity_ever` for them."""

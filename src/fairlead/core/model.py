@@ -1,13 +1,14 @@
 """The records of a partition: jobs, stages, asks, allocations, queues, accounts, holds, promises, pools and orders.
 
-Specifications (`JobSpec`, `StageSpec`) are immutable and hold what was submitted. The other records hold the present
-state; only changes may alter them. A waiting job must use little memory: it keeps its specification packed, and
+Specifications (`JobSpec`, `StageSpec`) are immutable and contain what was submitted. The other records contain the
+present state, and only changes may alter them. A waiting job must use little memory: its specification is packed, and
 collections that most jobs never need are None at first.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -29,16 +30,16 @@ AllocationState = Literal["assigned", "running", "stopping"]
 Outcome = Literal["succeeded", "failed", "lost", "preempted", "killed"]
 """How an attempt ends."""
 StopCause = Literal["", "kill", "scale", "time limit", "preempt", "gang", "return", "requeue", "done", "replace"]
-"""Why tasks are told to stop: `done` if their job has succeeded without them. `return` is not a stop: assigned tasks
-are recalled if they have not started."""
+"""Why tasks are told to stop. `done`: their job has succeeded without them. `return` recalls assigned tasks that have
+not started; running tasks continue."""
 ClaimCause = Literal["priority", "guarantee", "share", "order"]
-"""The right by which nodes are promised to an ask; `order` if they were ordered for it and no task stops."""
+"""The right by which nodes are promised to an ask. `order`: the nodes were ordered for it, and no task stops."""
 NodeState = Literal["up", "draining", "disabled", "lost"]
 QueueState = Literal["active", "draining", "stopped"]
 Policy = Literal["replace", "restart", "fail"]
-"""What follows when a task fails or is lost: it is asked for again alone, its gang starts again, or the job fails."""
+"""What follows when a task fails or is lost: the task starts again, its whole gang starts again, or its job fails."""
 ChosenPolicy = Literal["", "replace", "restart", "fail"]
-"""A policy as submitted; empty for the default, which depends on the size of the stage. See `Stage.on_failure`."""
+"""A policy as submitted; empty for the default, which depends on `min` and `count`. See `Stage.on_failure`."""
 Gang = Literal["stage", "job"]
 Scaling = Literal["strict", "partial"]
 Unit = Literal["dominant", "slots"]
@@ -52,7 +53,10 @@ Amounts = tuple[tuple[str, int], ...]
 
 
 class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A group of equal tasks, as submitted. If `min` is 0, all `count` tasks start together, also after scaling."""
+    """A group of equal tasks, as submitted.
+
+    `min` tasks start together. If it is 0, all tasks start together, and so do tasks that are added later.
+    """
 
     name: str
     count: int
@@ -82,21 +86,11 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     where: Where = ()
     prefer: Preferences = ()
     on_failure: ChosenPolicy = "replace"
-    """Journals that were written before gangs had generations have no such field: their tasks are replaced."""
+    """`replace` in journals that were written before this field existed."""
 
     def shape_key(self, manager: str, user: str) -> ShapeKey:
-        return ShapeKey(
-            self.resources,
-            self.selectors,
-            self.tolerations,
-            self.pool,
-            manager,
-            self.near,
-            self.apart,
-            user,
-            self.where,
-            self.prefer,
-        )
+        asked = (self.resources, self.selectors, self.tolerations, self.pool)
+        return ShapeKey(*asked, manager, self.near, self.apart, user, self.where, self.prefer)
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
@@ -118,22 +112,14 @@ def _same(terms: Terms) -> Terms:
 
 
 def terms_of(spec: StageSpec) -> Terms:
-    return _same(
-        Terms(
-            spec.name,
-            spec.min,
-            spec.tries,
-            spec.on_loss,
-            spec.scaling,
-            spec.estimate,
-            spec.time_limit,
-            spec.on_failure,
-        )
-    )
+    return _same(Terms(*_values_of_terms(spec)))
+
+
+_values_of_terms = attrgetter(*Terms.__struct_fields__)
 
 
 class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One submission. `manager` names the resource manager that owns the job; empty for jobs that run on agents."""
+    """One submission. `manager` is the resource manager that owns the job; empty for jobs that run on our agents."""
 
     name: str
     user: str
@@ -147,13 +133,13 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preemptible: bool = True
     manager: str = ""
     matched: str | None = None
-    """The requestor pattern that chose the queue, if one did; an empty pattern matches all users."""
+    """The requestor pattern that chose the queue; None if no pattern did."""
     shape_user: str = ""
-    """The user in the shapes of its tasks, set if the partition may have nodes for named users only."""
+    """The user in the shapes of its tasks, set only if the partition may have nodes for named users."""
     preempts: bool = True
-    """True if tasks may be stopped for this job, for its priority or for a guarantee of its queue."""
+    """True if other tasks may be stopped for this job, because of its priority or a guarantee of its queue."""
     done_when: str = ""
-    """The stage with which the job succeeds; the tasks of other stages are then stopped. Empty for all stages."""
+    """The job succeeds when this stage has; its other stages are then stopped. Empty if all stages must succeed."""
 
     @property
     def whole(self) -> bool:
@@ -162,7 +148,7 @@ class JobSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 pack_spec = msgspec.msgpack.Encoder().encode
-"""Packs a specification into bytes, as in the journal: about a tenth of the memory of the records."""
+"""Packs a specification into bytes, which take about a tenth of the memory of the records."""
 
 
 @lru_cache(maxsize=1_000)
@@ -174,7 +160,7 @@ _decode_spec = msgspec.msgpack.Decoder(JobSpec).decode
 
 
 class _Owner(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The first fields of a `JobSpec`."""
+    """The first fields of a `JobSpec`, which are read without unpacking the others."""
 
     name: str
     user: str
@@ -201,20 +187,18 @@ class History(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 NO_HISTORY = History()
 
-
 Pending = tuple[Ranges | None, ...]
 """The pending tasks of a stage by kind."""
-
 
 NOTHING_PENDING: Pending = (None, None, None)
 
 Members = tuple[tuple[int, int, int], ...]
-"""Members of a generation, as spans: the rank of the first task, its index, and the index after the last task."""
+"""Members of a generation in spans: the rank of a span's first task, its index, and the index after the last task."""
 
 
 @lru_cache(maxsize=1_000)
 def all_pending(count: int) -> Pending:
-    """Return `Stage.pending` of a new stage; one object for all stages of this size."""
+    """Return `Stage.pending` of a new stage. All stages of this size share one object."""
     return (None, None, SharedRanges((0, count)) if count else None)
 
 
@@ -227,8 +211,8 @@ NO_ASKS: Asks = (None, None, None)
 class Ask(msgspec.Struct, eq=False):
     """A demand: the pending tasks of one kind of a stage.
 
-    When its place changes, it is replaced, not altered. `front` is above 0 if an operator brought it to the front. A
-    `whole` ask is shared by all stages of a job that has not started yet; `stage` is the first of them.
+    Its place in the lane never changes; an ask that moves is replaced by another one. `front` is above 0 if an operator
+    brought the ask to the front. A `whole` ask is shared by all stages of a job; `stage` is the first of them.
     """
 
     stage: Stage
@@ -240,25 +224,23 @@ class Ask(msgspec.Struct, eq=False):
     front: int = 0
     whole: bool = False
     unheld_until: Micros = 0
-    """No nodes are held for it before this time, because an earlier hold did not help in time."""
+    """The earliest time to hold nodes for it again, after a hold that expired."""
     unclaimed_until: Micros = 0
-    """No tasks are stopped for it before this time, because that did not help before."""
+    """The earliest time to stop tasks for it again, after stops that did not help."""
     failed_orders: int = 0
     """The number of failed orders of nodes for it."""
     tie: int = 0
-    """The number that orders it among asks of the same instant, if it returned to an earlier ask's place; else 0."""
+    """The number that orders it among asks of the same time if it has the place of an earlier ask; 0 otherwise."""
     latest: Micros = 0
-    """With learned estimates, the latest planned start: no ask behind it may delay it further. 0 if there is none
-    yet."""
+    """With learned estimates, the latest start that asks behind this one may cause; 0 if there is none yet."""
 
     @property
     def place(self) -> int:
-        """Return the number that orders it among asks of the same instant."""
+        """Return the number that orders it among asks of the same time."""
         return self.tie or self.seq
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Return the stages of its tasks."""
         return self.stage.job.stages if self.whole else (self.stage,)
 
     @property
@@ -287,21 +269,21 @@ class Stage(msgspec.Struct, eq=False):
     top: int = 0
     """The highest attempt of any task of the stage so far."""
     floor: int = 0
-    """New attempts are above this: the highest attempt of removed tasks, so that no attempt is used twice."""
+    """The highest attempt of removed tasks. New attempts are above it, so that no attempt is used twice."""
     short_since: Micros | None = None
     """Since when a started stage has had fewer live tasks than it needs."""
     ran: Micros | None = None
     """The measured run time of its tasks, if they are quick enough for chains."""
     below_min: bool = False
-    """True if it has started and needs replacements to have `min` live tasks again. Derived, see `Partition`."""
+    """True if it has started and needs replacements to have `min` live tasks again. Derived; not stored."""
     last_ask: tuple[Micros, Micros] | None = None
-    """`asked` and `waiting_since` of its last ask of kind new; None if both are the submission time."""
+    """`asked` and `waiting_since` of its last ask of kind new; None if both are the time of submission."""
     last_place: int = 0
     """`place` of its last ask of kind new."""
     generation: int = 0
-    """The number of starts of its gang, of one stage or of a whole job; 0 before the first, and without a gang."""
+    """The number of starts of its gang; 0 before the first start, and without a gang."""
     members: Members = ()
-    """The tasks that have been placed in this generation, in the order in which they came."""
+    """The tasks that have been placed in this generation, in the order of their ranks."""
     failures: int = 0
     """The number of generations of its gang that failed, with `on_failure: restart`."""
 
@@ -320,56 +302,56 @@ class Stage(msgspec.Struct, eq=False):
 
     @property
     def needed(self) -> int:
-        """Return the number of tasks that must be live at once, counting only tasks that have not ended."""
+        """Return the number of tasks that must be live together, at most those that have not ended."""
         least = self.terms.min or self.count
         left = self.count - self.done() if self.ended else self.count
         return least if least < left else left
 
     @property
     def needed_before_growth(self) -> int:
-        """Return the number of tasks that must be live at once, without pending tasks of kind scale."""
+        """Return the number of tasks that must be live together if no pending task of kind scale starts."""
         left = self.count - self.done() - len(self.wanted(SCALE))
         return min(self.terms.min or left, left)
 
     def missing(self) -> int:
-        """Return how many replacements a started stage needs to have enough live tasks, without tasks of kind scale."""
+        """Return how many replacements a started stage lacks to have enough live tasks."""
         if not self.started or self.pending[REPLACE] is None or self.job.over:
             return 0
         return max(0, self.needed_before_growth - self.running())
 
     @property
     def strict(self) -> bool:
-        """True if its gang cannot go on without one of its tasks. Managers restart their tasks themselves."""
+        """True if its gang cannot continue without one of its tasks. Managers restart their tasks themselves."""
         return self.min == self.count and (self.count > 1 or self.job.whole) and not self.job.manager
 
     @property
     def on_failure(self) -> Policy:
-        """What follows when a task fails and has tries left."""
+        """Return what follows when a task fails and has tries left."""
         return self.terms.on_failure or ("restart" if self.strict else "replace")
 
     @property
     def on_loss(self) -> Policy:
-        """What follows when a task is lost."""
+        """Return what follows when a task is lost."""
         return self.terms.on_loss or ("restart" if self.strict else "replace")
 
     @property
     def starts_whole(self) -> bool:
-        """True if all its tasks run in each generation, also those that succeeded in an earlier one."""
+        """True if each generation runs all its tasks, including those that succeeded in an earlier generation."""
         return self.strict and self.on_failure == self.on_loss == "restart"
 
     def tries_used(self, index: int) -> int:
-        """Return the tries that a task has used; a gang that restarts uses its tries as one."""
+        """Return the tries that a task has used. In a gang that restarts whole, all tasks have used the same tries."""
         return self.failures if self.on_failure == "restart" else self.past(index).tries_used
 
     def rank(self, index: int) -> int | None:
-        """Return the rank of a task in the present generation of its gang; None if it has none."""
+        """Return the rank of a task in the present generation of its gang; None if it is no member."""
         for rank, start, end in self.members:
             if start <= index < end:
                 return rank + index - start
         return None
 
     def world_size(self) -> int:
-        """Return the number of ranks of the present generation of its gang. Tasks that were removed do not count."""
+        """Return the number of ranks in the present generation of its gang, without removed tasks."""
         ends = [
             rank + min(end, stage.count) - start
             for stage in self.gang()
@@ -379,7 +361,7 @@ class Stage(msgspec.Struct, eq=False):
         return max(ends, default=0)
 
     def gang(self) -> tuple[Stage, ...]:
-        """Return the stages that start together and are taken back together, including this one."""
+        """Return the stages that start together, including this one."""
         return self.job.stages if self.job.whole else (self,)
 
     def whole(self, kind: int) -> bool:
@@ -394,7 +376,7 @@ class Stage(msgspec.Struct, eq=False):
         self.pending = (*self.pending[:kind], wanted, *self.pending[kind + 1 :])
 
     def alter_pending(self, kind: int) -> Ranges | None:
-        """Return the pending tasks of a kind for altering in place. A shared object is copied first."""
+        """Return the pending tasks of a kind as an object that may be altered; shared ranges are copied first."""
         wanted = self.pending[kind]
         if isinstance(wanted, SharedRanges):
             wanted = wanted.copy()
@@ -408,7 +390,7 @@ class Stage(msgspec.Struct, eq=False):
 
     @property
     def asked(self) -> Micros:
-        """Return when its last ask of kind new was made. Tasks that return to that place ask with the same time."""
+        """Return `asked` of its last ask of kind new, which tasks that return to that place keep."""
         return self.last_ask[0] if self.last_ask is not None else self.job.submitted
 
     @property
@@ -437,7 +419,7 @@ class Stage(msgspec.Struct, eq=False):
         return sum(map(len, self.ended.values())) if self.ended else 0
 
     def next_attempt(self, block: tuple[int, ...]) -> int:
-        """Return the attempt for a block that is assigned now, above all earlier attempts of its tasks."""
+        """Return the attempt for tasks that are assigned now, above all earlier attempts of these tasks."""
         if not self.history:
             return self.floor + 1
         return max(self.floor, *(self.past(index).attempt for index in indices(block))) + 1
@@ -447,15 +429,15 @@ class Stage(msgspec.Struct, eq=False):
 
 
 EMPTY = Ranges()
-"""Stands in for a collection of a stage that is None; never altered."""
+"""Stands for a collection of a stage that is None. Must not be altered."""
 
 
 class HeldBy(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The user who holds a job back, so that none of its tasks start, and since when."""
+    """The user who holds a job, so that none of its tasks start, and since when."""
 
     user: str
     level: int
-    """The right by which the job is held: of its owner, of an administrator of its queue, or of an operator."""
+    """The right of the user: as owner of the job, administrator of its queue, or operator."""
     since: Micros
 
 
@@ -478,7 +460,7 @@ class Job(msgspec.Struct, eq=False):
     ended_at: Micros | None = None
     allocations: int = 0
     live: int = 0
-    """The number of its live tasks, without those that wait in a chain."""
+    """The number of its live tasks, without tasks that wait in a chain."""
     reason: str = ""
     manager: str = ""
     after: tuple[str, ...] = ()
@@ -489,23 +471,23 @@ class Job(msgspec.Struct, eq=False):
     listed: bool = False
     """True if its queue counts it."""
     held_by: HeldBy | None = None
-    """Set while the job is held back by a user: none of its tasks start. Not to be confused with held nodes."""
+    """Set while a user holds the job. Holds of nodes are something else."""
     done_when: str = ""
     """The name of the stage with which it succeeds; empty for all stages."""
 
     @property
     def spec(self) -> JobSpec:
-        """Return the specification, unpacked on each use. Fields that are read often are attributes of the job."""
+        """Return the specification, unpacked on each use."""
         return unpack_spec(self.packed)
 
     @property
     def owner(self) -> tuple[str, str]:
-        """Return the user and the name, without unpacking the whole specification, which may be large."""
+        """Return the user and the name, without unpacking the whole specification."""
         return _owner_of(self.packed)
 
     @property
     def user(self) -> str:
-        """Return the owner, without unpacking the whole specification, which may be large."""
+        """Return the owner, without unpacking the whole specification."""
         return _decode_owner(self.packed).user
 
     def stage(self, name: str) -> Stage | None:
@@ -523,9 +505,9 @@ class Strange(msgspec.Struct, frozen=True):
     """Tasks of one stage that run on nodes although this journal never started them."""
 
     floor: int
-    """The floor of the stage's attempts when the first of these tasks was found."""
+    """`Stage.floor` when the first of these tasks was found."""
     tasks: dict[int, tuple[int, ...]]
-    """Attempt → indices of its tasks. These attempts are not given again."""
+    """Attempt → its tasks as ranges. These attempts are not given again."""
 
 
 class Allocation(msgspec.Struct, eq=False):
@@ -545,23 +527,21 @@ class Allocation(msgspec.Struct, eq=False):
     started: Micros | None = None
     cause: StopCause = ""
     kind: int = NEW
-    """The kind of its ask. Tasks of a launch that is taken back are pending under this kind again."""
+    """The kind of its ask. If its launch is taken back, its tasks are pending under this kind again."""
     group: int = 0
-    """The number of the first allocation of its gang; 0 for tasks that were placed one by one."""
+    """The number of the first allocation of its gang; 0 for tasks that were placed singly."""
     chain: int = 0
     """The number of the first allocation of its chain; 0 for none."""
     slots: int = 0
-    """If above 0, the tasks wait for one of this number of slots of their chain: they use no capacity, and start as
-    other tasks of the chain end."""
+    """If above 0, the tasks wait in their chain, which runs this number of tasks at a time. They use no capacity, and
+    start as other tasks of the chain end."""
     safe_until: Micros = 0
-    """If nodes were held for its tasks, these are not stopped for a higher priority before this time."""
+    """Its tasks are not stopped for a higher priority before this time, because nodes were held for them."""
     overdue: bool = False
-    """True if its tasks were told to stop and did not stop in time. Their capacity is no longer expected to become
-    free."""
+    """True if its tasks did not stop in time. Their capacity is then no longer expected to become free."""
     stopped_for: str = ""
-    """For preempted tasks, the job or queue that they stop for, such as `job 7` or `queue root.ml`. For tasks that a
-    user requeued, replaced or killed alone, the user. For members of a gang, the member that ended the generation. If
-    the job is done, the stage that has succeeded."""
+    """What its tasks stop for: a job or queue, such as `job 7` or `queue root.ml`; a user who requeued, replaced or
+    killed some tasks; the member that ended the generation of their gang; or the stage with which the job is done."""
     expected: Micros | None = None
     """The learned run time that was expected when it was placed, if any."""
     generation: int = 0
@@ -569,16 +549,16 @@ class Allocation(msgspec.Struct, eq=False):
 
     @property
     def leaving(self) -> bool:
-        """True if its capacity is expected to become free: its tasks were told to stop and are not overdue."""
+        """True if its capacity is expected to become free, because its tasks are stopping and not overdue."""
         return self.state == "stopping" and not self.slots and not self.overdue
 
 
 Place = tuple[int, int, int]
-"""A node id, the position of a stage, and how many of its tasks the node is kept for."""
+"""A node id, the position of a stage, and the number of its tasks that the node is kept for."""
 
 
-class Earmark(msgspec.Struct, eq=False):
-    """Nodes that are kept for the ask with the number `seq`, which does not use them yet."""
+class Earmark(msgspec.Struct, eq=False, array_like=True):
+    """Nodes that are kept for the ask with the number `seq` until it starts."""
 
     seq: int
     job: str
@@ -586,8 +566,6 @@ class Earmark(msgspec.Struct, eq=False):
     kind: int
     places: tuple[Place, ...]
     since: Micros
-    checked: int = -1
-    """The version of the nodes at which the earmark was last found valid; not journaled."""
 
     @property
     def nodes(self) -> dict[int, None]:
@@ -602,18 +580,18 @@ class Hold(Earmark, eq=False):
     """Nodes that take no new work except that of one ask."""
 
     large: bool = False
-    """True if it has more nodes than may be held at once: then it is the only hold of a starving ask."""
+    """True if it has more nodes than may be held at once. Then no other starving ask has a hold."""
     recalled: bool = False
-    """True if loans are to end there: the ask is within the entitlement of its queue. Otherwise the ask starved."""
+    """True if it is for an ask within its queue's entitlement, so that loans end there; False for a starving ask."""
 
 
 class Promise(Earmark, eq=False):
-    """Nodes on which capacity is coming that only one ask may use."""
+    """Nodes on which capacity is coming for one ask."""
 
     victims: tuple[int, ...] = ()
     """The allocations that stop for it."""
     ordered: bool = False
-    """True if the nodes were ordered for the ask, joined, and are kept until the other ordered nodes join."""
+    """True if the nodes were ordered for the ask, have joined, and are kept until the other ordered nodes join."""
 
 
 RunsKey = tuple[str, str, str]
@@ -621,7 +599,7 @@ RunsKey = tuple[str, str, str]
 
 
 class Runs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The run times of the last two tasks that ended, and when the last was noted."""
+    """The run times of the last two tasks that ended, and when the last one ended."""
 
     noted: Micros
     last: Micros
@@ -640,8 +618,7 @@ class Account(msgspec.Struct, eq=False):
     running: int = 0
     """The number of jobs with live allocations here."""
     booked: Vector | None = None
-    """With `share_memory`, for a queue and for users that take turns: the value from which `policy.past.past_use`
-    computes past use. None if past use does not count."""
+    """The value from which `policy.decay.past_use` computes past use; None if past use does not count."""
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
@@ -653,7 +630,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueSettings(msgspec.Struct, frozen=True, array_like=True):
-    """A queue as configured. In `limit`, a missing resource is unlimited, and an explicit 0 allows nothing."""
+    """A queue as configured. In `limit`, a resource that is not named is unlimited, and 0 allows nothing."""
 
     share: int | None = None
     guarantee: Amounts = ()
@@ -667,7 +644,7 @@ class QueueSettings(msgspec.Struct, frozen=True, array_like=True):
     users: tuple[tuple[str, Limits], ...] = ()
     groups: tuple[tuple[str, Limits], ...] = ()
     max_priority: int | None = None
-    """None: the value of the parent; 0 at the root."""
+    """None for the value of the parent, or 0 at the root."""
 
 
 class Queue(msgspec.Struct, eq=False):
@@ -693,7 +670,7 @@ class Queue(msgspec.Struct, eq=False):
     accounts_by_user: dict[tuple[str, tuple[str, ...]], tuple[Account, ...]] = msgspec.field(default_factory=dict)
     """User and groups → the accounts of their jobs here, root first; see `Partition.accounts_for`."""
     shared: tuple[Account, ...] = ()
-    """The accounts of all users without limits of their own; empty until the first such user."""
+    """The accounts of jobs whose users and groups have no limits; empty until the first such job."""
     order: Order = MISSING
     """The order that the settings name."""
     uses: int = 0
@@ -730,9 +707,9 @@ DEFAULT_COST = 1
 
 
 class PoolSettings(msgspec.Struct, frozen=True, array_like=True):
-    """A pool as configured: nodes of one kind, in a number that grows and shrinks.
+    """A pool as configured: equal nodes, in a number that grows and shrinks.
 
-    The core does not read the JSON `provider`.
+    `provider` is JSON that the core does not read.
     """
 
     node: Amounts = ()
@@ -747,16 +724,16 @@ class PoolSettings(msgspec.Struct, frozen=True, array_like=True):
     """Nodes of cheaper pools are ordered first, and used first. Nodes without a pool have the default cost."""
     provider: str = ""
     min_free: Amounts = ()
-    """What the nodes of the pool have free together for future work; more nodes are ordered if it is less."""
+    """Amounts that the nodes of the pool together keep free for future work."""
 
 
 Meant = tuple[str, int, int, int]
-"""The tasks that an ordered node is meant for: job, position of the stage, kind, number of tasks."""
+"""Tasks that an ordered node is meant for: job, position of the stage, kind, number of tasks."""
 
 OrderCause = Literal["demand", "spare", "hand"]
 
 
-class Pool(msgspec.Struct, eq=False):
+class Pool(msgspec.Struct, eq=False, array_like=True):
     """The present state of a pool."""
 
     name: str
@@ -764,7 +741,7 @@ class Pool(msgspec.Struct, eq=False):
     paused: bool = False
     """True if an operator paused it: it neither grows nor shrinks."""
     paused_until: Micros = 0
-    """No nodes are ordered before this time, because an order failed."""
+    """The earliest time of the next order, after one that failed."""
     problem: str = ""
     """Why the last order failed; empty again once an ordered node joined."""
     grew: Micros | None = None
@@ -778,7 +755,7 @@ class Pool(msgspec.Struct, eq=False):
 
 
 class NodeOrder(msgspec.Struct, eq=False):
-    """An order of nodes from a pool. It ends when none of the nodes is expected any more."""
+    """An order of nodes from a pool. It ends when each of its nodes has joined or failed."""
 
     number: int
     pool: str
@@ -787,7 +764,7 @@ class NodeOrder(msgspec.Struct, eq=False):
     coming: dict[str, tuple[Meant, ...]]
     """Name of a node that has not joined yet → the tasks it is meant for."""
     failed: tuple[tuple[str, int, int], ...] = ()
-    """The asks (job, stage, kind) that count this order as failed."""
+    """The asks (job, stage, kind) for which this order already counts as failed."""
 
     @property
     def tasks_by_ask(self) -> dict[tuple[str, int, int], int]:
@@ -800,13 +777,13 @@ class NodeOrder(msgspec.Struct, eq=False):
 
 
 class Closure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Nodes with some labels are disabled until a time, also those that join meanwhile."""
+    """The nodes with some labels are disabled until a time, including nodes that join before then."""
 
     until: Micros
     reason: str = ""
 
 
-class Manager(msgspec.Struct, eq=False):
+class Manager(msgspec.Struct, eq=False, array_like=True):
     """A resource manager: the adapter of another scheduler, with nodes, jobs and asks of its own."""
 
     name: str
@@ -821,4 +798,4 @@ class KeptKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Empty if `job` is the whole answer."""
     job: str = ""
     expires: Micros | None = None
-    """None if the key is kept as long as its job."""
+    """None if the key expires with its job."""

@@ -1,19 +1,33 @@
-"""The nodes of a partition: one table with a column per property and a row per node.
+"""The nodes of a partition: a table with a column per property and a row per node.
 
-Outside this table a node is identified by its node id, which grows and is never reused, so a stale id never finds
-another node. Rows are reused. Columns are plain lists, which are fastest for single updates; `used` and `capacity` have
-one list per resource. `devices` holds the use of each GPU, in milli-GPU.
+Outside this table a node is identified by its node id. Ids are never reused, so an outdated id never finds another
+node; rows are reused. Columns are plain lists, which are fastest for single updates. `used` and `capacity` have one
+list per resource; `devices` has the use of each GPU, in milli-GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from fairlead.core.model import DEFAULT_COST, Allocation, Earmark, NodeState, Place
 from fairlead.core.resources import GPU, Vector
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 
 VACANT = -1
+VACANT_STATE: NodeState = "lost"
+"""The state of a row without a node, so that the row is not counted as up."""
+
+
+V = TypeVar("V")
+
+
+def _put(values: dict[int, V], node_id: int, value: V | None) -> None:
+    """Set the value of a node; None removes it."""
+    if value is None:
+        values.pop(node_id, None)
+    else:
+        values[node_id] = value
 
 
 class NodeTable:
@@ -37,40 +51,40 @@ class NodeTable:
         self.allocations: list[dict[int, Allocation]] = []
         self.reasons: dict[int, str] = {}
         self.closed_until: dict[int, int] = {}
-        """Node id → when a node that is disabled for a time is enabled again."""
+        """Id of a node that is disabled for a time → when it is enabled again."""
         """Node id → why an operator drained or disabled the node. A lost node keeps it for its return."""
         self.lost_from: dict[int, NodeState] = {}
-        """The state that a lost node, by id, gets when it returns; up if it is not here."""
+        """Id of a lost node → the state that it gets when it returns, unless that is up."""
         self.failures: list[int] = []
         """The number of failed launches in a row."""
         self.pauses: list[int] = []
-        """The number of pauses in a row because of failed launches."""
+        """The number of pauses in a row; a pause follows failed launches."""
         self.avoided: dict[int, int] = {}
-        """Node id → the time before which the node gets no work, because launches failed there."""
+        """Node id → the end of its pause, before which it gets no work."""
         self.disconnected: dict[int, int] = {}
-        """Node id → the time since which its agent has not been connected. The node gets no new work."""
+        """Node id → since when its agent is not connected. The node gets no new work."""
         self.held: dict[int, dict[int, list[Place]]] = {}
         """Node id → ask number → the places held or promised there. The index treats these nodes as full."""
         self.costs: dict[str, int] = {}
         """The cost of a node of each configured pool. Nodes of cheaper pools are used first."""
         self.over_rows: set[int] = set()
-        """Rows that use more of a resource or a device than the node has. They get no new work."""
+        """Rows of nodes with more use of a resource or device than they have. They get no new work."""
         self.gpus: list[int] = []
         """The number of devices by row."""
         self.whole_part: list[tuple[int, int]] = []
-        """By row: the number of wholly free devices, and the largest free part of a split device."""
+        """By row: the number of wholly free devices, and the largest free part of a device that is used in part."""
         self.used_since: dict[int, None] = {}
         """Ids of nodes whose use changed since the index was last updated."""
         self.altered_since: dict[int, None] = {}
         """Ids of nodes that were added, removed or otherwise changed since the index was last updated."""
         self.version = 0
-        """Grows when nodes are added, removed or changed, but not with their use."""
+        """Grows when nodes are added, removed or changed in anything but their use."""
         self.offered: dict[str, int] = {}
         """Resource → the number of nodes that have it."""
         self.up_count = 0
         """The number of nodes that are up or draining."""
         self.total: Vector = {}
-        """The capacity of the nodes that are up or draining; shares are parts of it."""
+        """The capacity of the nodes that are up or draining, of which shares are parts."""
         self._vacant: list[int] = []
 
     def __len__(self) -> int:
@@ -100,15 +114,10 @@ class NodeTable:
         self.joins[name] = node_id
         self.node_id[row] = node_id
         self.name[row] = name
-        self.state[row] = state
-        self.pool[row] = pool
         self.manager[row] = manager
-        self.labels[row] = dict(labels)
-        self.taints[row] = taints
-        self._set_users(row, users)
-        self._set_capacity(row, capacity)
+        self.set(node_id, capacity, labels, taints, pool, users)
+        self.state[row] = state
         self._count(row, 1)
-        self._alter(node_id)
 
     def remove(self, node_id: int) -> None:
         """Remove a node that has no allocations left."""
@@ -116,23 +125,15 @@ class NodeTable:
         if self.allocations[row]:
             raise ValueError(f"node {self.name[row]} still has allocations")
         self._count(row, -1)
-        self._set_capacity(row, {})
-        self._set_users(row, ())
-        self.devices[row] = []
-        self.whole_part[row] = (0, 0)
-        self.over_rows.discard(row)
-        self.failures[row] = 0
-        self.pauses[row] = 0
-        self.avoided.pop(node_id, None)
-        self.disconnected.pop(node_id, None)
-        self.lost_from.pop(node_id, None)
-        self.reasons.pop(node_id, None)
-        self.closed_until.pop(node_id, None)
+        self.state[row] = VACANT_STATE
+        self.set(node_id, {}, {}, (), "", ())
+        self.failures[row] = self.pauses[row] = 0
+        for values in (self.avoided, self.disconnected, self.lost_from, self.reasons, self.closed_until):
+            values.pop(node_id, None)
         self.node_id[row] = VACANT
         del self.joins[self.name[row]]
         del self.rows[node_id]
         self._vacant.append(row)
-        self._alter(node_id)
 
     def set(
         self,
@@ -155,10 +156,7 @@ class NodeTable:
 
     def set_state(self, node_id: int, state: NodeState, lost_from: NodeState = "up") -> None:
         row = self.rows[node_id]
-        if state == "lost" and lost_from != "up":
-            self.lost_from[node_id] = lost_from
-        else:
-            self.lost_from.pop(node_id, None)
+        _put(self.lost_from, node_id, lost_from if state == "lost" and lost_from != "up" else None)
         self._count(row, -1)
         self.state[row] = state
         self._count(row, 1)
@@ -166,35 +164,22 @@ class NodeTable:
 
     def set_reason(self, node_id: int, reason: str) -> None:
         """Set why the node is drained or disabled; empty for no reason."""
-        if reason:
-            self.reasons[node_id] = reason
-        else:
-            self.reasons.pop(node_id, None)
+        _put(self.reasons, node_id, reason or None)
 
     def close_until(self, node_id: int, until: int) -> None:
-        """Set when a disabled node is enabled again; 0 for when it is by hand."""
-        if until:
-            self.closed_until[node_id] = until
-        else:
-            self.closed_until.pop(node_id, None)
+        """Set when a disabled node is enabled again; 0 if it stays disabled until a person enables it."""
+        _put(self.closed_until, node_id, until or None)
 
     def avoid(self, node_id: int, failures: int, pauses: int, until: int) -> None:
         """Give a node no work until a time; 0 ends the pause."""
         row = self.rows[node_id]
-        self.failures[row] = failures
-        self.pauses[row] = pauses
-        if until:
-            self.avoided[node_id] = until
-        else:
-            self.avoided.pop(node_id, None)
+        self.failures[row], self.pauses[row] = failures, pauses
+        _put(self.avoided, node_id, until or None)
         self._alter(node_id)
 
     def connect(self, node_id: int, disconnected_since: int | None) -> None:
-        """Record that the agent of a node is connected, or since when it is not."""
-        if disconnected_since is None:
-            self.disconnected.pop(node_id, None)
-        else:
-            self.disconnected[node_id] = disconnected_since
+        """Record since when the agent of a node is not connected; None if it is."""
+        _put(self.disconnected, node_id, disconnected_since)
         self._alter(node_id)
 
     def hold(self, earmark: Earmark) -> None:
@@ -214,14 +199,14 @@ class NodeTable:
     # -- use -----------------------------------------------------------------------------------------------------
 
     def book(self, allocation: Allocation, shape: Shape, tasks: int, devices: tuple[int, ...]) -> None:
-        """Add the use of `tasks` tasks of a shape on these devices, even beyond the capacity."""
+        """Add an allocation with the use of `tasks` tasks of a shape on these devices, even beyond the capacity."""
         row = self._use(allocation.node, shape, tasks, devices)
         self.allocations[row][allocation.id] = allocation
 
     def book_all(
         self, node_id: int, allocations: Iterable[Allocation], shape: Shape, tasks: int, devices: tuple[int, ...]
     ) -> None:
-        """Book several allocations of one shape on one node. `tasks` and `devices` are those of all together."""
+        """Book several allocations of one shape on one node, which have `tasks` and `devices` together."""
         row = self._use(node_id, shape, tasks, devices)
         self.allocations[row].update({allocation.id: allocation for allocation in allocations})
 
@@ -270,15 +255,14 @@ class NodeTable:
             yield self.rows[node_id]
 
     def cost_of(self, pool: str) -> int:
-        """Return the cost of a node of a pool; that of a pool without a cost if there is no such pool."""
+        """Return the cost of a node of a pool, or of a node without a pool."""
         return self.costs.get(pool, DEFAULT_COST)
 
     def find(self, name: str) -> int | None:
-        """Return the id of the node of this name."""
         return self.joins.get(name)
 
     def columns(self, name: str) -> tuple[list[int], list[int]]:
-        """Return capacity and use of a resource by row. The lists are not copies: they stay up to date."""
+        """Return capacity and use of a resource by row. The lists stay up to date; they are not copies."""
         if name not in self.capacity:
             self._add_column(name)
         return self.capacity[name], self.used[name]
@@ -290,26 +274,15 @@ class NodeTable:
         return {name: column[row] for name, column in sorted(self.used.items()) if column[row]}
 
     def free(self, row: int) -> Vector:
-        """Return the free resources apart from devices. A resource used beyond the capacity is left out."""
+        """Return the free resources, without resources that are used beyond the capacity."""
         return {
             name: free
             for name, column in sorted(self.capacity.items())
             if (free := column[row] - self.used[name][row]) > 0
         }
 
-    def over(self, row: int) -> Vector:
-        """Return the use beyond the capacity, after the node shrank or an allocation was recovered."""
-        return {
-            name: over
-            for name, column in sorted(self.used.items())
-            if (over := column[row] - self.capacity[name][row]) > 0
-        }
-
-    def device_count(self, row: int) -> int:
-        return self.gpus[row]
-
     def placeable(self, row: int) -> bool:
-        """True if the node may get new work: up, connected, not avoided, not over in any resource or device."""
+        """True if the node may get new work: it is up, connected, not avoided and not over."""
         node_id = self.node_id[row]
         return self.usable(row) and node_id not in self.avoided and node_id not in self.disconnected
 
@@ -325,22 +298,16 @@ class NodeTable:
 
     def _grow(self) -> int:
         self.node_id.append(VACANT)
-        self.name.append("")
-        self.state.append("up")
-        self.pool.append("")
-        self.manager.append("")
+        self.state.append(VACANT_STATE)
+        for names in (self.name, self.pool, self.manager):
+            names.append("")
+        for lists in (self.taints, self.users):
+            lists.append(())
         self.labels.append({})
-        self.taints.append(())
-        self.users.append(())
         self.devices.append([])
         self.allocations.append({})
-        self.failures.append(0)
-        self.pauses.append(0)
-        self.gpus.append(0)
         self.whole_part.append((0, 0))
-        for column in self.capacity.values():
-            column.append(0)
-        for column in self.used.values():
+        for column in (self.failures, self.pauses, self.gpus, *self.capacity.values(), *self.used.values()):
             column.append(0)
         return len(self.node_id) - 1
 

@@ -1,11 +1,11 @@
-"""Consequences when tasks end, fail, stop or are lost: for their stage, gang and job, and for the jobs after it.
+"""Consequences of tasks that end, fail, stop or are lost: for their stage, gang and job, and for the jobs after it.
 
-Intake, expiry and later phases share these functions, so that a lost task has the same effect everywhere.
+Intake, expiry and later phases share these functions, so that equal events have equal effects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fairlead.core.changes import (
     Asked,
@@ -38,10 +38,10 @@ from fairlead.core.resources import MINUTE, SECOND, format_duration
 from fairlead.core.state import Partition
 
 WAITS_AGAIN = ("preempt", "requeue")
-"""The stop causes after which tasks wait again at their earlier place, with a waiting time that starts anew."""
+"""The stop causes after which tasks wait again at their earlier place, with a new waiting time."""
 
 BY_USERS: dict[StopCause, str] = {"requeue": "requeued", "replace": "replaced", "kill": "killed"}
-"""The stop causes for which `stopped_for` names a user."""
+"""Stop cause for which `stopped_for` names a user → the word for messages."""
 
 FIRST_PAUSE = SECOND
 LONGEST_PAUSE = 5 * MINUTE
@@ -52,9 +52,10 @@ LONGEST_PAUSE = 5 * MINUTE
 def add_ask(
     plan: Plan, stage: Stage, kind: int, new_place: bool = False, since: int | None = None, back: bool = False
 ) -> None:
-    """Add an ask for the pending tasks of a kind, if they have none. With `new_place`, an existing ask moves.
+    """Add an ask for the pending tasks of a kind, unless they have one.
 
-    With `back`, the ask gets the place of the stage's last ask of kind new.
+    With `new_place`, an existing ask is replaced by one that is made now. With `back`, the ask gets the place of the
+    stage's last ask of kind new. `since` is the begin of its waiting time; None for now.
     """
     before = stage.asks[kind]
     whole = stage.whole(kind)
@@ -66,10 +67,7 @@ def add_ask(
 
 
 def ask_for_rest(plan: Plan, whole: Ask) -> None:
-    """Add an ask for the remaining tasks of each stage of a job whose stages started together.
-
-    It keeps the times of the ask that the stages shared.
-    """
+    """Add an ask for each stage with pending tasks of a job that has started whole, with the times of the whole ask."""
     for stage in whole.stages:
         if stage.pending[NEW] is not None:
             _ask(plan, stage, NEW, False, whole.asked, whole.waiting_since, tie=whole.place)
@@ -86,7 +84,7 @@ def _ask(
     front: int = 0,
     tie: int = 0,
 ) -> None:
-    """Add an ask, in the round of the lane's head if none is given."""
+    """Add an ask. Without a `round` it gets that of the lane's head."""
     partition = plan.partition
     if round is None:
         lane = partition.lane_of(stage, whole)
@@ -97,14 +95,13 @@ def _ask(
 
 
 def _wants(stage: Stage, kind: int, whole: bool) -> bool:
-    """True if the stage, or its whole job, has pending tasks of a kind."""
     if whole:
         return any(member.pending[kind] is not None for member in stage.job.stages)
     return stage.pending[kind] is not None
 
 
 def to_tail(plan: Plan, stage: Stage, kind: int, waiting_since: int | None = None) -> None:
-    """Move a stage's ask behind all others in its lane. It keeps its waiting time."""
+    """Move a stage's ask behind all others in its lane. Unless `waiting_since` is given, it keeps its waiting time."""
     before = stage.asks[kind]
     whole = stage.whole(kind)
     if not _wants(stage, kind, whole):
@@ -117,9 +114,9 @@ def to_tail(plan: Plan, stage: Stage, kind: int, waiting_since: int | None = Non
 
 
 def ask_for_job(plan: Plan, job: Job) -> None:
-    """Add the asks of a job that may start: one per stage, or one for a whole job.
+    """Add the asks of a job: one per stage, or one for a whole job.
 
-    Stages are asked for in order, or with the longest expected run time first if the queue's order says so.
+    If the queue's order is `longest_first`, the stages with the longest expected run times come first.
     """
     stages: Iterable[Stage] = job.stages
     if job.queue.order.longest_first:
@@ -142,35 +139,34 @@ def stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], cause: Stop
     into = 0 if whole else plan.partition.counters.allocation
     plan.do(Stopped(allocation.id, block, cause, into, stopped_for))
     if cause in WAITS_AGAIN and allocation.chain:
-        # The slots are for another ask, or tasks of the chain must stop too.
+        # Another ask gets the slots, or all tasks of the chain stop.
         recall(plan, plan.partition.waiting_in(allocation.chain))
 
 
 def recall(plan: Plan, allocations: Iterable[Allocation]) -> None:
-    """Recall tasks that wait in chains. They become pending when their agent reports that it did not start them."""
+    """Recall tasks that wait in chains. They are pending again once their agent reports that they have not started."""
     for allocation in allocations:
         if allocation.slots and allocation.state == "assigned" and not allocation.cause:
             plan.do(Recalled(allocation.id))
 
 
 def stop_stage(plan: Plan, stage: Stage, cause: StopCause, start: int = 0, stopped_for: str = "") -> None:
-    """Stop the live tasks of a stage from an index on."""
+    """Stop the live tasks of a stage with index `start` or higher."""
     for allocation in live_of(stage):
         block = tuple(allocation.indices)
         if start:
-            block = Ranges.from_indices(index for index in indices(block) if index >= start).flat()
+            block = _those(block, lambda index: index >= start)
         if block:
             stop(plan, allocation, block, cause, stopped_for)
 
 
 def live_of(stage: Stage) -> list[Allocation]:
-    """Return the live allocations of a stage, oldest first."""
     by_id = {allocation.id: allocation for allocation in (stage.live or {}).values()}
     return [by_id[number] for number in sorted(by_id)]
 
 
 def requeue(plan: Plan, job: Job, by: str) -> int:
-    """Stop the running tasks of a job, which then wait again at their earlier place. Returns how many stop."""
+    """Stop the running tasks of a job, which then wait again at their earlier place; return their number."""
     stages = [stage for stage in job.stages if any(_runs(allocation) for allocation in live_of(stage))]
     tasks = sum(count(allocation.indices) for stage in stages for allocation in live_of(stage) if _runs(allocation))
     for stage in stages[:1] if job.whole else stages:
@@ -179,10 +175,13 @@ def requeue(plan: Plan, job: Job, by: str) -> int:
 
 
 def stop_some(plan: Plan, stage: Stage, block: Ranges, cause: StopCause, by: str) -> int:
-    """Stop those of some tasks of a stage that run or are about to, and were not told to stop. Returns how many."""
+    """Stop the tasks of a block that are assigned or running; return their number.
+
+    Tasks that wait in a chain are only stopped by a kill.
+    """
     stopped = 0
     for allocation in live_of(stage):
-        chosen = Ranges.from_indices(index for index in indices(allocation.indices) if index in block).flat()
+        chosen = block.overlap(allocation.indices)
         if chosen and (_runs(allocation) or (cause == "kill" and allocation.state != "stopping")):
             stop(plan, allocation, chosen, cause, by)
             stopped += count(chosen)
@@ -190,7 +189,6 @@ def stop_some(plan: Plan, stage: Stage, block: Ranges, cause: StopCause, by: str
 
 
 def _runs(allocation: Allocation) -> bool:
-    """True if the tasks of an allocation run or are about to, and were not told to stop."""
     return allocation.state != "stopping" and not allocation.slots
 
 
@@ -200,7 +198,7 @@ def _runs(allocation: Allocation) -> bool:
 def succeed(plan: Plan, allocation: Allocation, block: tuple[int, ...], exit_code: int | None = 0) -> None:
     stage = allocation.stage
     if stage.starts_whole and not stage.started and not stage.job.over:
-        # Its generation has ended. A program may end well because it was told to stop; it runs again with its gang.
+        # Its generation has ended. A program that was told to stop may report success; it runs again with its gang.
         confirm_stop(plan, allocation, block)
         return
     plan.do(Ended(allocation.id, block, "succeeded", exit_code=exit_code))
@@ -208,24 +206,23 @@ def succeed(plan: Plan, allocation: Allocation, block: tuple[int, ...], exit_cod
 
 
 def fail(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, exit_code: int | None = None) -> None:
-    """End failed tasks, and follow `on_failure` of their stage. Without tries left they have failed for good."""
+    """End failed tasks, and follow `on_failure` of their stage. Tasks without tries left fail for good."""
     stage = allocation.stage
     number = allocation.id
     retry: tuple[int, ...] = ()
     if not stage.job.over and stage.on_failure != "fail":
-        left = (index for index in indices(block) if stage.tries_used(index) + 1 < stage.terms.tries)
-        retry = Ranges.from_indices(left).flat()
+        retry = _those(block, lambda index: stage.tries_used(index) + 1 < stage.terms.tries)
     final = difference(block, retry)
     if stage.on_failure == "restart" and not stage.started and not stage.job.over:
-        # The generation has ended before, by a failure that was counted, or for another reason: this costs no try.
+        # The generation has ended already, so this failure costs no try.
         plan.do(Ended(number, block, "failed", NEW, reason=reason, exit_code=exit_code))
         add_ask(plan, stage, NEW, since=_waited(stage, NEW))
         return
     if retry and stage.on_failure == "restart":
         plan.do(Ended(number, retry, "failed", NEW, tried=True, reason=reason, exit_code=exit_code))
-        restart(plan, stage, stopped_for=f"{stage.name}[{_first(block)}] failed")
+        restart(plan, stage, stopped_for=f"{stage.name}[{block[0]}] failed")
     elif retry:
-        # If the gang was taken back meanwhile, this task must start together with it.
+        # If its gang was stopped meanwhile, this task must start together with it.
         kind = REPLACE if stage.started else NEW
         plan.do(Ended(number, retry, "failed", kind, tried=True, reason=reason, exit_code=exit_code))
         add_ask(plan, stage, kind, since=_waited(stage, kind))
@@ -242,14 +239,14 @@ def fail_for_good(
     strict = stage.min == stage.count and not stage.job.manager
     if not stage.job.over and (strict or stage.on_failure == "fail"):
         # A gang cannot run without this member; an array can.
-        finish(plan, stage.job, "failed", f"task {stage.name}[{_first(block)}] failed: {reason}")
+        finish(plan, stage.job, "failed", f"task {stage.name}[{block[0]}] failed: {reason}")
 
 
 def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, reported: bool = False) -> None:
-    """End tasks that are gone without a report, with their node or process. Stopping tasks count as stopped.
+    """End tasks that are gone without a report of their end, and follow `on_loss` of their stage.
 
-    A resource manager asks again for the tasks of a node that it removes, unless it gave them an `on_loss`. Tasks that
-    it reported as lost, alone or with their node, follow `on_loss` in any case.
+    Stopping tasks count as stopped. If a resource manager removes a node, it asks again for the tasks there itself, so
+    they only follow an `on_loss` that it gave. Tasks that it `reported` as lost follow `on_loss` in any case.
     """
     stage = allocation.stage
     job = stage.job
@@ -263,14 +260,14 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
     elif stage.on_loss == "fail":
         plan.do(Ended(allocation.id, block, "lost", reason=reason))
-        finish(plan, job, "failed", f"task {stage.name}[{_first(block)}] was lost: {reason}")
+        finish(plan, job, "failed", f"task {stage.name}[{block[0]}] was lost: {reason}")
     elif _unsettled(allocation):
         plan.do(Ended(allocation.id, block, "lost", allocation.kind, reason=reason))
         _disband(plan, allocation)
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
     elif stage.on_loss == "restart":
         plan.do(Ended(allocation.id, block, "lost", NEW, reason=reason))
-        restart(plan, stage, stopped_for=f"{stage.name}[{_first(block)}] was lost")
+        restart(plan, stage, stopped_for=f"{stage.name}[{block[0]}] was lost")
     else:
         plan.do(Ended(allocation.id, block, "lost", REPLACE, reason=reason))
         add_ask(plan, stage, REPLACE)
@@ -280,7 +277,7 @@ def lose(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
 def claimant_of(partition: Partition, allocation: Allocation) -> str:
     """Return the job or queue for which an allocation was preempted; empty if it was not.
 
-    Users do not see jobs of other users, so these are named by their queues.
+    A job of another user is named by its queue, because users do not see each other's jobs.
     """
     if allocation.cause != "preempt":
         return ""
@@ -294,7 +291,7 @@ def claimant_of(partition: Partition, allocation: Allocation) -> str:
 
 
 def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str = "") -> None:
-    """End tasks that were told to stop and have stopped."""
+    """End tasks that have stopped after they were told to."""
     stage = allocation.stage
     cause = allocation.cause
     claimant = claimant_of(plan.partition, allocation)
@@ -310,9 +307,8 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
         fail(plan, allocation, block, cause if limit is None else f"time limit of {format_duration(limit)}")
         return
     else:
-        # Tasks that a user replaces return as replacements, unless their gang has been taken back meanwhile.
-        # Tasks of a growth step that was taken back return as kind scale. Preempted and requeued tasks return as kind
-        # new, not as replacements, so that they do not overtake asks of higher priority.
+        # If their stage is still started, replaced tasks return as replacements, and added tasks that started together
+        # as kind scale. Other tasks return as kind new, so that they do not overtake asks of higher priority.
         kinds: dict[StopCause, int] = {"gang": SCALE, "replace": REPLACE} if stage.started else {}
         kind = kinds.get(cause, NEW)
         plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
@@ -326,9 +322,9 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
 def withdraw_launch(
     plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, refused: bool = False
 ) -> None:
-    """Take back a launch that was refused or never acknowledged: its tasks become pending, at the tail of the lane.
+    """Take back a launch that was refused or not acknowledged: its tasks wait again, at the tail of the lane.
 
-    A refusal is the node's fault. A task with `max_launch_tries` launches without acknowledgement fails.
+    A task fails after `max_launch_tries` launches without acknowledgement. A refusal counts only against the node.
     """
     stage = allocation.stage
     node_id = allocation.node
@@ -337,13 +333,12 @@ def withdraw_launch(
         fail_for_good(plan, allocation, out, reason)
         block = difference(block, out)
     if block and not stage.job.over:
-        allocation = plan.partition.allocations[allocation.id]
         plan.do(Ended(allocation.id, block, "pending", allocation.kind, launch_failed=not refused, reason=reason))
     if not stage.job.over:
         if allocation.group:
             _disband(plan, allocation)
         elif allocation.kind == NEW and not (stage.live or stage.ended or stage.job.whole):
-            # No task of the stage has run, so all start together even if it is scaled.
+            # No task of the stage has run, so it starts as a gang again.
             plan.do(Regrouped(stage.job.id, stage.position))
         to_tail(plan, stage, allocation.kind, _waited(stage, allocation.kind))
     avoid(plan, node_id)
@@ -351,18 +346,19 @@ def withdraw_launch(
 
 
 def return_unstarted(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str) -> None:
-    """Return chained tasks that were not started: they become pending again, and no failure is counted."""
+    """Make chained tasks that were not started pending again. No failure is counted."""
     stage, kind = allocation.stage, allocation.kind
     plan.do(Ended(allocation.id, block, "pending", kind, reason=reason))
-    # If all tasks of the stage were sent ahead, its ask is gone: the tasks get its last place.
+    # If all tasks of the stage had been sent ahead, there is no ask, and they get its last place.
     add_ask(plan, stage, kind, since=_waited(stage, kind), back=kind == NEW)
     finish_if_done(plan, stage.job)
 
 
 def restart(plan: Plan, stage: Stage, cause: StopCause = "gang", stopped_for: str = "", late: bool = False) -> None:
-    """End a generation of a gang, of a stage or a whole job: stop its tasks and ask for all together, as at the start.
+    """End a generation of a gang: stop its tasks and ask for all of them together.
 
-    The gang keeps its place and begins a new wait. If it is `late`, it goes behind older asks, with its waiting time.
+    The gang keeps its place, and its waiting time starts anew. If it is `late`, it goes behind older asks instead, and
+    keeps its waiting time.
     """
     _regroup(plan, stage, cause, stopped_for)
     if late:
@@ -372,7 +368,6 @@ def restart(plan: Plan, stage: Stage, cause: StopCause = "gang", stopped_for: st
 
 
 def _begin_new_wait(plan: Plan, stage: Stage) -> None:
-    """Put the pending tasks of a gang back at the gang's earlier place; their waiting time starts now."""
     before, whole = stage.asks[NEW], stage.whole(NEW)
     if _wants(stage, NEW, whole):
         round, front = (before.round, before.front) if before is not None else (None, 0)
@@ -390,7 +385,7 @@ def _regroup(plan: Plan, stage: Stage, cause: StopCause, stopped_for: str = "") 
 
 
 def _unsettled(allocation: Allocation) -> bool:
-    """True if an allocation belongs to a gang with members that are not acknowledged yet."""
+    """True if the launches of some members of an allocation's gang are not acknowledged yet."""
     group = allocation.group
     if not group:
         return False
@@ -400,9 +395,10 @@ def _unsettled(allocation: Allocation) -> bool:
 
 
 def _disband(plan: Plan, member: Allocation) -> None:
-    """Take back a gang of which a member failed before all were acknowledged: stop the others; all wait together again.
+    """Stop the other members of a gang after one failed before all launches were acknowledged. All wait again.
 
-    Of a new gang, tasks that were placed one by one beyond its minimum stop, too; of a growth step, only its own tasks.
+    For a new gang, this includes tasks that were placed singly after it. For tasks that were added to a started stage,
+    it includes only those that were added together.
     """
     if member.kind == NEW:
         _regroup(plan, member.stage, "gang")
@@ -414,20 +410,22 @@ def _disband(plan: Plan, member: Allocation) -> None:
 
 def _out_of_launches(plan: Plan, stage: Stage, block: tuple[int, ...]) -> tuple[int, ...]:
     most = plan.partition.settings.max_launch_tries
-    return Ranges.from_indices(
-        index for index in indices(block) if stage.past(index).launches_failed + 1 >= most
-    ).flat()
+    return _those(block, lambda index: stage.past(index).launches_failed + 1 >= most)
+
+
+def _those(block: tuple[int, ...], which: Callable[[int], bool]) -> tuple[int, ...]:
+    return Ranges.from_indices(filter(which, indices(block))).flat()
 
 
 def _waited(stage: Stage, kind: int) -> int | None:
-    """Return since when tasks that return without having run have waited; None for now."""
+    """Return the begin of the waiting time of tasks that return without a run; None for now."""
     return stage.waiting_since if kind == NEW else None
 
 
 def avoid(plan: Plan, node_id: int) -> None:
-    """Avoid a node for some time after a launch failed there; the time doubles with each failure.
+    """Give a node no work for some time after a launch failed there. The time doubles with each such pause.
 
-    Launches that were sent before the pause and fail during it do not extend it.
+    A launch that fails during a pause was sent before it, and does not extend it.
     """
     nodes = plan.partition.nodes
     row = nodes.rows[node_id]
@@ -446,7 +444,6 @@ def trust(plan: Plan, node_id: int) -> None:
 
 
 def end_pending(plan: Plan, stage: Stage, outcome: Outcome, kinds: Iterable[int] = (REPLACE, SCALE, NEW)) -> None:
-    """End the pending tasks of a stage."""
     for kind in kinds:
         wanted = stage.pending[kind]
         if wanted is not None:
@@ -457,7 +454,7 @@ def end_pending(plan: Plan, stage: Stage, outcome: Outcome, kinds: Iterable[int]
 
 
 def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
-    """End a job now: end its pending tasks and stop its running tasks. The jobs that wait for it start or fail."""
+    """End a job: end its pending tasks and stop its live ones. If it succeeded, jobs after it start; else they fail."""
     endings = [(job, state, reason)]
     while endings:
         ending, how, why = endings.pop()
@@ -478,16 +475,15 @@ def finish(plan: Plan, job: Job, state: JobState, reason: str = "") -> None:
 
 
 def finish_if_done(plan: Plan, job: Job) -> None:
-    """End a job without pending or live tasks, by the outcomes of its tasks. A manager's job ends only on request.
+    """End a job if all tasks of its stages, or of the stage `done_when`, have ended.
 
-    With `done_when`, only the tasks of that stage count.
+    The job of a resource manager ends only on request.
     """
     if job.over or job.manager or (job.allocations and not job.done_when):
         return
     stages = [stage for stage in job.stages if job.done_when in ("", stage.name)]
-    for stage in stages:
-        if stage.live or stage.pending != NOTHING_PENDING or stage.done() < stage.count:
-            return
+    if not all(map(_has_ended, stages)):
+        return
     outcomes = {name for stage in stages for name in stage.ended or ()}
     if outcomes & {"failed", "lost"}:
         finish(plan, job, "failed", _failure_of(stages))
@@ -497,10 +493,12 @@ def finish_if_done(plan: Plan, job: Job) -> None:
         finish(plan, job, "succeeded", f"stage {job.done_when} has succeeded" if job.done_when else "")
 
 
+def _has_ended(stage: Stage) -> bool:
+    return not stage.live and stage.pending == NOTHING_PENDING and stage.done() >= stage.count
+
+
 def _followers(plan: Plan, job: Job) -> list[Job]:
     partition = plan.partition
-    if job.id not in partition.derived.followers:
-        return []
     names = partition.derived.followers.get(job.id, ())
     followers = (partition.jobs[name] for name in names if name in partition.jobs)
     return sorted((follower for follower in followers if not follower.over), key=lambda follower: follower.number)
@@ -518,9 +516,8 @@ def _failure_of(stages: Iterable[Stage]) -> str:
 
 
 def _confirm_scaled(plan: Plan, allocation: Allocation, block: tuple[int, ...], why: str) -> None:
-    """End tasks that a scale-down stopped. Tasks that a later scale-up added again become pending."""
     stage = allocation.stage
-    back = Ranges.from_indices(index for index in indices(block) if index < stage.count).flat()
+    back = _those(block, lambda index: index < stage.count)
     gone = difference(block, back)
     if gone:
         plan.do(Ended(allocation.id, gone, "killed", reason=why))
@@ -528,7 +525,3 @@ def _confirm_scaled(plan: Plan, allocation: Allocation, block: tuple[int, ...], 
         kind = SCALE if stage.started else NEW
         plan.do(Ended(allocation.id, back, "preempted", kind, reason=why))
         add_ask(plan, stage, kind)
-
-
-def _first(block: Iterable[int]) -> int:
-    return next(iter(block))

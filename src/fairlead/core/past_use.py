@@ -1,6 +1,6 @@
-"""Past use, with the setting `share_memory`: moves the landmark of its weights as time passes.
+"""Past use, with the setting `share_memory`: moves the landmark from which weights are computed, as time passes.
 
-The arithmetic is in `core/policy/decay.py`, and `Partition` keeps the accounts.
+The arithmetic is in `core/policy/decay.py`; the accounts are in `Partition`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from fairlead.core.policy.decay import after_shift, past_use, total_weight
 from fairlead.core.state import Partition
 
 DOUBLINGS = 16
-"""The landmark moves after this number of half-lives. Weights double with each."""
+"""The landmark moves after this number of half-lives, before the weights grow too large."""
 
 
 def past_part(partition: Partition, account: Account, now: Micros) -> float:
-    """Return the average past use of an account at a time, as a part of the capacity of the partition.
+    """Return the average past use of an account until a time, as a part of the capacity of the partition.
 
-    For display, not for decisions: the state knows only the time of its last change.
+    For display only: it uses the time of the look, which the state does not know.
     """
     half_life, rights = partition.settings.share_memory, partition.entitlements()
     if account.booked is None or not rights.whole:
@@ -30,7 +30,7 @@ def past_part(partition: Partition, account: Account, now: Micros) -> float:
 
 
 def move_landmark(plan: Plan) -> None:
-    """Move the landmark to the last whole half-life, before the cycle computes a weight."""
+    """Move the landmark forward by whole half-lives. Call this before a cycle computes a weight."""
     partition = plan.partition
     half_life = partition.settings.share_memory
     if half_life:

@@ -1,7 +1,7 @@
-"""The plan: the open decisions of a cycle, and the only way to alter the state.
+"""The plan: the changes that a cycle has decided, and the only way to alter the state.
 
-Changes take effect at once, so that later decisions see earlier ones. A rollback to a mark takes back a whole gang or a
-refused command. Sealing ends the plan: its changes go to the journal.
+A change takes effect at once, so that later decisions see it. A rollback to a mark undoes a gang that does not fit, or
+a refused command. A sealed plan is complete, and its changes go to the journal.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Note = Literal[
 ]
 """Events for metrics that cannot be read from the changes.
 
-"asked for again" counts submissions and scalings that repeat an earlier command and alter nothing; "jobs requeued",
-requeues that stopped at least one task.
+"asked for again" counts submissions and scalings that repeat an earlier command and change nothing. "jobs requeued"
+counts requeues that stopped at least one task.
 """
 
 
@@ -48,23 +48,24 @@ class Plan:
         self._sealed = False
         self._news: list[News] | None = None
         self.notes: dict[Note, int] = {}
-        """Counts of events: for metrics, never for decisions."""
+        """Counts of events, for metrics only."""
         self.reasons: dict[tuple[str, str, int], Reason] = {}
         """Job, stage and kind → why the head of a lane was not placed."""
         self.strays: list[tuple[str, Stop]] = []
         """Node name and stop, for tasks that run on a node although their attempt was given up."""
         self.looked: set[LaneKey] = set()
-        """The lanes that were tried: their earlier reasons no longer hold."""
+        """The lanes that were tried. Reasons of earlier cycles for their asks are outdated."""
         self.lent: dict[int, Micros] = {}
-        """Held nodes that also take other tasks → the time by which these have to end."""
+        """Held node that also takes other tasks → the time by which these tasks must end."""
         self.planned: tuple[str, int, Micros | None] | None = None
         """With backfill, the job and kind of the first ask without capacity, and its planned start."""
         self.spreads: dict[str, int] = {}
-        """Queue → how far its children are from their shares, where this was measured."""
+        """Queue → how far its children are from their shares, if it was measured in this cycle."""
         self.unclaimed: dict[int, tuple[tuple[int, ...], Micros]] = {}
-        """Ask for which too few tasks could be stopped → the state versions, without starts, and when to try again."""
+        """Ask for which too few tasks could be stopped → the state versions before the cycle's starts, and when to try
+        again."""
         self.unsettled = False
-        """True if match stopped tasks or released nodes after other asks had had their turn."""
+        """True if match stopped tasks or released nodes after the turns of other asks."""
         self.more = False
         """True if another cycle at the same time can do more."""
         partition.now = now
@@ -85,7 +86,6 @@ class Plan:
         self._done.append((change, change.apply(self.partition)))
 
     def note_reason(self, ask: Ask, reason: Reason) -> None:
-        """Record why an ask was not placed."""
         for stage in ask.stages:
             self.reasons[stage.job.id, stage.terms.name, ask.kind] = reason
 
@@ -104,17 +104,17 @@ class Plan:
             change.undo(self.partition, before)
 
     def undo_tried(self, mark: int, openings: int) -> None:
-        """Undo starts that were only tried, and reset `openings`: this capacity was free before."""
+        """Undo starts that were only tried, and reset `openings`: their capacity was free before, so no lane wakes."""
         self.rollback(mark)
         self.partition.derived.openings = openings
 
     def seal(self) -> list[Change[Any]]:
-        """End the plan and return its changes. The state keeps them."""
+        """End the plan and return its changes."""
         self._sealed = True
         return [change for change, _ in self._done]
 
     def news(self) -> list[News]:
-        """Return the tasks, jobs and nodes that a sealed plan moved, in order."""
+        """Return the news of all changes in order."""
         if self._news is None:
             self._news = [news for change, before in self._done for news in change.news(self.partition, before)]
         return self._news

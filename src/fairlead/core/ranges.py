@@ -1,17 +1,18 @@
-"""Sets of task indices as half-open spans, so that a million waiting tasks take two numbers.
+"""Sets of task indices as spans: a million waiting tasks take two numbers.
 
-A flat is a tuple (s0, e0, s1, e1, …), strictly increasing, so spans are sorted, disjoint and never adjacent;
-journal records hold flats. `Ranges` is the mutable set; the functions below it work on flats.
+A flat is a strictly increasing tuple (start, end, start, end, …): the first index of each span and the index after its
+last one. Spans are sorted, disjoint and never adjacent. Journal records contain flats. `Ranges` is the mutable set; the
+functions after it work on flats.
 
-A flat is the sorted list of bounds at which membership changes. So the position of an index among the bounds tells
-whether it is inside (odd) or outside (even), and the symmetric difference is a merge of two lists of bounds.
+An index is in the set if an odd number of bounds is at or below it. The symmetric difference of two sets is a merge of
+their bounds.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import lt
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from fairlead.core.errors import Refused
 
@@ -22,7 +23,7 @@ _WIDE = 20
 
 
 class Ranges:
-    """A mutable set of non-negative ints. Flats that are passed in must be valid; see `check_flat`."""
+    """A mutable set of indices. Its methods expect valid flats; see `check_flat`."""
 
     __slots__ = ("_bounds", "_count")
 
@@ -77,7 +78,7 @@ class Ranges:
         return self._bounds[0]
 
     def first(self, k: int) -> Flat:
-        """Return the `k` lowest indices, or all if there are fewer; nothing is removed."""
+        """Return the `k` lowest indices, or all if there are fewer."""
         bounds = self._bounds
         # By far the most common case: the first span is large enough.
         if k > 0 and bounds and k <= bounds[1] - bounds[0]:
@@ -145,10 +146,10 @@ class Ranges:
         return removed
 
     def _change(self, flat: Sequence[int], sign: int, trouble: str) -> None:
-        """Add or remove several spans: one by one if they are far apart, otherwise by rewriting a part of the bounds.
+        """Add or remove several spans: one by one if they are far apart, otherwise together.
 
-        Rewriting computes the symmetric difference: it adds indices that are not in the set and removes those that are.
-        The operation was valid only if the size changed by all of `flat` in the expected direction.
+        The symmetric difference adds indices that are not in the set and removes those that are. So the operation is
+        valid only if the size changes by the size of `flat`.
         """
         if not flat:
             return
@@ -182,18 +183,16 @@ class Ranges:
 
 
 class SharedRanges(Ranges):
-    """Ranges that several owners share. To alter them, take a copy, which is a plain `Ranges`."""
+    """Immutable ranges that several owners share. A copy is a plain `Ranges`."""
 
     __slots__ = ()
 
-    def add(self, flat: Sequence[int]) -> None:
+    def _refuse(self, *arguments: Any, **named: Any) -> Any:
         raise TypeError("shared ranges cannot be altered; take a copy")
 
-    def remove(self, flat: Sequence[int]) -> None:
-        raise TypeError("shared ranges cannot be altered; take a copy")
-
-    def discard_from(self, start: int) -> Flat:
-        raise TypeError("shared ranges cannot be altered; take a copy")
+    add = _refuse
+    remove = _refuse
+    discard_from = _refuse
 
 
 def count(flat: Sequence[int]) -> int:
@@ -228,7 +227,7 @@ def difference(a: Flat, b: Flat) -> Flat:
 
 
 def text(flat: Sequence[int]) -> str:
-    """Return a short text for people, such as 0-7,9."""
+    """Return a short text such as `0-7,9`."""
     spans = zip(flat[::2], flat[1::2], strict=True)
     return ",".join(str(start) if end - start == 1 else f"{start}-{end - 1}" for start, end in spans)
 
@@ -258,7 +257,7 @@ def check_flat(flat: object, field: str) -> None:
 
 
 def _expect_flat(flat: Sequence[int]) -> None:
-    """Raise ValueError for an invalid flat. Guards against bugs: the check is cheap, and a broken set would spread."""
+    """Raise ValueError for an invalid flat, which only a bug can produce."""
     if len(flat) == 2:
         sound = 0 <= flat[0] < flat[1]
     else:

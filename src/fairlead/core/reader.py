@@ -1,9 +1,9 @@
-"""Read documents that people write. Each error names the field and a remedy, and unknown keys are refused."""
+"""Reads documents that people write. Each error names the field and a remedy. Unknown keys are refused."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ NAME_RULE = "a name has 1 to 63 letters, digits or . _ @ + - and starts with a l
 MAX_TEXT = 131_072
 MAX_COMPARED = 1_000
 LEAST_PART = 3
-"""A name that is part of another one is near to it if it has this number of characters."""
+"""A name that is part of another one counts as near if it has at least this number of characters."""
 
 Value = TypeVar("Value")
 
@@ -43,7 +43,7 @@ def check_text(value: object, field: str, most: int = MAX_TEXT) -> str:
 
 
 def check_entries(doc: object, field: str, most: int) -> None:
-    """Refuse a document that is too large when written out, because it contains itself or repeats a part many times."""
+    """Refuse a document with too many entries, as when it contains itself or repeats a part many times."""
     waiting, seen = [doc], 0
     while waiting:
         part = waiting.pop()
@@ -55,15 +55,15 @@ def check_entries(doc: object, field: str, most: int) -> None:
 
 
 def suggestion(wrong: str, names: Collection[str]) -> str:
-    """Return ` (did you mean …?)` if one of the names is close; empty if none is, or if there are too many names."""
+    """Return ` (did you mean …?)` with the nearest name; empty if none is near."""
     near = nearest_name(wrong, names)
     return f" (did you mean {near}?)" if near else ""
 
 
 def nearest_name(wrong: str, names: Collection[str]) -> str:
-    """Return the name that is closest, or that is part of the wrong one or contains it; empty if none is near.
+    """Return the name that is most similar to the wrong one, is part of it or contains it; empty if there is none.
 
-    Upper and lower case are the same here. Too many names are not compared.
+    Case is ignored. More than `MAX_COMPARED` names are not compared.
     """
     if len(names) > MAX_COMPARED:
         return ""
@@ -94,16 +94,21 @@ class Reader:
         self._read: dict[str, None] = {}
 
     def at(self, key: str) -> str:
-        """Return the field name of a key, short and on one line, since the key may be arbitrary input."""
+        """Return the full field name of a key, shortened and on one line because the key may be arbitrary input."""
         if len(key) > 100 or not key.isprintable():
             key = printable(key, 100)
         return f"{self.field}.{key}" if self.field else key
 
     def get(self, key: str, default: object = None) -> object:
-        """Return the raw value. An explicit null counts as missing."""
+        """Return the value as it is. A null counts as missing."""
         self._read[key] = None
         value = self.doc.get(key)
         return default if value is None else value
+
+    def optional(self, key: str, parse: Callable[[object, str], Value], default: Value) -> Value:
+        """Return the value as `parse` reads it from the value and the field name."""
+        value = self.get(key)
+        return default if value is None else parse(value, self.at(key))
 
     def name(self, key: str, default: str | None = None) -> str:
         value = self.get(key)
@@ -126,8 +131,7 @@ class Reader:
         return None if value is None else parse_duration(value, self.at(key))
 
     def duration(self, key: str, default: int) -> int:
-        value = self.optional_duration(key)
-        return default if value is None else value
+        return self.optional(key, parse_duration, default)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.get(key)
@@ -158,10 +162,8 @@ class Reader:
     def pairs(
         self, key: str, names: bool = True, most: int = 10_000, longest: int = MAX_TEXT
     ) -> tuple[tuple[str, str], ...]:
-        """Return a mapping of texts as sorted pairs. Keys are labels or, if `names` is False, variables."""
-        value = self.get(key)
-        if value is None:
-            return ()
+        """Return a mapping of texts as sorted pairs. Keys are labels or, without `names`, names of variables."""
+        value = self.get(key, {})
         if not isinstance(value, Mapping):
             raise Refused(self.at(key), f"{shown(value)} is not a mapping; write key: value pairs")
         if len(value) > most:
@@ -178,10 +180,7 @@ class Reader:
         for key in self.doc:
             if key not in self._read:
                 keys = ", ".join(sorted(self._read))
-                raise Refused(
-                    self.at(key),
-                    f"{self.what} has no such key{suggestion(key, self._read)}; it has {keys}",
-                )
+                raise Refused(self.at(key), f"{self.what} has no such key{suggestion(key, self._read)}; it has {keys}")
 
     def _left_out(self, key: str, default: Value | None) -> Value:
         if default is None:
@@ -191,9 +190,7 @@ class Reader:
         return default
 
     def _list(self, key: str, most: int) -> Sequence[object]:
-        value = self.get(key)
-        if value is None:
-            return ()
+        value = self.get(key, ())
         if not isinstance(value, list | tuple):
             raise Refused(self.at(key), f"{shown(value)} is not a list; write [one, two]")
         if len(value) > most:

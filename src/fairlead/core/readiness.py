@@ -1,7 +1,6 @@
-"""Readiness: which agents and managers have reported since this server started, and when the partition is ready.
+"""Readiness: which agents and managers have reported since the writer started, and when the partition is ready.
 
-This is the only part of the state that is neither journaled nor altered through a plan. Each start begins with an empty
-one.
+It is neither journaled nor changed through a plan. Each start of a writer begins with an empty one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from fairlead.core.node_table import NodeTable
 
 
 class Readiness:
-    """The readiness of one run of the writer, from its start."""
+    """The readiness of a partition under one writer."""
 
     __slots__ = ("_awaited", "_nodes", "_replayed", "absent", "began", "left_at", "ready", "ready_at")
 
@@ -21,11 +20,11 @@ class Readiness:
         self.began: Micros | None = None
         """The time of the first cycle, from which `ready_after` counts."""
         self.left_at: Micros = 0
-        """The time of the last journaled cycle before this run."""
+        """The time of the last cycle of the writer before this one."""
         self.ready = False
         self.ready_at: Micros = 0
-        """When the partition became ready. Timeouts count from here, because no report could arrive while no server
-        ran."""
+        """When the partition became ready. Timeouts count from this time at the earliest, because no report could
+        arrive while no server ran."""
         self._nodes: set[int] = set()
         """Ids of nodes whose agents have reported."""
         self._replayed: set[str] = set()
@@ -33,19 +32,19 @@ class Readiness:
         self.absent: dict[int, None] = {}
         """Ids of nodes that were reported as disconnected before readiness and have not joined since.
 
-        They are journaled as disconnected only at readiness: until then most agents connect one by one.
+        Only those that are still absent at readiness are journaled as disconnected.
         """
         self._awaited: list[int] | None = None
-        """Ids of the nodes, without a manager, that are still waited for since the first cycle."""
+        """Ids of the nodes with an agent that were known at the first cycle and may not have reported yet."""
 
     def counts_from(self, since: Micros) -> Micros:
         """Return the time from which a timeout counts: `since`, but not before the partition was ready."""
         return max(since, self.ready_at)
 
     def pause_ends(self, until: Micros, lasts: Micros) -> Micros:
-        """Return when a pause of the length `lasts` really ends that should have ended at `until`.
+        """Return when a pause ends that was set to end at `until` and to last for `lasts`.
 
-        A pause that was not over when the last server stopped continues at readiness for its remaining time.
+        The time without a server does not count: the rest of a pause begins at readiness.
         """
         left = until - self.left_at
         return max(until, self.ready_at + min(left, lasts)) if left > 0 else until
@@ -60,7 +59,7 @@ class Readiness:
         self._replayed.add(name)
 
     def await_manager(self, name: str) -> None:
-        """Record that a resource manager registered. Its state follows in its next update."""
+        """Record that a resource manager registered and will send its state in its next update."""
         self._replayed.discard(name)
 
     def has_reported(self, manager: str) -> bool:
@@ -68,10 +67,9 @@ class Readiness:
         return manager in self._replayed
 
     def all_reported(self, nodes: NodeTable, managers: Iterable[str]) -> bool:
-        """True if all known nodes and managers have reported. Called once per cycle; visits each node once per run.
+        """True if all nodes and managers that were known at the first cycle have reported.
 
-        Nodes that join in this run report by joining, and a manager reports for its nodes. Without known nodes and
-        managers, as at a first start, no task can be running and there is nothing to wait for.
+        A manager reports for its nodes. Each node is visited once, over all calls.
         """
         if self._awaited is None:
             self._awaited = [node_id for node_id, row in nodes.rows.items() if not nodes.manager[row]]
@@ -80,21 +78,21 @@ class Readiness:
         return not self._awaited and self._replayed.issuperset(managers)
 
     def _is_missing(self, nodes: NodeTable, node_id: int) -> bool:
-        """True if a node that can run tasks has not reported. Lost, disabled and removed nodes are not waited for."""
+        """True if a node that is up or draining has not reported."""
         row = nodes.rows.get(node_id)
         return row is not None and node_id not in self._nodes and nodes.state[row] in ("up", "draining")
 
     def silent_since(self, nodes: NodeTable, row: int) -> Micros | None:
-        """Return the start of this run if the agent of a node has not reported since; None if it has.
+        """Return the writer's first cycle if the agent of a node has not reported since then; None otherwise.
 
-        From readiness on, such nodes are journaled as disconnected, and this is None.
+        From readiness on it is None: then such nodes are journaled as disconnected.
         """
         if self.ready or nodes.manager[row] or not self._is_missing(nodes, nodes.node_id[row]):
             return None
         return self.began
 
     def missing(self, nodes: NodeTable, managers: Iterable[str]) -> list[str]:
-        """Return the names of the nodes and managers that are waited for, for messages."""
+        """Return the names of the nodes and managers that have not reported."""
         silent = [
             node_id
             for node_id, row in nodes.rows.items()

@@ -13,7 +13,7 @@ from itertools import pairwise
 from fairlead.core.settings import Requestor
 
 MAX_CHOICES = 2
-"""Matching takes the length of the name, raised to one more than this number of steps."""
+"""Matching takes at most n ** (MAX_CHOICES + 1) steps, where n is the length of the name."""
 
 MAX_CACHED = 10_000
 """Maximum number of users in the cache."""

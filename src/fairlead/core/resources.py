@@ -1,7 +1,6 @@
-"""Amounts of resources and time: parse them, format them, and add them up.
+"""Amounts of resources and time: parses, formats and adds them.
 
-Everything is an int: milli-units of cpu, gpu and custom resources, bytes of memory, microseconds of time.
-Layout: parse amounts, parse documents, format amounts, vectors, durations, counts.
+All amounts are ints: milli-units of cpu, gpu and custom resources, bytes of memory, microseconds of time.
 """
 
 import re
@@ -29,10 +28,10 @@ DAY = 24 * HOUR
 MAX_DURATION = 36_525 * DAY
 
 Vector: TypeAlias = dict[str, int]
-"""Amounts by resource name. Sparse: a missing resource is 0, and a 0 is not stored.
+"""Amounts by resource name. A missing resource is 0, and a 0 is not stored.
 
-Limits and guarantees are the exception: there a missing resource is unlimited or not guaranteed, so an explicit 0 is
-kept. Of the functions here, only `scale` keeps it.
+Limits and guarantees are the exception: there a missing resource is unlimited or not guaranteed, so a 0 is stored. Of
+the functions in this file, only `scale` keeps a 0.
 """
 
 _LONGEST = 40
@@ -56,7 +55,7 @@ _CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9])
 
 
 class _Measure(NamedTuple):
-    """The quantity to parse, in words for error messages."""
+    """A kind of quantity, in words for error messages."""
 
     noun: str
     example: str
@@ -69,7 +68,7 @@ class _Measure(NamedTuple):
 
 
 def parse_quantity(name: str, value: object, field: str) -> int:
-    """Return the exact amount of the resource `name` that `value` stands for."""
+    """Return the exact amount of a resource that a value of a document stands for."""
     units = _BYTE_UNITS if name == MEMORY else _MILLI_UNITS
     if type(value) is int and 0 <= value <= MAX_QUANTITY // units[""]:
         return value * units[""]
@@ -84,7 +83,7 @@ def parse_quantity(name: str, value: object, field: str) -> int:
 
 
 def parse_gpu_request(value: object, field: str) -> int:
-    """Parse the GPUs of a task: part of one device, or whole devices, but not one and a half."""
+    """Parse the GPUs of a task: a part of one device, or whole devices."""
     amount = _not_too_many(parse_quantity(GPU, value, field), value, field)
     if amount > MILLI and amount % MILLI:
         raise Refused(field, "a task takes whole GPUs or a part of one: write 1, 2 or a fraction below 1")
@@ -129,12 +128,11 @@ def _from_text(number: str) -> tuple[int, int]:
 
 
 def _from_number(value: object, field: str, measure: _Measure) -> tuple[int, int]:
-    """Return a number as (digits, power of ten), so that the rest is integer arithmetic."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise _no_amount(value, field, measure)
     if isinstance(value, int):
         return int(value), 0
-    # Use the repr of a float, which is what its author wrote: 0.1 is a tenth, not the nearest binary fraction.
+    # The repr of a float is what its author wrote: 0.1 is a tenth, not the nearest binary fraction.
     decimal = Decimal(float.__repr__(value)) if isinstance(value, float) else value
     sign, digits, power = decimal.as_tuple()
     if not isinstance(power, int) or len(digits) > _LONGEST:
@@ -147,8 +145,7 @@ def _settle(value: object, number: tuple[int, int], unit: int, field: str, measu
     digits, power = number
     if digits < 0:
         raise Refused(field, f"{shown(value)} is negative; write 0 or more")
-    # The power is capped so that 1E+999999999 costs nothing: with at most 40 digits and a unit below 10**16, any
-    # number past the cap is too large or too fine.
+    # The cap saves time for numbers such as 1E+999999999, which are too large or too fine in any case.
     ten: int = 10 ** min(abs(power), 100)
     amount, rest = (digits * unit * ten, 0) if power >= 0 else divmod(digits * unit, ten)
     if amount > measure.most:
@@ -160,12 +157,12 @@ def _settle(value: object, number: tuple[int, int], unit: int, field: str, measu
 
 
 def printable(text: str, most: int = _LONGEST) -> str:
-    """Return a text for a message: shortened, and without characters that would disturb a terminal or a log."""
+    """Return a text for a message: shortened, with `?` for characters that do not print."""
     return "".join(c if c.isprintable() else "?" for c in text[:most]) + ("…" if len(text) > most else "")
 
 
 def shown(value: object) -> str:
-    """Return any value for a message: texts in quotes, and only the type of long or nested values."""
+    """Return any value for a message: texts in quotes, and only the type of nested values."""
     if isinstance(value, str):
         return f'"{printable(value)}"'
     if value is None:
@@ -191,18 +188,18 @@ def shown(value: object) -> str:
 
 
 def parse_request(doc: object, field: str) -> Vector:
-    """Parse the request of one task; sparse."""
+    """Parse the request of one task. Amounts of 0 are left out."""
     return {name: amount for name, amount in _parse(doc, field, parse_gpu_request).items() if amount}
 
 
 def parse_capacity(doc: object, field: str) -> Vector:
-    """Parse the capacity of a node, or of each node of a pool; sparse."""
+    """Parse the capacity of a node. Amounts of 0 are left out."""
     _refuse_near_misses(doc, field)
     return {name: amount for name, amount in _parse(doc, field, _parse_gpu_capacity).items() if amount}
 
 
 def parse_limits(doc: object, field: str) -> Vector:
-    """Parse a limit or a guarantee. An explicit 0 is kept: it differs from a missing resource."""
+    """Parse a limit or a guarantee. Amounts of 0 are kept, because a missing resource means something else."""
     _refuse_near_misses(doc, field)
     return _parse(doc, field, None)
 
@@ -211,7 +208,7 @@ _NEAR_MISSES = {"cpus": CPU, "core": CPU, "cores": CPU, "gpus": GPU, "mem": MEMO
 
 
 def _refuse_near_misses(doc: object, field: str) -> None:
-    # A request for an unknown resource is refused later. A limit on it would be accepted and limit nothing.
+    # A request for an unknown resource is refused later, but a limit on one would be accepted and limit nothing.
     for name in doc if isinstance(doc, Mapping) else ():
         if isinstance(name, str) and name in _NEAR_MISSES:
             inner = f"{field}.{name}" if field else name
@@ -241,9 +238,9 @@ def _parse(doc: object, field: str, gpu: Callable[[object, str], int] | None) ->
 
 
 def format_quantity(name: str, amount: int) -> str:
-    """Return a short form of an amount that `parse_quantity` reads back as the same int.
+    """Return a short text of an amount, which `parse_quantity` reads as the same amount.
 
-    Negative amounts appear only in differences and are written with their sign.
+    Differences may be below 0; they are written with their sign.
     """
     if amount < 0:
         return "-" + format_quantity(name, -amount)
@@ -260,7 +257,7 @@ _NOUNS = {CPU: ("CPU", "CPUs"), GPU: ("GPU", "GPUs")}
 
 
 def noun_of(name: str, amount: int = 0) -> str:
-    """Return the word for a resource in a sentence, in the number of an amount, such as "CPUs"."""
+    """Return the word for an amount of a resource in a sentence, such as "CPU" or "CPUs"."""
     return _NOUNS[name][not 0 < amount <= MILLI] if name in _NOUNS else name
 
 
@@ -281,7 +278,7 @@ def format_vector(vector: Vector) -> str:
 
 
 def _thousandths(amount: int, unit: int) -> str:
-    """Return `amount` in `unit` with at most three decimals; empty if that is not exact."""
+    """Return an amount in a unit with at most three decimals; empty if these are not enough."""
     thousandths, rest = divmod(amount * 1000, unit)
     if rest:
         return ""
@@ -293,7 +290,7 @@ def _thousandths(amount: int, unit: int) -> str:
 
 
 def add(into: Vector, vector: Vector, times: int = 1) -> None:
-    """Add `vector` times `times`, in place. A resource that reaches 0 is removed; amounts may go below 0."""
+    """Add `times` × `vector` to `into`. A resource that reaches 0 is removed; amounts may be below 0."""
     for name, amount in vector.items():
         total = into.get(name, 0) + amount * times
         if total:
@@ -303,7 +300,7 @@ def add(into: Vector, vector: Vector, times: int = 1) -> None:
 
 
 def scale(vector: Vector, factor: int) -> Vector:
-    """Return `vector` times `factor`; empty for 0. An explicit 0 stays: a limit must not become unlimited."""
+    """Return `factor` × `vector`, empty for 0. Amounts of 0 stay, so that a limit of 0 remains a limit."""
     return {name: amount * factor for name, amount in vector.items()} if factor else {}
 
 
@@ -311,9 +308,9 @@ def scale(vector: Vector, factor: int) -> Vector:
 
 
 def parse_duration(value: object, field: str) -> int:
-    """Parse a duration into microseconds. A number without a unit is seconds; in 1h30min larger units come first.
+    """Parse a duration into microseconds: `90s`, `1h30min` with larger units first, or a number of seconds.
 
-    05:00, 01:00:00 and 1-12:00:00 mean the same as in Slurm.
+    `05:00`, `01:00:00` and `1-12:00:00` mean the same as in Slurm.
     """
     if not isinstance(value, str):
         return _settle(value, _from_number(value, field, _DURATION), SECOND, field, _DURATION)
@@ -337,14 +334,13 @@ def parse_duration(value: object, field: str) -> int:
 
 
 def _clock_seconds(days: str | None, first: str, second: str | None, third: str | None) -> int:
-    """Return the seconds of minutes:seconds, hours:minutes:seconds, or days-hours with what follows."""
     if days is None and third is None:
         return 60 * int(first) + int(second or 0)
     return 86_400 * int(days or 0) + 3_600 * int(first) + 60 * int(second or 0) + int(third or 0)
 
 
 def format_duration(us: int) -> str:
-    """Return the shortest form of a duration, such as 90s, 1.5h or 1d1ms; never one that starts with "0."."""
+    """Return the shortest text of a duration, such as 90s, 1.5h or 1d1ms, that does not start with "0."."""
     if us < 0:
         return "-" + format_duration(-us)
     if us == 0:
@@ -356,12 +352,12 @@ def format_duration(us: int) -> str:
         many, rest = divmod(rest, unit)
         if many:
             compound += f"{many}{suffix}"
-    # Of equally short forms the first is taken: larger units first, the compound form last.
+    # Of equally short texts, the one with the larger unit is taken, and the compound one last.
     return min(*plain, compound, key=len)
 
 
 def format_moment(us: int) -> str:
-    """Return a time as a date in UTC if the clock counts from 1970, otherwise as seconds since the clock's start."""
+    """Return a time as a date in UTC or, for a clock that starts at 0, as seconds."""
     days, second = divmod(us // SECOND, 86_400)
     if days < 10_000:
         return f"{round(us / SECOND, 3):.12g} s"
@@ -388,7 +384,7 @@ _DURATION = _Measure(
 
 
 def parse_count(value: object, field: str, low: int, high: int) -> int:
-    """Parse a whole number within bounds. Only ints are accepted: "3" or 3.0 is more likely a mistake than a count."""
+    """Parse a whole number within bounds. Only ints are accepted, because "3" or 3.0 is likely a mistake."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise Refused(field, f"{shown(value)} is not accepted; write a whole number from {low} to {high}")
     return int(value)

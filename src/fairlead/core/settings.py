@@ -11,15 +11,15 @@ from fairlead.core.resources import HOUR, MINUTE, SECOND
 
 Fence = Literal["lease", "none"]
 Backfill = Literal["off", "easy", "shortest", "conservative"]
-"""Which asks may overtake an ask without capacity. docs/starvation.md explains the modes."""
+"""Which asks may overtake an ask that has no capacity. docs/starvation.md explains the modes."""
 Estimates = Literal["given", "learned"]
 """Where expected run times come from: from submissions only, or also from earlier runs."""
 Preempt = Literal["priority", "guarantees", "off"]
-"""For what tasks may be stopped: priorities and guarantees, guarantees only, or neither. Loans are not affected."""
+"""The reasons to stop tasks: priorities and guarantees, guarantees only, or neither. Loans are stopped regardless."""
 
 
 class Requestor(msgspec.Struct, frozen=True, array_like=True):
-    """A rule: jobs without a queue, of users that match the pattern, go to this queue."""
+    """A rule: if a job names no queue and its user matches the pattern, it goes to this queue."""
 
     match: str
     queue: str
@@ -47,10 +47,10 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     hold_large: bool = True
     hold_for: Micros = 24 * HOUR
     backfill: Backfill | bool = "off"
-    """Journals of earlier versions have True for `easy` and False for `off`."""
+    """Journals of earlier versions contain True for `easy` and False for `off`."""
     preempt_grace: Micros = 30 * SECOND
     rebalance_threshold: int | None = None
-    """None if loans are stopped whatever the spread, where queues have shares; 0 if they are never stopped."""
+    """None to stop loans at any spread where queues have shares; 0 to stop none."""
     rebalance_after: Micros = MINUTE
     promise_for: Micros = 3 * MINUTE
     max_orders: int = 3
@@ -68,7 +68,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     estimates: Estimates = "given"
     recall_after: Micros = SECOND
     min_runtime: Micros | None = None
-    """None for `rebalance_after`, at most a minute, for loans, and 0 for claims by priority and guarantee."""
+    """None means, for loans, `rebalance_after` or a minute, whichever is less, and 0 for other claims."""
     hold_score: str = "fit"
     victims: str = "newest"
 
@@ -101,9 +101,8 @@ class PartitionConfig(msgspec.Struct, frozen=True, array_like=True):
 
 
 DEFAULT_QUEUES = (("root", QueueSettings()), ("root.default", QueueSettings(share=100)))
-"""The queues of a configuration that does not name any."""
+"""The queues of a configuration that names none."""
 DEFAULT_CONFIG = PartitionConfig(
-    PartitionSettings(),
-    (("root", QueueSettings()), ("root.default", QueueSettings(share=100, order="fair"))),
+    PartitionSettings(), (("root", QueueSettings()), ("root.default", QueueSettings(share=100, order="fair")))
 )
 """The configuration of a new installation: users take turns in its queue."""

@@ -1,4 +1,4 @@
-"""Shapes: the canonical scheduling constraints of a task. Equal shapes are one object, interned by the state."""
+"""Shapes: what a task needs of a node, in a canonical form. Stages with equal needs share one `Shape` object."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ POOL = "pool"
 """The label by which a task may select and prefer nodes by their pool."""
 
 SOFT = ":PreferNoSchedule"
-"""The suffix of a taint that does not keep tasks away: nodes with it are used last."""
+"""The suffix of a soft taint. Nodes with a soft taint accept all tasks, but are used last."""
 
 Selectors = tuple[tuple[str, tuple[str, ...]], ...]
 """Label → the accepted values, sorted by label; `*` stands for any value."""
 
 
 class ShapeKey(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """The properties by which the scheduler distinguishes tasks. Hashable, so that a table can intern it."""
+    """The properties by which the scheduler distinguishes tasks."""
 
     resources: tuple[tuple[str, int], ...] = ()
     selectors: Selectors = ()
@@ -31,34 +31,19 @@ class ShapeKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     manager: str = ""
     """The resource manager of the nodes; empty for nodes with our agents."""
     near: str = ""
-    """A label, if any: a gang is placed on nodes with as few different values of it as possible."""
+    """A label or empty: a gang is placed on nodes with as few different values of this label as possible."""
     apart: bool = False
     """True if no two tasks of a stage may share a node."""
     user: str = ""
-    """The user, if the partition may have nodes for named users only; empty otherwise, so that users share lanes."""
+    """The user if the partition may have nodes for named users only; otherwise empty, so that users share lanes."""
     where: Where = ()
     """Conditions on the labels of nodes."""
     prefer: Preferences = ()
-    """Conditions on the labels of nodes that are used first, with weights."""
-
-    @classmethod
-    def of(
-        cls,
-        resources: Mapping[str, int],
-        selectors: Mapping[str, Iterable[str]] | None = None,
-        tolerations: Iterable[str] = (),
-        pool: str = "",
-    ) -> ShapeKey:
-        return cls(
-            tuple(sorted((name, amount) for name, amount in resources.items() if amount)),
-            tuple(sorted((label, tuple(sorted(set(values)))) for label, values in (selectors or {}).items())),
-            tuple(sorted(set(tolerations))),
-            pool,
-        )
+    """Conditions on the labels of nodes that are preferred, with weights."""
 
 
 class Shape:
-    """An interned shape with precomputed values for matching."""
+    """A shape with precomputed values for matching."""
 
     __slots__ = (
         "_patterns",
@@ -82,13 +67,13 @@ class Shape:
         self.device_milli = min(gpu, WHOLE_DEVICE)
         self.stages = 0
         self.ever: tuple[tuple[int, int, str], int, bool] | None = None
-        """Cached result of `never.most_ever`: versions of nodes and pools, tasks, and True if all were counted."""
+        """Cached result of `never.most_ever`: versions of nodes and pools, number of tasks, True if it is exact."""
         self.text = _text(key)
         self.selecting = tuple(sorted({*[label for label, _ in key.selectors], *labels_of(key.where)}))
         """The labels that decide whether a node is accepted."""
         preferred = labels_of(tuple([term for term, _ in key.prefer]))
         self.labels = tuple(sorted({*self.selecting, *preferred, *([key.near] if key.near else [])}))
-        """All labels that make a difference to the shape."""
+        """All labels that decide whether and where a task is placed."""
         self._patterns = [toleration.split("*", 1) for toleration in key.tolerations if "*" in toleration]
 
     def __repr__(self) -> str:
@@ -99,7 +84,7 @@ class Shape:
         return dict(self.amounts)
 
     def accepts(self, labels: Mapping[str, str], taints: Iterable[str], pool: str, users: tuple[str, ...] = ()) -> bool:
-        """True if a node with these properties accepts such a task when it has capacity. Empty `users`: all users."""
+        """True if a node with these properties accepts such a task. Empty `users` stand for all users."""
         key = self.key
         if users and key.user not in users:
             return False
@@ -115,20 +100,20 @@ class Shape:
         return all(taint.endswith(SOFT) or self.tolerates(taint) for taint in taints)
 
     def tolerates(self, taint: str) -> bool:
-        """True if a toleration names the taint, or has a `*` in the place of a part of it."""
+        """True if a toleration is equal to the taint, or matches it with a `*`."""
         return taint in self.key.tolerations or any(
             len(taint) >= len(start) + len(end) and taint.startswith(start) and taint.endswith(end)
             for start, end in self._patterns
         )
 
     def rank(self, labels: Mapping[str, str], taints: Iterable[str], pool: str) -> tuple[int, int]:
-        """Return the rank of an accepted node by preference: the lowest is used first."""
+        """Return the rank of a node that accepts the shape, by preference; the lowest is used first."""
         labels = self._with_pool(labels, pool)
         soft = sum(taint.endswith(SOFT) and not self.tolerates(taint) for taint in taints)
         return soft, -sum(weight for term, weight in self.key.prefer if holds(term, labels))
 
     def _with_pool(self, labels: Mapping[str, str], pool: str) -> Mapping[str, str]:
-        """Return the labels of a node by which the shape selects: `pool` is its pool, unless it has such a label."""
+        """Return the labels of a node, with its pool as the label `pool` unless it has a label of this name."""
         return {POOL: pool, **labels} if pool and POOL in self.labels else labels
 
 

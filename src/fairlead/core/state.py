@@ -1,7 +1,7 @@
 """The state of one partition: its records, lanes, earmarks and bookings. Only changes alter it, through a plan.
 
-Records that depend on each other are updated together: an allocation affects its node, its stage and all accounts of
-its job. Only `book`, `book_singles`, their reverses and `exchange` update these.
+An allocation is booked on its node, its stage and all accounts of its job. Only `book`, `book_singles`, `unbook`,
+`unbook_singles` and `exchange` update these bookings.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from fairlead.core.shape import Shape, ShapeKey
 WILDCARD = "*"
 
 CHAIN_RECALL_FACTOR = 10
-"""Tasks that wait in a chain for 10 × `chain` are recalled: the tasks ahead are slower than measured."""
+"""Tasks that wait in a chain for longer than 10 × `chain` are recalled: the tasks ahead are slower than measured."""
 
 MAX_RUNS = 10_000
 """The number of users and names whose last run times are kept; the oldest are dropped first."""
 
 STOP_MARGIN: Micros = 30 * SECOND
-"""The time beyond `preempt_grace` that a stop may take, for the kill and its report."""
+"""The time after `preempt_grace` for the kill and its report. A stop that takes longer is overdue."""
 
 
 class Counters(msgspec.Struct, array_like=True):
@@ -79,7 +79,7 @@ class Counters(msgspec.Struct, array_like=True):
 
 
 class Touched:
-    """The records that a cycle's changes touched, so that checks and effects visit only those."""
+    """The records that the changes of a cycle touched."""
 
     __slots__ = ("chains", "jobs", "lanes", "nodes", "quick")
 
@@ -88,9 +88,9 @@ class Touched:
         self.jobs: dict[str, None] = {}
         self.chains: set[int] = set()
         self.lanes: dict[LaneKey, Lane] = {}
-        """Lanes that became empty. If a rollback fills one again, the same object is used."""
+        """Lanes that became empty. A rollback that fills one again uses the same object."""
         self.quick: list[int] = []
-        """Numbers of the allocations that were placed for stages with quick tasks."""
+        """Numbers of placed allocations of stages with quick tasks."""
 
 
 class Partition:
@@ -104,36 +104,36 @@ class Partition:
         """The time of the last journaled cycle, or of the open plan."""
         self.removed = False
         self.landmark: Micros = 0
-        """With `share_memory`, the time from which the weights of past use are computed."""
+        """With `share_memory`, the start of the time scale of the weights of past use."""
         self.counters = Counters()
         self.queues: dict[str, Queue] = {}
         self.uneven: dict[str, None] = {}
-        """Queues with children that have been too far from their shares for some time."""
+        """Queues whose children are too far from their shares."""
         self.nodes = NodeTable()
         self.jobs: dict[str, Job] = {}
         self.lanes: dict[LaneKey, Lane] = {}
         """The asks of the jobs, in order."""
         self.allocations: dict[int, Allocation] = {}
         self.holds: dict[int, Hold] = {}
-        """The number of a starving ask → the nodes that are kept for it."""
+        """Number of an ask → the nodes that are held for it."""
         self.promises: dict[int, Promise] = {}
-        """The number of an ask → the nodes on which capacity is coming for it."""
+        """Number of an ask → the nodes on which capacity is coming for it."""
         self.pools: dict[str, Pool] = {}
         self.orders: dict[int, NodeOrder] = {}
         """Open orders of nodes."""
         self.order_of: dict[str, int] = {}
-        """Name of an ordered node that has not joined → its order."""
+        """Name of an ordered node that has not joined → number of its order."""
         self.idle: dict[int, Micros] = {}
-        """Id of an idle node of a pool that can shrink → since when it is idle."""
+        """Id of an idle node of a pool with a provider → since when it is idle."""
         self.closures: dict[Pairs, Closure] = {}
         """Labels → until when nodes with all of them are disabled."""
         self.unwanted: dict[int, Micros] = {}
-        """Id of a node that is given back → since when. It is idle and draining."""
+        """Id of a node that is being given back → since when. The node is idle and draining."""
         self.managers: dict[str, Manager] = {}
         self.runs: dict[RunsKey, Runs] = {}
         """With learned estimates, the last runs of users and names."""
         self.strange: dict[tuple[int, str], Strange] = {}
-        """(Job number, stage) → its tasks that run although this journal never started them."""
+        """(Job number, stage) → tasks that run although this journal never started them."""
         self.keys: dict[tuple[str, str], KeptKey] = {}
         """(User, idempotency key) → the answer."""
         self.derived = Derived(self.nodes)
@@ -142,7 +142,7 @@ class Partition:
         self.touched = Touched()
 
     def forget(self) -> None:
-        """Clear what phases remember between cycles."""
+        """Clear the results that phases remember between cycles."""
         self.memory = Memory()
         for lane in self.lanes.values():
             lane.memory = LaneMemory()
@@ -247,7 +247,7 @@ class Partition:
         return fresh
 
     def facts(self) -> QueueFacts:
-        """Return which features any queue uses (cached), so that code for unused features can be skipped."""
+        """Return which features queues use, so that code for unused features can be skipped. Cached."""
         if self.derived.facts.queue_version != self.derived.queue_version:
             all_settings = [queue.settings for queue in self.queues.values()]
             self.derived.facts = QueueFacts(
@@ -268,35 +268,31 @@ class Partition:
         return self.derived.facts
 
     def accounts_for(self, queue: Queue, user: str, groups: tuple[str, ...]) -> tuple[Account, ...]:
-        """Return all accounts that a job of this user in this queue is booked on, root first."""
-        cached = queue.accounts_by_user.get((user, groups))
-        if cached is not None:
-            return cached
+        """Return all accounts on which a job of this user in this queue is booked, root first. Cached."""
+        accounts = queue.accounts_by_user.get((user, groups))
+        if accounts is None:
+            accounts = tuple(self._accounts_of(queue, user, groups))
+            if len(accounts) == len(queue.line()):
+                # Only accounts of queues: such users share one tuple, so its identity shows that they are equal.
+                accounts = queue.shared = queue.shared or accounts
+            queue.accounts_by_user[user, groups] = accounts
+        return accounts
+
+    def _accounts_of(self, queue: Queue, user: str, groups: tuple[str, ...]) -> Iterator[Account]:
         line = queue.line()
         group = _group_of(line, groups)
-        accounts: list[Account] = []
-        own: list[Account] = []
         for level in line:
-            accounts.append(level.account)
-            if level is queue and queue.order.by_user:
-                own = [self.account_of(queue, user)]
-            elif _limits_of(level.settings.users, user) is not None:
-                accounts.append(self.account_of(level, user))
+            yield level.account
+            if _limits_of(level.settings.users, user) is not None and not (level is queue and queue.order.by_user):
+                yield self.account_of(level, user)
             limits = dict(level.settings.groups).get(group) if group is not None else None
             if group is not None and limits is not None:
-                accounts.append(_account(level.groups, group, f"group {group} in queue {level.path}", limits))
-        accounts += own  # the last account, see `Lane`
-        if len(accounts) == len(line):
-            # Only accounts of queues: all such users share one tuple, so that equal treatment can be tested by
-            # identity.
-            queue.shared = queue.shared or tuple(accounts)
-        accounts_by_user = queue.accounts_by_user[user, groups] = (
-            queue.shared if len(accounts) == len(line) else tuple(accounts)
-        )
-        return accounts_by_user
+                yield _account(level.groups, group, f"group {group} in queue {level.path}", limits)
+        if queue.order.by_user:
+            yield self.account_of(queue, user)  # the last account, see `Lane`
 
     def account_of(self, queue: Queue, user: str) -> Account:
-        """Return the account of a user in a queue that has a limit for the user, or where users take turns."""
+        """Return the account of a user in a queue that limits the user, or in which users take turns."""
         account = queue.users.get(user)
         if account is None:
             limits = _limits_of(queue.settings.users, user) or NO_LIMITS
@@ -305,14 +301,13 @@ class Partition:
         return account
 
     def rebuild_accounts(self) -> None:
-        """Compute all accounts again, after limits of users or groups or the turns of users changed."""
+        """Compute all accounts again, after a change of limits of users or groups, or of turns of users."""
         pasts = self.pasts()
         for queue in self.queues.values():
             queue.users, queue.groups, queue.accounts_by_user, queue.shared = {}, {}, {}, ()
             queue.account.used, queue.account.tasks, queue.account.running = {}, 0, 0
-        for job in sorted(
-            self.jobs.values(), key=lambda job: job.number
-        ):  # also ended jobs: a rollback may revive them
+        # Ended jobs are included, because a rollback may revive them.
+        for job in sorted(self.jobs.values(), key=lambda job: job.number):
             job.accounts = self.accounts_for(job.queue, job.spec.user, job.spec.groups)
             if job.allocations:
                 for account in job.accounts:
@@ -324,7 +319,7 @@ class Partition:
         self.resort([queue for queue in self.queues.values() if queue.order.by_user])
 
     def resort(self, queues: list[Queue]) -> None:
-        """Sort the lanes of some queues again, including lanes that became empty in this cycle and may be refilled."""
+        """Sort the lanes of some queues again, including lanes that became empty in this cycle."""
         for lane in (*self.lanes.values(), *self.touched.lanes.values()):
             if any(lane.queue is queue for queue in queues):
                 lane.resort()
@@ -342,21 +337,21 @@ class Partition:
         return {**account.used, TASKS: account.tasks} if account.tasks else account.used
 
     def past_of(self, account: Account) -> Vector:
-        """Return the past use of an account, times `weight`, with its tasks under the key `TASKS`."""
+        """Return the past use of an account, multiplied by `weight`, with its tasks under the key `TASKS`."""
         if account.booked is None:
             return {}
         return past_use(self.use_with_tasks(account), account.booked, self.weight())
 
     def uses(self, rights: Entitlements | None = None) -> Uses:
-        """Return the object that measures use for turns, by the present entitlements unless others are given."""
+        """Return the measure of use for turns, with the present entitlements unless others are given."""
         return Uses(rights or self.entitlements(), self.weight(), self.past_of)
 
     def use_of(self, account: Account) -> int:
-        """Return the use of a queue or user that counts in turns."""
+        """Return the use of a queue or user by which turns are ordered."""
         return self.uses().counted(account.used, account.tasks, self.past_of(account))
 
     def remembered(self) -> Iterator[tuple[str, str, Account]]:
-        """Yield the accounts whose past use counts, in order: queue path, user (empty for a queue), account."""
+        """Yield the accounts whose past use counts, with queue path and user (empty for a queue), in order."""
         for path, queue in sorted(self.queues.items()):
             if queue.account.booked is not None:
                 yield path, "", queue.account
@@ -370,7 +365,7 @@ class Partition:
         return {key: past for key, past in pasts.items() if past}
 
     def set_pasts(self, pasts: dict[tuple[str, str], Vector]) -> None:
-        """Set the past use of all accounts; accounts not listed have none. Entries of removed accounts are dropped."""
+        """Set the past use of all accounts whose past use counts. Accounts that are not listed have none."""
         for path, user in pasts:
             queue = self.queues.get(path)
             if queue is not None and user and queue.order.by_user:
@@ -380,17 +375,16 @@ class Partition:
             account.booked = booked_use(self.use_with_tasks(account), pasts.get((path, user), {}), weight)
 
     def set_memory(self, on: bool) -> None:
-        """Turn past use of accounts on or off. It starts empty."""
+        """Turn past use of accounts on or off. `set_pasts` must follow."""
         for queue in self.queues.values():
-            queue.account.booked = booked_use(self.use_with_tasks(queue.account), {}, self.weight()) if on else None
+            queue.account.booked = {} if on else None
             for account in queue.users.values():
-                has_past = on and queue.order.by_user
-                account.booked = booked_use(self.use_with_tasks(account), {}, self.weight()) if has_past else None
+                account.booked = {} if on and queue.order.by_user else None
 
     # -- shapes and lanes ----------------------------------------------------------------------------------------
 
     def take_shape(self, key: ShapeKey) -> Shape:
-        """Return the one object for this shape, which is kept while a stage uses it."""
+        """Return the object of this shape, and count one more stage that uses it."""
         shape = self.derived.shapes.get(key)
         if shape is None:
             shape = self.derived.shapes[key] = Shape(key)
@@ -405,64 +399,52 @@ class Partition:
             self.derived.index.forget(shape)
 
     def capacity_versions(self) -> tuple[int, int]:
-        """Return the versions of capacity and nodes. They grow when a waiting ask may find capacity."""
+        """Return the versions of capacity and nodes. One of them grows when a waiting ask may find capacity."""
         return self.derived.openings, self.nodes.version
 
     def wake(self) -> None:
-        """Wake sleeping lanes, after a change other than freed capacity on a node."""
+        """Let match try the sleeping lanes again, after a change other than freed capacity on a node."""
         self.derived.openings += 1
 
     def wake_all_lanes(self) -> None:
-        """Clear the results of match for all lanes, after a change that may affect any of them."""
+        """Clear the verdicts on all lanes, after a change that may affect any of them."""
         self.wake()
         for lane in self.lanes.values():
             lane.memory.verdict = None
 
     def wake_lanes(self, stage: Stage) -> None:
-        """Clear the results of match for the lanes of a stage, after its demand changed."""
         self.wake()
         for ask in stage.asks:
             if ask is not None:
                 self.lanes[lane_key(ask)].memory.verdict = None
 
     def lane_of(self, stage: Stage, whole: bool = False) -> Lane | None:
-        """Return the lane of a stage's asks, or with `whole` the lane of its whole job."""
+        """Return the lane of a stage's own asks or, with `whole`, of the ask of its whole job."""
         return self.lanes.get(whole_key(stage.job) if whole else (stage.job.queue.path, stage.shape))
 
     def add_ask(self, ask: Ask) -> None:
-        stage = ask.stage
-        key: LaneKey = (stage.job.queue.path, stage.shape)
-        if ask.whole:
-            key = whole_key(stage.job)
-            for member in stage.job.stages:
-                member.set_ask(ask.kind, ask)
-        else:
-            stage.set_ask(ask.kind, ask)
-        lane = self.lanes.get(key)
+        key = lane_key(ask)
+        self._set_ask(ask, ask)
+        lane = self.lanes.get(key) or self.touched.lanes.get(key)
         if lane is None:
             shapes = key[1] if isinstance(key[1], tuple) else (key[1],)
-            lane = self.touched.lanes.get(key)
-            if lane is None:
-                lane = Lane(stage.job.queue, shapes, self.use_of)
-            self.lanes[key] = lane
+            lane = Lane(ask.stage.job.queue, shapes, self.use_of)
+        self.lanes[key] = lane
         lane.add(ask)
 
     def drop_ask(self, ask: Ask) -> None:
-        stage = ask.stage
-        key: LaneKey = (stage.job.queue.path, stage.shape)
+        self._set_ask(ask, None)
+        self.leave_lane(lane_key(ask), 1)
+
+    def _set_ask(self, ask: Ask, entry: Ask | None) -> None:
         if ask.whole:
-            key = whole_key(stage.job)
-            for member in stage.job.stages:
-                member.set_ask(ask.kind, None)
+            for stage in ask.stages:
+                stage.set_ask(ask.kind, entry)
         else:
-            stage.set_ask(ask.kind, None)
-        self._leave_lane(key, 1)
+            ask.stage.set_ask(ask.kind, entry)
 
-    def drop_new(self, queue: Queue, shape: Shape, asks: int) -> None:
-        """Drop several asks of one lane that their stages no longer have."""
-        self._leave_lane((queue.path, shape), asks)
-
-    def _leave_lane(self, key: LaneKey, asks: int) -> None:
+    def leave_lane(self, key: LaneKey, asks: int) -> None:
+        """Count asks that their stages have dropped as gone from their lane."""
         lane = self.lanes[key]
         lane.drop(asks)
         if not lane.size:
@@ -471,7 +453,6 @@ class Partition:
     # -- holds and promises --------------------------------------------------------------------------------------
 
     def add_earmark(self, earmark: Hold | Promise) -> None:
-        """Earmark nodes for an ask."""
         if isinstance(earmark, Hold):
             self.holds[earmark.seq] = earmark
         else:
@@ -480,40 +461,42 @@ class Partition:
         self.nodes.hold(earmark)
         owner = self.ask_of_earmark(earmark)
         if owner is not None:
-            self.lanes[lane_key(owner)].stir()  # the owner may now also fit on nodes that other asks hold
+            self.lanes[lane_key(owner)].stir()  # the owner may fit now, with nodes that other asks cannot use
         if self.settings.backfills:
-            self.wake()  # the planned start of the first ask without capacity can no longer use these nodes
+            self.wake()  # plans may depend on these nodes
 
     def remove_earmark(self, earmark: Hold | Promise) -> None:
-        """Undo `add_earmark`. Other asks may fit there now."""
+        """Remove an earmark. Other asks may fit on its nodes then."""
         del (self.holds if isinstance(earmark, Hold) else self.promises)[earmark.seq]
         self.derived.holds_version += 1
         self.nodes.remove_earmark(earmark)
+        self.memory.checked_earmarks.pop(earmark.seq, None)
         self.memory.unheld_starving = True
         self.wake()
 
     def move_earmark(self, earmark: Hold | Promise, places: tuple[Place, ...]) -> None:
-        """Earmark other places for the same ask, until the same time."""
+        """Earmark other places for the same ask; the age of the earmark stays."""
         self.nodes.remove_earmark(earmark)
-        earmark.places, earmark.checked = places, -1
+        earmark.places = places
+        self.memory.checked_earmarks.pop(earmark.seq, None)
         self.nodes.hold(earmark)
         self.derived.holds_version += 1
         self.memory.unheld_starving = True
         self.wake()
 
     def _see_held(self, allocation: Allocation) -> None:
-        """Raise `holds_version` for an allocation newer than a hold on its node: other holds there depend on it."""
+        """Raise `holds_version` if an allocation is newer than a hold on its node, because holds depend on both."""
         for seq in self.nodes.held.get(allocation.node, ()):
             hold = self.holds.get(seq)
             if hold is not None and hold.since <= allocation.since:
                 self.derived.holds_version += 1
 
     def earmark_of(self, seq: int) -> Hold | Promise | None:
-        """Return the hold or promise of an ask; it never has both."""
+        """Return the hold or promise of an ask. An ask never has both."""
         return self.holds.get(seq) or self.promises.get(seq)
 
     def ask_of_earmark(self, earmark: Earmark) -> Ask | None:
-        """Return the ask for which nodes are kept; None if it has ended or was replaced."""
+        """Return the ask for which nodes are kept; None if it was dropped or replaced."""
         job = self.jobs.get(earmark.job)
         ask = job.stages[earmark.stage].asks[earmark.kind] if job is not None else None
         return ask if ask is not None and ask.seq == earmark.seq else None
@@ -570,9 +553,9 @@ class Partition:
         self.nodes.book_all(node_id, allocations, shape, len(allocations), devices)
         self.touched.nodes.add(node_id)
         charged: dict[int, list[Job]] = {}
-        """The jobs, by the identity of their accounts."""
+        """Identity of accounts → their jobs."""
         begun: dict[int, list[Job]] = {}
-        """Likewise, the jobs that had no allocation before."""
+        """Identity of accounts → their jobs that had no allocation before."""
         by_number, timers, touched = self.allocations, self.derived.timers, self.touched.jobs
         by_running = allocations[0].stage.job.queue.order.by_running
         for allocation in allocations:
@@ -601,7 +584,7 @@ class Partition:
             self._charge(jobs[0], shape, len(jobs))
 
     def unbook(self, allocation: Allocation, moves: bool = False) -> None:
-        """Undo `book`. With `moves`, the tasks are booked again in another state, so no capacity is freed."""
+        """Undo `book`. With `moves`, the tasks are then booked in another state, so no capacity becomes free."""
         stage = allocation.stage
         job = stage.job
         tasks = count(allocation.indices)
@@ -641,7 +624,7 @@ class Partition:
         self.touched.jobs[job.id] = None
 
     def unbook_singles(self, allocations: list[Allocation]) -> None:
-        """Remove the only allocations of many one-task jobs that have ended."""
+        """Undo `book` for the only allocations of many jobs with one task."""
         charged: dict[tuple[int, Shape], list[Job]] = {}
         touched = self.touched
         for allocation in allocations:
@@ -666,7 +649,6 @@ class Partition:
         self.derived.openings += 1
 
     def _charge(self, job: Job, shape: Shape, tasks: int) -> None:
-        """Add the use of `tasks` tasks to all accounts of a job; below 0, subtract it."""
         job.queue.uses += 1
         for account in job.accounts:
             account.tasks += tasks
@@ -717,7 +699,6 @@ class Partition:
                 self.retime()  # drop the timers of allocations that ended before their deadline
 
     def link(self, allocation: Allocation) -> None:
-        """Add an allocation to its chain."""
         self.derived.chains.setdefault(allocation.chain, {})[allocation.id] = allocation
         self.touched.chains.add(allocation.chain)
 
@@ -729,7 +710,7 @@ class Partition:
         self.touched.chains.add(allocation.chain)
 
     def waiting_in(self, chain: int) -> list[Allocation]:
-        """Return the allocations of a chain that wait for a slot, in order."""
+        """Return the allocations of a chain that wait for a slot, the oldest first."""
         allocations = self.derived.chains.get(chain, {})
         return [allocations[number] for number in sorted(allocations) if allocations[number].slots]
 
@@ -754,12 +735,12 @@ class Partition:
         self.retime()
 
     def retime(self) -> None:
-        """Compute all deadlines again, after a setting changed or when too many are out of date."""
+        """Compute all deadlines again, after a setting changed or when many are outdated."""
         times = ((self.deadline(allocation), allocation.id) for allocation in self.allocations.values())
         self.derived.timers = sorted((when, number) for when, number in times if when is not None)
 
     def update_short(self, stage: Stage) -> None:
-        """Update since when a stage has had too few live tasks."""
+        """Begin or end the time during which a stage has too few live tasks."""
         if stage.short_since is None and stage.pending[REPLACE] is None and not stage.below_min:
             return
         short = is_short(stage)
@@ -769,7 +750,7 @@ class Partition:
             self.update_missing(stage)
 
     def update_missing(self, stage: Stage) -> None:
-        """Update whether a stage needs replacements to reach `min`, and the place of their ask."""
+        """Update `below_min` of a stage, and the place of the ask for its replacements."""
         below = stage.pending[REPLACE] is not None and stage.missing() > 0
         if below != stage.below_min:
             stage.below_min = below
@@ -778,7 +759,7 @@ class Partition:
                 self.lanes[lane_key(ask)].move(ask)
 
     def mark_short(self, stage: Stage, since: Micros | None) -> None:
-        """Set since when a stage has had too few live tasks; None if it has enough. An undo calls this last."""
+        """Set since when a stage has too few live tasks; None if it has enough."""
         self.update_missing(stage)
         stage.short_since = since
         if since is None or stage.on_loss != "replace":
@@ -788,14 +769,13 @@ class Partition:
             self.memory.unheld_starving = True  # the replacements may already have waited too long
 
     def _resort(self, job: Job) -> None:
-        """Update the places of a job's asks, for orders that depend on the running tasks."""
         for stage in job.stages:
             for ask in stage.asks:
                 if ask is not None:
                     self.lanes[lane_key(ask)].touch(ask)
 
     def list_or_unlist(self, job: Job) -> None:
-        """Count a job in its queue until it has ended and has no allocations left."""
+        """Count a job in its queue, unless it has ended and has no allocations left."""
         listed = job.ended_at is None or job.allocations > 0
         if listed != job.listed:
             job.queue.jobs += 1 if listed else -1
@@ -804,14 +784,13 @@ class Partition:
                 self.may_forget(job)
 
     def may_forget(self, job: Job) -> None:
-        """Schedule a job to be forgotten, if it has ended and no allocation or later job needs it."""
+        """Schedule a job to be forgotten if it has ended and no allocation or waiting job refers to it."""
         if job.ended_at is not None and not job.allocations and job.id not in self.derived.followers:
             heappush(self.derived.forgetting, (job.ended_at, job.number, job.id))
 
     # -- runs, idempotency keys and priorities -------------------------------------------------------------------------
 
     def note_runs(self, key: RunsKey, runs: Runs) -> None:
-        """Set the last run times of a user or name."""
         self.runs[key] = runs
         heappush(self.derived.old_runs, (runs.noted, key))
         self.derived.runs_version += 1
@@ -835,7 +814,6 @@ class Partition:
         return entry
 
     def count_priority(self, priority: int, jobs: int) -> None:
-        """Change the number of jobs with a priority."""
         total = self.derived.priorities.get(priority, 0) + jobs
         if total:
             self.derived.priorities[priority] = total
@@ -845,13 +823,13 @@ class Partition:
     # -- queries -------------------------------------------------------------------------------------------------
 
     def unmet(self, job: Job) -> tuple[str, ...]:
-        """Return the jobs in `after` that have not succeeded yet. Forgotten jobs have succeeded."""
+        """Return the jobs in `after` that have not succeeded yet. Jobs that are forgotten count as succeeded."""
         if not job.after:
             return ()
         return tuple(name for name in job.after if name in self.jobs and self.jobs[name].state != "succeeded")
 
     def known_resources(self) -> list[str]:
-        """Return the built-in resources and those of any node or pool."""
+        """Return the names of the built-in resources and of the resources of nodes and pools."""
         resources = {*BUILT_IN, *(name for name, nodes in self.nodes.offered.items() if nodes)}
         for pool in self.pools.values():
             resources.update(name for name, _ in pool.settings.node)
@@ -859,15 +837,15 @@ class Partition:
 
 
 def is_short(stage: Stage) -> bool:
-    """True if a started stage has lost tasks and has fewer than it needs. Pending tasks of kind scale are no loss.
+    """True if a started stage has lost tasks and has fewer live tasks than it needs.
 
-    A short stage stays short until its replacements are acknowledged. Otherwise a node that refuses them would reset
-    `short_since` again and again, and `replace_within` would never pass.
+    A short stage stays short until its replacements are acknowledged. Otherwise a node that refuses them would restart
+    the time of `replace_within` each time.
     """
     if stage.pending[REPLACE] is None and stage.short_since is None:
         return False
     if not stage.started or stage.job.over or stage.job.held_by is not None:
-        return False  # no replacement can start while the job is held; the other tasks continue
+        return False  # a held job starts no replacements, so its other tasks need not stop
     coming = 0
     if stage.short_since is not None and stage.live:
         coming = sum(1 for task in stage.live.values() if task.kind == REPLACE and task.state == "assigned")
@@ -876,18 +854,8 @@ def is_short(stage: Stage) -> bool:
     return stage.running() - coming < stage.needed_before_growth
 
 
-def headroom(accounts: tuple[Account, ...]) -> Vector:
-    """Return how much more of each limited resource may be used: the minimum over the accounts."""
-    free: Vector = {}
-    for account in accounts:
-        for name, limit in (account.limit or {}).items():
-            left = max(0, limit - account.used.get(name, 0))
-            free[name] = min(free.get(name, left), left)
-    return free
-
-
 def _group_of(line: list[Queue], groups: tuple[str, ...]) -> str | None:
-    # From leaf to root, the first of the user's groups with a limit; at each level the wildcard comes last.
+    """Return the group for which a job counts: from the leaf up, the first of `groups` that has limits, else `*`."""
     for queue in reversed(line):
         named = {name for name, _ in queue.settings.groups}
         for group in groups:
@@ -901,8 +869,8 @@ def _group_of(line: list[Queue], groups: tuple[str, ...]) -> str | None:
 def max_priority(queue: Queue, user: str, groups: tuple[str, ...]) -> int:
     """Return the highest priority that a user may give to jobs of a queue.
 
-    The nearest level that sets one decides, from the queue up. There the limit of the user or of the group counts,
-    whichever is higher, else that of the queue itself.
+    From the queue up, the first queue with a value decides: the value of the user or of the group, whichever is higher,
+    else its own.
     """
     line = queue.line()
     group = _group_of(line, groups)

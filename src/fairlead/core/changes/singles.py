@@ -65,7 +65,7 @@ class SinglesPlaced(Change[SinglesPlacedUndo], frozen=True, tag="singles placed"
                 devices = self.devices[at : at + per_task]
             allocations.append(Allocation(number, stage, node, ONLY, 1, devices, "assigned", now))
             number += 1
-        partition.drop_new(job.queue, stage.shape, len(asks))
+        partition.leave_lane((job.queue.path, stage.shape), len(asks))
         partition.book_singles(allocations, self.devices)
         before = partition.counters.allocation
         partition.counters.allocation = max(before, number)

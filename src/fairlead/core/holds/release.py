@@ -37,7 +37,7 @@ def release_obsolete(plan: Plan) -> None:
         expired = _expired(partition, earmark)
         if expired is not None:
             plan.do(Released(earmark.seq, *expired))
-        elif earmark.checked != partition.nodes.version:
+        elif partition.memory.checked_earmarks.get(earmark.seq) != partition.nodes.version:
             _trim(plan, earmark)
     if partition.readiness.ready:
         _end_refused(plan)
@@ -165,7 +165,7 @@ def _trim(plan: Plan, earmark: Hold | Promise) -> None:
         return
     if places != earmark.places:
         plan.do(Trimmed(earmark.seq, places, NODE_UNUSABLE))
-    earmark.checked = partition.nodes.version
+    partition.memory.checked_earmarks[earmark.seq] = partition.nodes.version
 
 
 def _needs_all(earmark: Earmark, ask: Ask) -> bool:

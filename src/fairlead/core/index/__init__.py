@@ -1,1 +1,1 @@
-"""Indexes of nodes that find a node for a task. They are derived from the node table."""
+"""Indexes of nodes, which find nodes for tasks. They are derived from the node table."""

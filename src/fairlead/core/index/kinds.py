@@ -1,7 +1,7 @@
-"""The common part of all node indexes: nodes grouped by kind, kept up to date with the node table.
+"""The common part of all node indexes: groups nodes by kind, and follows the changes of the node table.
 
-Nodes of one kind (manager, pool, taints, users, the labels that shapes select by, GPUs or none) differ for a shape only
-in their free capacity. An index is derived from the table, can be rebuilt at any time and is not stored.
+Nodes of one kind differ for a shape only in their free capacity: they have the same manager, pool, taints, users and
+values of the labels that shapes use, and all or none of them have GPUs. An index can be rebuilt from the table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class KindKey(NamedTuple):
     taints: tuple[str, ...]
     users: tuple[str, ...]
     labels: tuple[str | None, ...]
-    """The values of the labels that known shapes use, in the order of their names."""
+    """The values of the labels that shapes use, in the order of the labels' names."""
     gpus: bool
 
 
@@ -31,7 +31,7 @@ class NodeKind:
 
 
 class Choice(NamedTuple):
-    """Tasks of one turn that are placed on one node: their number, and their devices, task by task."""
+    """A node for some tasks of a turn: the number of the tasks, and the devices of each task in turn."""
 
     node_id: int
     tasks: int
@@ -42,47 +42,40 @@ K = TypeVar("K", bound=NodeKind)
 
 
 class NodeIndex(Generic[K]):
-    """Base class of the indexes.
-
-    A subclass defines how the nodes of a kind are stored and chosen: `_kind`, `_place`, `choose`.
-    """
+    """Base class of the indexes. A subclass defines how the nodes of a kind are stored and chosen."""
 
     def __init__(self, nodes: NodeTable) -> None:
         self.nodes = nodes
         self._shapes: dict[Shape, Any] = {}
-        """The shapes of existing stages, each with data of the subclass."""
+        """Shape of an existing stage → data of the subclass."""
         self._labels: list[str] = []
         self._kinds: dict[KindKey, K] = {}
         self._accepted: dict[tuple[Shape, str | None], list[list[K]]] = {}
-        """(Shape, value of its `near` label) → the kinds that the shape accepts, in lists by preference, the most
+        """(Shape, value of its `near` label) → the kinds that accept the shape, in lists of equal preference, the most
         preferred first."""
         self._at: dict[int, tuple[K, Any, Any]] = {}
-        """Node id → the kind of the node and its present place in the index."""
+        """Node id → the kind of the node, and its place in the index."""
         self._out: dict[int, None] = {}
-        """The nodes that were withdrawn and not put back yet."""
+        """The nodes that were taken out of the index and not put back yet."""
         self._pushes = 0
         self._stale = True
 
+    _kind: type[K]
     _spares_gpus = True
     """True if tasks without GPUs go to nodes without GPUs if they can."""
 
     # -- for the state
 
     def add(self, shape: Shape) -> None:
-        """Add the shape of a stage.
-
-        The index depends only on shapes that stages have now, not on shapes that are forgotten.
-        """
         self._shapes[shape] = ()
         self._stale = True
 
     def forget(self, shape: Shape) -> None:
-        """Remove a shape that no stage has any more."""
         del self._shapes[shape]
         self._stale = True
 
     def rank_again(self) -> None:
-        """Forget which nodes are preferred, because the costs of pools changed."""
+        """Recompute the preferences on the next use, because the costs of pools changed."""
         self._accepted.clear()
 
     # -- for matching
@@ -90,9 +83,8 @@ class NodeIndex(Generic[K]):
     def choose(self, shape: Shape, most: int, number: int, near: str | None = None) -> list[Choice]:
         """Choose nodes for up to `most` tasks; with `near`, only nodes with this value of the shape's `near` label.
 
-        The chosen nodes count as used, or are out of the index, until they are put back. `number` is the seed of
-        placements that draw at random. It differs for each call, and a repeated run after a restart gives the same
-        number.
+        The chosen nodes count as used, or are out of the index, until they are put back. `number` is the seed for
+        placements that draw at random. It differs for each call, and is the same after a restart.
         """
         raise NotImplementedError
 
@@ -101,7 +93,7 @@ class NodeIndex(Generic[K]):
         raise NotImplementedError
 
     def withdraw(self, node_ids: Iterable[int]) -> list[int]:
-        """Take nodes out of the index until they are put back. Returns those that were in the index."""
+        """Take nodes out of the index until they are put back. Return those that were not out already."""
         withdrawn = [node_id for node_id in node_ids if node_id not in self._out]
         for node_id in withdrawn:
             self._out[node_id] = None
@@ -123,7 +115,7 @@ class NodeIndex(Generic[K]):
 
     def refresh(self) -> None:
         """Apply changes of nodes since the last call, and new shapes."""
-        # Old entries of moved nodes may never reach the top of a heap. Rebuild now and then to remove them.
+        # Outdated entries may never reach the top of a heap, so a rebuild removes them now and then.
         if self._stale or self._pushes > 16 * len(self._at) + 1_000:
             self._rebuild()
             return
@@ -141,7 +133,7 @@ class NodeIndex(Generic[K]):
             nodes.used_since.clear()
 
     def values(self, shape: Shape) -> list[str]:
-        """Return the values of a shape's `near` label on nodes that accept the shape; "" if a node has none."""
+        """Return the values of a shape's `near` label on nodes that accept the shape; "" stands for no label."""
         at = self._labels.index(shape.key.near)
         return sorted({kind.key.labels[at] or "" for kinds in self._kinds_for(shape, None) for kind in kinds})
 
@@ -151,12 +143,7 @@ class NodeIndex(Generic[K]):
         """True if a node has a resource that the index was not built for."""
         return False
 
-    def _kind(self, key: KindKey) -> K:
-        """Return a new, empty kind."""
-        raise NotImplementedError
-
     def _place(self, node_id: int, row: int, kind: K) -> None:
-        """Enter a node by its present capacity, unless it is out of the index."""
         raise NotImplementedError
 
     def _leave(self, node_id: int) -> None:
@@ -173,7 +160,7 @@ class NodeIndex(Generic[K]):
         return ranked
 
     def _rank(self, shape: Shape, key: KindKey) -> tuple[int, ...]:
-        """Return the rank of a kind for a shape: by preferences of the task, then GPUs spared, then the pool's cost."""
+        """Return the rank of a kind for a shape: by preferences, then GPUs that it does not need, then cost."""
         spared = self._spares_gpus and key.gpus and not shape.devices
         return *shape.rank(self._labels_of(key), key.taints, key.pool), spared, self.nodes.cost_of(key.pool)
 
@@ -187,7 +174,6 @@ class NodeIndex(Generic[K]):
         return key.manager == shape.key.manager and shape.accepts(labels, key.taints, key.pool, key.users)
 
     def _enter(self, node_id: int) -> None:
-        """Determine the kind of a node again, and enter the node."""
         nodes = self.nodes
         row = nodes.rows.get(node_id)
         if row is None or not nodes.placeable(row) or node_id in nodes.held:
@@ -199,7 +185,7 @@ class NodeIndex(Generic[K]):
             nodes.taints[row],
             nodes.users[row],
             tuple([nodes.labels[row].get(label) for label in self._labels]),
-            nodes.device_count(row) > 0,
+            nodes.gpus[row] > 0,
         )
         kind = self._kinds.get(key)
         if kind is None:
@@ -233,5 +219,4 @@ class NodeIndex(Generic[K]):
             self._enter(node_id)
 
     def _learn_shapes(self) -> None:
-        """Prepare the index for the shapes known now."""
         raise NotImplementedError

@@ -1,15 +1,14 @@
 """The index of placement `pack`: finds the fullest node that fits. One index serves all shapes.
 
-The fullest node is the one with the fewest wholly free GPUs, then the least free CPU, then the least of each other
-resource, in the order of their names, then the least on its partly used GPU that has most left. This order depends on
-the nodes alone, not on other shapes or on the past. A shape gets the fullest of the nodes that rank first for it.
+The fullest node has the fewest wholly free GPUs, then the least free CPU, then the least of each other resource in the
+order of their names, then the least free on the GPU that is used in part and has most left. This order depends on the
+nodes alone. A shape gets the fullest of the nodes that it prefers most.
 
-The amounts that shapes ask for are thresholds. A bucket holds nodes whose free amounts reach the same thresholds, so
-all nodes of a bucket fit a shape, or none does. Nodes of one kind share a row of buckets, ordered from the fullest to
-the emptiest. One integer has a bit for each bucket that holds nodes, another one a bit for each bucket that fits a
-shape. The fullest node that fits is in the bucket of their lowest common bit, or in a later bucket with the same GPUs
-and CPU. A bucket is made when it is first needed, so there are at most as many buckets as different nodes. Only changed
-nodes move.
+The amounts that shapes ask for are thresholds. A bucket contains nodes whose free amounts reach the same thresholds, so
+all nodes of a bucket fit a shape, or none does. The buckets of a kind are sorted from the fullest to the emptiest. An
+integer has a bit for each bucket with nodes, another integer a bit for each bucket that fits a shape. The fullest node
+that fits is in the bucket of their lowest common bit, or in a later bucket with the same GPUs and CPU. Buckets are made
+when they are first needed. Only changed nodes move.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from fairlead.core.resources import CPU, GPU
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 
 Bucket = tuple[int, ...]
-"""Wholly free GPUs, then the level of CPU, of each other resource by name, and of the best split GPU."""
+"""The wholly free GPUs, then the thresholds reached: of CPU, of each other resource by name, of parts of a GPU."""
 
 Entry = tuple[tuple[int, ...], int]
-"""The exact free amounts of a node, and its id. An entry is valid only if `_at` has this same object for the node."""
+"""The exact free amounts of a node, and its id. An entry is outdated unless `_at` has this object for the node."""
 
 
 class Buckets(NodeKind):
@@ -42,9 +41,9 @@ class Buckets(NodeKind):
         self.at: dict[Bucket, int] = {}
         """Bucket → its position in `buckets`."""
         self.heaps: list[list[Entry]] = []
-        """The nodes of each bucket, the fullest first. Entries of moved nodes are dropped when they reach the top."""
+        """The nodes of each bucket, the fullest first. Outdated entries are dropped when they reach the top."""
         self.filled = 0
-        """The buckets that may hold nodes, as bits."""
+        """The buckets that may contain nodes, as bits."""
         self.masks: dict[Shape, int] = {}
         """The buckets that fit a shape, as bits."""
 
@@ -70,10 +69,12 @@ class Buckets(NodeKind):
 
 
 class FitIndex(NodeIndex[Buckets]):
+    _kind = Buckets
+
     def __init__(self, nodes: NodeTable) -> None:
         super().__init__(nodes)
         self._thresholds: set[tuple[str, int]] = set()
-        """The thresholds by resource that the index distinguishes, and labels with 0. Some may no longer be in use."""
+        """Pairs of a resource and a threshold, and of a label and 0, that the index distinguishes."""
         self._names: list[str] = []
         self._columns: list[tuple[list[int], list[int], list[int]]] = []
         """For each resource of `_names`: thresholds, capacities and use."""
@@ -85,7 +86,7 @@ class FitIndex(NodeIndex[Buckets]):
         self._shapes[shape] = () if self._stale else self._need(shape)
 
     def forget(self, shape: Shape) -> None:
-        # Unused thresholds do no harm. The next rebuild removes them.
+        # Unused thresholds stay until the next rebuild.
         del self._shapes[shape]
         self._accepted.clear()
         for kind in self._kinds.values():
@@ -109,7 +110,7 @@ class FitIndex(NodeIndex[Buckets]):
         return chosen
 
     def fitting_on(self, node_id: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
-        """Return how many tasks of a shape, up to `most`, fit a node that fits at least one, and their devices."""
+        """Return how many tasks of a shape, up to `most`, fit a node, and their devices. At least one must fit."""
         nodes, row = self.nodes, self.nodes.rows[node_id]
         if most > 1:
             free = [
@@ -127,7 +128,7 @@ class FitIndex(NodeIndex[Buckets]):
         return self._first(shape, None) is not None
 
     def take(self, shape: Shape) -> int | None:
-        """Return the id of the fullest node that fits one task, and take it out of the index until it is put back."""
+        """Take the fullest node that fits one task out of the index, and return its id."""
         first = self._first(shape, None)
         if first is None:
             return None
@@ -152,7 +153,7 @@ class FitIndex(NodeIndex[Buckets]):
         return len(self._names) < len(capacity) - (GPU in capacity)
 
     def _first(self, shape: Shape, near: str | None) -> tuple[Entry, list[Entry]] | None:
-        """Return the entry of the fullest of the most preferred nodes that fit, and the heap whose top it is."""
+        """Return the entry of the fullest of the most preferred nodes that fit, and the heap with it at the top."""
         for kinds in self._accepted.get((shape, near)) or self._kinds_for(shape, near):
             first = self._fullest(shape, kinds)
             if first is not None:
@@ -160,7 +161,6 @@ class FitIndex(NodeIndex[Buckets]):
         return None
 
     def _fullest(self, shape: Shape, kinds: list[Buckets]) -> tuple[Entry, list[Entry]] | None:
-        """Return the entry of the fullest node of these kinds that fits, and the heap whose top it is."""
         best: Entry | None = None
         heap: list[Entry] = []
         places = self._at
@@ -189,9 +189,6 @@ class FitIndex(NodeIndex[Buckets]):
                 if best is None or entries[0] < best:
                     best, heap = entries[0], entries
         return None if best is None else (best, heap)
-
-    def _kind(self, key: KindKey) -> Buckets:
-        return Buckets(key)
 
     def _place(self, node_id: int, row: int, kind: Buckets) -> None:
         if node_id in self._out:
@@ -239,11 +236,11 @@ class FitIndex(NodeIndex[Buckets]):
 
 
 LABEL = "="
-"""The prefix of a label's name, to distinguish it from the name of a resource."""
+"""The prefix of a label's name, which distinguishes it from the name of a resource."""
 
 
 def _thresholds(shape: Shape) -> Iterator[tuple[str, int]]:
-    """Yield the values of nodes that the index must tell apart for a shape: amounts, parts of a GPU, and labels."""
+    """Yield the thresholds and labels of a shape, which the index must distinguish."""
     for name, amount in shape.amounts:
         if name != GPU or shape.device_milli < WHOLE_DEVICE:
             yield name, amount

@@ -1,8 +1,7 @@
 """The index of placements that score nodes: nodes in equal states form a group, which is scored once.
 
-The cost of a task grows with the number of different states among the nodes that accept it, not with the number of
-nodes. When a node is chosen for a task, it moves to the group of its new state immediately, so that the next task of
-the turn is scored with it.
+So the cost of a task grows with the number of different states among the nodes, not with the number of nodes. A node
+that is chosen for a task moves to the group of its new state at once, so that the next score includes the task.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Group:
         self.state = state
         self.size = 0
         self.heap: list[int] = []
-        """Node ids. Those of moved nodes are dropped when they reach the top."""
+        """Node ids. Those of nodes that moved are dropped when they reach the top."""
 
 
 class Groups(NodeKind):
@@ -41,6 +40,8 @@ class Groups(NodeKind):
 
 
 class ScoreIndex(NodeIndex[Groups]):
+    _kind = Groups
+
     def __init__(self, nodes: NodeTable, place: str, seed: int) -> None:
         super().__init__(nodes)
         self.placement = PLACEMENTS.get(place, MISSING)
@@ -52,7 +53,7 @@ class ScoreIndex(NodeIndex[Groups]):
         """Capacity and use of each resource except GPUs: CPU, then the others by name."""
         self._weights: dict[Shape, int] = {}
         self._largest: tuple[int, int, int] = (-1, 0, 0)
-        """The version of the nodes, and the most CPU and the most devices that one node has at that version."""
+        """The version of the nodes, and the most CPU and the most devices of one node at that version."""
 
     def forget(self, shape: Shape) -> None:
         super().forget(shape)
@@ -77,7 +78,7 @@ class ScoreIndex(NodeIndex[Groups]):
 
     @contextmanager
     def tightly(self) -> Iterator[None]:
-        """Context manager: choose the tightest nodes, whatever the placement says."""
+        """Context manager: place tasks by `bestfit` instead of the placement of the settings."""
         self._tight = True
         try:
             yield
@@ -91,7 +92,7 @@ class ScoreIndex(NodeIndex[Groups]):
         )
 
     def put_all_back(self) -> None:
-        # The usual workload is the demand of all known jobs. It changes only between cycles.
+        # The typical workload is the demand of all known jobs. It changes only between cycles.
         weights = {shape: shape.stages for shape in self._shapes} if self.placement.weighs else {}
         if weights != self._weights:
             self._weights = weights
@@ -105,7 +106,6 @@ class ScoreIndex(NodeIndex[Groups]):
         return PLACEMENTS["bestfit"] if self._tight else self.placement
 
     def _best(self, shape: Shape, task: Task, near: str | None, number: int) -> tuple[Groups, Group, int] | None:
-        """Return the lowest node id, or a random one, of the most preferred nodes in the best state."""
         for kinds in self._kinds_for(shape, near):
             best = self._best_of(kinds, task, number)
             if best is not None:
@@ -160,9 +160,6 @@ class ScoreIndex(NodeIndex[Groups]):
         elsewhere = sum(self._weights.values()) - sum(weight for _, weight in usual)
         return Workload([(self._shapes[shape], weight) for shape, weight in usual], elsewhere)
 
-    def _kind(self, key: KindKey) -> Groups:
-        return Groups(key)
-
     def _place(self, node_id: int, row: int, kind: Groups) -> None:
         self._leave(node_id)
         if node_id in self._out:
@@ -209,7 +206,6 @@ def _fits(state: Node, task: Task) -> bool:
 
 
 def _after(state: Node, task: Task, devices: tuple[int, ...]) -> Node:
-    """Return the state of a node after it has taken a task."""
     used = list(state.device_use)
     for device in devices:
         used[device] += task.milli

@@ -403,7 +403,7 @@ def _book(plan: Plan, stage: Stage, index: int, node_id: int, read: Reader) -> N
     if kind is None:
         raise Refused(read.at("index"), f"task {index} has ended by this journal; ask for it again", "conflict")
     nodes, row, shape = partition.nodes, partition.nodes.rows[node_id], stage.shape
-    devices = overbook_devices(nodes.devices[row], nodes.device_count(row), shape.devices, shape.device_milli)
+    devices = overbook_devices(nodes.devices[row], nodes.gpus[row], shape.devices, shape.device_milli)
     attempt, first = stage.next_attempt(block), partition.counters.allocation
     plan.do(Placed(stage.job.id, stage.position, kind, attempt, first, (Part(node_id, block, devices),)))
     if partition.settings.backfills:

@@ -1,1 +1,1 @@
-"""Policies: functions that calculate with plain values and do not know the state. Phases apply their results to it."""
+"""Policies: functions of plain values, which phases call and whose results they apply to the state."""

@@ -1,7 +1,7 @@
-"""Backfill: the planned start of the first ask without capacity, and which later asks may start before it.
+"""Arithmetic of backfill: the planned start of an ask without capacity, and the capacity to spare at that time.
 
-Only the first ask has a planned time, which is computed again on each use. A later ask may start if it fits now, and if
-it either ends by that time or takes no more than the capacity to spare then.
+A later ask may start before it if it fits now, and if it either ends by the planned time or takes no more than the
+capacity to spare.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Planned(NamedTuple):
 
 
 def plan_start(fitting: int, wanted: int, ends: Iterable[tuple[int, T]], gain: Callable[[T], int]) -> Planned | None:
-    """Return the time at which `wanted` tasks fit, given the tasks that fit now and those that each coming end adds.
+    """Return the time at which `wanted` tasks fit; None if the known ends do not free enough.
 
-    `ends` is sorted by time. `gain` is called only for ends up to the planned time; all of these count for the spare
-    capacity. None if the known ends never free enough.
+    `fitting` tasks fit now, and `gain` returns how many more fit after an end. `ends` is sorted by time. All ends up to
+    the planned time count for the spare capacity.
     """
     when: int | None = None
     for end, ending in ends:
@@ -34,7 +34,7 @@ def plan_start(fitting: int, wanted: int, ends: Iterable[tuple[int, T]], gain: C
 
 
 def spare_at(when: int, fitting: int, wanted: int, ends: Iterable[tuple[int, T]], gain: Callable[[T], int]) -> int:
-    """Return the capacity to spare at a time, beyond `wanted`; below 0 if `wanted` does not fit by then."""
+    """Return the capacity to spare at a time beside `wanted` tasks; below 0 if these do not fit by then."""
     for end, ending in ends:
         if end > when:
             break

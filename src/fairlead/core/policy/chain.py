@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 MAX_CHAIN = 1_000
-"""At most this number of tasks wait for one slot. More would not help even the quickest tasks, and the bound limits the
-size of a message, a loss or the effect of a wrong measurement."""
+"""Maximum number of tasks that wait for one slot. It bounds the size of a message and the effect of a wrong
+measurement."""
 
 
 def measured(estimate: int | None, sample: int, chain: int) -> int | None:
     """Return the estimated run time of tasks after a new sample; None if they are not quick.
 
-    Tasks are quick if two of them fit into `chain`. The estimate stays while samples are within a factor of 1.5 of it,
-    so that it is seldom journaled; otherwise it moves halfway to the sample.
+    Tasks are quick if two of them take at most `chain`. A sample within a factor of 1.5 leaves the estimate as it is,
+    so that it is seldom journaled. Another sample moves it halfway.
     """
     if estimate is None:
         return sample if 2 * sample <= chain else None
@@ -22,7 +22,7 @@ def measured(estimate: int | None, sample: int, chain: int) -> int | None:
 
 
 def ahead(ran: int | None, chain: int) -> int:
-    """Return how many tasks should wait for each slot: with the running task, they take about the time `chain`."""
+    """Return how many tasks should wait for each slot, so that with the running task they take about `chain`."""
     if ran is None:
         return 0
     return max(0, min(chain // max(ran, 1), MAX_CHAIN) - 1)

@@ -1,13 +1,13 @@
 """Expected run times and ends of tasks.
 
-An overrun estimate is doubled until the end is in the future. An overrun learned estimate is first replaced by the
-given one, a bound that users mostly keep.
+If a task runs longer than its estimate, the estimate is doubled until the end is in the future. A learned estimate is
+first replaced by the given one.
 """
 
 from __future__ import annotations
 
 LEAST = 1_000_000
-"""Microseconds; replaces an estimate of 0 that was overrun, because doubling 0 has no effect."""
+"""Microseconds. Replaces an estimate of 0 that was too short, because doubling 0 has no effect."""
 
 
 def learned_run(last: int, before: int | None, given: int | None) -> int:
@@ -17,14 +17,14 @@ def learned_run(last: int, before: int | None, given: int | None) -> int:
 
 
 def learned_end(began: int, learned: int, given: int | None, now: int) -> int | None:
-    """Return the expected end by a learned estimate or, once that is overrun, by the given estimate."""
+    """Return the expected end by a learned estimate or, once that has passed, by the given estimate."""
     if began + learned > now:
         return began + learned
     return expected_end(began, learned if given is None else given, now)
 
 
 def expected_end(began: int, estimate: int | None, now: int) -> int | None:
-    """Return the expected end, None without an estimate. An estimate of 0 that is not overrun ends now."""
+    """Return the expected end; None without an estimate."""
     if estimate is None:
         return None
     overrun = now - began

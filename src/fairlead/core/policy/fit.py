@@ -1,4 +1,4 @@
-"""Fit: how many equal tasks fit on a node, and which devices they get. Arithmetic on plain values."""
+"""Arithmetic of fit: how many equal tasks fit on a node, and which devices they get."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WHOLE = 1000  # milli-GPU of one device
 
 
 def count_fitting(free: Sequence[tuple[int, int]], wanted: int) -> int:
-    """Return how many of `wanted` tasks fit, given a (free, asked) pair for each resource of a task."""
+    """Return how many of `wanted` tasks fit. `free` has a pair (free, asked by a task) for each resource."""
     for available, asked in free:
         if available < asked:
             return 0
@@ -17,10 +17,9 @@ def count_fitting(free: Sequence[tuple[int, int]], wanted: int) -> int:
 
 
 def choose_devices(used: Sequence[int], count: int, per_task: int, milli: int, tasks: int) -> tuple[int, ...]:
-    """Return devices for the tasks that fit, at most `tasks`, task by task.
+    """Return the devices of the first task, then of the second, and so on, for as many tasks as fit.
 
-    A task takes whole devices or part of one. Whole devices are taken in order. A part goes to the fullest device that
-    has enough left, so that free devices stay whole.
+    A task takes whole devices in order, or a part of the fullest device that has enough left.
     """
     if milli == WHOLE:
         free = [device for device in range(count) if device >= len(used) or not used[device]]
@@ -42,7 +41,7 @@ def choose_devices(used: Sequence[int], count: int, per_task: int, milli: int, t
 
 
 def overbook_devices(used: Sequence[int], count: int, per_task: int, milli: int) -> tuple[int, ...]:
-    """Return devices for a task that already runs: free devices, or the least used, even beyond the device count."""
+    """Return devices for a task that runs already: free devices or, if there are too few, the least used ones."""
     if not per_task:
         return ()
     fitting = choose_devices(used, count, per_task, milli, 1)

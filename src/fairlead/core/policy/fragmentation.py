@@ -1,8 +1,8 @@
-"""Fragmentation: how much of a node's idle GPU capacity typical tasks could use, and how much is too fragmented.
+"""Fragmentation: how much of a node's idle GPU capacity typical tasks can use, and how much is too fragmented for them.
 
-Typical tasks are a `Workload`: task shapes, each with a weight, such as its number of tasks. On a node, a shape can use
-the free part of each device with enough free for the shape. It can use nothing if the node has too few such devices or
-too little of another resource. The unusable rest is fragmented for this shape. All sums are exact.
+Typical tasks are a `Workload`: task shapes with weights, such as their numbers of tasks. A shape can use the free part
+of each device that has enough free for it. It can use nothing if the node has too few such devices or too little of
+another resource. The rest is fragmented for the shape. All sums are exact.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Task(NamedTuple):
     """The request of one task."""
 
     amounts: tuple[int, ...]
-    """Amounts of the resources other than GPUs: CPU first, then in the same order for all tasks and nodes."""
+    """Amounts of resources other than GPUs: CPU first, then the others in the same order for all tasks and nodes."""
     devices: int
     milli: int
-    """Milli-GPU of each of the `devices`: whole devices, or part of one."""
+    """Milli-GPU that the task takes of each of its `devices`."""
 
     @property
     def gpu(self) -> int:
@@ -34,25 +34,25 @@ class Task(NamedTuple):
 class Workload:
     """The typical tasks for nodes of one kind, prepared for many evaluations.
 
-    `elsewhere` is the weight of tasks that may not run on this kind: all free capacity here is fragmented for them.
-    Results depend on the arguments only; the caches only save time.
+    `elsewhere` is the weight of tasks that may not run on this kind, so that all free capacity here is fragmented for
+    them.
     """
 
     def __init__(self, shapes: Iterable[tuple[Task, int]], elsewhere: int = 0) -> None:
         shapes = tuple(shapes)
         self.total = elsewhere + sum(weight for _, weight in shapes)
-        # Tasks without GPUs can use no idle GPU on any node: they count in the total only.
+        # Tasks without GPUs use no idle GPU on any node, so they count in the total only.
         asking = [(task, weight) for task, weight in shapes if task.devices]
         self._demands = sorted({(task.devices, task.milli) for task, _ in asking})
         self._shapes = [(self._demands.index((task.devices, task.milli)), weight) for task, weight in asking]
         self._levels = [_levels(column) for column in zip(*(task.amounts for task, _ in asking), strict=True)]
         self._weights: dict[int, tuple[int, ...]] = {}
-        """Bit set of the shapes that fit apart from GPUs → their weights, by GPU demand."""
+        """Shapes that fit apart from GPUs, as bits → their weights by GPU demand."""
         self._parts: dict[tuple[int, ...], tuple[int, ...]] = {}
-        """Use of the devices → free capacity on the devices that serve each GPU demand."""
+        """Use of the devices → free capacity on the devices that fit each GPU demand."""
 
     def usable(self, free: Sequence[int], used: Sequence[int]) -> int:
-        """Return the weighted sum over shapes of the milli-GPU of a node that the shape can use."""
+        """Return the idle milli-GPU of a node that each shape can use, multiplied by its weight and summed up."""
         if not self._demands:
             return 0
         enough = -1
@@ -71,9 +71,9 @@ class Workload:
         return sum(map(mul, weights, parts))
 
     def fragmentation(self, free: Sequence[int], used: Sequence[int]) -> int:
-        """Return the weighted sum over shapes of the idle milli-GPU of a node that the shape cannot use.
+        """Return the idle milli-GPU of a node that each shape cannot use, multiplied by its weight and summed up.
 
-        Divided by `total`, it is the expected idle GPU capacity that a random task of the workload cannot use.
+        Divided by `total`, it is the idle GPU capacity that a random task of the workload cannot use, on average.
         """
         idle = sum(WHOLE - device for device in used)
         return self.total * idle - self.usable(free, used)
@@ -87,8 +87,7 @@ class Workload:
 
 
 def _levels(column: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the sorted distinct amounts of a resource, and the shapes that fit at each position among them, as
-    bits."""
+    """Return the sorted different amounts of a resource, and for each position the shapes that fit there, as bits."""
     thresholds = sorted(set(column))
     fitting = [sum((amount < level) << bit for bit, amount in enumerate(column)) for level in thresholds]
     return thresholds, [*fitting, (1 << len(column)) - 1]

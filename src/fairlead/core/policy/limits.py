@@ -1,4 +1,4 @@
-"""Limits: arithmetic on (name, limit, used) triples of accounts."""
+"""Arithmetic of the limits of accounts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairlead.core.why.reasons import OverLimit, TooManyJobs, first_over
 def allowed(
     accounts: Iterable[tuple[str, Mapping[str, int] | None, Mapping[str, int]]], asked: Mapping[str, int]
 ) -> OverLimit | None:
-    """Return None if `asked` fits under the limit of every account, otherwise the first limit that it exceeds."""
+    """Return the first limit that `asked` exceeds, or None. An account is given as its name, limit and use."""
     for name, limit, used in accounts:
         if limit is not None:
             resource = first_over(limit, used, asked)
@@ -20,7 +20,8 @@ def allowed(
 
 
 def may_run(accounts: Iterable[tuple[str, int | None, int]]) -> TooManyJobs | None:
-    """Return None if every account may have one more running job, otherwise the first that may not."""
+    """Return the first `max_jobs` that one more running job exceeds, or None. An account is given as its name,
+    `max_jobs` and number of running jobs."""
     for name, most, running in accounts:
         if most is not None and running >= most:
             return TooManyJobs(name, most)

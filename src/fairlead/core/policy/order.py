@@ -1,8 +1,7 @@
-"""Orders of queues. An order maps the `Standing` of an ask to a sort key; the lowest key goes first.
+"""Orders of queues. An order maps the `Standing` of an ask to a sort key; the lowest key is first.
 
-To add an order, write a function and a row in `ORDERS`. To make the order total, the lane appends the ask's place among
-asks of the same instant (its sequence number, or that of the earlier ask whose place it has) and its sequence number. A
-lane moves an ask when its priority changes, or another value that the order's row names.
+To add an order, write a function and a row in `ORDERS`. Equal keys are ordered by the sequence numbers of the asks. A
+lane moves an ask when its priority changes, or a value on which the order depends according to its row.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ class Standing(msgspec.Struct, frozen=True, gc=False):
     """The properties of an ask that an order may use."""
 
     kind: int
-    """0 replaces lost tasks, 1 scales a job up (2 if the queue has `scale_first: false`), 2 is new."""
+    """0 for tasks that replace others, 1 for tasks that scale a job up, 2 for new ones and, with `scale_first: false`,
+    for those that scale up."""
     priority: int
     """The priority of the job."""
     running: int
     """The live tasks of the job; 0 unless the order is `by_running`."""
     asked: int
-    """When it was asked, in microseconds. Preempted tasks keep the time of their first ask."""
+    """The time of the ask in microseconds. Preempted tasks keep the time of their first ask."""
     below_min: bool
     """True if a started gang needs its tasks to reach `min`; False unless the order is `by_min`."""
 
@@ -46,17 +46,17 @@ def by_fewest_running(ask: Standing) -> Key:
 class Order(msgspec.Struct, frozen=True):
     key: Callable[[Standing], Key]
     by_running: bool = False
-    """True if the key depends on `running`, which is 0 otherwise. Places then change with every start and end."""
+    """True if the key depends on `running`. Asks then move with every start and end."""
     by_min: bool = False
-    """True if the key depends on `below_min`, which is False otherwise."""
+    """True if the key depends on `below_min`."""
     longest_first: bool = False
-    """True if the stages of a job with the longest expected run times are asked for first."""
+    """True if a job asks first for the stages with the longest expected run times."""
     by_user: bool = False
-    """True if the users of the queue take turns by use, the least first; then the key orders the asks of one user."""
+    """True if users take turns, the one with the least use first. The key then orders the asks of one user."""
 
     @property
     def moves(self) -> bool:
-        """True if starts move asks to other places."""
+        """True if a start can change the order of other asks."""
         return self.by_running or self.by_user
 
 
@@ -71,4 +71,4 @@ ORDERS: Registry[Order] = Registry(
 )
 
 MISSING = Order(first_in_first_out)
-"""Stands in for an order that is not installed, during replay, which evaluates no policy."""
+"""Used during replay if the order is not installed. Replay evaluates no policy."""

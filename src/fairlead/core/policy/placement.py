@@ -1,12 +1,10 @@
-"""Placements: choose one of the nodes that fit a task.
+"""Placements: each scores the nodes that fit a task, and chooses the devices of the task there.
 
-A placement scores a node for a task; the node with the lowest score is taken. It also chooses the task's devices there.
-It sees a node only as a `Node`, so nodes in an equal state have equal scores and only one of them is scored. It is
-called only for nodes that fit. Of nodes with equal scores the one that joined first is taken, or a random one if the
-placement is `drawn`.
+The node with the lowest score is taken. Of nodes with equal scores it is the one that joined first, or a random one if
+the placement is `drawn`. A placement sees a node only as a `Node`, so one score serves all nodes in an equal state.
 
-To add a placement, write a function of this signature and a row in `PLACEMENTS`. All values are integers; fractions are
-in millionths, rounded down. The default, `pack`, is not here: the index of fitting nodes has its order built in.
+To add a placement, write a `Score` function and a row in `PLACEMENTS`. All values are integers; fractions are in
+millionths, rounded down. The default, `pack`, is not in this file: it is built into `core/index/pack.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ Key = tuple[int, ...]
 
 MILLION = 1_000_000
 STEP = 40
-"""Milli-GPU; `fgd` treats losses that differ by less as equal."""
+"""Milli-GPU. `fgd` rounds losses down to multiples of it."""
 
 
 class Node(NamedTuple):
@@ -44,7 +42,7 @@ class Node(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """The cluster as a placement sees it: the most CPU and devices of one node, and the typical tasks."""
+    """All nodes as a placement sees them: the most CPU and the most devices of one node, and the typical tasks."""
 
     cpu: int
     devices: int
@@ -79,12 +77,12 @@ def dotprod(node: Node, task: Task, fleet: Fleet) -> Key:
     """Prefer the node with the smallest dot product of free and asked resources, in whole percent."""
     product = node.free[0] * task.amounts[0] * MILLION // max(1, fleet.cpu) ** 2
     product += node.gpu * task.gpu * MILLION // max(1, WHOLE * fleet.devices) ** 2
-    # In measurements a finer resolution allocated less; see docs/placement.md.
+    # In measurements, finer scores allocated less; see docs/placement.md.
     return (product * 100 // (2 * MILLION),)
 
 
 def gpu_packing(node: Node, task: Task, fleet: Fleet) -> Key:
-    """Prefer the fullest split device; then a node in use; then an empty node, the smallest first."""
+    """Prefer the fullest device that is used in part; then a node in use; then the smallest empty node."""
     if not task.devices:
         return (0,)
     if not any(node.device_use):
@@ -94,7 +92,10 @@ def gpu_packing(node: Node, task: Task, fleet: Fleet) -> Key:
 
 
 def gpu_clustering(node: Node, task: Task, fleet: Fleet) -> Key:
-    """Keep tasks with whole GPUs apart from tasks with a part: prefer like tasks only, then mixed, empty, unlike."""
+    """Separate tasks with whole GPUs from tasks with parts of GPUs.
+
+    Prefer nodes with tasks of the same kind only, then nodes with both kinds, empty nodes, nodes with the other kind.
+    """
     if not task.devices:
         return (0,)
     split = any(0 < used < WHOLE for used in node.device_use)
@@ -105,7 +106,7 @@ def gpu_clustering(node: Node, task: Task, fleet: Fleet) -> Key:
 
 
 def fgd(node: Node, task: Task, fleet: Fleet) -> Key:
-    """Prefer the node where typical tasks lose the least usable GPU capacity; then as `bestfit`."""
+    """Prefer the node where typical tasks lose the least usable GPU capacity; for equal losses, as `bestfit`."""
     lost, _ = _least_loss(node, task, fleet)
     return (lost, _left_over(node, task, fleet))
 
@@ -118,7 +119,7 @@ def any_node(node: Node, task: Task, fleet: Fleet) -> Key:
 
 
 def tightest(node: Node, task: Task, fleet: Fleet) -> tuple[int, ...]:
-    """Choose whole devices in order; for part of a device, the fullest device that fits."""
+    """Choose whole devices in order; for a part of a device, the fullest device that fits."""
     if not task.devices:
         return ()
     return choose_devices(node.device_use, len(node.device_use), task.devices, task.milli, 1)
@@ -136,9 +137,9 @@ class Placement(NamedTuple):
     score: Score
     devices: Devices = tightest
     drawn: bool = False
-    """True if a random node of those with the best score is taken, by `draw`; otherwise the first of them."""
+    """True if a random one of the nodes with the best score is taken."""
     weighs: bool = False
-    """True if it uses `Fleet.workload`, which is empty otherwise."""
+    """True if the placement uses `Fleet.workload`, which is empty otherwise."""
 
 
 PACK = "pack"
@@ -158,7 +159,7 @@ PLACEMENTS: Registry[Placement] = Registry(
 )
 
 MISSING = Placement(any_node)
-"""Stands in for a placement that is not installed, during replay, which evaluates no policy."""
+"""Used during replay if the placement is not installed. Replay evaluates no policy."""
 
 
 def placement_names() -> tuple[str, ...]:
@@ -167,10 +168,9 @@ def placement_names() -> tuple[str, ...]:
 
 
 def draw(seed: int, number: int, counts: Sequence[int]) -> int:
-    """Return the position of the group that contains the drawn node, given the number of nodes of each group.
+    """Draw a node, each with equal probability, and return the position of its group. `counts` has the sizes of groups.
 
-    Every node is equally likely. Equal arguments give the same group, so the order of the groups must not depend on
-    anything that a restart loses.
+    The result depends on the arguments only, so it is the same after a restart.
     """
     drawn = blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
     ends = list(accumulate(counts))
@@ -181,13 +181,12 @@ def draw(seed: int, number: int, counts: Sequence[int]) -> int:
 
 
 def _left_over(node: Node, task: Task, fleet: Fleet) -> int:
-    """Return CPU and GPU left over, relative to the largest node. Memory has to fit but does not count."""
     cpu = (node.free[0] - task.amounts[0]) * MILLION // max(1, fleet.cpu)
     return cpu + (node.gpu - task.gpu) * MILLION // max(1, WHOLE * fleet.devices)
 
 
 def _least_loss(node: Node, task: Task, fleet: Fleet) -> tuple[int, tuple[int, ...]]:
-    """Return the smallest loss of usable GPU capacity for typical tasks on a node, in steps, and the devices."""
+    """Return the smallest loss of usable GPU capacity for typical tasks, in steps, and the devices with this loss."""
     workload = fleet.workload
     before = workload.usable(node.free, node.device_use)
     free = tuple(map(sub, node.free, task.amounts))
@@ -200,7 +199,6 @@ def _least_loss(node: Node, task: Task, fleet: Fleet) -> tuple[int, tuple[int, .
 
 
 def _ways(node: Node, task: Task, fleet: Fleet) -> Iterator[tuple[int, ...]]:
-    """Yield the choices of devices for a task that differ in effect, the tightest first."""
     if task.milli in (0, WHOLE):
         yield tightest(node, task, fleet)
         return

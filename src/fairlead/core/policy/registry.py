@@ -1,7 +1,7 @@
 """Registries: the policies of one kind by the names that the configuration uses.
 
 Built-in policies are a table in the file of their kind. `fairlead.policies` adds policies of other packages when a
-process starts, and never later, so that a name means the same function as long as the process runs.
+process starts and never later, so that the meaning of a name never changes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 
 
 class Registry(dict[str, Policy]):
-    """Policies by name: built-in ones first, then the others in the order in which they were added."""
+    """Policies by name: built-in ones first, then the others in the order in which they were added.
+
+    `kind` is used in messages. `reserved` names are known but have no entry.
+    """
 
     def __init__(self, kind: str, built_in: Mapping[str, Policy], reserved: Collection[str] = ()) -> None:
-        """Create a registry. `kind` is used in messages; `reserved` names are taken but have no entry."""
         super().__init__(built_in)
         self.kind = kind
         self._reserved = reserved

@@ -4,10 +4,9 @@
                       required >  free: 100 * free / required - 100     -100 … 0
     of a node         ((cpu + memory) / 2 + 2 * others) / 3, where others is the mean over the other resources asked for
 
-Scores are integers, in millionths, rounded down. A resource that is not asked for scores 100. A higher score is better,
-with one exception: a node that the task would fill exactly scores 0 and is the best.
-
-Policies score nodes in other ways; there the lowest key is the best, as for placements.
+Scores are integers in millionths, rounded down. A resource that is not asked for scores 100. The highest score is the
+best, but a node that the task would fill exactly is better than all others. The function `fit` turns the score into a
+key, of which the lowest is the best, as for all policies.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def combined(cpu: int, memory: int, others: list[int]) -> int:
 
 
 def is_exact(required: Mapping[str, int], free: Mapping[str, int]) -> bool:
-    """True if a task would leave nothing free of the resources it asks for."""
+    """True if a task would leave none of its resources free."""
     return all(free.get(name, 0) == amount for name, amount in required.items())
 
 
@@ -53,11 +52,11 @@ def fit(required: Mapping[str, int], free: Mapping[str, int]) -> Key:
 
 
 HoldScore = Callable[[Mapping[str, int], Mapping[str, int]], Key]
-"""What a task asks for, and what a node has free of it → the node's key; nodes with the lowest are held."""
+"""Returns the key of a node from the amounts that a task asks for and those that are free. The lowest keys are held."""
 
 HOLD_SCORES: Registry[HoldScore] = Registry("hold score", {"fit": fit})
 
 
 def may_be_held(percent: int, nodes: int) -> int:
-    """Return how many of `nodes` nodes may be held at once: a percentage, rounded up, so that 1 node gives 1."""
+    """Return how many of `nodes` nodes may be held at once: `percent` of them, rounded up."""
     return -(-percent * nodes // 100)

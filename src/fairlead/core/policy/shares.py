@@ -16,13 +16,13 @@ import msgspec
 
 FEW = 10
 """Up to this number of classes with a share, shares are rounded to whole percents as published, and the largest class
-gets the remainder. Among more classes, that remainder would be a large part of the other classes' entitlement, so
-nothing is rounded to percents there, and all slots are given out in turns."""
+gets the remainder. With more classes the remainder would be too large. Then nothing is rounded to percents, and all
+slots are given out in turns."""
 
 MAX_SHARE = 1_000_000
 FINE = MAX_SHARE**2
-"""Two different fractions with denominators up to `MAX_SHARE` are at least 1 / `FINE` apart. Multiplied by `FINE` and
-rounded down they stay different, and equal ones stay equal, so one integer represents a fraction."""
+"""Two different fractions with denominators up to `MAX_SHARE` differ by at least 1 / `FINE`. So an integer represents a
+fraction exactly: the fraction times `FINE`, rounded down."""
 
 ENTITLED, LENT, LAST = range(3)
 
@@ -42,7 +42,8 @@ class Claim(NamedTuple):
 
 
 def normalised(shares: Mapping[str, int]) -> dict[str, int]:
-    """Return shares as whole percents that add up to 100; unchanged if there are many classes or all shares are 0."""
+    """Return shares as whole percents with the sum 100. With many classes, or if all shares are 0, return them as they
+    are."""
     for name, share in shares.items():
         _check("share", share, name, MAX_SHARE)
     whole = sum(shares.values())
@@ -54,18 +55,19 @@ def normalised(shares: Mapping[str, int]) -> dict[str, int]:
 
 
 def entitlements(total: int, shares: Mapping[str, int]) -> dict[str, int]:
-    """Divide a total by shares, rounded down. The largest class gets the rest; among many classes, one each.
+    """Divide a total by shares, rounded down.
 
-    The total may be slots, `Measure.whole`, or the entitlement of the parent of these classes.
+    The rest goes to the largest class or, among many classes, in parts of 1 to those that lost most by rounding. The
+    total may be slots, `Measure.whole`, or the entitlement of the parent.
     """
     _check("total", total)
     return _divide(total, normalised(shares))
 
 
 def spread(total: int, classes: Iterable[Mapping[str, Any] | Claim]) -> int:
-    """Return how far the classes are from their shares, in percent of the total: the most above plus the most below.
+    """Return the spread in percent of the total: the largest excess over a share plus the largest shortfall below one.
 
-    A class that is below its share counts only if it has work waiting.
+    A class below its share counts only if it has waiting work.
     """
     _check("total", total)
     claims = _claims(classes)
@@ -87,8 +89,8 @@ def spread(total: int, classes: Iterable[Mapping[str, Any] | Claim]) -> int:
 def start_counts(total: int, idle: int, classes: Iterable[Mapping[str, Any] | Claim]) -> dict[str, int]:
     """Return how many tasks each class starts on the idle slots of a total: by entitlement, then on loan.
 
-    The sum is the lesser of idle slots and waiting tasks. Classes with share 0 start nothing here; they get the slots
-    that the other classes leave, in turns (`turn_key`).
+    Slots stay idle only if no class with a share has waiting tasks. Classes with share 0 start nothing here; turns
+    (`turn_key`) give them the slots that are left.
     """
     _check("idle", idle)
     claims = _claims(classes)
@@ -102,15 +104,15 @@ def start_counts(total: int, idle: int, classes: Iterable[Mapping[str, Any] | Cl
 def rebalance_counts(total: int, idle: int, classes: Iterable[Mapping[str, Any] | Claim]) -> dict[str, tuple[int, int]]:
     """Return how many tasks each class starts and stops to reach its entitlement. Remaining slots are lent once.
 
-    A loan to a class above its entitlement keeps its tasks running. Among few classes the loan is rounded down, as
-    published, and may leave slots idle until the next call of `start_counts`. A class with share 0 has only loans. It
-    stops as many tasks as the other classes' starts need beyond the idle slots and the tasks that those classes stop.
+    A loan to a class above its entitlement lets that number of its tasks run on. Among few classes, loans are rounded
+    down as published, so some slots may stay idle. A class with share 0 has only loans; it stops tasks if the starts of
+    other classes need more than the idle slots and the stops of those classes.
     """
     _check("idle", idle)
     claims = _claims(classes)
     rows = _rows(total, claims)
     for row in rows:
-        row.started = min(0, row.entitled - row.running)  # negative: to be stopped
+        row.started = min(0, row.entitled - row.running)  # below 0: tasks to stop
     free = idle - sum(row.started for row in rows) + sum(claim.running for claim in claims if not claim.share)
     if len(rows) <= FEW:
         _lend_once(rows, _entitle(rows, free))
@@ -129,10 +131,9 @@ def rebalance_counts(total: int, idle: int, classes: Iterable[Mapping[str, Any] 
 
 
 class Measure:
-    """Dominant shares of one capacity, as integer parts of `whole` that can be compared and subtracted.
+    """Measures dominant shares of a capacity, as integer parts of `whole` that can be compared and subtracted.
 
-    `whole` is a common multiple of all capacities, so that nothing is rounded, and a share costs one multiplication per
-    resource and no division. Make a new object when the capacity changes.
+    `whole` is a common multiple of all capacities, so that nothing is rounded and no division is needed.
     """
 
     def __init__(self, capacity: Mapping[str, int]) -> None:
@@ -146,7 +147,8 @@ class Measure:
         return {resource: amount * self._factors.get(resource, self.whole) for resource, amount in used.items()}
 
     def dominant_share(self, used: Mapping[str, int]) -> int:
-        """Return the largest part of any resource that a vector uses. A resource without capacity counts as 100 %."""
+        """Return the largest part of a resource that a vector uses. Any use of a resource without capacity is at least
+        the whole."""
         largest = 0
         for resource, amount in used.items():
             largest = max(largest, amount * self._factors.get(resource, self.whole))
@@ -156,10 +158,9 @@ class Measure:
 def turn_key(use: int, share: int, entitled: int, name: str, counted: int | None = None) -> Key:
     """Return the sort key of a class among its siblings; the lowest is next.
 
-    Classes below their entitlement come first, then those on loan, then those without a share; within each group by use
-    ÷ share, then by name. Use and entitlement are in one unit: tasks, or parts of `Measure.whole`. If past use counts,
-    `counted` is the sum of present and past use that is divided by the share. Keys are plain tuples without ties.
-    Arguments are not checked, because every turn calls this.
+    Classes below their entitlement come first, then those on loan, then those without a share. Each group is ordered by
+    use ÷ share, then by name. Use and entitlement are in one unit: tasks, or parts of `Measure.whole`. If past use
+    counts, `counted` is the sum of present and past use, which is then divided by the share.
     """
     if counted is None:
         counted = use
@@ -186,7 +187,7 @@ class _Row(msgspec.Struct, eq=False):
         return max(0, self.entitled - self.running - self.started) if self.waiting else 0
 
     def loaned(self) -> int:
-        """Return the slots already on loan, without stopped tasks and, as published, without tasks that start now."""
+        """Return the slots on loan, without tasks that stop and, as published, without tasks that start now."""
         return max(0, self.running + min(0, self.started) - self.entitled)
 
     def start(self, count: int) -> None:
@@ -201,7 +202,6 @@ class _Row(msgspec.Struct, eq=False):
 
 
 def _rows(total: int, claims: Sequence[Claim]) -> list[_Row]:
-    """Return the classes with a share, the largest first."""
     _check("total", total)
     shares = {claim.name: claim.share for claim in claims}
     weights = normalised(shares)
@@ -216,9 +216,9 @@ def _rows(total: int, claims: Sequence[Claim]) -> list[_Row]:
 
 
 def _entitle(rows: Sequence[_Row], idle: int) -> int:
-    """Give idle slots to classes below their entitlement, in proportion to what each lacks; return the slots left over.
+    """Give idle slots to classes below their entitlement, in proportion to what each lacks; return the rest.
 
-    The loop ends: one of at most `FEW` classes lacks at least a tenth of the sum, and its part is rounded up.
+    The loop ends because one of at most `FEW` classes lacks at least a tenth of the sum, and its part is rounded up.
     """
     while idle:
         unused = [row.unused() for row in rows]
@@ -232,7 +232,6 @@ def _entitle(rows: Sequence[_Row], idle: int) -> int:
 
 
 def _lend(rows: Sequence[_Row], idle: int) -> int:
-    """Lend idle slots while there are enough to divide by share; return the slots left over."""
     while idle:
         lent = _lend_once(rows, idle)
         if not lent:
@@ -242,7 +241,7 @@ def _lend(rows: Sequence[_Row], idle: int) -> int:
 
 
 def _lend_once(rows: Sequence[_Row], idle: int) -> int:
-    """Divide all loans, old and new, by share among the waiting classes; give each what it lacks; return the sum."""
+    """Divide all old and new loans by share among classes with waiting work; return the number of slots given."""
     whole = sum(row.weight for row in rows if row.waiting)
     if not whole:
         return 0
@@ -256,7 +255,6 @@ def _lend_once(rows: Sequence[_Row], idle: int) -> int:
 
 
 def _hand_out(rows: Sequence[_Row], slots: int, percents: Sequence[int], most: Sequence[int]) -> int:
-    """Give out slots by percents, rounded up, the largest class first; return the number given."""
     left = slots
     for row, percent, limit in zip(rows, percents, most, strict=True):
         count = min(-(-slots * percent // 100), limit, row.waiting, left)
@@ -272,7 +270,7 @@ def _take_turns(rows: Sequence[_Row], slots: int) -> None:
 
 
 def _fill(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> int:
-    """Give slots one by one to the class with the lowest use ÷ share, up to `most` each; return the number given."""
+    """Give each slot to the class with the lowest use ÷ share, up to `most` each; return the number given."""
     slots = min(slots, sum(most))
     if not slots:
         return 0
@@ -293,8 +291,7 @@ def _fill(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> int:
 def _at_once(rows: Sequence[_Row], slots: int, most: Sequence[int]) -> list[int]:
     """Return the turns of each class, except for the last few (at most one per class).
 
-    Finds by bisection the level of use ÷ share that the turns reach, so that the cost hardly depends on the number of
-    slots.
+    Bisection finds the level of use ÷ share that the turns reach, so that many slots cost hardly more than few.
     """
     counts = [0] * len(rows)
     low, high = 0, 1 + max((row.use() + limit) * FINE // row.share for row, limit in zip(rows, most, strict=True))

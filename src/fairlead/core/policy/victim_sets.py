@@ -1,9 +1,8 @@
 """Chooses the tasks to stop for an ask: arithmetic on plain values.
 
-Tasks are stopped in units: one task of a stage that has more than it needs, or a whole gang. A set has no more single
-tasks of a stage than it can spare. Sets of units that let the ask start are compared by their highest priority (lower
-is better), then by the number of tasks, then of broken gangs (fewer is better), then by the rank of their units, which
-is their age unless a policy says otherwise (newer is better).
+Tasks are stopped in units: a single task of a stage that can spare it, or a whole gang. Of the sets of units that let
+the ask start, the best one has the lowest highest priority, then the fewest tasks, then the fewest broken gangs, then
+the lowest ranks. By default, newer units have lower ranks; a policy can rank them otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Unit(NamedTuple):
     """Tasks that can only be stopped together."""
 
     gang: bool
-    """True for a whole gang; False for one task of a stage that has more than it needs."""
+    """True for a whole gang; False for a single task that its stage can spare."""
     priority: int
     began: int
     number: int
@@ -33,7 +32,7 @@ class Unit(NamedTuple):
     task: int
     """The index of a single task."""
     of: tuple[str, int]
-    """The gang. Stopping it whole includes its single tasks."""
+    """The gang, which also has the single task of this unit."""
     queue: str
     amounts: tuple[tuple[str, int], ...]
     """The resources it uses."""
@@ -42,7 +41,7 @@ class Unit(NamedTuple):
     stage: int = 0
     """The position of the stage of a single task."""
     spare: int = 0
-    """The number of single tasks that the stage can lose."""
+    """The number of single tasks that the stage can spare."""
 
 
 StageKey = tuple[tuple[str, int], int]
@@ -59,15 +58,15 @@ def newest(unit: Unit) -> Key:
 
 
 Rank = Callable[[Unit], Key]
-"""Unit → its rank; of sets that are equal otherwise, the one with the lowest ranks is stopped."""
+"""Returns the rank of a unit. Of sets that are equal otherwise, the one with the lowest ranks is stopped."""
 
 VICTIMS: Registry[Rank] = Registry("victims", {"newest": newest})
 
 
 def cost_of(units: Iterable[Unit], rank: Rank = newest) -> Cost:
-    """Return the cost of stopping all these units, by number of tasks, priority, gangs and rank; lower is better.
+    """Return the cost of stopping all these units, by number of tasks, priority, gangs and ranks; the lowest is best.
 
-    Used to compare sets with the same highest priority, or with priorities up to the same level.
+    It compares sets with the same highest priority, or with priorities up to the same level.
     """
     units = list(units)
     ranks = sorted([rank(unit) for unit in units], reverse=True)
@@ -79,7 +78,7 @@ def cost_of(units: Iterable[Unit], rank: Rank = newest) -> Cost:
 def best_of_few(
     units: Sequence[Unit], enough: Callable[[Sequence[Unit]], bool], rank: Rank = newest
 ) -> Sequence[Unit] | None:
-    """Return the best set of units that is enough, or None. Compares all sets, for at most `FEW` units."""
+    """Return the best set of units that is enough, or None, by comparing all sets of at most `FEW` units."""
     choices = [
         choice
         for size in range(1, len(units) + 1)
@@ -91,7 +90,7 @@ def best_of_few(
 
 
 def lowest_level(levels: Sequence[int], enough: Callable[[int], bool]) -> int | None:
-    """Return the lowest of the ascending levels for which `enough` is true; None if it is false for the highest.
+    """Return the lowest of the ascending levels that is enough, or None.
 
     The last call of `enough` is for the returned level.
     """
@@ -110,7 +109,7 @@ def lowest_level(levels: Sequence[int], enough: Callable[[int], bool]) -> int | 
 
 
 def without_covered(units: Sequence[Unit]) -> list[Unit]:
-    """Return the units without single tasks of gangs that are stopped whole."""
+    """Return the units without single tasks of gangs that stop whole."""
     gangs = {unit.of for unit in units if unit.gang}
     return [unit for unit in units if unit.gang or unit.of not in gangs]
 
@@ -121,7 +120,7 @@ def are_apart(units: Sequence[Unit]) -> bool:
 
 
 def overdrawn(units: Iterable[Unit], lost: Mapping[StageKey, int] = NONE_LOST) -> bool:
-    """True if a stage would lose more single tasks than it can spare, in addition to those it has lost already."""
+    """True if a stage would lose more single tasks than it can spare. `lost` are those that stop already."""
     more: dict[StageKey, int] = {}
     for unit in units:
         if not unit.gang:
@@ -133,13 +132,13 @@ def overdrawn(units: Iterable[Unit], lost: Mapping[StageKey, int] = NONE_LOST) -
 
 
 def is_unmet(used: Amounts, asked: Amounts, guarantee: Amounts) -> bool:
-    """True if a request is within an unmet guarantee: its queue has a right to it, and it cannot be reclaimed."""
+    """True if a request is within a guarantee that its queue does not use yet."""
     guaranteed = [name for name in asked if name in guarantee]
     return bool(guaranteed) and all(used.get(name, 0) + asked[name] <= guarantee[name] for name in guaranteed)
 
 
 def surplus(running: int, needed: int) -> int:
-    """Return how many tasks a gang can lose and keep running."""
+    """Return how many of its running tasks a gang can spare."""
     return max(0, running - needed)
 
 

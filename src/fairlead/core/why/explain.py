@@ -283,9 +283,7 @@ def _closed_because(partition: Partition, shape: Shape, row: int, own: Collectio
 
 
 def _devices(partition: Partition, shape: Shape, row: int) -> tuple[int, ...]:
-    return choose_devices(
-        partition.nodes.devices[row], partition.nodes.device_count(row), shape.devices, shape.device_milli, 1
-    )
+    return choose_devices(partition.nodes.devices[row], partition.nodes.gpus[row], shape.devices, shape.device_milli, 1)
 
 
 # -- later -----------------------------------------------------------------------------------------------------
