@@ -1,11 +1,15 @@
-"""Detects the CPUs, memory and GPUs of this machine that this process may use."""
+"""Detects the CPUs, memory and GPUs that this process may use, and checks whether the machine works."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 
@@ -13,15 +17,16 @@ CGROUPS = Path("/sys/fs/cgroup")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 UNLIMITED = 1 << 60
 """Cgroups v1 report a number above this if there is no limit."""
+VALID = 1.0
+"""Seconds for which a result of `Probe` is reused."""
+SILENT = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The resources and labels of a machine."""
-
     cpus: float
     memory: int
     gpus: tuple[str, ...] = ()
-    """The name of each GPU, as written to the environment of a task that gets it."""
+    """The name of each GPU, as in the environment of a task to which it is assigned."""
     labels: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -31,7 +36,6 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def this_machine() -> Machine:
-    """Return the resources of this machine, within the limits of this process."""
     gpus, model = _gpus()
     return Machine(_cpus(), _memory(), gpus, (("gpu_model", model),) if model else ())
 
@@ -62,7 +66,7 @@ def _memory() -> int:
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:
-    """Return the names of the GPUs, in the order of their bus addresses, and the model of the first if there is one."""
+    """Return the names of the GPUs, in the order of their bus addresses, and the model of the first."""
     names, model = _by_nvml()
     if not names and NVIDIA.is_dir():
         names = tuple(str(number) for number in range(len(list(NVIDIA.iterdir()))))
@@ -97,3 +101,34 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+class Probe:
+    """Checks whether the machine can start processes and write files, when a user's spawner reports that it cannot.
+
+    Users can lower the limits of their own spawner, or use up their own quota. That must not pause the node for others.
+    """
+
+    def __init__(self, directory: Path, steady: Callable[[], float] = monotonic) -> None:
+        """Use the agent's own directory, which is on the disk of the logs."""
+        self._file = directory / "probe"
+        self._program = shutil.which("true") or sys.executable
+        self._steady = steady
+        self._fails = False
+        self._until = 0.0
+
+    def fails(self) -> bool:
+        """True if this process, which no user can limit, cannot start a process or write a file either."""
+        now = self._steady()
+        if now >= self._until:
+            self._fails, self._until = not self._works(), now + VALID
+        return self._fails
+
+    def _works(self) -> bool:
+        try:
+            self._file.write_bytes(bytes(4096))
+            self._file.unlink()
+            os.waitpid(os.posix_spawn(self._program, [self._program, "--version"], {}, file_actions=SILENT), 0)
+        except OSError:
+            return False
+        return True

@@ -1,4 +1,4 @@
-"""Converts between messages of agents and values of the core: greetings, reports, tasks running on a node."""
+"""Checks messages of agents, and converts between them and values of the core."""
 
 from __future__ import annotations
 

@@ -43,8 +43,7 @@ def is_plain(status: os.stat_result) -> bool:
 
 
 def open_plain(path: str, flags: int, folder: int | None = None) -> int:
-    """Open an existing log; `path` is relative to `folder` if that is given. Raises `OSError` if it is no plain file.
-    """
+    """Open an existing log; `path` may be relative to an open `folder`. Raises `OSError` if it is no plain file."""
     fd = os.open(path, flags | SAFELY, dir_fd=folder)
     if not is_plain(os.fstat(fd)):
         os.close(fd)

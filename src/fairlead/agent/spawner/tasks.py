@@ -261,8 +261,7 @@ class Tasks:
                 self._over(task)
 
     def _ran_over(self, task: Task) -> str:
-        """Return the reason of a task if the kernel killed one of its processes for its memory use; else an empty text.
-        """
+        """Return a reason if the kernel killed a process of the task for its memory use, else an empty text."""
         room, spec = task.room, task.spec
         if room is None or spec is None or not room.memory or not spec[4] or not self._limits.ran_over(room):
             return ""

@@ -22,8 +22,7 @@ Marks = dict[int, str]
 
 
 def members(tasks: Iterable[int], marks: Marks) -> dict[int, list[int]]:
-    """Return the living processes of each of the `tasks`, by its first process. `marks` has all tasks of the spawner.
-    """
+    """Return the living processes of each task, by its first process. `marks` has all tasks of the spawner."""
     processes = all_processes()
     processes_of: dict[int, list[int]] = {pid: [] for pid in tasks}
     for pid, owner in owners(marks, processes, os.getpid()).items():
