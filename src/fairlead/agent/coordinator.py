@@ -125,7 +125,6 @@ class Joining:
         """The last lease from the server. Until there is one, spawners use the lease of an earlier agent."""
 
     def begin(self) -> None:
-        """Open links to the existing spawners."""
         self._follow_users()
         self._first = len(self.links)
         if not self._first:
@@ -133,7 +132,6 @@ class Joining:
 
     @property
     def silent(self) -> list[int]:
-        """Spawners that have not listed their tasks yet."""
         return [at for at in range(self._first) if at not in self._found]
 
     # -- the server ----------------------------------------------------------------------------------------------
@@ -188,7 +186,6 @@ class Joining:
         await Session(self, channel).run(hello)
 
     def on_joined(self, session: Session, hello: Hello) -> None:
-        """Note that the server has accepted the agent."""
         self._session = session
         self._logged = ("", "", 0.0)
         self.identity.joined()
@@ -208,7 +205,6 @@ class Joining:
     # -- spawners ------------------------------------------------------------------------------------------------
 
     def on_message(self, at: int, kind: str, *rest: Any) -> None:
-        """Handle a message of a spawner."""
         self.heard[at] = self.steady()
         if kind == "state":
             tasks, self._notes[at], self.cgroup = rest
@@ -235,7 +231,6 @@ class Joining:
         self._tell()
 
     def deliver(self) -> None:
-        """Send the messages of the task table's outbox to spawners."""
         self._follow_users()
         for at, outbox in enumerate(self.table.outbox):
             if outbox:
@@ -245,7 +240,6 @@ class Joining:
                 self.links[at].wake()
 
     def _follow_users(self) -> None:
-        """Open a link to the spawner of each user that is new in the task table."""
         for at in range(len(self.links), len(self.table.users)):
             self.links.append(self.outside.open_link(at, self.table.users[at]))
 

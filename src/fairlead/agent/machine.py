@@ -41,7 +41,6 @@ def this_machine() -> Machine:
 
 
 def host_name() -> str:
-    """Return the host name, changed to a valid node name."""
     name = re.sub(r"[^A-Za-z0-9._@+-]", "-", socket.gethostname().split(".")[0])[:63].lstrip("._@+-")
     return name or "node"
 

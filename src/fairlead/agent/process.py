@@ -244,7 +244,6 @@ class Agent:
         return [""] if self._helper is None else [folder.name for folder in self._helper.folders()]
 
     def _facts(self) -> dict[str, str]:
-        """Return labels that describe how this node separates users."""
         if self._helper is not None:
             return {"users": "separate", **self._helper.facts}
         return {"users": "one", "cgroup": self._joining.cgroup, "tmp": "shared"}

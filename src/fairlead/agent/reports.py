@@ -51,8 +51,6 @@ class Entry:
 
 
 class Batch(NamedTuple):
-    """Reports that were sent together, until they are confirmed."""
-
     reports: int
     ended: tuple[Key, ...]
     """Tasks to drop once the batch is confirmed."""

@@ -70,7 +70,6 @@ async def read_results(logs: str, tasks: Tasks, index: int, files: int, size: in
 
 
 def remove_results(logs: str, tasks: Tasks) -> None:
-    """Remove the copies of result files that the server has stored."""
     for index in each_of(tasks.indices):
         prefix = _prefix(logs, tasks, index)
         listed = _read_list(prefix)

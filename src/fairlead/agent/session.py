@@ -223,7 +223,6 @@ class Session:
     # -- logs ----------------------------------------------------------------------------------------------------
 
     async def _push_out_reader(self) -> None:
-        """Stop the oldest log reader of the user who has the most, and send it the reason."""
         [(user, _)] = Counter(reader.user for reader in self._readers.values()).most_common(1)
         oldest = next(request for request, reader in self._readers.items() if reader.user == user)
         self._readers.pop(oldest).task.cancel()

@@ -94,7 +94,6 @@ class Link(asyncio.Protocol):
                 self._transport.close()
 
     def wake(self) -> None:
-        """Check again whether the spawner is wanted."""
         self._wake.set()
 
     def send(self, *frames: tuple[Any, ...]) -> bool:

@@ -100,7 +100,7 @@ def _is_there(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:
-        return False  # the folder of a user has wrong permissions, which the root helper sets right when it has tasks
+        return False  # the permissions of a user's folder are wrong; the root helper corrects them at the next start
 
 
 def split(directory: Path, users: Users) -> Helper:

@@ -118,7 +118,6 @@ def remove_old(logs: str) -> None:
 
 
 def _remove_old_files(folder: int, limit: float) -> list[str]:
-    """Remove the old files of an open folder. Return the folders in it."""
     folders: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -131,7 +130,6 @@ def _remove_old_files(folder: int, limit: float) -> list[str]:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a log; 0 if it is missing or not a plain file of its user."""
     fd = open_own(path)
     if fd is None:
         return 0

@@ -98,14 +98,18 @@ class TaskTable:
         for launch in work.launches:
             if not launch.slots:
                 self._launch(launch, work, groups)
-        chained = [launch for launch in work.launches if launch.slots]
-        for chain, last in {launch.chain: launch for launch in chained}.items():
-            self._set_slots(chain, last.slots, self.spawners_of(work.specs[last.spec].user), slots)
-        for launch in chained:
-            self._launch(launch, work, groups)
+        self._launch_chained([launch for launch in work.launches if launch.slots], work, groups, slots)
         for spawner, outbox in enumerate(self.outbox):
             if groups[spawner] or slots[spawner]:
                 outbox.append(("launch", groups[spawner], slots[spawner]))
+
+    def _launch_chained(
+        self, launches: list[Launch], work: Work, groups: list[list[Frame]], slots: list[dict[int, int]]
+    ) -> None:
+        for chain, last in {launch.chain: launch for launch in launches}.items():
+            self._set_slots(chain, last.slots, self.spawners_of(work.specs[last.spec].user), slots)
+        for launch in launches:
+            self._launch(launch, work, groups)
 
     def _set_slots(self, chain: int, number: int, among: range, slots: list[dict[int, int]]) -> None:
         """Divide the slots of a chain among spawners. Waiting tasks of a spawner without slots are returned."""
@@ -188,7 +192,7 @@ class TaskTable:
             self.reporting.answer(Report(unknown_tasks, "stopped"))
 
     def _forget_unnamed(self, launches: Iterable[Launch]) -> None:
-        """Drop tasks that have not started and are not in the standing orders: their stop may have been missed."""
+        """Return tasks that have not started and are not in the standing orders, because a stop was missed."""
         wanted: set[Key] = set()
         for launch in launches:
             tasks = launch.tasks
@@ -221,7 +225,6 @@ class TaskTable:
     # -- messages of spawners ------------------------------------------------------------------------------------
 
     def record(self, started: Sequence[Key], ended: Sequence[tuple[Key, Result]]) -> None:
-        """Record tasks that a spawner reports as started and ended."""
         for key in started:
             self._begin(self._entries[key])
         for key, result in ended:
@@ -273,7 +276,6 @@ class TaskTable:
                 self._end(entry, (state, 126, why, 0, 0, 0))
 
     def has_tasks_at(self, spawner: int) -> bool:
-        """True if a spawner has tasks that have not ended."""
         return any(entry.at == spawner and entry.state != "ended" for entry in self._entries.values())
 
     def awaited(self) -> set[int]:
@@ -285,7 +287,7 @@ class TaskTable:
         }
 
     def _settle_unknown(self, entry: Entry) -> None:
-        """Handle a task that its spawner does not have. Spawners record all they receive, so it was not received."""
+        """End a task that its spawner does not have, or send it again if it cannot have started."""
         if entry.state == "running":
             self._end(entry, ("lost", 0, "its spawner does not know the task any more", 0, 0, 0))
         elif entry.state == "sent" and (entry.waits or entry.spec is None):
@@ -340,11 +342,9 @@ class TaskTable:
 
     @property
     def at_work(self) -> int:
-        """Number of tasks that have not ended."""
         return len(self._live)
 
     def reconnected(self) -> None:
-        """Prepare the reports for a new connection to the server."""
         self.reporting.reconnected(self._entries.values())
 
     def confirmed(self, number: int) -> None:
@@ -366,7 +366,6 @@ class TaskTable:
                 self._gone[spawner] = []
 
     def started(self, *states: str) -> tuple[Tasks, ...]:
-        """Return the tasks in these states, grouped by stage and attempt."""
         groups: dict[Meta, list[int]] = {}
         for entry in self._entries.values():
             if entry.state in states:

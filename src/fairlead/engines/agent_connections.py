@@ -49,7 +49,6 @@ class Blocks:
         return bool(self._ranges)
 
     def without(self, other: Blocks) -> list[Tasks]:
-        """Return the tasks of this set that are not in `other`."""
         rest: list[Tasks] = []
         for block, ranges in self._ranges.items():
             flat = ranges.flat()
@@ -74,8 +73,6 @@ class Seen(msgspec.Struct):
 
 
 class Attached:
-    """The connection of a node's agent."""
-
     def __init__(self, peer: Peer, connection: Connection) -> None:
         self.node = peer.node
         self.pool = ""
@@ -139,8 +136,6 @@ class Attached:
 
 
 class LedPartition:
-    """A partition during the term of one writer."""
-
     def __init__(self, handle: PartitionHandle, secrets: Secrets, gang_seed: bytes) -> None:
         self.handle = handle
         self.nodes: dict[str, Seen] = {}

@@ -170,7 +170,6 @@ class Agents:
             await connection.close(code, reason.encode()[:120].decode(errors="ignore"))
 
     async def _greeting(self, partition: str, connection: Connection) -> tuple[Peer, wire.Hello]:
-        """Receive the node's proof of identity, and its description."""
         async with asyncio.timeout(GREETING_TIME):
             knock = decode_from_agent(await connection.recv())
             if not isinstance(knock, wire.Knock):
@@ -336,7 +335,7 @@ class Agents:
             self._log("epoch not known", {"node": hello.node, "epoch": hello.epoch, "ours": handle.epoch})
 
     async def _set_aside(self, led: LedPartition | None, node: str) -> None:
-        """Drain a node that runs tasks which the journal does not have. They use its capacity."""
+        """Drain a node that runs tasks which the journal does not have, because they use its capacity."""
         if led is None:
             return
         led.ahead[node] = None
@@ -400,7 +399,6 @@ class Agents:
         self._collected(partition, attached.node, tasks)
 
     async def _send(self, attached: Attached) -> None:
-        """Send all messages to the agent, in order."""
         with suppress(Closed):
             while messages := await attached.take():
                 for message in messages:

@@ -112,13 +112,11 @@ class Collector:
             self.add(node, Tasks(*block, Ranges.from_indices(sorted(numbers)).flat()))
 
     def collected(self, partition: str, node: str, tasks: Tasks) -> None:
-        """Queue tasks whose result files are on a node."""
         if self.add((partition, node), tasks, logs=False):
             expected = self._expected.setdefault((partition, tasks.number), set())
             expected.update((tasks.stage, tasks.attempt, index) for index in indices(tasks.indices))
 
     def expected(self, partition: str, number: int) -> int:
-        """Return the number of tasks of a job whose result files are not stored yet."""
         return len(self._expected.get((partition, number), ()))
 
     def add(self, node: Node, tasks: Tasks, logs: bool = True) -> bool:
@@ -155,7 +153,6 @@ class Collector:
         await asyncio.gather(*self._working.values(), return_exceptions=True)
 
     def _give_up(self, node: Node, problem: str) -> None:
-        """Drop the queued output of a node."""
         tasks = self._sizes.get(node, 0)
         if tasks:
             self._log("output not copied", {"node": node[1], "tasks": tasks, "problem": problem})
@@ -166,7 +163,6 @@ class Collector:
             self._working[node].cancel()
 
     def _forget(self, node: Node, tasks: Tasks) -> None:
-        """Stop expecting result files of these tasks."""
         key = (node[0], tasks.number)
         expected = self._expected.get(key)
         if expected is not None:

@@ -18,8 +18,6 @@ Result = TypeVar("Result")
 
 
 class Busy(Unserved):
-    """Raised if the inbox of a writer is full; retry."""
-
     def __init__(self, problem: str) -> None:
         super().__init__("too many", problem, 1)
 

@@ -51,7 +51,7 @@ class Figures:
         )
 
     def begin(self, partition: str, pool: str) -> None:
-        """Create the series of a pool at zero: a rate counts the first event only if a zero came before it."""
+        """Create the series of a pool at zero, because a rate counts the first event only if a zero came before it."""
         for metric in (self.created, self.failed, self.destroyed, self.machines, self.orphans):
             metric.labels(partition, pool)
         for call in CALLS:

@@ -43,8 +43,6 @@ class RunningPool(NamedTuple):
 
 
 class LedPartition:
-    """The pools of a partition during the term of one writer."""
-
     def __init__(self, handle: PartitionHandle) -> None:
         self.handle = handle
         self.running: dict[str, RunningPool] = {}
@@ -178,7 +176,6 @@ class PoolService:
 
 
 def machines_of(partition: Partition) -> PoolMachines:
-    """Return the existing and ordered nodes of all pools with a provider."""
     nodes, found = partition.nodes, PoolMachines()
     for name, pool in partition.pools.items():
         if pool.settings.provider:

@@ -26,8 +26,6 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Lets agents of new machines join this server."""
-
     url: Callable[[], str]
     """Returns the address of this server, or the addresses of all servers, separated by commas."""
     invite: Callable[[str, str, Sequence[str]], dict[str, str]]

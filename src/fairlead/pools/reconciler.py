@@ -103,7 +103,6 @@ class PoolReconciler:
         self._figures.begin(kind.partition, kind.pool)
 
     def wake(self) -> None:
-        """Start a pass now."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -228,7 +227,7 @@ class PoolReconciler:
         return names
 
     async def _remove(self, names: Sequence[str], reason: str) -> None:
-        """Remove nodes after their machines are gone. An agent that still ran would add its node again."""
+        """Remove nodes whose machines are gone. The agent of a machine that still runs would add its node again."""
         if names:
             await asyncio.to_thread(self.kind.join.forget, self.kind.partition, names)
         for name in names:

@@ -46,8 +46,6 @@ class Room:
 
 
 class Limits:
-    """The cgroups of one spawner."""
-
     def __init__(self, name: str) -> None:
         """Make the parent cgroup for the spawner `name`, and remove cgroups left by an earlier spawner of that name."""
         self.kind = "none"
@@ -87,7 +85,6 @@ class Limits:
         return room
 
     def set(self, room: Room, cpu: int, memory: int) -> None:
-        """Set the limits of a room."""
         if room.cpu != cpu:
             self._set_cpu(room, cpu)
         if self._memory and room.limit != memory:
@@ -101,7 +98,6 @@ class Limits:
         raise OSError("GPUs are not guarded on a single-user node")
 
     def put(self, room: Room, pids: Iterable[int]) -> None:
-        """Move processes into a room."""
         if room.limit:
             self.ran_over(room)  # reset the count: kills of an earlier task do not matter
         for pid in pids:
@@ -157,7 +153,6 @@ class Limits:
             return False
 
     def kill(self) -> None:
-        """Kill every process in these cgroups."""
         _kill([folder for folder in (self._base, self._processes) if folder])
 
     def close(self) -> None:

@@ -38,7 +38,6 @@ def own_tmp(folder: str) -> None:
 
 
 def limit(processes: int) -> None:
-    """Limit the number of the user's processes, and the open files of each."""
     for kind, most in ((resource.RLIMIT_NPROC, processes), (resource.RLIMIT_NOFILE, OPEN_FILES)):
         soft, hard = (
             most if current == resource.RLIM_INFINITY else min(current, most) for current in resource.getrlimit(kind)

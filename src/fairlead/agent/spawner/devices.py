@@ -44,8 +44,6 @@ def gpus() -> tuple[Numbers, ...]:
 
 
 class Guard:
-    """Denies devices to the processes of one cgroup."""
-
     def __init__(self, folder: str) -> None:
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self._program = -1

@@ -34,7 +34,6 @@ class Unpacker:
         return len(self._rest)
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yield the messages that these bytes complete."""
         data = self._rest + data if self._rest else data
         at, end = 0, len(data)
         while end - at >= HEAD:

@@ -122,7 +122,6 @@ class Guard:
             os._exit(0)
 
     def end(self) -> None:
-        """Kill the guard. The spawner must have no tasks left."""
         try:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -149,7 +148,6 @@ def _is_stopped(pid: int, lease: Lease) -> bool:
 
 
 def _is_free(path: str) -> bool:
-    """True if no process has locked a file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

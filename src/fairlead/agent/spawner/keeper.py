@@ -83,7 +83,6 @@ class Keeping:
                     return  # the spawner was killed meanwhile
 
     def end(self) -> None:
-        """Kill the remaining processes of tasks, and remove the cgroups."""
         self.limits.kill()
         for room in self._rooms.values():
             self.limits.give(room)

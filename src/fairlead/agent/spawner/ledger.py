@@ -154,7 +154,6 @@ def open_files(path: str) -> tuple[int, int]:
 
 
 def _boot() -> str:
-    """Return the id of this boot of the machine."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 

@@ -40,7 +40,6 @@ class Process:
 
 
 def process_of(pid: int) -> Process | None:
-    """Return a process if it is alive, else None."""
     try:
         with open(f"/proc/{pid}/stat", "rb", 0) as file:
             process = Process(pid, file.read(2048))

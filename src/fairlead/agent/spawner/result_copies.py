@@ -159,7 +159,7 @@ class Collection:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """True if a name matches a pattern with `*`, `?` and `[abc]`. A leading dot must be matched by a dot."""
+    """True if a name matches a pattern with `*`, `?` and `[abc]`. Only a dot in the pattern matches a leading dot."""
     if name.startswith(".") and not pattern.startswith("."):
         return False
     at, place = 0, 0
@@ -180,7 +180,7 @@ def fits(name: str, pattern: str) -> bool:
 
 
 def _one(char: str, pattern: str, place: int) -> int:
-    """Return the length of the pattern element that matches one character of a name; 0 if it does not match."""
+    """Return the length of the pattern's element at `place` if it matches a character, else 0."""
     first = pattern[place]
     end = pattern.find("]", place + 2 + (pattern[place + 1 : place + 2] == "!")) if first == "[" else -1
     if first != "[" or end < 0:
@@ -246,7 +246,6 @@ def _collect(task: Task, prefix: str, home: str) -> None:
 
 
 def write_list(prefix: str, job: str, files: list[tuple[int, str]], warnings: list[str]) -> None:
-    """Write the list of the files that were copied."""
     lines = [f"job {job}", *(f"file {size} {name}" for size, name in files)]
     lines += (f"warning {''.join(char if char.isprintable() else '?' for char in text)}" for text in warnings)
     fd = _create(f"{prefix}{LISTED}.new")

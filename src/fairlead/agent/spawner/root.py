@@ -214,7 +214,6 @@ def _mark(folder: str) -> str:
 
 
 def _has_open(pid: str, path: str) -> bool:
-    """True if a process has a file open."""
     try:
         return any(_is_at(f"/proc/{pid}/fd/{fd}", path) for fd in os.listdir(f"/proc/{pid}/fd"))
     except OSError:
@@ -257,7 +256,6 @@ def _clear(folder: str) -> None:
 
 
 def _remove(name: str, folder: int) -> bool:
-    """Remove a file or an empty folder. Returns False if that fails."""
     for remove in (os.unlink, os.rmdir):
         try:
             remove(name, dir_fd=folder)
