@@ -1,15 +1,11 @@
-"""Detects the CPUs, memory and GPUs that this process may use, and checks whether the machine works."""
+"""Detects the CPUs, memory and GPUs that this process may use."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 
 import msgspec
 
@@ -17,9 +13,6 @@ CGROUPS = Path("/sys/fs/cgroup")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 UNLIMITED = 1 << 60
 """Cgroups v1 report a number above this if there is no limit."""
-VALID = 1.0
-"""Seconds for which a result of `Probe` is reused."""
-SILENT = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -100,34 +93,3 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-class Probe:
-    """Checks whether the machine can start processes and write files, when a user's spawner reports that it cannot.
-
-    Users can lower the limits of their own spawner, or use up their own quota. That must not pause the node for others.
-    """
-
-    def __init__(self, directory: Path, steady: Callable[[], float] = monotonic) -> None:
-        """Use the agent's own directory, which is on the disk of the logs."""
-        self._file = directory / "probe"
-        self._program = shutil.which("true") or sys.executable
-        self._steady = steady
-        self._fails = False
-        self._until = 0.0
-
-    def fails(self) -> bool:
-        """True if this process, which no user can limit, cannot start a process or write a file either."""
-        now = self._steady()
-        if now >= self._until:
-            self._fails, self._until = not self._works(), now + VALID
-        return self._fails
-
-    def _works(self) -> bool:
-        try:
-            self._file.write_bytes(bytes(4096))
-            self._file.unlink()
-            os.waitpid(os.posix_spawn(self._program, [self._program, "--version"], {}, file_actions=SILENT), 0)
-        except OSError:
-            return False
-        return True

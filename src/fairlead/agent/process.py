@@ -20,8 +20,9 @@ from websockets.exceptions import ConnectionClosed, InvalidMessage, WebSocketExc
 
 from fairlead.agent.coordinator import Epoch, Joining, Log
 from fairlead.agent.launch_data import personal_variables, surroundings
-from fairlead.agent.machine import Machine, Probe, host_name, this_machine
+from fairlead.agent.machine import Machine, host_name, this_machine
 from fairlead.agent.node_key import Identity
+from fairlead.agent.probe import Probe
 from fairlead.agent.session import Channel, Refused
 from fairlead.agent.spawner_link import Link, OwnSpawner, prepare, replace_file
 from fairlead.agent.split import Helper

@@ -288,7 +288,7 @@ class Tasks:
         self._settle(task, result)
 
     def _collect(self, task: Task, result: Result) -> None:
-        """Start collecting the result files of an ended task. Only then is its end reported and its slot freed."""
+        """Start collecting the result files of an ended task. Afterwards its end is reported and its slot is freed."""
         self._leaving.pop(task.key, None)
         task.state, task.result = LEAVING, (*result[:6], True)
         pid = result_copies.start(task, self._prefix(task), self._starter.home)
