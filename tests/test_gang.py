@@ -211,4 +211,4 @@ def test_outside_a_gang_it_is_said_that_nothing_is_waited_for() -> None:
     command = [sys.executable, "-m", "fairlead.gang"]
     done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "no gang of several tasks" in done.stderr
+    assert "is in no gang" in done.stderr

@@ -162,7 +162,6 @@ class Story:
         self.console.print(f"  {text}", soft_wrap=True)
 
     def _quote(self, text: str) -> None:
-        """Print a text of the scheduler itself."""
         for line in wrap(text, 110, initial_indent="  > ", subsequent_indent="    "):
             self.console.print(line, style="yellow", soft_wrap=True)
 

@@ -1,8 +1,8 @@
-"""A barrier for tasks: wait until all members of the gang have started.
+"""A barrier for tasks: wait until all members of the gang have called it.
 
 Use `python -m fairlead.gang [SECONDS]` in a script, or `wait()` in Python. The first member listens on a port that is
 named in the environment. The other members connect to it, and it releases all of them when every member is connected.
-Each side proves that it has the gang's key, over random numbers that both sides chose for this connection:
+To prove that they have the gang's key, both sides sign random numbers that they chose for this connection:
 
     member  32 random bytes
     first   32 random bytes, and its proof
@@ -64,7 +64,7 @@ def _proof(key: bytes, role: bytes, *parts: bytes) -> bytes:
 
 
 class _Guest:
-    """A connection to the first member, until all members are connected."""
+    """A connection to the first member."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
@@ -76,7 +76,7 @@ class _Guest:
         """The rank of an authenticated member; 0 before authentication."""
 
     def read(self, key: bytes, size: int) -> bool:
-        """Read and check bytes of the connection; False if it must be dropped."""
+        """Read and check the next bytes of the connection. Return False if it must be dropped."""
         try:
             part = self.link.recv(4096)
             self.received += part
@@ -102,7 +102,7 @@ class _Guest:
 
 
 def _gather(address: str, port: int, key: bytes, size: int, until: float) -> None:
-    """Listen until every other member is authenticated, then release all of them. Strangers have no effect."""
+    """Listen until every other member is authenticated, then release all of them. Other connections have no effect."""
     strangers: dict[socket.socket, _Guest] = {}
     members: dict[int, _Guest] = {}
     with _listening(address, port, until) as server, selectors.DefaultSelector() as ready:
@@ -183,7 +183,7 @@ def _call(addresses: list[str], port: int, key: bytes, rank: int, until: float) 
 
 
 def _wait_at(link: socket.socket, key: bytes, rank: int, until: float) -> bool:
-    """Wait for the first member; True when it releases this one, False if the peer is not the first member."""
+    """Wait until the first member releases this one. Return False if the peer is not the first member."""
     mine, number = os.urandom(NUMBER), rank.to_bytes(RANK, "big")
     link.sendall(mine)
     answer = _received(link, NUMBER + PROOF, min(until, monotonic() + GREETING))
@@ -195,7 +195,6 @@ def _wait_at(link: socket.socket, key: bytes, rank: int, until: float) -> bool:
 
 
 def _received(link: socket.socket, count: int, until: float) -> bytes:
-    """Return `count` bytes, or fewer if the peer closes."""
     data = b""
     while len(data) < count:
         link.settimeout(max(0.001, until - monotonic()))
@@ -207,13 +206,13 @@ def _received(link: socket.socket, count: int, until: float) -> bytes:
 
 
 def main(words: list[str]) -> None:
-    """Wait in a script. Exit with 1 if not all members come in time, and with 2 if the words are wrong."""
+    """Wait in a script. Exit with 1 if not all members have called in time, and with 2 if the arguments are wrong."""
     from argparse import ArgumentParser
 
     parser = ArgumentParser(
         prog="python -m fairlead.gang",
-        description="Wait until all members of the gang have called this, each in its own task. A task of a gang has "
-        "the variables that are needed. Exit code: 0 when all are there, 1 if not in time.",
+        description="Wait until all members of the gang have called this, each in its own task. The tasks of a gang "
+        "have the variables that it needs. Exit code: 0 when all have called, 1 if not all did in time.",
     )
     parser.add_argument(
         "seconds",
@@ -221,14 +220,14 @@ def main(words: list[str]) -> None:
         type=float,
         default=RENDEZVOUS_TIMEOUT,
         metavar="SECONDS",
-        help=f"longest wait; {RENDEZVOUS_TIMEOUT:g} if it is not given",
+        help=f"longest time to wait; default {RENDEZVOUS_TIMEOUT:g}",
     )
     seconds = parser.parse_args(words).seconds
     if not 0 <= seconds < inf:
-        parser.error(f"{words[0]} is no time to wait; write a number of seconds, such as 60")
+        parser.error(f"{words[0]} is not a time to wait; write a number of seconds, such as 60")
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         sys.stderr.write(
-            "fairlead.gang: no gang of several tasks: WORLD_SIZE is not above 1, so nothing is waited for\n"
+            "fairlead.gang: this task does not wait, because it is in no gang (WORLD_SIZE is not above 1)\n"
         )
     try:
         wait(seconds)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -54,16 +54,27 @@ class Talk:
         self.leases: list[tuple[float, float]] = []
         self.epochs: list[int] = []
         self.has_new_key = False
-        self.session = Session(
-            self.line,
-            self.table,
-            lambda user: "/nowhere",
-            lambda: [""],
-            lambda ask, end, length, lock: self.leases.append((ask, end)),
-            lambda: None,
-            self.epochs.append,
-            self,
-        )
+        self.steady = monotonic
+        self.outside = self.identity = self.epoch = self
+        self.session = Session(cast(Joining, self), self.line)
+
+    def logs_of(self, user: str) -> str:
+        return "/nowhere"
+
+    def users_with_logs(self) -> list[str]:
+        return [""]
+
+    def lease(self, ask_at: float, end_at: float, length: float, lock: str) -> None:
+        self.leases.append((ask_at, end_at))
+
+    def deliver(self) -> None:
+        """Do nothing: there are no spawners."""
+
+    def check(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def on_joined(self, session: Session, hello: wire.Hello) -> None:
+        """Do nothing: the test looks at the messages."""
 
     def new_key(self) -> NewKey:
         return NewKey(b"key", b"signature")
@@ -72,7 +83,7 @@ class Talk:
         self.has_new_key = True
 
     async def run(self) -> None:
-        await self.session.run(HELLO, lambda: None)
+        await self.session.run(HELLO)
 
 
 def tell(story: Callable[[Talk], Coroutine[Any, Any, None]]) -> None:
@@ -111,7 +122,7 @@ def test_an_agent_names_the_result_files_that_it_still_has_when_it_joins(tmp_pat
     left = Tasks("j", 1, "main", 2, (4, 5))
 
     async def story(talk: Talk) -> None:
-        talk.session._logs = lambda user: str(tmp_path)
+        talk.session._logs_of = lambda user: str(tmp_path)
         talk.line.say(WELCOME)
         running = asyncio.create_task(talk.run())
         assert await talk.line.to_server.get() == HELLO
@@ -166,7 +177,7 @@ def test_a_new_agent_leaves_the_lease_as_its_spawners_know_it() -> None:
         joining.begin()
         joining.on_message(0, "state", [], "", "none")
         assert joining.all_found.is_set() and not sent
-        joining._lease(1.0, 2.0, 3.0, "")
+        joining.lease(1.0, 2.0, 3.0, "")
         joining.on_message(0, "state", [], "", "none")  # a new spawner in its place
         assert sent == [("lease", 1.0, 2.0, 3.0, "")] * 2
 

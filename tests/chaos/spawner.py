@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from fairlead.agent.entries import Frame, Key, Meta, Result
+from fairlead.agent.spawner.records import Key, Meta, Result
+from fairlead.agent.task_table import Frame
 from tests.chaos.loop import Process, VirtualLoop
 from tests.chaos.tasks import Live, Micros, Task
 

@@ -10,45 +10,27 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from fairlead.agent.entries import Frame
-from fairlead.agent.session import Channel, KeyRenewed, Keys, Refused, Session
-from fairlead.agent.task_table import TaskTable
+from fairlead.agent.session import Channel, KeyRenewed, Refused, Session
+from fairlead.agent.task_table import Frame, TaskTable
 from fairlead.wire.agent_messages import Hello
+
+if TYPE_CHECKING:
+    from fairlead.agent.node_key import Identity
+    from fairlead.agent.spawner_link import Link
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 SHORT_PAUSE = 1.0
 """The longest pause with several servers, because another one will lead soon."""
 REPEATED = 300.0
 """Seconds after which the same cause of a lost connection is logged again."""
-
 PATIENCE = 600.0
 """Seconds for which an agent that has joined retries after a refusal that may be temporary."""
 
 Log = Callable[[str, dict[str, Any]], None]
-
-
-class Spawner(Protocol):
-    """A link to a spawner."""
-
-    def send(self, *frames: Frame) -> bool:
-        """Send messages; return False if there is no link."""
-
-    def wake(self) -> None:
-        """Check again whether the spawner should run."""
-
-
-class Identity(Keys, Protocol):
-    """The keys with which the node proves its identity."""
-
-    async def prove(self, channel: Channel) -> None:
-        """Prove the node's identity on a new connection."""
-
-    def joined(self) -> None:
-        """Note that the server has accepted the node."""
 
 
 class Outside(Protocol):
@@ -60,13 +42,13 @@ class Outside(Protocol):
     def connect(self) -> AbstractAsyncContextManager[tuple[Channel, str]]:
         """Open a connection to the server; return it and the local address.
 
-        Raises `OSError`, also later when the connection breaks.
+        Raises `OSError` if that fails, and later if the connection breaks.
         """
 
     def describe(self, address: str) -> Hello:
         """Return the description of the node, without its tasks."""
 
-    def open_link(self, at: int, user: str) -> Spawner:
+    def open_link(self, at: int, user: str) -> Link:
         """Open a link to the spawner with this number. The link passes its messages to `Joining.on_message`."""
 
     def logs_of(self, user: str) -> str:
@@ -77,7 +59,7 @@ class Outside(Protocol):
 
 
 class Epoch:
-    """The highest epoch seen. Orders of an earlier epoch are refused, even after a restart of the agent."""
+    """The highest epoch that the agent has seen. Orders of an earlier epoch are refused, even after a restart."""
 
     def __init__(self, seen: int, store: Callable[[int], None], place: str, log: Log) -> None:
         """Start from the stored epoch `seen`. `store` writes a new one to the file `place`, and may raise `OSError`."""
@@ -114,26 +96,26 @@ class Joining:
         spread: Callable[[float, float], float] = random.uniform,
     ) -> None:
         """Take the parts. `spread` draws a random number between two bounds, so that not all agents connect at once."""
-        self.links: list[Spawner] = []
-        self.found: set[int] = set()
-        """Spawners that have listed their tasks."""
+        self.table = table
+        self.outside = outside
+        self.identity = identity
+        self.epoch = epoch
+        self.steady = steady
+        self.links: list[Link] = []
         self.heard: dict[int, float] = {}
         """Spawner → when its last message arrived."""
         self.all_found = asyncio.Event()
         """Set when all spawners that existed at the start have listed their tasks; the agent joins only then."""
-        self.notes: dict[int, str] = {}
         self.cgroup = "none"
         self.joined = asyncio.Event()
         """Set while this agent is joined to the server."""
-        self._table = table
-        self._outside = outside
-        self._identity = identity
-        self._epoch = epoch
         self._log = log
-        self._steady = steady
         self._spread = spread
         self._first = 0
         """Number of spawners that have to list their tasks before the agent joins."""
+        self._found: set[int] = set()
+        """Spawners that have listed their tasks."""
+        self._notes: dict[int, str] = {}
         self._session: Session | None = None
         self._last_joined = float("-inf")
         """When the last accepted connection ended."""
@@ -143,7 +125,6 @@ class Joining:
         """The last lease from the server. Until there is one, spawners use the lease of an earlier agent."""
 
     def begin(self) -> None:
-        """Open links to the existing spawners."""
         self._follow_users()
         self._first = len(self.links)
         if not self._first:
@@ -151,31 +132,30 @@ class Joining:
 
     @property
     def silent(self) -> list[int]:
-        """Spawners that have not listed their tasks yet."""
-        return [at for at in range(self._first) if at not in self.found]
+        return [at for at in range(self._first) if at not in self._found]
 
     # -- the server ----------------------------------------------------------------------------------------------
 
     async def stay(self) -> None:
         """Stay joined, reconnecting as needed. Raise if the server refuses this agent for good."""
-        server = self._outside.server
+        server = self.outside.server
         pause = FIRST_PAUSE
         while True:
             try:
-                async with self._outside.connect() as (channel, address):
+                async with self.outside.connect() as (channel, address):
                     await self._talk(channel, address)
             except Refused as refused:
-                if refused.final and not (refused.may_pass and self._steady() < self._last_joined + PATIENCE):
+                if refused.final and not (refused.may_pass and self.steady() < self._last_joined + PATIENCE):
                     raise
                 self._log_once("refused", str(refused))
             except KeyRenewed:
-                self._log("key renewed", {"server": server, "node": self._outside.describe("").node})
+                self._log("key renewed", {"server": server, "node": self.outside.describe("").node})
             except (OSError, msgspec.DecodeError) as problem:
                 self._log_once("disconnected", str(problem))
             finally:
                 was_joined = self.joined.is_set()
                 if was_joined:
-                    self._last_joined = self._steady()
+                    self._last_joined = self.steady()
                 self.joined.clear()
                 self._session = None
             longest = SHORT_PAUSE if "," in server else LONGEST_PAUSE
@@ -185,102 +165,90 @@ class Joining:
 
     def _log_once(self, event: str, problem: str) -> None:
         """Log why there is no connection: at once, and from time to time while the cause stays the same."""
-        now = self._steady()
+        now = self.steady()
         if (event, problem) == self._logged[:2] and now < self._logged[2] + REPEATED:
             return
         self._logged = (event, problem, now)
-        self._log(event, {"server": self._outside.server, "problem": problem})
+        self._log(event, {"server": self.outside.server, "problem": problem})
 
     async def _talk(self, channel: Channel, address: str) -> None:
-        await self._identity.prove(channel)
-        table = self._table
-        table.reconnected()
-        running = table.started("running")
+        await self.identity.prove(channel)
+        self.table.reconnected()
+        running = self.table.started("running")
         hello = msgspec.structs.replace(
-            self._outside.describe(address),
+            self.outside.describe(address),
             running=running,
-            run_times=table.run_times(running),
-            ended=table.started("ended"),
-            notes=tuple(sorted(set(self.notes.values()))),
-            epoch=self._epoch.seen,
+            run_times=self.table.run_times(running),
+            ended=self.table.started("ended"),
+            notes=tuple(sorted(set(self._notes.values()))),
+            epoch=self.epoch.seen,
         )
-        session = Session(
-            channel,
-            table,
-            self._outside.logs_of,
-            self._outside.users_with_logs,
-            self._lease,
-            self.deliver,
-            self._epoch.check,
-            self._identity,
-            self._steady,
-        )
+        await Session(self, channel).run(hello)
 
-        def joined() -> None:
-            self._session = session
-            self._logged = ("", "", 0.0)
-            self._identity.joined()
-            self.joined.set()
-            self._log("joined", {"server": self._outside.server, "node": hello.node, "running": len(table)})
-            session.poke()
+    def on_joined(self, session: Session, hello: Hello) -> None:
+        self._session = session
+        self._logged = ("", "", 0.0)
+        self.identity.joined()
+        self.joined.set()
+        self._log("joined", {"server": self.outside.server, "node": hello.node, "running": len(self.table)})
+        session.poke()
 
-        await session.run(hello, joined)
+    def lease(self, ask_at: float, end_at: float, length: float, lock: str) -> None:
+        """Tell the spawners when to ask and to force their tasks to end.
+
+        `length` is that of a lease. `lock` is the server's lock file if it runs on this machine, else empty.
+        """
+        self._lease_of_tasks = ("lease", ask_at, end_at, length, lock)
+        for link in self.links:
+            link.send(self._lease_of_tasks)
 
     # -- spawners ------------------------------------------------------------------------------------------------
 
     def on_message(self, at: int, kind: str, *rest: Any) -> None:
-        """Handle a message of a spawner."""
-        self.heard[at] = self._steady()
+        self.heard[at] = self.steady()
         if kind == "state":
-            tasks, self.notes[at], self.cgroup = rest
+            tasks, self._notes[at], self.cgroup = rest
             if self._lease_of_tasks is not None:
                 self.links[at].send(self._lease_of_tasks)
-            self._table.find(at, tasks)
+            self.table.find(at, tasks)
             self._find(at)
         else:
-            self._table.record(*rest)
+            self.table.record(*rest)
         self._tell()
 
     def on_spawner_lost(self, at: int, problem: str, gone: bool) -> None:
         """Handle a spawner that ended or could not be started. `gone` is True if there is no spawner for now."""
         self._log("spawner", {"problem": problem})
         if gone:
-            self._table.mark_missing(at, problem)
+            self.table.mark_missing(at, problem)
             self._tell()
 
     def refuse(self, at: int, problem: str) -> None:
-        """Handle that a user may not run tasks here."""
+        """End the tasks of a user that may not run tasks here."""
         self._log("user refused", {"problem": problem})
-        self._table.refuse(at, problem)
+        self.table.refuse(at, problem)
         self._find(at)
         self._tell()
 
     def deliver(self) -> None:
-        """Send the messages of the task table's outbox to spawners."""
         self._follow_users()
-        for at, outbox in enumerate(self._table.outbox):
+        for at, outbox in enumerate(self.table.outbox):
             if outbox:
-                frames, self._table.outbox[at] = outbox, []
+                frames, self.table.outbox[at] = outbox, []
                 if not self.links[at].send(*frames):
-                    self._table.not_sent(at, frames)
+                    self.table.not_sent(at, frames)
                 self.links[at].wake()
 
     def _follow_users(self) -> None:
-        """Open a link to the spawner of each user that is new in the task table."""
-        for at in range(len(self.links), len(self._table.users)):
-            self.links.append(self._outside.open_link(at, self._table.users[at]))
+        for at in range(len(self.links), len(self.table.users)):
+            self.links.append(self.outside.open_link(at, self.table.users[at]))
 
     def _find(self, at: int) -> None:
-        self.found.add(at)
-        if len(self.found) >= self._first:
+        self._found.add(at)
+        if len(self._found) >= self._first:
             self.all_found.set()
 
     def _tell(self) -> None:
         self.deliver()
         if self._session is not None:
             self._session.poke()
-
-    def _lease(self, ask_at: float, end_at: float, length: float, lock: str) -> None:
-        self._lease_of_tasks = ("lease", ask_at, end_at, length, lock)
-        for link in self.links:
-            link.send(self._lease_of_tasks)

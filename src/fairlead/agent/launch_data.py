@@ -10,19 +10,20 @@ from itertools import chain
 
 import msgspec
 
-from fairlead.wire.agent_messages import Flat, Gang, Launch, Spec
+from fairlead.agent.spawner.records import Spec
+from fairlead.wire import agent_messages as wire
+from fairlead.wire.agent_messages import Flat, Gang, Launch
 
 KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH".split())
 """Variables of the agent that its tasks inherit. All others, such as tokens, are hidden from tasks."""
 PERSONAL = frozenset("HOME USER LOGNAME SHELL TMPDIR".split())
 """Inherited variables that differ between users."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Variables from which libraries take their number of threads. An unset one follows the first."""
+"""Variables from which libraries take their number of threads. Most libraries read the first if their own is not
+set."""
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """Settings that all tasks of a node share."""
-
     node: str
     directory: str
     """Working directory of tasks that name none; empty for the home of their user."""
@@ -31,7 +32,7 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 def personal_variables() -> dict[str, str]:
-    """Return the variables of this process's user, for an agent that was started without them."""
+    """Return the variables that describe the user of this process, from the user database."""
     try:
         person = pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -40,7 +41,11 @@ def personal_variables() -> dict[str, str]:
 
 
 def surroundings(node: str, gpus: tuple[str, ...], inherited: Mapping[str, str], as_users: bool) -> Surroundings:
-    """Return the shared settings. With `as_users`, tasks run as their users, and their spawners set home and shell."""
+    """Return the settings that all tasks of a node share.
+
+    With `as_users`, tasks run as their users. Then the personal variables are left out, because the spawner of each
+    user sets them.
+    """
     kept = {name: value for name, value in inherited.items() if name in KEPT or name.startswith("LC_")}
     if as_users:
         return Surroundings(node, "", {name: value for name, value in kept.items() if name not in PERSONAL}, gpus)
@@ -48,18 +53,16 @@ def surroundings(node: str, gpus: tuple[str, ...], inherited: Mapping[str, str],
     return Surroundings(node, home if os.path.isdir(home) else "/", kept, gpus)
 
 
-ResultSpec = tuple[tuple[str, ...], int, int]
-SpawnerSpec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str, ResultSpec | None]
-
-
-def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpec:
+def spawner_spec(around: Surroundings, launch: Launch, spec: wire.Spec) -> Spec:
     """Return the data shared by the tasks of a launch, and by other launches with the same specification.
 
-    Our variables come last, so that a job cannot give itself a GPU. The spawner adds the variables that identify the
-    task.
+    Variables of GPUs and gangs override those of the job, so that a job cannot give itself a GPU. The spawner adds the
+    variables that identify the task.
     """
     chosen = dict(spec.environment) | dict(spec.secrets)
-    environment = around.environment | _thread_variables(spec.cpu, chosen) | chosen
+    # The thread variables follow the CPUs of the task, unless the job sets the one that all libraries read.
+    threads = {} if THREADS[0] in chosen else dict.fromkeys(THREADS, str(max(1, -(-spec.cpu // 1000))))
+    environment = around.environment | threads | chosen
     environment["FAIRLEAD_NODE"] = around.node
     if around.gpus and not launch.devices:
         environment |= _gpu_variables("")
@@ -70,13 +73,6 @@ def spawner_spec(around: Surroundings, launch: Launch, spec: Spec) -> SpawnerSpe
     return spec.command, environment, directory, spec.cpu, spec.memory, spec.output, spec.error, results
 
 
-def _thread_variables(milli_cpu: int, chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return thread variables that match the CPUs of a task, unless the job has chosen one for all libraries."""
-    if THREADS[0] in chosen:
-        return {}
-    return dict.fromkeys(THREADS, str(max(1, -(-milli_cpu // 1000))))
-
-
 def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] | None:
     """Return the variables of each task of a launch; None if all tasks have the same."""
     if not launch.devices and launch.gang is None:
@@ -84,10 +80,11 @@ def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] 
     indices = list(each_of(launch.tasks.indices))
     own: list[dict[str, str]] = [{} for _ in indices]
     if launch.devices:
-        per_task = len(launch.devices) // len(indices)
+        # GPUs that an operator added to the detected ones are named by number.
+        names = [around.gpus[gpu] if gpu < len(around.gpus) else str(gpu) for gpu in launch.devices]
+        per_task = len(names) // len(indices)
         for at, variables in enumerate(own):
-            devices = launch.devices[at * per_task : (at + 1) * per_task]
-            variables.update(_gpu_variables(",".join(_gpu_name(around, device) for device in devices)))
+            variables.update(_gpu_variables(",".join(names[at * per_task : (at + 1) * per_task])))
     if launch.gang is not None:
         ranks = launch.gang.ranks or [launch.gang.first + index for index in indices]
         for rank, variables in zip(ranks, own, strict=True):
@@ -96,7 +93,7 @@ def own_variables(around: Surroundings, launch: Launch) -> list[dict[str, str]] 
 
 
 def gang_variables(gang: Gang) -> dict[str, str]:
-    """Return the variables with the members' addresses and the rendezvous: the first member's node and a port."""
+    """Return the variables with the addresses of all members, and the address and port where they meet."""
     peers = [""] * gang.size
     for place in gang.places:
         for rank in each_of(place.ranks):
@@ -120,10 +117,9 @@ def rank_variables(gang: Gang, rank: int, node: str, alone: bool) -> dict[str, s
 
     `alone` is True if the member has its own GPUs. It sees only those, so its local rank is 0.
     """
-    here: Flat = next((place.ranks for place in gang.places if place.node == node), ())
+    which, here = next(((at, place.ranks) for at, place in enumerate(gang.places) if place.node == node), (0, ()))
     beside = list(each_of(here))
     local = bisect_right(beside, rank - 1)
-    which = next((at for at, place in enumerate(gang.places) if place.node == node), 0)
     local_rank, local_size = ("0", "1") if alone else (str(local), str(max(1, len(beside))))
     return {
         "RANK": str(rank),
@@ -139,11 +135,6 @@ def rank_variables(gang: Gang, rank: int, node: str, alone: bool) -> dict[str, s
     }
 
 
-def _gpu_name(around: Surroundings, device: int) -> str:
-    """Return the name of a GPU. GPUs that an operator added to the detected ones are named by number."""
-    return around.gpus[device] if device < len(around.gpus) else str(device)
-
-
 def _gpu_variables(names: str) -> dict[str, str]:
     return {
         "CUDA_VISIBLE_DEVICES": names,
@@ -157,7 +148,7 @@ def each_of(flat: Flat) -> chain[int]:
 
 
 def flat_of(numbers: list[int]) -> Flat:
-    """Return indices as spans. Sorts the list in place."""
+    """Return indices as the bounds of spans, sorted. Sorts the list in place."""
     numbers.sort()
     bounds: list[int] = []
     for number in numbers:

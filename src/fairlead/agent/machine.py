@@ -1,4 +1,4 @@
-"""Detects the CPUs, memory and GPUs of this machine that this process may use."""
+"""Detects the CPUs, memory and GPUs that this process may use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ UNLIMITED = 1 << 60
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The resources and labels of a machine."""
-
     cpus: float
     memory: int
     gpus: tuple[str, ...] = ()
-    """The name of each GPU, as written to the environment of a task that gets it."""
+    """The name of each GPU, as in the environment of a task to which it is assigned."""
     labels: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -31,13 +29,11 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def this_machine() -> Machine:
-    """Return the resources of this machine, within the limits of this process."""
     gpus, model = _gpus()
     return Machine(_cpus(), _memory(), gpus, (("gpu_model", model),) if model else ())
 
 
 def host_name() -> str:
-    """Return the host name, changed to a valid node name."""
     name = re.sub(r"[^A-Za-z0-9._@+-]", "-", socket.gethostname().split(".")[0])[:63].lstrip("._@+-")
     return name or "node"
 
@@ -62,7 +58,7 @@ def _memory() -> int:
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:
-    """Return the names of the GPUs, in the order of their bus addresses, and the model of the first if there is one."""
+    """Return the names of the GPUs, in the order of their bus addresses, and the model of the first."""
     names, model = _by_nvml()
     if not names and NVIDIA.is_dir():
         names = tuple(str(number) for number in range(len(list(NVIDIA.iterdir()))))

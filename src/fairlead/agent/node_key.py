@@ -22,36 +22,33 @@ USER_TOKEN = "fl_"
 
 
 class StoredKey(msgspec.Struct, frozen=True):
-    """The content of the identity file."""
-
     key: str
     server: str = ""
 
 
 class Identity:
-    """Proves to the server which node connects. `token` is a join token, or empty if the node has joined before."""
+    """Proves to the server which node connects."""
 
     def __init__(self, directory: Path, node: str, token: str) -> None:
+        """Read the identity in `directory`. `token` is a join token, or empty if the node has joined before."""
         self._file = directory / FILE
         self._node = node
         stored = _read(self._file)
         self._key = Key(stored.key if stored is not None else "")
-        try:
-            self._secret, self._server = (
-                split_token(token) if token else ("", decoded(stored.server) if stored else b"")
-            )
-        except ValueError as problem:
-            if token.startswith(USER_TOKEN):
-                told = "this is the token of a user, and an agent needs a join token; create one"
-            else:
-                told = f"the join token is damaged ({problem}); copy it again, or create another"
-            raise Refused(f"{told}: fairlead token create --role join --node {node}", True) from None
+        self._secret, self._server = "", decoded(stored.server) if stored is not None else b""
+        create = f"fairlead token create --role join --node {node}"
+        if token:
+            try:
+                self._secret, self._server = split_token(token)
+            except ValueError as problem:
+                if token.startswith(USER_TOKEN):
+                    cause = "this is the token of a user, and an agent needs a join token; create one"
+                else:
+                    cause = f"the join token is damaged ({problem}); copy it again, or create another"
+                raise Refused(f"{cause}: {create}", True) from None
         if not self._server:
-            raise Refused(
-                "this machine has not joined yet, and there is no join token; "
-                f"give one with --token-file: fairlead token create --role join --node {node}",
-                True,
-            )
+            cause = "this machine has not joined yet, and there is no join token; give one with --token-file"
+            raise Refused(f"{cause}: {create}", True)
         if stored is None:
             self._write(self._key)
         self._instance = _instance(directory)
@@ -75,7 +72,7 @@ class Identity:
         return NewKey(self._new.public, self._new.sign(self._exchange.for_new_key(self._new.public)))
 
     def renewed(self) -> None:
-        """Switch to the new key. If it cannot be written, the old key stays; the server still accepts it."""
+        """Switch to the new key. If it cannot be written, the old key stays, which the server still accepts."""
         if self._new is not None:
             self._write(self._new)
             self._key, self._new = self._new, None
@@ -90,7 +87,10 @@ class Identity:
 
 
 async def prove(channel: Channel, node: str, key: Key, server: bytes, instance: str = "", secret: str = "") -> Exchange:
-    """Authenticate both ends of a new connection. `server` is the server's public key, `secret` a join token's."""
+    """Authenticate both ends of a new connection.
+
+    `server` is the server's public key, `secret` that of a join token, `instance` the id of the agent's directory.
+    """
     ours = nonce()
     await channel.send(encode(Knock(VERSION, node, ours)))
     challenge = decode_from_server(await channel.recv())
@@ -114,7 +114,7 @@ async def prove(channel: Channel, node: str, key: Key, server: bytes, instance: 
 def _read(file: Path) -> StoredKey | None:
     try:
         stored = msgspec.json.decode(file.read_bytes(), type=StoredKey)
-        Key(stored.key)
+        Key(stored.key), decoded(stored.server)  # raise `ValueError` if they are damaged
         return stored
     except FileNotFoundError:
         return None

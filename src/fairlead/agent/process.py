@@ -1,4 +1,4 @@
-"""The agent process: its directory, spawners and connections. `joining.py` passes messages between them."""
+"""The agent process: its directory, spawners and connections. `coordinator.py` passes messages between them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fairlead.agent.machine import Machine, host_name, this_machine
 from fairlead.agent.node_key import Identity
 from fairlead.agent.probe import Probe
 from fairlead.agent.session import Channel, Refused
-from fairlead.agent.spawner_link import Link, OwnSpawner, prepare
+from fairlead.agent.spawner_link import Link, OwnSpawner, prepare, replace_file
 from fairlead.agent.split import Helper
 from fairlead.agent.task_logs import remove_old
 from fairlead.agent.task_table import TaskTable
@@ -35,14 +35,12 @@ from fairlead.wire.agent_messages import MAX_MESSAGE_BYTES, PATH, Hello
 SPAWNER_TIMEOUT = 10.0
 """Seconds that users' spawners have to list their tasks when the agent starts."""
 SILENT = 20.0
-"""Seconds that the spawner of a user has to answer a launch before it is ended. The server's `launch_timeout`, after
-which it pauses the node, should be longer."""
+"""Seconds after which the spawner of a user that has not answered a launch is ended. The server's `launch_timeout`
+should be longer, because the server pauses the node then."""
 LOOK = 1.0
 """Seconds between two checks for silent spawners."""
 SWEEP = 3600.0
 """Seconds between two removals of old logs."""
-
-
 OUT_OF_TIME = (9, 10)
 """OpenSSL's codes for a certificate that is not valid yet, or has expired."""
 OTHER_NAME = (62, 64)
@@ -102,7 +100,7 @@ class Agent:
         self._over: asyncio.Future[None] | None = None
         """Resolved when a part of the agent has ended."""
         file = self._directory / f"epoch-{settings.partition or 'default'}"
-        self.epoch = Epoch(_number_in(file), partial(_store_number, file), str(file), log)
+        self.epoch = Epoch(_number_in(file), lambda epoch: replace_file(file, str(epoch)), str(file), log)
         self.server = settings.join
         self._servers = servers(settings.join)
         """The URLs of the servers, the next one first."""
@@ -117,7 +115,7 @@ class Agent:
         self._keep(self._serve())
         self._keep(self._sweep())
         if self._helper is not None:
-            self._keep(self._end_stopped(self._helper))
+            self._keep(self._end_unresponsive(self._helper))
         try:
             await self._over  # a part that fails ends the whole agent
         finally:
@@ -137,22 +135,16 @@ class Agent:
                 async with asyncio.timeout(SPAWNER_TIMEOUT):
                     await all_found.wait()
             except TimeoutError:
-                await self._end_silent()
+                # A user who suspends their own spawner must not keep the node from joining.
+                if self._helper is not None:
+                    for at in self._joining.silent:
+                        await self._end_spawner(self._helper, at)
         await self._joining.stay()
 
-    async def _end_silent(self) -> None:
-        """End users' spawners that have not listed their tasks.
+    async def _end_unresponsive(self, helper: Helper) -> None:
+        """End spawners that do not answer launches, until cancelled.
 
-        A user who stops their own spawner must not keep the node from joining.
-        """
-        for at in self._joining.silent if self._helper else ():
-            assert self._helper is not None
-            await self._end_spawner(self._helper, at)
-
-    async def _end_stopped(self, helper: Helper) -> None:
-        """Keep ending spawners that do not answer launches.
-
-        A user who stops their own spawner must not get the node paused for all users.
+        Otherwise a user who suspends their own spawner would get the node paused for all users.
         """
         since: dict[int, float] = {}
         while True:
@@ -229,7 +221,7 @@ class Agent:
         return link
 
     def _is_wanted(self, at: int) -> bool:
-        """True if a spawner should run. The spawner of a user runs only while the user has tasks."""
+        """True if a spawner should run: always on a single-user node, otherwise only while its user has tasks."""
         return self._helper is None or self.table.has_tasks_at(at)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
@@ -253,7 +245,6 @@ class Agent:
         return [""] if self._helper is None else [folder.name for folder in self._helper.folders()]
 
     def _facts(self) -> dict[str, str]:
-        """Return labels that describe how this node separates users."""
         if self._helper is not None:
             return {"users": "separate", **self._helper.facts}
         return {"users": "one", "cgroup": self._joining.cgroup, "tmp": "shared"}
@@ -271,14 +262,11 @@ class Agent:
 
 
 class _Channel:
-    """A client's WebSocket as the channel of a session."""
-
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
 
     async def send(self, data: bytes) -> None:
-        """Send data. If the server has closed the connection, the next `recv` returns its last message, or raises."""
-        with suppress(ConnectionClosed):
+        with suppress(ConnectionClosed):  # the next `recv` returns the last message of the server, or raises
             await self._connection.send(data)
 
     async def recv(self) -> bytes:
@@ -305,31 +293,23 @@ def _trust(url: str, authority: Path | None) -> ssl.SSLContext | None:
 
 
 def _untrusted(settings: Settings, problem: ssl.SSLCertVerificationError) -> Refused:
-    """Return the refusal for a server certificate that is not trusted, with the remedy."""
     if problem.verify_code in OUT_OF_TIME:
         final, remedy = False, "renew it on the server, or set the clock of this machine"
     elif problem.verify_code in OTHER_NAME:
         final, remedy = True, "join by a name that the certificate has, or add this one to the certificate"
     else:
         final, remedy = True, "name the file with the certificate of its authority, with --ca or FAIRLEAD_CA"
-    told = f"the certificate of {settings.join} is not trusted ({problem.verify_message}); {remedy}"
-    return Refused(told, final, may_pass=True)
+    cause = f"the certificate of {settings.join} is not trusted ({problem.verify_message})"
+    return Refused(f"{cause}; {remedy}", final, may_pass=True)
 
 
 def _number_in(file: Path) -> int:
-    """Return the number in a file; 0 if the file is missing, or empty after a crash of the machine."""
+    """Return the number in a file; 0 if the file is missing, or if a crash of the machine has left it empty."""
     text = file.read_text() if file.exists() else ""
     return int(text) if text.isdigit() else 0
 
 
-def _store_number(file: Path, number: int) -> None:
-    fresh = file.with_suffix(".new")
-    fresh.write_text(str(number))
-    fresh.replace(file)
-
-
 def _lock(directory: Path) -> int:
-    """Lock the directory. Two agents would keep taking the spawners from each other."""
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

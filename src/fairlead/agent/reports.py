@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
-import msgspec
-
-from fairlead.agent.entries import Entry, Key, Meta
 from fairlead.agent.launch_data import flat_of
+from fairlead.agent.spawner.records import Key, Meta, Result, Spec
 from fairlead.wire.agent_messages import Report, State, Tasks
 
 STATES: dict[str, State] = {
@@ -27,12 +26,36 @@ MAX_PROMPT = 4
 """Starts to report at once; further starts wait for the next check. Even a few starts cost the server a cycle."""
 
 
-class Batch(msgspec.Struct, frozen=True):
-    """Reports that were sent. Ended tasks are dropped when their batch is confirmed."""
+class Entry:
+    """The agent's record of one attempt of a task, from its launch until the server has confirmed its end."""
 
+    __slots__ = ("at", "began", "chain", "key", "meta", "own", "result", "spec", "state", "told", "waits")
+
+    def __init__(self, key: Key, meta: Meta, at: int, chain: int) -> None:
+        self.key = key
+        self.meta = meta
+        self.at = at
+        """The number of the spawner that runs the task."""
+        self.chain = chain
+        self.waits = False
+        """True if the task waits for a free slot of its chain."""
+        self.began = 0.0
+        """When the task started, by the clock of the task table; 0 before."""
+        self.state: Literal["sent", "running", "ended"] = "sent"
+        self.told = False
+        """True if the current state has been reported to the server."""
+        self.result: Result | None = None
+        self.spec: Spec | None = None
+        self.own: dict[str, str] | None = None
+        """The variables of this task only."""
+
+
+class Batch(NamedTuple):
     reports: int
     ended: tuple[Key, ...]
+    """Tasks to drop once the batch is confirmed."""
     prompt: int
+    """Starts that were reported at once."""
 
 
 class Reporting:
@@ -42,17 +65,18 @@ class Reporting:
         self._young: list[Entry] = []
         """Started tasks whose report can wait: most end before it is due."""
         self._grown = 0
+        """The number of these tasks that started before the last check."""
         self._prompt = 0
         """Starts that were reported at once since the last check and are not confirmed."""
         self._unsent_prompt = 0
         self._answers: list[Report] = []
-        """Reports of tasks that are not in the table."""
+        """Reports about tasks that the agent does not have."""
         self._batches: dict[int, Batch] = {}
         self._unconfirmed = 0
         self._number = 0
 
     def report(self, entry: Entry) -> None:
-        """Report the present state of a task. The start of a chained task, or of one among many, can wait."""
+        """Report the present state of a task. Starts of chained tasks, and of many tasks, are reported later."""
         entry.told = False
         if entry.state == "running":
             if entry.waits or self._prompt >= MAX_PROMPT:
@@ -99,7 +123,7 @@ class Reporting:
                 self._news[entry.key] = entry
 
     def batch(self) -> tuple[int, tuple[Report, ...]]:
-        """Return the number of the next batch, which its confirmation will name, and its reports."""
+        """Return the next batch of reports and its number, which the server's confirmation will name."""
         reports, self._answers = self._answers[:MAX_REPORTS], self._answers[MAX_REPORTS:]
         groups: dict[tuple[Meta, str, int, str, bool], list[Entry]] = {}
         taken: list[Key] = []

@@ -1,7 +1,6 @@
-"""Reads the result files that a spawner has collected, and removes them when the server has them.
+"""Reads the result files that a spawner has collected, and removes them when the server has stored them.
 
-The files are in the folder of a user's logs, where the user can write. So names, sizes and counts are checked here
-again.
+The user can write to the folder of the files. So names, sizes and counts are checked here again.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairlead.agent.launch_data import each_of, flat_of
-from fairlead.agent.spawner.files import open_plain
+from fairlead.agent.spawner.files import FOLDER, open_plain
 from fairlead.agent.spawner.records import folder_of
 from fairlead.agent.spawner.result_copies import COPIED, LISTED, is_safe
 from fairlead.wire.agent_messages import Collected, Output, OutputPart, Tasks
@@ -23,21 +22,18 @@ PIECE = 1 << 18
 MAX_LIST = 64 << 20
 """Largest size of a list of files."""
 MAX_WARNING = 2_000
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Listed(NamedTuple):
-    """The content of a list of files."""
-
     job: str
     names: list[str]
     warnings: list[str]
 
 
 async def read_results(logs: str, tasks: Tasks, index: int, files: int, size: int) -> AsyncIterator[OutputPart]:
-    """Yield the result files of a task in pieces, then their names; nothing if none were collected.
+    """Yield at most `files` result files of a task in pieces, in total at most `size` bytes, then the files' names.
 
-    At most `files` files with `size` bytes in total are sent.
+    Yields nothing if no files were collected.
     """
     prefix = _prefix(logs, tasks, index)
     listed = _read_list(prefix)
@@ -74,7 +70,6 @@ async def read_results(logs: str, tasks: Tasks, index: int, files: int, size: in
 
 
 def remove_results(logs: str, tasks: Tasks) -> None:
-    """Remove the copies of result files that the server has stored."""
     for index in each_of(tasks.indices):
         prefix = _prefix(logs, tasks, index)
         listed = _read_list(prefix)
@@ -125,9 +120,9 @@ def _read_list(prefix: Path) -> _Listed | None:
 
 
 def open_own(path: Path) -> int | None:
-    """Open a file beside logs if it is a plain file of the user that owns its folder; return None otherwise.
+    """Open a log or result file; return None if it is not a plain file of the user whose logs are in that folder.
 
-    The user could replace the folder by a link to files that the agent can read and the user cannot.
+    The user could replace the file or its folder by a link to files that only the agent can read.
     """
     folders: list[int] = []
     try:

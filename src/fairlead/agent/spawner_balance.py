@@ -1,6 +1,6 @@
-"""Spreads tasks over spawners. The slots of a chain are divided among the spawners of its user.
+"""Spreads tasks over spawners.
 
-A slot lets one task of the chain run at a time.
+The tasks of a chain run one after another in a number of slots, which are divided among the spawners of its user.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Collection, Sequence
 
 
 class Chain:
-    """The slots of one chain, and its tasks that have not ended (`left`), by spawner."""
-
     __slots__ = ("left", "slots")
 
     def __init__(self) -> None:
         self.slots: defaultdict[int, int] = defaultdict(int)
+        """The slots of the chain, by spawner."""
         self.left: defaultdict[int, int] = defaultdict(int)
+        """Its tasks that have not ended, by spawner."""
 
 
 class SpawnerBalance:
@@ -26,58 +26,44 @@ class SpawnerBalance:
         """Start with no tasks. Spawners in `missing` get no tasks, unless their user has no other spawner."""
         self._load: defaultdict[int, int] = defaultdict(int)
         self._missing = missing
-        self._chains: dict[int, Chain] = {}
+        self._chains: defaultdict[int, Chain] = defaultdict(Chain)
 
     def restore(self, spawner: int, chain: int) -> None:
         """Count a task that a spawner already has."""
         self._load[spawner] += 1
         if chain:
-            self._chain(chain).left[spawner] += 1
+            self._chains[chain].left[spawner] += 1
 
     def place(self, chain: int, among: range) -> int:
         """Choose and return a spawner for a task that starts at once; `among` are the spawners of its user."""
-        if chain:
-            left = self._chain(chain).left
-            spawner = min(self._present(among), key=lambda spawner_id: (left[spawner_id], self._load[spawner_id]))
-        else:
-            spawner = min(self._present(among), key=self._load.__getitem__)
+        left = self._chains[chain].left if chain else self._load
+        spawner = min(self._present(among), key=lambda at: (left[at], self._load[at]))
         self.restore(spawner, chain)
         return spawner
 
     def queue(self, number: int) -> int:
         """Choose and return a spawner for a task that waits in a chain. `set_slots` must have been called before."""
         chain = self._chains[number]
-        spawner = min(
-            (spawner_id for spawner_id, slots in chain.slots.items() if slots),
-            key=lambda spawner_id: (chain.left[spawner_id] / chain.slots[spawner_id], spawner_id),
-        )
+        with_slots = [at for at, slots in chain.slots.items() if slots]
+        spawner = min(with_slots, key=lambda at: (chain.left[at] / chain.slots[at], at))
         self.restore(spawner, number)
         return spawner
 
     def set_slots(self, number: int, slots: int, among: range) -> None:
-        """Let at most `slots` tasks of a chain run at a time, spread evenly over `among`.
-
-        Spawners that already have tasks of the chain come first.
-        """
-        chain = self._chain(number)
+        """Divide the slots of a chain evenly among spawners. Those that already have tasks of the chain come first."""
+        chain = self._chains[number]
         while sum(chain.slots.values()) < slots:
             present = self._present(among)
-            chain.slots[
-                min(
-                    present,
-                    key=lambda spawner_id: (chain.slots[spawner_id], -chain.left[spawner_id], self._load[spawner_id]),
-                )
-            ] += 1
+            chain.slots[min(present, key=lambda at: (chain.slots[at], -chain.left[at], self._load[at]))] += 1
         while sum(chain.slots.values()) > slots:
-            chain.slots[max(among, key=lambda spawner_id: (chain.slots[spawner_id], -chain.left[spawner_id]))] -= 1
+            chain.slots[max(among, key=lambda at: (chain.slots[at], -chain.left[at]))] -= 1
 
     def slots_at(self, number: int, spawner: int) -> int:
-        """Return the number of slots that a chain has at a spawner."""
-        return self._chain(number).slots[spawner]
+        return self._chains[number].slots[spawner]
 
     def stranded(self, number: int, spawner: int) -> bool:
         """True if a spawner has tasks of a chain but no slots left for it."""
-        chain = self._chain(number)
+        chain = self._chains[number]
         return not chain.slots[spawner] and chain.left[spawner] > 0
 
     def over(self, spawner: int, number: int) -> None:
@@ -90,12 +76,4 @@ class SpawnerBalance:
                 del self._chains[number]
 
     def _present(self, among: range) -> Sequence[int]:
-        return (
-            [spawner_id for spawner_id in among if spawner_id not in self._missing] or among if self._missing else among
-        )
-
-    def _chain(self, number: int) -> Chain:
-        chain = self._chains.get(number)
-        if chain is None:
-            chain = self._chains[number] = Chain()
-        return chain
+        return [at for at in among if at not in self._missing] or among if self._missing else among

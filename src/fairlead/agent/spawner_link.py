@@ -1,6 +1,6 @@
 """The agent's link to a spawner: finds or starts the spawner, sends it messages, and restarts it when it ends.
 
-On a single-user node the agent starts its spawners itself. Where tasks run as their users, the root helper does
+On a single-user node the agent starts its spawners itself. Where tasks run as their users, the root helper starts them
 (`split.py`).
 """
 
@@ -43,7 +43,7 @@ class Forbidden(Exception):
 
 
 class Link(asyncio.Protocol):
-    """A connection to the spawner with its socket in `directory`. `heard` is called with each of its messages."""
+    """A connection to the spawner whose socket is in `directory`."""
 
     def __init__(
         self,
@@ -57,9 +57,10 @@ class Link(asyncio.Protocol):
         """Take the callbacks. `start` starts the spawner, unless a start is in progress, and returns why the last start
         failed.
 
-        `failed` is called with the reason when a spawner ended or could not be started; starts are retried without end.
-        Its second argument is True after a failed start: there is no spawner until a message arrives again. The link is
-        kept while `wanted` returns True. `forbidden` is called if the user may have no spawner here.
+        `heard` is called with each message of the spawner. `failed` is called with the reason when a spawner ended or
+        could not be started; starts are retried without end. Its second argument is True after a failed start, when
+        there is no spawner until the next message. The link is kept while `wanted` returns True. `forbidden` is called
+        if the user may have no spawner here.
         """
         self._directory = directory
         self._start = start
@@ -93,15 +94,14 @@ class Link(asyncio.Protocol):
                 self._transport.close()
 
     def wake(self) -> None:
-        """Check again whether the spawner is wanted."""
         self._wake.set()
 
     def send(self, *frames: tuple[Any, ...]) -> bool:
         """Send messages; return False if they were dropped.
 
-        Messages are dropped if there is no spawner, or if it has not listed its tasks yet: a launch sent earlier would
-        be missing from the list, and its tasks would be placed elsewhere. Dropping is safe, since the list shows what
-        is missing. Even after True, messages may be lost when the spawner ends.
+        Messages are dropped while the spawner has not listed its tasks: a launch sent earlier would be missing from the
+        list, and its tasks would be placed elsewhere. Even after True, messages may be lost when the spawner ends. In
+        both cases the next list shows which tasks the spawner does not have.
         """
         if self._transport is None or not self._spoken:
             return False
@@ -150,7 +150,7 @@ class Link(asyncio.Protocol):
 
 
 def _open(directory: Path) -> socket.socket | None:
-    """Connect if a spawner listens; return None otherwise.
+    """Return a connection to the spawner of a directory; None if no spawner listens.
 
     The socket is opened through /proc, because its path must be short and the directory's may be long.
     """
@@ -172,7 +172,7 @@ def _open(directory: Path) -> socket.socket | None:
 
 
 class OwnSpawner:
-    """A spawner that the agent starts itself, as its own user."""
+    """Starts a spawner as the agent's own user."""
 
     def __init__(self, directory: Path, logs: Path) -> None:
         self._directory = directory
@@ -188,7 +188,7 @@ class OwnSpawner:
 
 
 def start_spawner(directory: Path, logs: Path) -> subprocess.Popen[bytes]:
-    """Start a spawner. If one already runs, the new one ends by itself."""
+    """Start a spawner. If one runs already, the new one exits."""
     mark = _mark(directory)
     python = [sys.executable, "-I", "-S", "-c"]
     with open(directory / LOG, "ab") as log:
@@ -204,15 +204,19 @@ def start_spawner(directory: Path, logs: Path) -> subprocess.Popen[bytes]:
 
 
 def _mark(directory: Path) -> str:
-    """Return the mark that all processes below this directory's spawners carry."""
+    """Return the mark that this directory's spawners and all processes of their tasks have in their environment."""
     file = directory / "id"
     mark = file.read_text() if file.exists() else ""
     if not mark:
         mark = f"{secrets.token_hex(8)}:"
-        fresh = file.with_suffix(".new")
-        fresh.write_text(mark)
-        fresh.replace(file)
+        replace_file(file, mark)
     return mark
+
+
+def replace_file(file: Path, text: str) -> None:
+    fresh = file.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(file)
 
 
 def prepare(directory: Path) -> Path:

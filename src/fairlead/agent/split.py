@@ -1,7 +1,4 @@
-"""Splits an agent that was started as root: a root helper starts spawners, and the agent itself drops root.
-
-From the top: the configuration, the agent's side of the helper, the split.
-"""
+"""Splits an agent that was started as root: a root helper starts spawners, and the agent itself drops root."""
 
 from __future__ import annotations
 
@@ -51,12 +48,18 @@ class Helper:
         """The directory with a folder for each user that has run tasks here."""
         self._asking = asyncio.Lock()
         self._received = b""
-        self.facts = dict(fact.split("=", 1) for fact in self._read_line().split()[1:])
+        while b"\n" not in self._received:
+            data = self._link.recv(4096)
+            if not data:
+                raise CannotSplit("the root helper ended at its start; its message is above")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        self.facts = dict(fact.split("=", 1) for fact in line.decode().split()[1:])
         """How users are separated here: `cgroup` (v2, v1, none), `tmp` (private, shared), `gpus` (separate, shared)."""
         link.setblocking(False)
 
     async def start(self, user: str) -> str:
-        """Start the spawner of a user. Return the problem if a retry may succeed, else an empty text.
+        """Start the spawner of a user. Return an empty text, or the problem if another attempt may succeed.
 
         Raises `Forbidden` if the user may not run tasks here.
         """
@@ -92,26 +95,12 @@ class Helper:
         """Return the folders of all users. The agent may enter a folder but not list it."""
         return sorted(self.users.iterdir())
 
-    def _read_line(self) -> str:
-        while b"\n" not in self._received:
-            data = self._link.recv(4096)
-            if not data:
-                raise CannotSplit("the root helper ended at its start; its message is above")
-            self._received += data
-        line, _, self._received = self._received.partition(b"\n")
-        return line.decode()
-
 
 def _is_there(path: Path) -> bool:
-    """True if a file exists and its folder can be entered.
-
-    Wrong permissions on the folder of one user must not end the agent of all users. The root helper sets the
-    permissions again when the user has tasks.
-    """
     try:
         return path.exists()
     except OSError:
-        return False
+        return False  # the permissions of a user's folder are wrong; the root helper corrects them at the next start
 
 
 def split(directory: Path, users: Users) -> Helper:

@@ -9,29 +9,21 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from time import time
+from typing import Literal
 
 from fairlead.agent.launch_data import each_of
 from fairlead.agent.result_files import open_own, read_results
+from fairlead.agent.spawner.files import FOLDER
 from fairlead.agent.spawner.records import folder_of
-from fairlead.wire.agent_messages import (
-    MAX_OUTPUT,
-    Collected,
-    LogPart,
-    LogRequest,
-    Output,
-    OutputPart,
-    OutputRequest,
-    Stream,
-)
+from fairlead.wire.agent_messages import MAX_OUTPUT, Collected, LogPart, LogRequest, Output, OutputPart, OutputRequest
 
 PART = 1 << 16
 TOGETHER = 500
 """Tasks whose result files are sent in one part, if they are small: the server stores them at once."""
 POLL = 0.2
-STREAMS: tuple[Stream, ...] = ("out", "err")
+STREAMS: tuple[Literal["out", "err"], ...] = ("out", "err")
 KEEP = 7 * 24 * 3600
 """Seconds that the log of an ended task is kept."""
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
 
 
@@ -45,7 +37,7 @@ def log_path(logs: str, request: LogRequest) -> Path | None:
 
 
 async def read_log(logs: str, request: LogRequest, is_over: Callable[[], bool]) -> AsyncIterator[LogPart]:
-    """Yield a log in parts. Offsets count from the start of the kept part; bytes removed by rotation are lost."""
+    """Yield a log in parts. Offsets count from the first byte that is kept: rotation removes earlier ones."""
     path = log_path(logs, request)
     if path is None:
         yield LogPart(request.request, 0, b"", True, "there is no such log; check the name of the stage")
@@ -107,10 +99,7 @@ async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[Outpu
 
 
 def remove_old(logs: str) -> None:
-    """Remove logs, and folders of logs, that were not written to for `KEEP` seconds.
-
-    Files that tasks have put into deeper folders stay.
-    """
+    """Remove logs, and folders of logs, that were not written to for `KEEP` seconds."""
     limit = time() - KEEP
     # Use open folders, so that a folder that a user has replaced by a link is not followed.
     top = os.open(logs, FOLDER)
@@ -129,7 +118,6 @@ def remove_old(logs: str) -> None:
 
 
 def _remove_old_files(folder: int, limit: float) -> list[str]:
-    """Remove the old files of an open folder. Return the folders in it."""
     folders: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -142,7 +130,6 @@ def _remove_old_files(folder: int, limit: float) -> list[str]:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a log; 0 if it is missing or not a plain file of its user."""
     fd = open_own(path)
     if fd is None:
         return 0

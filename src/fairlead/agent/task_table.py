@@ -1,28 +1,26 @@
 """The tasks of an agent, from their launch until the server has confirmed their end.
 
 The table does no I/O: it receives messages from the server and spawners, and collects messages for them. A task is
-`sent` to a spawner, then `running`, then `ended`. Each (task, attempt) is accepted once. From the top: the server's
-orders, messages of spawners, ended tasks.
+`sent` to a spawner, then `running`, then `ended`. Each attempt of a task is accepted once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
+from typing import Any
 
-from fairlead.agent.entries import NOT_STARTED, Entry, Frame, Key, Meta, Result, Task
-from fairlead.agent.launch_data import (
-    SpawnerSpec,
-    Surroundings,
-    each_of,
-    flat_of,
-    own_variables,
-    spawner_spec,
-)
-from fairlead.agent.reports import Reporting
+from fairlead.agent.launch_data import Surroundings, each_of, flat_of, own_variables, spawner_spec
+from fairlead.agent.reports import Entry, Reporting
+from fairlead.agent.spawner.records import Key, Meta, Result, Spec
 from fairlead.agent.spawner_balance import SpawnerBalance
 from fairlead.wire.agent_messages import Launch, Report, Stop, Tasks, Work
 
+Task = tuple[int, str, int]
+"""Job number, stage, index: a task without its attempt."""
+Frame = tuple[Any, ...]
+"""A message for a spawner."""
+NOT_STARTED: Result = ("returned", 0, "", 0, 0, 0)
 MAX_GONE = 200
 """Confirmed ends to collect before they are sent to a spawner."""
 
@@ -38,7 +36,7 @@ class TaskTable:
         """Create an empty table. `spawners` is the number of spawners shared by all users; 0 gives each user their own.
 
         `steady` is a clock that spawners have too. `machine_fails` is called if the spawner of a user cannot start a
-        task: True if the machine is the cause, False if it is a limit of that user.
+        task. It returns True if the machine is the cause, False if it is a limit of that user.
         """
         self._steady = steady
         self._machine_fails = machine_fails
@@ -52,8 +50,8 @@ class TaskTable:
         self.users: list[str] = [""] * spawners
         """The user of each spawner; empty if it runs the tasks of all users."""
         self.missing: dict[int, str] = {}
-        """Spawners that cannot be started → why. They get no tasks. While all spawners of a user are missing, the
-        user's launches are refused."""
+        """Spawners that cannot be started → why. They get no tasks. If all spawners of a user are missing, launches of
+        the user are refused."""
         self._unsent: dict[int, list[Key]] = {}
         """Tasks that could not be sent, by their spawner, which has no link."""
         self._shared = range(spawners)
@@ -68,7 +66,7 @@ class TaskTable:
         """Later attempts, which wait until the live attempt of their task has ended."""
         self._gone: list[list[Key]] = [[] for _ in range(spawners)]
         """Confirmed ends, by spawner, that the spawner has not been told to drop yet."""
-        self._specs: dict[tuple[int, bool], SpawnerSpec] = {}
+        self._specs: dict[tuple[int, bool], Spec] = {}
         """Cached specifications of the message being handled."""
 
     def spawners_of(self, user: str) -> range:
@@ -100,21 +98,26 @@ class TaskTable:
         for launch in work.launches:
             if not launch.slots:
                 self._launch(launch, work, groups)
-        for chain, (number, user) in {
-            launch.chain: (launch.slots, work.specs[launch.spec].user) for launch in work.launches if launch.slots
-        }.items():
-            among = self.spawners_of(user)
-            self._balance.set_slots(chain, number, among)
-            for spawner in among:
-                slots[spawner][chain] = self._balance.slots_at(chain, spawner)
-                if self._balance.stranded(chain, spawner):
-                    self._return_waiting(chain, spawner)
-        for launch in work.launches:
-            if launch.slots:
-                self._launch(launch, work, groups)
+        self._launch_chained([launch for launch in work.launches if launch.slots], work, groups, slots)
         for spawner, outbox in enumerate(self.outbox):
             if groups[spawner] or slots[spawner]:
                 outbox.append(("launch", groups[spawner], slots[spawner]))
+
+    def _launch_chained(
+        self, launches: list[Launch], work: Work, groups: list[list[Frame]], slots: list[dict[int, int]]
+    ) -> None:
+        for chain, last in {launch.chain: launch for launch in launches}.items():
+            self._set_slots(chain, last.slots, self.spawners_of(work.specs[last.spec].user), slots)
+        for launch in launches:
+            self._launch(launch, work, groups)
+
+    def _set_slots(self, chain: int, number: int, among: range, slots: list[dict[int, int]]) -> None:
+        """Divide the slots of a chain among spawners. Waiting tasks of a spawner without slots are returned."""
+        self._balance.set_slots(chain, number, among)
+        for spawner in among:
+            slots[spawner][chain] = self._balance.slots_at(chain, spawner)
+            if self._balance.stranded(chain, spawner):
+                self._return_waiting(chain, spawner)
 
     def _launch(self, launch: Launch, work: Work, groups: list[list[Frame]]) -> None:
         tasks = launch.tasks
@@ -153,7 +156,7 @@ class TaskTable:
                 group = (meta, spec, indices, launch.chain, launch.slots > 0, variables[spawner] if own else None)
                 groups[spawner].append(group)
 
-    def _spec_of(self, launch: Launch, work: Work) -> SpawnerSpec:
+    def _spec_of(self, launch: Launch, work: Work) -> Spec:
         """Return the specification of a launch.
 
         Launches of one message that share a specification get the same object, which is sent to a spawner once.
@@ -189,7 +192,7 @@ class TaskTable:
             self.reporting.answer(Report(unknown_tasks, "stopped"))
 
     def _forget_unnamed(self, launches: Iterable[Launch]) -> None:
-        """Drop tasks that have not started and are not in the standing orders: their stop may have been missed."""
+        """Return tasks that have not started and are not in the standing orders, because a stop was missed."""
         wanted: set[Key] = set()
         for launch in launches:
             tasks = launch.tasks
@@ -212,10 +215,7 @@ class TaskTable:
             self.outbox[spawner].append(("return", keys))
 
     def not_sent(self, spawner: int, frames: Iterable[Frame]) -> None:
-        """Note tasks that could not be sent because a spawner has no link.
-
-        They are sent when the spawner is back, or refused if it cannot be started.
-        """
+        """Keep tasks that could not be sent to a spawner. They are refused if the spawner cannot be started."""
         keys = self._unsent.setdefault(spawner, [])
         for kind, *rest in frames:
             if kind == "launch":
@@ -225,7 +225,6 @@ class TaskTable:
     # -- messages of spawners ------------------------------------------------------------------------------------
 
     def record(self, started: Sequence[Key], ended: Sequence[tuple[Key, Result]]) -> None:
-        """Record tasks that a spawner reports as started and ended."""
         for key in started:
             self._begin(self._entries[key])
         for key, result in ended:
@@ -277,7 +276,6 @@ class TaskTable:
                 self._end(entry, (state, 126, why, 0, 0, 0))
 
     def has_tasks_at(self, spawner: int) -> bool:
-        """True if a spawner has tasks that have not ended."""
         return any(entry.at == spawner and entry.state != "ended" for entry in self._entries.values())
 
     def awaited(self) -> set[int]:
@@ -289,7 +287,7 @@ class TaskTable:
         }
 
     def _settle_unknown(self, entry: Entry) -> None:
-        """Handle a task that its spawner does not have. Spawners record all they receive, so it was not received."""
+        """End a task that its spawner does not have, or send it again if it cannot have started."""
         if entry.state == "running":
             self._end(entry, ("lost", 0, "its spawner does not know the task any more", 0, 0, 0))
         elif entry.state == "sent" and (entry.waits or entry.spec is None):
@@ -312,14 +310,8 @@ class TaskTable:
         user = self.users[entry.at]
         if result[0] == "refused" and user and not self._machine_fails():
             # A refusal pauses the node for all users, so a single user must not be able to cause it.
-            result = (
-                "failed",
-                126,
-                f"{result[2]}; tasks of other users can start here, so {user} is over a limit",
-                0,
-                0,
-                0,
-            )
+            why = f"{result[2]}; tasks of other users can start here, so {user} is over a limit"
+            result = ("failed", 126, why, 0, 0, 0)
         if entry.state == "sent":
             self.queued -= entry.waits
         if entry.state != "ended":
@@ -332,10 +324,11 @@ class TaskTable:
 
     def _is_held(self, entry: Entry) -> bool:
         """True if an earlier attempt of the task has not ended yet: no task runs twice at the same time."""
-        return bool(self._held) and self._held.get(entry.task) is entry
+        return bool(self._held) and self._held.get(_task_of(entry)) is entry
 
     def _make_way(self, entry: Entry) -> None:
-        task = entry.task
+        """Start the next attempt of the task, which waits for the end of this one."""
+        task = _task_of(entry)
         if self._is_held(entry):
             del self._held[task]
         elif self._live.get(task) == entry.key:
@@ -349,11 +342,9 @@ class TaskTable:
 
     @property
     def at_work(self) -> int:
-        """Number of tasks that have not ended."""
         return len(self._live)
 
     def reconnected(self) -> None:
-        """Prepare the reports for a new connection to the server."""
         self.reporting.reconnected(self._entries.values())
 
     def confirmed(self, number: int) -> None:
@@ -375,7 +366,6 @@ class TaskTable:
                 self._gone[spawner] = []
 
     def started(self, *states: str) -> tuple[Tasks, ...]:
-        """Return the tasks in these states, grouped by stage and attempt."""
         groups: dict[Meta, list[int]] = {}
         for entry in self._entries.values():
             if entry.state in states:
@@ -396,3 +386,8 @@ class TaskTable:
     def is_over(self, number: int, stage: str, attempt: int, index: int) -> bool:
         entry = self._entries.get((number, stage, attempt, index))
         return entry is None or entry.state == "ended"
+
+
+def _task_of(entry: Entry) -> Task:
+    number, stage, _, index = entry.key
+    return number, stage, index

@@ -1,4 +1,4 @@
-"""The hub's records: nodes, their connections, and the tasks that run there."""
+"""The hub's records of nodes, their connections, and the tasks that run there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ class Blocks:
         return bool(self._ranges)
 
     def without(self, other: Blocks) -> list[Tasks]:
-        """Return the tasks of this set that are not in `other`."""
         rest: list[Tasks] = []
         for block, ranges in self._ranges.items():
             flat = ranges.flat()
@@ -61,7 +60,7 @@ class Blocks:
 
 
 class Seen(msgspec.Struct):
-    """The hub's record of a node during the term of one writer, connected or not."""
+    """The hub's record of a node, connected or not, during the term of one writer."""
 
     heard: float
     """Time of the last message from the node, by the clock of the hub."""
@@ -69,13 +68,11 @@ class Seen(msgspec.Struct):
     instance: str = ""
     """The instance of the agent that connected last; empty if none has during this term."""
     connection: int = 0
-    """The number of the last connection. An agent abandons one before it opens the next."""
+    """The number of the last connection. A connection with a lower number was abandoned by the agent."""
     lost: bool = False
 
 
 class Attached:
-    """The connection of a node's agent."""
-
     def __init__(self, peer: Peer, connection: Connection) -> None:
         self.node = peer.node
         self.pool = ""
@@ -89,11 +86,11 @@ class Attached:
         self._outbox: asyncio.Queue[wire.FromServer | None] = asyncio.Queue(MAX_UNSENT)
         """`None` ends the connection."""
         self.readers: dict[int, asyncio.Queue[wire.LogPart | wire.OutputPart | None]] = {}
-        """Readers of logs by request. `None` says that the agent has disconnected."""
+        """Requests for logs → where their parts arrive. `None` says that the agent has disconnected."""
         self.renewal: float | None = None
-        """Time when a new key was requested, by the clock of the hub."""
+        """The time at which the node was asked for a new key; None if it was not."""
         self.refusal: wire.Refusal | None = None
-        """The last message to send, with the reason why the connection ends."""
+        """The last message, which says why the connection ends."""
 
     def put(self, message: wire.FromServer) -> None:
         try:
@@ -139,21 +136,19 @@ class Attached:
 
 
 class LedPartition:
-    """A partition during the term of one writer."""
-
     def __init__(self, handle: PartitionHandle, secrets: Secrets, gang_seed: bytes) -> None:
         self.handle = handle
         self.nodes: dict[str, Seen] = {}
         self.attached: dict[str, Attached] = {}
         self.orders = Orders(handle.epoch, self._address, secrets, gang_seed)
         self.ahead: dict[str, None] = {}
-        """Nodes that report attempts or epochs which the journal never had."""
+        """Nodes that report attempts or epochs which are not in the journal."""
         self.parted: dict[str, None] = {}
         """Nodes whose agents have disconnected, not yet reported to the core."""
         self.parting: asyncio.Task[None] | None = None
         """The asyncio task that reports them to the core."""
         self.ready_since: float | None = None
-        """Time when the partition became ready. The silence of nodes is measured from this time at the earliest."""
+        """When the partition became ready; None before. Silence of nodes before this time does not count."""
 
     def _address(self, node: str) -> str:
         seen = self.nodes.get(node)

@@ -1,7 +1,6 @@
 """The hub: connections of agents, orders to them and reports from them.
 
-From the top: the engine interface, a connection from its greeting to its end, commands, silent nodes, logs. The hub
-runs in one asyncio loop. It decides nothing: it passes messages of agents to the core as commands.
+The hub runs in one asyncio loop. It decides nothing: it passes messages of agents to the core as commands.
 """
 
 from __future__ import annotations
@@ -23,18 +22,8 @@ from fairlead.core.ranges import check_flat
 from fairlead.core.resources import SECOND
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
+from fairlead.engines import convert
 from fairlead.engines.agent_connections import Attached, Blocks, LedPartition, Seen
-from fairlead.engines.convert import (
-    check_greeting,
-    check_knock,
-    command_of,
-    ends_of,
-    node_of,
-    own_nodes,
-    present_nodes,
-    running_on,
-    welcome,
-)
 from fairlead.engines.engine import (
     Away,
     Busy,
@@ -83,11 +72,11 @@ class Agents:
 
         A task that an agent reports again, for example after a restart of the server, is marked as stale.
 
-        `collected` is called with partition, node and tasks whose result files are on the node, before their end is
-        durable. Only the node vouches for it.
+        `collected` is called with partition, node and tasks, when the node says that it has their result files. Their
+        end need not be durable yet.
 
-        Keys of gangs are derived from `gang_seed`; they survive a restart only if the same seed is given again. `lock`
-        is a file that is locked while this process runs, for agents on the same machine.
+        Keys of gangs are derived from `gang_seed`. They stay the same after a restart only if the seed does. `lock` is
+        a file that is locked while this process runs, for agents on the same machine.
         """
         self._credentials = credentials
         self._log = log
@@ -108,9 +97,10 @@ class Agents:
         self.end(partition)
         led = self._led[partition] = LedPartition(handle, self._secrets, self._gang_seed)
         # A known node that does not reconnect is lost after the same time as a connected one.
-        for node in present_nodes(handle.partition):
+        for node in convert.present_nodes(handle.partition):
             led.nodes[node] = Seen(self._steady())
-        for node in own_nodes(handle.partition):  # also lost ones: an operator may enable one before its agent is back
+        # Nodes that are lost too, because an operator may enable one before its agent is back.
+        for node in convert.own_nodes(handle.partition):
             self._part(partition, led, node)
         self._watchers[partition] = asyncio.create_task(self._watch(partition, led))
 
@@ -131,14 +121,15 @@ class Agents:
     def _refuse(self, led: LedPartition, message: ForNode) -> None:
         """Refuse launches for an agent that is not connected. Stops are sent when it reconnects.
 
-        Before readiness launches are not refused: an earlier server may have sent them.
+        While the partition is not ready, launches are not refused, because an earlier server may have sent them.
         """
         if not led.handle.partition.readiness.ready:
             return
         reason = f"node {message.node} is not connected"
         for effect in message.launches:
+            report = wire.Report(tasks_of(effect), "refused", reason=reason)
             with suppress(Busy):  # else the agent gets the launch when it reconnects, or the launch times out
-                led.handle.offer(command_of(message.node, wire.Report(tasks_of(effect), "refused", reason=reason)))
+                led.handle.offer(convert.command_of(message.node, report))
 
     def end(self, partition: str) -> None:
         led = self._led.pop(partition, None)
@@ -158,7 +149,7 @@ class Agents:
     async def dismiss(self, partition: str, epoch: int, connection: Connection) -> None:
         """Stop all tasks of an agent of a removed partition, then refuse the agent. Always closes the connection.
 
-        `epoch` is above all epochs that the partition had.
+        The orders to stop have the number `epoch`, which is above all epochs of the partition.
         """
         await self._run(partition, connection, self._dismiss(partition, epoch, connection))
 
@@ -179,12 +170,11 @@ class Agents:
             await connection.close(code, reason.encode()[:120].decode(errors="ignore"))
 
     async def _greeting(self, partition: str, connection: Connection) -> tuple[Peer, wire.Hello]:
-        """Receive the node's proof of identity, and its description."""
         async with asyncio.timeout(GREETING_TIME):
             knock = decode_from_agent(await connection.recv())
             if not isinstance(knock, wire.Knock):
                 raise Refused("greeting", "an agent has to knock first; start it with `fairlead agent --join`")
-            check_knock(knock)
+            convert.check_knock(knock)
             exchange, challenge = self._credentials.challenge(partition, knock)
             await connection.send(encode(challenge))
             proof = decode_from_agent(await connection.recv())
@@ -195,13 +185,13 @@ class Agents:
             hello = decode_from_agent(await connection.recv())
         if not isinstance(hello, wire.Hello):
             raise Refused("greeting", "an agent has to greet after its proof; update it")
-        check_greeting(hello, peer)
+        convert.check_greeting(hello, peer)
         return peer, hello
 
     async def _dismiss(self, partition: str, epoch: int, connection: Connection) -> None:
         """Stop the agent's tasks and wait until it has reported the end of each."""
         _, hello = await self._greeting(partition, connection)
-        await connection.send(encode(welcome(epoch, PartitionSettings(), hello, self._lock)))
+        await connection.send(encode(convert.welcome(epoch, PartitionSettings(), hello, self._lock)))
         stops = tuple(wire.Stop(tasks, "kill") for tasks in hello.running)
         await connection.send(encode(wire.Work(epoch, stops=stops, standing=True)))
         if stops:
@@ -297,14 +287,14 @@ class Agents:
 
     async def _join(self, led: LedPartition, attached: Attached, hello: wire.Hello) -> None:
         """Add the node: first report its running tasks to the state, then send the standing orders to the agent."""
-        name, spec = node_of(hello)
+        name, spec = convert.node_of(hello)
         seen = led.nodes.setdefault(name, Seen(self._steady()))
         seen.heard, seen.address, seen.instance = self._steady(), hello.address, attached.peer.instance
         greeted = Blocks((*hello.running, *hello.ended))
         commands: list[AnyCommand] = [AddNode(name=name, spec=spec, operator=True)]
         times = (*hello.run_times, *(0 for _ in hello.running))
         commands += [
-            command_of(name, wire.Report(tasks, "running", ran=(ran,)))
+            convert.command_of(name, wire.Report(tasks, "running", ran=(ran,)))
             for tasks, ran in zip(hello.running, times, strict=False)
         ]
         added, *answers = await self._offer(led, commands)
@@ -324,13 +314,13 @@ class Agents:
             message = standing[0] if standing else ForNode(name)
             return (
                 partition.settings,
-                running_on(partition, name),
+                convert.running_on(partition, name),
                 led.orders.work(partition, message, {}, standing=True),
             )
 
         settings, running, work = await led.handle.read(look)
         seen.lost = False
-        attached.put(welcome(led.handle.epoch, settings, hello, self._lock))
+        attached.put(convert.welcome(led.handle.epoch, settings, hello, self._lock))
         early = tuple(attached.early)
         attached.put(msgspec.structs.replace(work, stops=(*work.stops, *early)))
         attached.open = True
@@ -338,14 +328,14 @@ class Agents:
         await self._offer(led, self._missing(attached, greeted))
 
     def _check_epoch(self, led: LedPartition, hello: wire.Hello) -> None:
-        """Log a node that has seen a leader whose records are not in this journal."""
+        """Note a node that has seen a leader whose records are not in this journal."""
         handle = led.handle
         if hello.epoch > handle.epoch or hello.epoch in handle.skipped_epochs:
             led.ahead[hello.node] = None
             self._log("epoch not known", {"node": hello.node, "epoch": hello.epoch, "ours": handle.epoch})
 
     async def _set_aside(self, led: LedPartition | None, node: str) -> None:
-        """Drain a node that runs tasks which the journal does not have. They use its capacity."""
+        """Drain a node that runs tasks which the journal does not have, because they use its capacity."""
         if led is None:
             return
         led.ahead[node] = None
@@ -379,17 +369,19 @@ class Agents:
                 for report in message.reports:
                     if report.results:
                         self._tell_collected(partition, attached, report.tasks)
-                commands = [command_of(attached.node, report) for report in message.reports]
+                commands = [convert.command_of(attached.node, report) for report in message.reports]
                 slots = await self._take(led, commands)
                 return asyncio.create_task(self._confirm(partition, attached, message, slots))
             case wire.Beat():
                 attached.put(wire.Beaten(message.number))
-                await self._compare(led, attached, message)
+                # There is no race: an agent lists a task until its end is confirmed, and by then the task has left
+                # `running` here.
+                await self._take(led, self._missing(attached, Blocks(message.known)))
             case wire.LogPart() | wire.OutputPart():
                 reader = attached.readers.get(message.request)
-                if reader is not None and reader.qsize() > wire.LOG_PARTS + 1:  # plus one for a final reason
-                    raise Refused("log", "the agent sends more of a log than it may; update it")
                 if reader is not None:
+                    if reader.qsize() > wire.LOG_PARTS + 1:  # plus one for a final reason
+                        raise Refused("log", "the agent sends more of a log than it may; update it")
                     reader.put_nowait(message)
             case wire.Staged():
                 for tasks in message.tasks:
@@ -407,7 +399,6 @@ class Agents:
         self._collected(partition, attached.node, tasks)
 
     async def _send(self, attached: Attached) -> None:
-        """Send all messages to the agent, in order."""
         with suppress(Closed):
             while messages := await attached.take():
                 for message in messages:
@@ -436,33 +427,26 @@ class Agents:
                     attached.running.add(report.tasks)
                 else:
                     attached.running.drop(report.tasks)
-                    ended += ends_of(partition, attached, report, stale=bool(answer.note))
+                    ended += convert.ends_of(partition, attached, report, stale=bool(answer.note))
         finally:
             if ended:
                 self._ended(ended)
         attached.put(wire.Confirmed(batch.number))
 
-    async def _compare(self, led: LedPartition, attached: Attached, beat: wire.Beat) -> None:
-        """Report tasks as lost that run according to the state and are missing from the agent's heartbeat.
-
-        There is no race: the agent lists a task until its end is confirmed. By then it has left `running` here.
-        """
-        await self._take(led, self._missing(attached, Blocks(beat.known)))
-
     def _missing(self, attached: Attached, listed: Blocks) -> list[Report]:
-        """Return loss reports for tasks that run according to the state and are not in `listed`."""
+        """Return loss reports for tasks that run according to the state and that the agent has not listed."""
         reports: list[Report] = []
         for tasks in attached.running.without(listed):
             attached.running.drop(tasks)
             self._log("tasks missing", {"node": attached.node, "job": tasks.job, "stage": tasks.stage})
             reason = f"node {attached.node} does not have it"
-            reports.append(command_of(attached.node, wire.Report(tasks, "lost", reason=reason)))
+            reports.append(convert.command_of(attached.node, wire.Report(tasks, "lost", reason=reason)))
         return reports
 
     # -- commands ------------------------------------------------------------------------------------------------
 
     async def _take(self, led: LedPartition, commands: Iterable[AnyCommand]) -> list[asyncio.Future[object]]:
-        """Put commands into the inbox in order, and retry while it is full. The agent's later messages wait."""
+        """Put commands into the inbox in order, and retry while it is full. Return where their answers arrive."""
         slots: list[asyncio.Future[object]] = []
         for command in commands:
             while True:
@@ -482,13 +466,13 @@ class Agents:
     # -- silent nodes --------------------------------------------------------------------------------------------
 
     async def _watch(self, partition: str, led: LedPartition) -> None:
-        """Once the partition is ready, report nodes as lost after a lease and a heartbeat of silence."""
+        """Report nodes as lost after a lease and a heartbeat of silence, once the partition is ready."""
         while True:
             await asyncio.sleep(WATCH_PAUSE)
             for attached in led.attached.values():
                 self._check_credential(partition, attached)
             ready, settings, own = await led.handle.read(
-                lambda state: (state.readiness.ready, state.settings, present_nodes(state))
+                lambda state: (state.readiness.ready, state.settings, convert.present_nodes(state))
             )
             if not ready:
                 continue
@@ -546,7 +530,7 @@ class Agents:
     # -- for the API ---------------------------------------------------------------------------------------------
 
     def ahead(self) -> dict[str, list[str]]:
-        """Return for each partition the nodes that report attempts or epochs which the journal never had."""
+        """Return by partition the nodes that report attempts or epochs which the journal never had."""
         return {name: sorted(led.ahead) for name, led in self._led.items() if led.ahead}
 
     def connected(self, partition: str) -> dict[str, float]:
@@ -559,7 +543,7 @@ class Agents:
     async def log(self, partition: str, node: str, asked: wire.LogRequest) -> AsyncIterator[wire.LogPart]:
         """Yield a task's log from its node. The last part is marked, and has the problem if there is one.
 
-        Raises `Away` if the node is not connected, or disconnects meanwhile.
+        Raises `Away` if the node is not connected or disconnects.
         """
         async for part in self._read(partition, node, asked):
             if isinstance(part, wire.LogPart):

@@ -1,9 +1,8 @@
-"""Copies the output of ended tasks from their nodes: result files from every node, logs from nodes of pools.
+"""Copies the output of ended tasks from their nodes: result files from every node, logs only from nodes of pools.
 
 A node of a pool may be gone soon. Only the return of a node to its pool, and readers of results, wait for the copies.
-Tasks are collected into blocks, a node sends one block at a time, and few nodes send at once, so that a flood of tasks
-is not slowed down. An agent lists result files before the end of their task is durable, so they are copied first: when
-the logs of a task are copied, its result files are stored.
+A node sends the output of one block of tasks at a time, and few nodes send at once, so that copying does not slow down
+a flood of tasks. The result files of a task are copied before its logs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MOST_WAITING = 1_000_000
 RETURN_TIMEOUT = 60.0
 """Seconds without progress after which the return of a node to its pool no longer waits for output."""
 RETURN_LIMIT = 1_800.0
-"""Seconds that the return of a node waits at most, even with progress."""
+"""Seconds after which the return of a node no longer waits, even with progress."""
 PAUSE, TIMES = 1.0, 600
 """Seconds before another attempt if a node was away or a store failed, and the number of attempts."""
 
@@ -35,11 +34,10 @@ Node = tuple[str, str]
 
 
 class Source(NamedTuple):
-    """Facts about some tasks: their user, which of them ran on the node, and the limits on result files."""
-
     user: str
-    """Empty if the job is no longer known."""
+    """The user of the tasks; empty if the job is no longer known."""
     indices: Flat
+    """The tasks that ran on the node."""
     max_files: int
     max_bytes: int
 
@@ -47,7 +45,7 @@ class Source(NamedTuple):
 class Sink(Protocol):
     """Stores the output of one block of tasks. Its methods block on a disk or an object store.
 
-    They raise `OSError` if storing fails for now; then the whole block is sent again.
+    They raise `OSError` if storing fails; then the whole block is sent again later.
     """
 
     def write(self, part: OutputPart) -> tuple[int, ...]:
@@ -83,11 +81,11 @@ class Collector:
         log: Log = lambda event, fields: None,
         copied: Callable[[str, str, Tasks], None] = lambda partition, node, tasks: None,
     ) -> None:
-        """Take the callbacks. `sink` returns where to store a partition's output; its last argument is True if logs are
-        included.
+        """Take the callbacks. `sink` returns the store for a partition's output.
 
-        `source` looks up tasks of a node. Its last argument is True if it has to check that they ran on that node.
-        `copied` is called with tasks of a partition's node when their output is stored; it blocks on a disk.
+        Its last argument is True if logs are included. `source` looks up tasks of a node. Its last argument is True if
+        it has to check that they ran on that node. `copied` is called with partition, node and tasks when the tasks'
+        output is stored; it blocks on a disk.
         """
         self._copied = copied
         self._hub = hub
@@ -114,17 +112,15 @@ class Collector:
             self.add(node, Tasks(*block, Ranges.from_indices(sorted(numbers)).flat()))
 
     def collected(self, partition: str, node: str, tasks: Tasks) -> None:
-        """Queue tasks whose result files are on a node."""
         if self.add((partition, node), tasks, logs=False):
             expected = self._expected.setdefault((partition, tasks.number), set())
             expected.update((tasks.stage, tasks.attempt, index) for index in indices(tasks.indices))
 
     def expected(self, partition: str, number: int) -> int:
-        """Return the number of tasks of a job whose result files are not stored yet."""
         return len(self._expected.get((partition, number), ()))
 
     def add(self, node: Node, tasks: Tasks, logs: bool = True) -> bool:
-        """Queue ended tasks of a node, to copy their output. Return False if too many wait."""
+        """Queue ended tasks of a node, whose output will be copied. Return False if too many wait."""
         size, more = self._sizes.get(node, 0), count(tasks.indices)
         if size + more > MOST_WAITING:
             self._log("output not copied", {"node": node[1], "tasks": more, "problem": "too many wait"})
@@ -157,7 +153,6 @@ class Collector:
         await asyncio.gather(*self._working.values(), return_exceptions=True)
 
     def _give_up(self, node: Node, problem: str) -> None:
-        """Drop the queued output of a node."""
         tasks = self._sizes.get(node, 0)
         if tasks:
             self._log("output not copied", {"node": node[1], "tasks": tasks, "problem": problem})
@@ -168,7 +163,6 @@ class Collector:
             self._working[node].cancel()
 
     def _forget(self, node: Node, tasks: Tasks) -> None:
-        """Stop expecting result files of these tasks."""
         key = (node[0], tasks.number)
         expected = self._expected.get(key)
         if expected is not None:
@@ -199,9 +193,7 @@ class Collector:
                         failures += 1
                         if isinstance(problem, OSError) and str(problem) != logged:
                             logged = str(problem)
-                            self._log(
-                                "output not stored", {"node": node[1], "job": block.tasks.job, "problem": f"{problem}"}
-                            )
+                            self._log("output not stored", {"node": node[1], "job": block.tasks.job, "problem": logged})
                         if failures == TIMES:
                             return self._give_up(node, str(problem))
                     else:
@@ -244,7 +236,7 @@ def _of(tasks: Tasks, flat: Flat) -> Tasks:
 
 
 def _first(waiting: deque[_Waiting]) -> _Waiting:
-    """Take a block of at most `BLOCK` tasks from the queue: those of one attempt of a stage that follow each other."""
+    """Take at most `BLOCK` tasks of one attempt of a stage from the front of the queue."""
     tasks, logs = waiting.popleft()
     together = Ranges(tasks.indices)
     while waiting and len(together) < BLOCK:

@@ -1,4 +1,4 @@
-"""Converts between messages of agents and values of the core: greetings, reports, tasks running on a node."""
+"""Checks messages of agents, and converts between them and values of the core."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ def welcome(epoch: int, settings: PartitionSettings, hello: Hello, lock: str) ->
 
 
 def running_on(partition: Partition, node: str) -> list[Tasks]:
-    """Return the tasks that run on a node according to the state."""
     node_id = partition.nodes.find(node)
     if node_id is None:
         return []

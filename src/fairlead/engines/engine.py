@@ -1,4 +1,4 @@
-"""The engine interface: the calls of the control plane, the handle of a partition, and connections to agents."""
+"""The interfaces of engines: what the control plane calls, and what engines need of writers, agents and node keys."""
 
 from __future__ import annotations
 
@@ -18,17 +18,12 @@ Result = TypeVar("Result")
 
 
 class Busy(Unserved):
-    """Raised if the inbox of a writer is full; retry."""
-
     def __init__(self, problem: str) -> None:
         super().__init__("too many", problem, 1)
 
 
 class PartitionHandle(Protocol):
-    """The interface of a partition's writer for engines, valid during the term of the writer.
-
-    It belongs to one asyncio loop.
-    """
+    """The interface of a partition's writer for engines, valid during the term of the writer, in one asyncio loop."""
 
     @property
     def epoch(self) -> int: ...
@@ -46,17 +41,16 @@ class PartitionHandle(Protocol):
         """The state. Read it only within `Engine.begin` and `Engine.dispatch`, which are called between cycles."""
 
     def offer(self, command: AnyCommand) -> Awaitable[object]:
-        """Put a command into the inbox. Its answer is `Accepted`, `Rejected`, or anything else if the writer ended
-        first.
+        """Put a command into the inbox. Raises `Busy` if the inbox is full.
 
-        Raises `Busy` if the inbox is full.
+        The answer is `Accepted` or `Rejected`, or another value if the writer ended first.
         """
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
-        """Call `look` with the state, between two cycles.
+        """Call `look` with the state, between two cycles. The writer waits for it, so it must be quick.
 
         All effects of earlier cycles have been dispatched. Effects of later cycles are dispatched after the caller has
-        the result. The writer waits for `look`, so it must be quick.
+        the result.
         """
 
 
@@ -78,7 +72,7 @@ class Closed(Exception):
 
 
 class Away(Exception):
-    """Raised if the agent of a node is not connected, or disconnects; the text says so."""
+    """Raised if the agent of a node is not connected or disconnects."""
 
 
 class Connection(Protocol):
@@ -120,7 +114,7 @@ class Credentials(Protocol):
     """The keys of nodes. All methods except `challenge` and `validity` block on a disk and may raise `Refused`."""
 
     def challenge(self, partition: str, knock: Knock) -> tuple[Exchange, Challenge]:
-        """Return the exchange and the challenge, which the server signs and the node has to sign."""
+        """Return a new exchange and the challenge, signed by the server, that the node has to sign."""
 
     async def admit(self, exchange: Exchange, proof: Proof) -> Peer:
         """Return the node that sent a proof. A join token in the proof admits a new key, durably."""

@@ -1,4 +1,4 @@
-"""Turns effects into orders for an agent, with data from the state: specifications, users and gangs."""
+"""Turns effects into orders for agents, with data from the state: specifications, users and gangs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fairlead.wire.agent_messages import Gang, Launch, Place, Spec, Stop, Tasks,
 FIRST_PORT, PORTS = 20_000, 6_000
 """Ports for the rendezvous of gangs, below the range that systems assign by themselves."""
 STEP = 1_009
-"""The next generation of a gang uses a port this number of pairs further on."""
+"""Each generation of a gang uses the pair of ports that is this number of pairs after the last one."""
 
 Address = Callable[[str], str]
 """Node name → address of the node."""
@@ -127,7 +127,7 @@ def stops_of(message: ForNode) -> tuple[Stop, ...]:
 
 
 def ranks_of(stage: Stage, block: Flat) -> list[int]:
-    """Return the ranks of tasks in their gang. Gangs that started before there were generations rank all tasks."""
+    """Return the ranks of tasks in their gang. In gangs from before there were generations, they follow the indices."""
     before = sum(member.count for member in stage.gang()[: stage.gang().index(stage)]) if stage.job.whole else 0
     ranks = ((index, stage.rank(index)) for index in indices(block))
     return [before + index if rank is None else rank for index, rank in ranks]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 TAKEN = (0.01, 0.1, 0.5, 1, 5, 15, 60, 300)
@@ -13,30 +15,27 @@ class Figures:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """Create the metrics in `registry`, which shows them with those of other modules."""
         registry = registry or CollectorRegistry()
-        self.created = Counter(
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, labelnames=LABELS, registry=registry)
+        self.created = counter(
             "fairlead_machines_brought_total",
             "Machines that the provider of a pool was asked for, and did not refuse.",
             LABELS,
-            registry=registry,
         )
-        self.failed = Counter(
+        self.failed = counter(
             "fairlead_machines_failed_total",
             "Ordered machines that could not be brought, or that went away before their node came.",
             LABELS,
-            registry=registry,
         )
-        self.destroyed = Counter(
+        self.destroyed = counter(
             "fairlead_machines_destroyed_total",
             "Machines that were destroyed because they are not needed any more.",
             LABELS,
-            registry=registry,
         )
-        self.machines = Gauge("fairlead_machines", "Machines that the provider lists.", LABELS, registry=registry)
-        self.orphans = Gauge(
+        self.machines = gauge("fairlead_machines", "Machines that the provider lists.")
+        self.orphans = gauge(
             "fairlead_orphan_machines",
             "Machines that the provider lists and that are neither nodes nor expected. Fairlead does not destroy them.",
-            LABELS,
-            registry=registry,
         )
         self.calls = Histogram(
             "fairlead_provider_call_seconds",
@@ -45,15 +44,14 @@ class Figures:
             registry=registry,
             buckets=TAKEN,
         )
-        self.errors = Counter(
+        self.errors = counter(
             "fairlead_provider_errors_total",
             "Calls of a provider that failed, or with an unknown outcome.",
             (*LABELS, "call"),
-            registry=registry,
         )
 
     def begin(self, partition: str, pool: str) -> None:
-        """Create the series of a pool at zero: a rate counts the first event only if a zero came before it."""
+        """Create the series of a pool at zero, because a rate counts the first event only if a zero came before it."""
         for metric in (self.created, self.failed, self.destroyed, self.machines, self.orphans):
             metric.labels(partition, pool)
         for call in CALLS:

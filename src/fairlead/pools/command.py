@@ -120,7 +120,6 @@ class CommandProvider:
 
 
 def _units(name: str, amount: int) -> int | float:
-    """Return an amount in the units of the configuration."""
     if name == MEMORY:
         return amount
     return amount / MILLI if amount % MILLI else amount // MILLI

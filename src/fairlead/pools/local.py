@@ -1,8 +1,8 @@
 """The local provider: runs agents as processes of this machine.
 
-A "machine" is a directory. It exists while its agent holds the lock in it. Agents outlive the server: the next server
-finds them by their directories. When an agent has ended by itself, its spawners and their tasks are ended too, so that
-no process of an unlisted machine keeps running.
+A directory stands for a machine, which exists while its agent holds the lock in the directory. Agents outlive the
+server: the next server finds them by their directories. When an agent has ended by itself, its spawners and their tasks
+are ended too, so that no process of an unlisted machine keeps running.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairlead.pools.provider import Log, Machine, PoolKind, ProviderError
 
 PROGRAM = "from fairlead.cli import main; main()"
 MARK = b"FAIRLEAD_TASK="
-"""Variable in the environment of spawners and their tasks. Its value starts with the file `id` of the spawner."""
+"""Variable of spawners and their tasks. Its value starts with the content of the spawner's file `id`."""
 GRACE = 5.0
 """Seconds between TERM and KILL for an agent and its tasks. Spawners react only to KILL."""
 KILLED = 10.0
@@ -82,7 +82,7 @@ class LocalProvider:
             os.close(lock)
 
     def _start(self, name: str, directory: Path, lock: int) -> None:
-        """Start the agent. It holds the lock from the start, because it inherits our open file."""
+        """Start the agent, which inherits the open lock."""
         log = str(directory / LOG)
         environment = {
             key: value for key, value in os.environ.items() if key == "FAIRLEAD_CA" or not key.startswith("FAIRLEAD_")
@@ -106,7 +106,7 @@ class LocalProvider:
         kind, settings = self._kind, self._kind.settings
         amounts = {CPU: 0, MEMORY: 0, **dict(settings.node)}
         return (
-            *(sys.executable, "-P", "-c", PROGRAM, "agent", _directory_option(directory)),
+            *(sys.executable, "-P", "-c", PROGRAM, "agent", f"--directory={directory}"),
             f"--for={getpass.getuser()}",
             *["--user=root"] * (os.geteuid() == 0),
             *(f"--join={kind.join.url()}", f"--token-file={directory / TOKEN}"),
@@ -131,8 +131,8 @@ class LocalProvider:
                     machines.append(Machine(directory.name, str(directory)))
                     continue
                 try:
-                    fields = {"node": directory.name, "said": _last_output(directory)}
-                    self._log("warning", "local agent ended", {**self._labels(), **fields})
+                    where = {"partition": self._kind.partition, "pool": self._kind.pool, "node": directory.name}
+                    self._log("warning", "local agent ended", {**where, "said": _last_output(directory)})
                     _end(directory)
                     shutil.rmtree(directory)
                 finally:
@@ -164,9 +164,6 @@ class LocalProvider:
             if ended:
                 del self._started[name]
 
-    def _labels(self) -> dict[str, str]:
-        return {"partition": self._kind.partition, "pool": self._kind.pool}
-
 
 def end_machines(folder: Path) -> int:
     """End all machines of all pools in `folder` with their tasks; return the number of machines."""
@@ -195,10 +192,6 @@ def _take(directory: Path) -> int | None:
         os.close(lock)
         return None
     return lock
-
-
-def _directory_option(directory: Path) -> str:
-    return f"--directory={directory}"
 
 
 def _last_output(directory: Path) -> str:
@@ -256,7 +249,7 @@ def _role(pid: int, directory: Path, marks: tuple[bytes, ...]) -> str:
     """Return "agent", "spawner" or "task" for a process of a machine; empty for zombies and foreign processes."""
     with suppress(OSError):
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if os.fsencode(_directory_option(directory)) in arguments:
+        if os.fsencode(f"--directory={directory}") in arguments:
             return "agent"
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if marks and arguments != [b""] else ():
             if entry.startswith(marks):
@@ -272,7 +265,7 @@ def _marks(directory: Path) -> Iterator[bytes]:
 
 
 def _signal(directory: Path, pid: int, number: int, agent_only: bool) -> None:
-    """Send a signal through a pidfd, which still means the checked process if the pid was reused."""
+    """Send a signal to a process of a machine through a pidfd, so that a process with a reused pid never gets it."""
     with suppress(OSError):
         handle = os.pidfd_open(pid)
         try:

@@ -1,7 +1,7 @@
 """The pools of a server: one reconciler for each pool that has a provider.
 
-`PoolService` serves the whole process, in one asyncio loop. Nothing here delays a writer: effects wake a reconciler,
-and its results go to the writer's inbox as commands. Closing the service ends no machine.
+`PoolService` serves the whole process, in one asyncio loop. Pools never delay a writer: effects wake a reconciler, and
+its results go to the writer's inbox as commands. Closing the service ends no machine.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
 from time import monotonic
+from typing import NamedTuple
 
 from fairlead.core.cluster_config import LeftMachine
 from fairlead.core.effects import ForPool
@@ -35,61 +36,18 @@ PoolMachines = dict[str, tuple[PoolSettings, tuple[str, ...]]]
 """Pool → its settings and the names of its machines."""
 
 
-class PartitionPools:
-    """The pools of one partition during the term of one writer."""
+class RunningPool(NamedTuple):
+    reconciler: PoolReconciler
+    provider: Provider
+    task: asyncio.Task[None]
 
-    def __init__(self, pools: PoolService, handle: PartitionHandle) -> None:
-        self._pools = pools
-        self._handle = handle
-        self._running: dict[str, tuple[PoolReconciler, Provider, asyncio.Task[None]]] = {}
-        self._version: int | None = None
-        self.follow(handle.partition)
 
-    def follow(self, partition: Partition) -> None:
-        """Start and end reconcilers according to the present pools. Called between cycles."""
-        if partition.derived.pools_version == self._version:
-            return
-        self._version = partition.derived.pools_version
-        kinds = {
-            name: PoolKind(partition.name, name, pool.settings, self._pools.join)
-            for name, pool in partition.pools.items()
-            if pool.settings.provider
-        }
-        for name in [name for name, (reconciler, *_) in self._running.items() if kinds.get(name) != reconciler.kind]:
-            self._end(name)
-        for name, kind in kinds.items():
-            if name not in self._running:
-                self._begin(kind)
-
-    def dispatch(self, messages: Sequence[ForPool]) -> None:
-        for message in messages:
-            reconciler = self.reconciler(message.pool)
-            if reconciler is not None:
-                reconciler.wake()
-
-    def reconciler(self, pool: str) -> PoolReconciler | None:
-        running = self._running.get(pool)
-        return None if running is None else running[0]
-
-    def end(self) -> None:
-        for name in list(self._running):
-            self._end(name)
-
-    def _begin(self, kind: PoolKind) -> None:
-        pools = self._pools
-        provider = pools.provider(kind)
-        line = pools.lines.setdefault((kind.partition, kind.pool), CallQueue())
-        reconciler = PoolReconciler(
-            kind, provider, self._handle, line, pools.figures, pools.log, pools.steady, pools.settle
-        )
-        task = asyncio.create_task(reconciler.run())
-        self._running[kind.pool] = (reconciler, provider, task)
-
-    def _end(self, name: str) -> None:
-        reconciler, provider, task = self._running.pop(name)
-        task.cancel()
-        self._pools.figures.end(reconciler.kind.partition, reconciler.kind.pool)
-        self._pools.retire(provider)
+class LedPartition:
+    def __init__(self, handle: PartitionHandle) -> None:
+        self.handle = handle
+        self.running: dict[str, RunningPool] = {}
+        self.version: int | None = None
+        """The version of the pools in the state that `running` follows."""
 
 
 class PoolService:
@@ -111,39 +69,69 @@ class PoolService:
         self.figures = figures or Figures()
         self.log = log
         self.steady = steady
-        self.lines: dict[tuple[str, str], CallQueue] = {}
-        self._partitions: dict[str, PartitionPools] = {}
+        self._lines: dict[tuple[str, str], CallQueue] = {}
+        self._led: dict[str, LedPartition] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
     def begin(self, partition: str, handle: PartitionHandle) -> None:
         """Start the pools of a partition that a writer took over. Called between cycles."""
         self.end(partition)
-        self._partitions[partition] = PartitionPools(self, handle)
+        self._led[partition] = LedPartition(handle)
+        self.follow(partition, handle.partition)
 
     def follow(self, partition: str, state: Partition) -> None:
-        """Adapt to changed pools after a cycle."""
-        if partition in self._partitions:
-            self._partitions[partition].follow(state)
+        """Start and end reconcilers according to the present pools. Called between cycles."""
+        led = self._led.get(partition)
+        if led is None or state.derived.pools_version == led.version:
+            return
+        led.version = state.derived.pools_version
+        kinds = {
+            name: PoolKind(state.name, name, pool.settings, self.join)
+            for name, pool in state.pools.items()
+            if pool.settings.provider
+        }
+        for name in [name for name, pool in led.running.items() if kinds.get(name) != pool.reconciler.kind]:
+            self._end_pool(led.running.pop(name))
+        for name, kind in kinds.items():
+            if name not in led.running:
+                provider = self._provider(kind)
+                reconciler = PoolReconciler(self, kind, provider, led.handle)
+                led.running[name] = RunningPool(reconciler, provider, asyncio.create_task(reconciler.run()))
 
     def dispatch(self, partition: str, messages: Sequence[ForPool]) -> None:
         """Wake the reconcilers of pools with new orders or unwanted nodes. Quick, and never raises."""
-        if partition in self._partitions:
-            self._partitions[partition].dispatch(messages)
+        for message in messages:
+            running = self._running(partition, message.pool)
+            if running is not None:
+                running.reconciler.wake()
 
     def end(self, partition: str) -> None:
         """Stop the pools of a partition that has no writer now."""
-        pools = self._partitions.pop(partition, None)
-        if pools is not None:
-            pools.end()
+        led = self._led.pop(partition, None)
+        for running in led.running.values() if led is not None else ():
+            self._end_pool(running)
+
+    def line(self, kind: PoolKind) -> CallQueue:
+        """Return the queue of provider calls of a pool, which outlives reconcilers."""
+        return self._lines.setdefault((kind.partition, kind.pool), CallQueue())
+
+    def _running(self, partition: str, pool: str) -> RunningPool | None:
+        led = self._led.get(partition)
+        return None if led is None else led.running.get(pool)
+
+    def _end_pool(self, running: RunningPool) -> None:
+        running.task.cancel()
+        self.figures.end(running.reconciler.kind.partition, running.reconciler.kind.pool)
+        self._retire(running.provider)
 
     async def close(self) -> None:
-        for partition in list(self._partitions):
+        for partition in list(self._led):
             self.end(partition)
-        await asyncio.gather(*(line.close(GRACE) for line in self.lines.values()))
+        await asyncio.gather(*(line.close(GRACE) for line in self._lines.values()))
         await asyncio.gather(*self._retiring)
 
     async def destroy(self, partition: str, machines: PoolMachines) -> tuple[LeftMachine, ...]:
-        """Destroy the machines of a removed partition's pools. Return those that are left, or may be."""
+        """Destroy the machines of a removed partition's pools. Return those that are left or may be left."""
         if not machines:
             return ()
         with suppress(TimeoutError):
@@ -156,11 +144,11 @@ class PoolService:
 
     async def _destroy(self, kind: PoolKind, names: tuple[str, ...]) -> list[LeftMachine]:
         left = {name: f"the provider did not answer within {DESTROYED:g} s" for name in names}
-        line, provider = self.lines.setdefault((kind.partition, kind.pool), CallQueue()), self.provider(kind)
+        line, provider = self.line(kind), self._provider(kind)
         with suppress(TimeoutError):
             async with asyncio.timeout(DESTROYED):
                 left = await _destroyed(provider, line, names)
-        self.retire(provider)
+        self._retire(provider)
         gone = [name for name in names if name not in left]
         await asyncio.to_thread(self.join.forget, kind.partition, gone)
         where = {"partition": kind.partition, "pool": kind.pool}
@@ -170,7 +158,7 @@ class PoolService:
             self.log("warning", "machine left", {**where, "name": name, "reason": reason})
         return [LeftMachine(kind.pool, name, reason) for name, reason in left.items()]
 
-    def provider(self, kind: PoolKind) -> Provider:
+    def _provider(self, kind: PoolKind) -> Provider:
         try:
             return self.make(kind)
         except Refused as refusal:
@@ -178,17 +166,16 @@ class PoolService:
 
     def about(self, partition: str, pool: str) -> tuple[str, tuple[Machine, ...]]:
         """Return the problem of a pool's provider (empty if none) and the orphaned machines."""
-        reconciler = self._partitions[partition].reconciler(pool) if partition in self._partitions else None
-        return ("", ()) if reconciler is None else (reconciler.problem, reconciler.orphans)
+        running = self._running(partition, pool)
+        return ("", ()) if running is None else (running.reconciler.problem, running.reconciler.orphans)
 
-    def retire(self, provider: Provider) -> None:
+    def _retire(self, provider: Provider) -> None:
         task = asyncio.ensure_future(provider.close())
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
 
 def machines_of(partition: Partition) -> PoolMachines:
-    """Return the nodes of all pools with a provider, and the ordered ones."""
     nodes, found = partition.nodes, PoolMachines()
     for name, pool in partition.pools.items():
         if pool.settings.provider:
@@ -199,7 +186,7 @@ def machines_of(partition: Partition) -> PoolMachines:
 
 
 async def _destroyed(provider: Provider, line: CallQueue, names: Sequence[str]) -> dict[str, str]:
-    """Destroy the machines of these names; return the machines of the pool that are left, with the reason."""
+    """Destroy the named machines. Return the machines of the pool that are left, each with the reason."""
     try:
         listed = {machine.name for machine in await line.do(provider.list)}
         there = [name for name in names if name in listed]

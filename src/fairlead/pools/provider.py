@@ -22,22 +22,20 @@ class Machine(msgspec.Struct, frozen=True):
 
     name: str
     note: str = ""
-    """Helps a person find the machine at the provider, such as an instance id."""
+    """A text that helps a person find the machine at the provider, such as an instance id."""
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Lets agents of new machines join this server."""
-
     url: Callable[[], str]
     """Returns the address of this server, or the addresses of all servers, separated by commas."""
     invite: Callable[[str, str, Sequence[str]], dict[str, str]]
-    """Partition, pool and names of nodes → a join token for each. Blocks on a disk."""
+    """Called with a partition, a pool and names of nodes. Returns a join token for each name. Blocks on a disk."""
     forget: Callable[[str, Sequence[str]], None]
-    """Drops the credentials of nodes of a partition after their machines are gone. Blocks on a disk."""
+    """Called with a partition and nodes whose machines are gone. Drops the nodes' keys. Blocks on a disk."""
 
 
 class PoolKind(msgspec.Struct, frozen=True):
-    """The settings of all machines of a pool: their resources, and how their agents join."""
+    """What all machines of a pool have in common."""
 
     partition: str
     pool: str
@@ -46,7 +44,7 @@ class PoolKind(msgspec.Struct, frozen=True):
 
 
 class ProviderError(Exception):
-    """A failed call. `names` are the machines for which it certainly failed, if known.
+    """Raised if a call has failed. `names` are the machines for which it certainly failed, if known.
 
     If the outcome is `unknown` because no answer arrived, the machines have to be listed.
     """

@@ -26,7 +26,6 @@ class ProviderSettings(msgspec.Struct, frozen=True):
 
 
 def check_providers(configs: Mapping[str, PartitionConfig]) -> None:
-    """Refuse a configuration with an invalid provider."""
     for name, config in configs.items():
         for pool, settings in config.pools:
             if settings.provider:

@@ -1,7 +1,7 @@
 """Reconciles one pool with its provider: creates and destroys machines, and reports the results to the writer.
 
-A pass compares the machines that the provider lists with the state, and makes the missing calls. It does not depend on
-what an earlier pass or an earlier server has done: a listed machine is not created again.
+A pass compares the machines that the provider lists with the state, and makes the calls that are needed. A listed
+machine is never created again, even if an earlier pass or another server has created it.
 """
 
 from __future__ import annotations
@@ -10,29 +10,30 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from fairlead.core.commands import AnyCommand, FailOrder, Rejected, RemoveNode
 from fairlead.core.effects import outstanding_orders
 from fairlead.core.state import Partition
-from fairlead.pools.call_metrics import Figures
-from fairlead.pools.provider import Log, Machine, PartitionHandle, PoolKind, Provider, ProviderError
+from fairlead.pools.provider import Machine, PartitionHandle, PoolKind, Provider, ProviderError
+
+if TYPE_CHECKING:
+    from fairlead.pools.pool_service import PoolService
 
 Result = TypeVar("Result")
 
 BUSY, QUIET = 3.0, 30.0
 """Seconds between two passes: while changes are expected, and otherwise."""
 GONE = 5.0
-"""Seconds that a machine has to be missing from the list to count as gone. Some providers list with a delay."""
+"""Seconds after which a machine that is missing from the list counts as gone. Some providers list with a delay."""
 MAX_REASON = 500
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 """Seconds before a failed destroy call is repeated."""
 
-
 Settle = Callable[[str, Sequence[str]], Awaitable[None]]
-"""Partition and nodes → waits, for a bounded time, until the output of tasks on these nodes is copied."""
+"""Called with a partition and nodes. Waits, for a bounded time, until the output of tasks on them is copied."""
 
 
 class CallQueue:
@@ -60,8 +61,6 @@ class CallQueue:
 
 
 class PoolState(msgspec.Struct, frozen=True):
-    """The state of a pool at one time."""
-
     orders: dict[int, tuple[str, ...]]
     """Order → its nodes that have not joined yet."""
     unwanted: tuple[str, ...]
@@ -75,34 +74,24 @@ class PoolState(msgspec.Struct, frozen=True):
 
 
 class PoolReconciler:
-    def __init__(
-        self,
-        kind: PoolKind,
-        provider: Provider,
-        handle: PartitionHandle,
-        line: CallQueue,
-        figures: Figures,
-        log: Log,
-        steady: Callable[[], float],
-        settle: Settle,
-    ) -> None:
-        """Take the parts. `settle` is awaited before machines are destroyed."""
-        self._settle_nodes = settle
+    def __init__(self, pools: PoolService, kind: PoolKind, provider: Provider, handle: PartitionHandle) -> None:
         self.kind = kind
         self.problem = ""
         """Why the last call of the provider failed; empty if it did not."""
         self.orphans: tuple[Machine, ...] = ()
+        """Listed machines that are neither nodes nor expected."""
+        self._settle_nodes = pools.settle
         self._provider = provider
         self._handle = handle
-        self._line = line
-        self._figures = figures
-        self._log = log
-        self._steady = steady
+        self._line = pools.line(kind)
+        self._figures = pools.figures
+        self._log = pools.log
+        self._steady = pools.steady
         self._wake = asyncio.Event()
         self._tried = {order.order for order in _orders(handle.partition, kind.pool)}
-        """Orders that the provider may have received, from an earlier server or from this one."""
+        """Orders that the provider may have received from this server or an earlier one."""
         self._asked: set[str] = set()
-        """Nodes that have not joined yet and that were requested from the provider or listed by it."""
+        """Ordered nodes that the provider was asked for or lists, and that have not joined yet."""
         self._missing: dict[str, float] = {}
         """Machine → when it was first missing from the list."""
         self._destroyed: set[str] = set()
@@ -111,10 +100,9 @@ class PoolReconciler:
         """Orphans that have been logged."""
         self._pause = 0.0
         self._not_before = 0.0
-        figures.begin(kind.partition, kind.pool)
+        self._figures.begin(kind.partition, kind.pool)
 
     def wake(self) -> None:
-        """Start a pass now, because nodes were ordered or are no longer wanted."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -190,7 +178,7 @@ class PoolReconciler:
         return set(wanted).difference(listed or ())
 
     async def _give_up_new(self, state: PoolState) -> None:
-        """Fail new orders while the provider cannot list machines: machines that were never requested cannot exist."""
+        """Fail the orders that the provider never received, because it cannot list machines now."""
         for order, names in state.orders.items():
             if order not in self._tried:
                 await self._fail(order, names, self.problem)
@@ -228,7 +216,7 @@ class PoolReconciler:
         await self._remove([*ended, *self._gone(rest, listed)], "it is not needed any more")
 
     async def _destroy_machines(self, names: Sequence[str]) -> Collection[str]:
-        """Have machines destroyed, and return those that the provider accepted. After an error, pause."""
+        """Destroy machines. Return those that the provider accepted to destroy. After an error, pause."""
         try:
             await self._call("destroy", partial(self._provider.destroy, names))
         except ProviderError as problem:
@@ -239,7 +227,7 @@ class PoolReconciler:
         return names
 
     async def _remove(self, names: Sequence[str], reason: str) -> None:
-        """Remove nodes after their machines are gone. An agent that still ran would add its node again."""
+        """Remove nodes whose machines are gone. The agent of a machine that still runs would add its node again."""
         if names:
             await asyncio.to_thread(self.kind.join.forget, self.kind.partition, names)
         for name in names:
@@ -250,7 +238,6 @@ class PoolReconciler:
     # -- looking -------------------------------------------------------------------------------------------------
 
     def _gone(self, names: Iterable[str], listed: Mapping[str, Machine]) -> list[str]:
-        """Return the machines that have been missing for at least `GONE`."""
         gone: list[str] = []
         for name in names:
             if name in listed:
@@ -297,7 +284,7 @@ class PoolReconciler:
     async def _settle(self, command: AnyCommand) -> None:
         answer = await self._handle.execute_patiently(command)
         if isinstance(answer, Rejected):
-            # The state changed meanwhile: the node joined after all, or another command came first.
+            # The state changed meanwhile: the node has joined, or another command came first.
             self._write_log("info", "pool command refused", problem=str(answer))
 
     @property
@@ -314,16 +301,19 @@ def _orders(partition: Partition, pool: str) -> Iterable[Any]:
 
 def _pool_state(partition: Partition, pool: str, listed: Sequence[str]) -> PoolState:
     nodes = partition.nodes
-    messages = [message for message in outstanding_orders(partition) if message.pool == pool]
-    unwanted = tuple(name for message in messages for name in message.unwanted)
-    lost = tuple(
-        nodes.name[row]
-        for _, row in sorted(nodes.rows.items())
-        if nodes.pool[row] == pool and not nodes.manager[row] and nodes.state[row] == "lost"
-    )
+    unwanted: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    if partition.readiness.ready:
+        messages = [message for message in outstanding_orders(partition) if message.pool == pool]
+        unwanted = tuple(name for message in messages for name in message.unwanted)
+        lost = tuple(
+            nodes.name[row]
+            for _, row in sorted(nodes.rows.items())
+            if nodes.pool[row] == pool and not nodes.manager[row] and nodes.state[row] == "lost"
+        )
     return PoolState(
         orders={order.order: order.names for order in _orders(partition, pool)},
-        unwanted=unwanted if partition.readiness.ready else (),
-        lost=lost if partition.readiness.ready else (),
+        unwanted=unwanted,
+        lost=lost,
         known=frozenset(name for name in listed if nodes.find(name) is not None),
     )

@@ -1,8 +1,9 @@
 """Limits the CPU and memory of tasks with cgroups. Without cgroups CPU is not limited, and memory use is polled.
 
-A cgroup (a room) is reused by the next task, which is cheaper than making one per task. Moving a process into a cgroup
-costs as much as starting it. CPU time is limited per 0.1 s, so a task gets its cgroup only after it has run for that
-long. With a memory limit it gets the cgroup at once: memory allocated before the move would not count.
+A cgroup for a task is called a room. The next task reuses it, which is cheaper than making one per task. Moving a
+process into a cgroup costs as much as starting it. CPU time is limited per 0.1 s, so a task gets its room only after it
+has run for that long. A task with a memory limit gets its room at once: memory allocated before the move would not
+count.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 PERIOD = 100_000
 """Microseconds of the period over which CPU time is limited."""
 LIMITED_AFTER = 0.1
-"""Seconds after which a task gets its cgroup, unless it needs it at once."""
+"""Seconds after which a task gets its room, unless it needs it at once."""
 WANTED = ("cpu", "memory", "pids")
 """Controllers of cgroups v2."""
 MIN_QUOTA = 1_000
@@ -28,62 +29,62 @@ MIN_QUOTA = 1_000
 class Room:
     """A cgroup for one task at a time."""
 
-    __slots__ = ("cpu", "killed", "limit", "memory", "path")
+    __slots__ = ("cpu", "gpus", "killed", "limit", "memory", "path")
 
     def __init__(self, path: str, memory: bool) -> None:
-        os.mkdir(path, 0o755)
         self.path = path
+        """The directory of the cgroup; its number if the keeper made it."""
         self.cpu = 0
-        self.memory = memory
-        """True if the cgroup limits memory."""
         self.limit = 0
+        """The memory limit in bytes; 0 for none."""
+        self.memory = memory
+        """True if the cgroup can limit memory."""
+        self.gpus = False
+        """True if the task was started with GPUs of its own."""
         self.killed = 0
-        """The number of processes that the kernel had killed here for their memory use, as of the last check."""
+        """Processes that the kernel had killed here for their memory use, as of the last check."""
 
 
 class Limits:
-    """The cgroups of one spawner."""
-
     def __init__(self, name: str) -> None:
         """Make the parent cgroup for the spawner `name`, and remove cgroups left by an earlier spawner of that name."""
         self.kind = "none"
         """The version of cgroups that limits tasks: `v2`, `v1` or `none`."""
         self.note = "CPU is not limited, since no cgroup can be made here; memory is watched twice a second"
+        self.guards = False
+        """True if tasks can open only the GPUs assigned to them."""
         self._base = ""
-        self._version = 0
         self._memory = False
         self._free: list[Room] = []
         self._made = 0
         self._name = name
-        self.guards = False
         self._processes = ""
         """The cgroup of the spawner; empty if it has none. With cgroups v1 it is in another tree than the rooms."""
-        for version, path, memory in _candidates():
-            base = f"{path}/fairlead-{name}"
-            if self._prepare(version, base, memory):
-                self._base, self._version, self._memory = base, version, memory
-                self.kind = f"v{version}"
+        for kind, path, memory in _candidates():
+            if self._prepare(kind, f"{path}/fairlead-{name}", memory):
                 watched = "limited by the same" if memory else "watched twice a second"
-                self.note = f"CPU is limited by cgroups (v{version}); memory is {watched}"
+                self.note = f"CPU is limited by cgroups ({kind}); memory is {watched}"
                 break
 
     def at_once(self, memory: int) -> bool:
-        """True if a task with this memory limit needs its cgroup from the start."""
+        """True if a task with this memory limit needs its room from the start."""
         return self._memory and memory > 0
 
     def take(self, cpu: int, memory: int) -> Room | None:
-        """Take a room with these limits, in milli-CPUs and bytes; 0 is no limit. None if no room can be made."""
-        if not self._base or not (cpu or memory):
+        """Take a room with these limits, in milli-CPUs and bytes; 0 is no limit. Return None if no room can be made."""
+        if self.kind == "none" or not (cpu or memory):
             return None
         try:
-            room = self._free.pop() if self._free else self._make()
-            self.set(room, cpu, memory)
+            return self._take(cpu, memory)
         except OSError:
             return None  # the task runs without a cgroup, and its memory use is polled
+
+    def _take(self, cpu: int, memory: int) -> Room:
+        room = self._free.pop() if self._free else self._make()
+        self.set(room, cpu, memory)
         return room
 
     def set(self, room: Room, cpu: int, memory: int) -> None:
-        """Set the limits of a room."""
         if room.cpu != cpu:
             self._set_cpu(room, cpu)
         if self._memory and room.limit != memory:
@@ -97,7 +98,6 @@ class Limits:
         raise OSError("GPUs are not guarded on a single-user node")
 
     def put(self, room: Room, pids: Iterable[int]) -> None:
-        """Move processes into a room."""
         if room.limit:
             self.ran_over(room)  # reset the count: kills of an earlier task do not matter
         for pid in pids:
@@ -122,12 +122,12 @@ class Limits:
 
     def confine(self, pid: int, processes: int) -> None:
         """Move a spawner and its later children into a cgroup for at most `processes` processes, if possible."""
-        if self._version == 2:
+        if self.kind == "v2":
             self._processes = f"{self._base}/main"
             limit_file = f"{self._base}/pids.max"
         else:
-            group = _pids_group()
-            if not group:
+            group = _own_groups().get("pids")
+            if group is None:
                 return
             self._processes = f"{group}/fairlead-{self._name}"
             limit_file = f"{self._processes}/pids.max"
@@ -142,7 +142,7 @@ class Limits:
     @property
     def tree(self) -> str:
         """The parent cgroup v2 of `main` and the rooms; empty if they are v1 or missing."""
-        return self._base if self._version == 2 and self._processes else ""
+        return self._base if self.kind == "v2" and self._processes else ""
 
     def holds(self, pid: int) -> bool:
         """True if a process is in one of these cgroups, or if the spawner has no cgroup of its own."""
@@ -153,7 +153,6 @@ class Limits:
             return False
 
     def kill(self) -> None:
-        """Kill every process in these cgroups."""
         _kill([folder for folder in (self._base, self._processes) if folder])
 
     def close(self) -> None:
@@ -165,62 +164,63 @@ class Limits:
 
     def _make(self) -> Room:
         self._made += 1
-        return Room(f"{self._base}/{self._made}", self._memory)
+        room = Room(f"{self._base}/{self._made}", self._memory)
+        os.mkdir(room.path, 0o755)
+        return room
 
     def _set_cpu(self, room: Room, cpu: int) -> None:
         quota = max(MIN_QUOTA, cpu * PERIOD // 1000) if cpu else 0
-        if self._version == 2:
+        if self.kind == "v2":
             _put(room.path + "/cpu.max", f"{quota or 'max'} {PERIOD}")
         else:
             _put(room.path + "/cpu.cfs_quota_us", str(quota or -1))
         room.cpu = cpu
 
-    def _prepare(self, version: int, base: str, memory: bool) -> bool:
+    def _prepare(self, kind: str, base: str, memory: bool) -> bool:
+        """Make the parent cgroup and the first room. Return False if tasks cannot be limited there."""
+        self.kind, self._base, self._memory = kind, base, memory
         try:
             _remove(base)
             os.mkdir(base, 0o755)
-            if version == 2:
+            if kind == "v2":
                 above = os.path.dirname(base)
                 with open(above + "/cgroup.controllers") as file:
                     available = file.read().split()
                 _put(above + "/cgroup.subtree_control", " ".join(f"+{name}" for name in WANTED if name in available))
-                wanted = "+cpu +memory" if memory else "+cpu"
-                _put(base + "/cgroup.subtree_control", wanted)
-            room = Room(f"{base}/0", memory)
-            self._base, self._version = base, version
+                _put(base + "/cgroup.subtree_control", "+cpu +memory" if memory else "+cpu")
+            room = self._make()
             self._set_cpu(room, 1000)
         except OSError:
-            self._base = ""
+            self.kind, self._base, self._memory = "none", "", False
             _remove(base)
             return False
         self._free.append(room)
         return True
 
 
-def _candidates() -> Iterator[tuple[int, str, bool]]:
+def _candidates() -> Iterator[tuple[str, str, bool]]:
     """Yield where cgroups could be made: the version, the directory, and True if they would also limit memory."""
-    mounts, own = _hierarchies()
-    if "" in mounts and "" in own:
-        here = mounts[""] + own[""].rstrip("/")
+    groups = _own_groups()
+    if "" in groups:
         # If the unit's processes are in a group of their own, its parent may be delegated to us.
-        for path in (here, os.path.dirname(here)):
+        for path in (groups[""], os.path.dirname(groups[""])):
             try:
                 with open(path + "/cgroup.controllers") as file:
                     controllers = file.read().split()
             except OSError:
                 continue
             if "cpu" in controllers:
-                yield 2, path, "memory" in controllers
-    for names, path in own.items():
+                yield "v2", path, "memory" in controllers
+    if "cpu" in groups:
         # No memory limits with v1: moving a process between memory groups is slow and error-prone.
-        if "cpu" in names.split(",") and "cpu" in mounts:
-            yield 1, mounts["cpu"] + path.rstrip("/"), False
+        yield "v1", groups["cpu"], False
 
 
 def end_left_over(name: str) -> None:
     """Kill every process in the cgroups of an earlier spawner of that name, and remove the cgroups."""
-    above = {path for _, path, _ in _candidates()} | {_pids_group(), unified_group()}
-    folders = [f"{path}/fairlead-{name}" for path in above if path]
+    groups = _own_groups()
+    above = {path for _, path, _ in _candidates()} | {groups[kind] for kind in ("pids", "") if kind in groups}
+    folders = [f"{path}/fairlead-{name}" for path in above]
     _kill(folders)
     for folder in folders:
         _remove(folder)
@@ -252,21 +252,11 @@ def _members(folders: list[str]) -> list[int]:
 
 def unified_group() -> str:
     """Return the cgroup v2 of this process; empty if v2 is not mounted."""
-    mounts, own = _hierarchies()
-    return mounts[""] + own[""].rstrip("/") if "" in mounts and "" in own else ""
+    return _own_groups().get("", "")
 
 
-def _pids_group() -> str:
-    """Return the cgroup v1 of this process that counts processes; empty if there is none."""
-    mounts, own = _hierarchies()
-    for names, path in own.items():
-        if "pids" in names.split(",") and "pids" in mounts:
-            return mounts["pids"] + path.rstrip("/")
-    return ""
-
-
-def _hierarchies() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the mount points of cgroups by controller, and this process's groups by controllers; "" stands for v2."""
+def _own_groups() -> dict[str, str]:
+    """Return the directories of this process's cgroups by controller; "" stands for v2."""
     mounts: dict[str, str] = {}
     with open("/proc/self/mountinfo") as file:
         for line in file:
@@ -276,9 +266,12 @@ def _hierarchies() -> tuple[dict[str, str], dict[str, str]]:
                 mounts[""] = left.split(" ")[4]
             elif kind == "cgroup":
                 mounts.update((name, left.split(" ")[4]) for name in options.strip().split(","))
+    groups: dict[str, str] = {}
     with open("/proc/self/cgroup") as file:
-        own = {names: path for _, names, path in (line.rstrip("\n").split(":", 2) for line in file)}
-    return mounts, own
+        for line in file:
+            _, names, path = line.rstrip("\n").split(":", 2)
+            groups.update((name, mounts[name] + path.rstrip("/")) for name in names.split(",") if name in mounts)
+    return groups
 
 
 def _put(path: str, value: str) -> None:

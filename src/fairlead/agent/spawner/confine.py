@@ -1,6 +1,6 @@
 """Confines a process before it becomes a user's spawner: its own /tmp, no new privileges, limits, and the user's ids.
 
-Every task of the user inherits these settings.
+All tasks of the user inherit these settings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NEW_MOUNTS = 0x00020000
 BIND, RECURSIVE, SLAVE, NO_SUID, NO_DEVICES = 0x1000, 0x4000, 0x80000, 0x2, 0x4
-SUBREAPER, NO_NEW_PRIVILEGES, DUMPABLE, END_WITH_PARENT = 36, 38, 4, 1
+SUBREAPER, NO_NEW_PRIVILEGES, DUMPABLE = 36, 38, 4
 SHARED = ("/tmp", "/var/tmp")
 """Folders that every user can write to. Each user's tasks get private ones."""
 OPEN_FILES = 65536
@@ -38,7 +38,6 @@ def own_tmp(folder: str) -> None:
 
 
 def limit(processes: int) -> None:
-    """Limit the number of the user's processes, and the open files of each."""
     for kind, most in ((resource.RLIMIT_NPROC, processes), (resource.RLIMIT_NOFILE, OPEN_FILES)):
         soft, hard = (
             most if current == resource.RLIM_INFINITY else min(current, most) for current in resource.getrlimit(kind)

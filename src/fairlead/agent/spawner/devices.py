@@ -1,7 +1,7 @@
-"""Denies tasks the GPUs that they were not given.
+"""Denies tasks the GPUs that are not assigned to them.
 
 A cgroup v2 can have a BPF program that the kernel runs for every device file that a process in the cgroup opens. Ours
-denies the GPUs that the task was not given, and nothing else.
+denies only these GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DRIVER = "/proc/driver/nvidia/gpus"
 MAJOR = 195
-"""The major number of /dev/nvidia0 and so on. Files that all GPUs share have the highest minor numbers."""
+"""The major number of /dev/nvidia0, /dev/nvidia1 and so on."""
 CALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 0)
 LOAD, ATTACH, DETACH = 5, 8, 9
 DEVICE_PROGRAM, DEVICE_HOOK, ALLOW_MULTI = 15, 6, 2
@@ -30,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def gpus() -> tuple[Numbers, ...]:
-    """Return the device files of the GPUs, ordered by bus address, which is the order of GPU numbers."""
+    """Return the device files of the GPUs in the order of their bus addresses, which is that of GPU numbers."""
     devices: list[Numbers] = []
     try:
         for place in sorted(os.listdir(DRIVER)):
@@ -44,8 +44,6 @@ def gpus() -> tuple[Numbers, ...]:
 
 
 class Guard:
-    """Denies devices to the processes of one cgroup."""
-
     def __init__(self, folder: str) -> None:
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self._program = -1

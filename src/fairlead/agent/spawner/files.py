@@ -1,7 +1,7 @@
-"""The log files of tasks. They are truncated in place, since the tasks keep them open.
+"""Opens and rotates the log files of tasks. They are truncated in place, since the tasks keep them open.
 
-A task may have replaced a log by anything. So logs are opened without following links and without blocking, used only
-if they are plain files with one name, and copied up to a limit.
+A task may have replaced its log by any other file. So logs are opened without following links and without blocking,
+used only if they are plain files with one name, and copied up to a limit.
 """
 
 from __future__ import annotations
@@ -10,10 +10,31 @@ import os
 import stat
 
 LARGE = 16 << 20
-"""Bytes from which a log is moved to its older file, which is replaced."""
+"""Bytes from which a log is moved to NAME.1, replacing the log that was moved before."""
 MAX_COPIED = 2 * LARGE
 """Largest number of bytes to move. Of a larger file only the end is kept."""
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags to open a folder that is not a link."""
+
+
+def close_all_but(*kept: int) -> None:
+    """Close all other descriptors above 2."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in kept:
+            try:
+                os.close(fd)
+            except OSError:
+                continue  # the descriptor of the listing itself
+
+
+def make_log_folder(path: str) -> None:
+    """Create a folder for logs. The agent removes old logs as a member of its group, which the parent folder sets."""
+    mask = os.umask(0o007)
+    try:
+        os.makedirs(path, 0o770, exist_ok=True)
+    finally:
+        os.umask(mask)
 
 
 def is_plain(status: os.stat_result) -> bool:
@@ -22,7 +43,7 @@ def is_plain(status: os.stat_result) -> bool:
 
 
 def open_plain(path: str, flags: int, folder: int | None = None) -> int:
-    """Open an existing log, relative to an open folder if one is given. Raises `OSError` if it is not a plain file."""
+    """Open an existing log; `path` may be relative to an open `folder`. Raises `OSError` if it is no plain file."""
     fd = os.open(path, flags | SAFELY, dir_fd=folder)
     if not is_plain(os.fstat(fd)):
         os.close(fd)
@@ -31,9 +52,9 @@ def open_plain(path: str, flags: int, folder: int | None = None) -> int:
 
 
 def rotate(path: str) -> None:
-    """Move a log to its older file if it is too large.
+    """Move a log to NAME.1 if it is too large.
 
-    Output written between the last copied byte and the truncation, a few microseconds, is lost.
+    Output that a task writes in the few microseconds before the log is truncated is lost.
     """
     try:
         status = os.lstat(path)
@@ -52,7 +73,6 @@ def rotate(path: str) -> None:
 
 
 def _copy(source: int, path: str, status: os.stat_result) -> None:
-    """Copy the end of a file to a new file."""
     if os.path.lexists(path):
         os.unlink(path)
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, status.st_mode & 0o777)

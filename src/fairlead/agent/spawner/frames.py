@@ -1,7 +1,7 @@
 """Messages between agent and spawner: marshalled values, each preceded by its length.
 
-Both ends are ours, run the same Python and share a directory that only their user can enter. Every Python since 3.4
-reads marshal format 4, so a spawner from before an upgrade still understands its agent.
+Unmarshalling is safe here, because both ends share a directory that only their user can enter. Every Python since 3.4
+reads marshal format 4, so a spawner that was started before an upgrade still understands its agent.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ def pack(message: Any) -> bytes:
 
 
 class Unpacker:
-    """Splits a stream of bytes into messages."""
-
     __slots__ = ("_rest",)
 
     def __init__(self) -> None:
@@ -36,7 +34,6 @@ class Unpacker:
         return len(self._rest)
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yield the messages that these bytes complete."""
         data = self._rest + data if self._rest else data
         at, end = 0, len(data)
         while end - at >= HEAD:

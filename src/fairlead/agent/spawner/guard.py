@@ -1,8 +1,8 @@
 """The guard of a spawner: a process that ends the tasks if the spawner cannot.
 
 It is forked from the spawner and shares the lease with it. If the spawner dies, or is suspended when the lease of its
-tasks ends, the guard kills all processes of the tasks. Until then it keeps the spawner's lock, so that no successor
-starts.
+tasks ends, the guard kills all processes of the tasks. It keeps the spawner's lock until they are gone, so that no
+other spawner starts earlier.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import select
 import signal
 from time import monotonic, time
 
+from fairlead.agent.spawner.files import close_all_but
 from fairlead.agent.spawner.ledger import Ledger
-from fairlead.agent.spawner.processes import left_over, process_of, signal_all
+from fairlead.agent.spawner.processes import ignore_termination, left_over, process_of, signal_all
 from fairlead.agent.spawner.records import NEVER
 
 LOOK_PAUSE = 0.2
 LATE = 0.2
 """Seconds that a running spawner has to end its tasks after the end of the lease."""
 SILENT = 2.0
-"""Seconds without a heartbeat after which a spawner that is invisible in /proc counts as suspended. After the end of a
-lease a running spawner sends two heartbeats per second."""
+"""Seconds without a heartbeat after which a spawner that /proc hides counts as suspended. A running one sends two per
+second after the end of a lease."""
 
 
 class Lease:
@@ -44,7 +45,6 @@ class Lease:
         self._times[0], self._times[1], self._times[2] = ask_at, end_at, length
 
     def beat(self, now: float) -> None:
-        """Note a heartbeat of the spawner."""
         self._seen[0] = now
 
     @property
@@ -62,13 +62,14 @@ class Lease:
 
     @property
     def look_at(self) -> float:
-        """When to check for the server: halfway through the lease; never if the server is on another machine."""
+        """The time at which to check for the server: halfway through the lease; never if it is on another machine."""
         return self._times[1] - self._times[2] / 2 if self._lock[0] else NEVER
 
     def renew(self, now: float) -> None:
-        """Renew the lease if the server of this machine is down, because then no server can declare the node lost.
+        """Renew the lease if the server of this machine is down.
 
-        A server that starts later waits for longer than a lease.
+        Without a server the tasks cannot be started elsewhere. A server that starts later waits for longer than a
+        lease before it declares the node lost.
         """
         if now >= self.look_at and _is_free(bytes(self._lock).split(b"\0", 1)[0].decode()):
             ask_at, end_at, length = self._times
@@ -76,10 +77,7 @@ class Lease:
 
 
 def end_left_over(ledger: Ledger, mark: str) -> None:
-    """Kill all processes of tasks that an earlier spawner started, and wait until they are gone.
-
-    Their results are unknown. They must be gone before other tasks start.
-    """
+    """Kill all processes of tasks that an earlier spawner started, and wait until they are gone."""
     while pids := left_over(mark, ledger.pids.values(), ledger.written, time()):
         signal_all(pids, signal.SIGKILL)
         select.select((), (), (), 0.01)
@@ -89,7 +87,7 @@ class Guard:
     """The spawner's handle on its guard process."""
 
     def __init__(self, files: tuple[int, int], mark: str, lock: int, lease: Lease) -> None:
-        """Fork the guard. It keeps `files`, those of the ledger, and the spawner's lock open."""
+        """Fork the guard. It keeps the ledger's `files` and the spawner's `lock` open."""
         self._files = files
         self._mark = mark
         self._lock = lock
@@ -115,18 +113,15 @@ class Guard:
         try:
             os.setsid()
             os.chdir("/")
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_IGN)
-            for fd in map(int, os.listdir("/proc/self/fd")):
-                if fd > 2 and fd not in (reader, self._lock, *self._files):
-                    _close(fd)
+            ignore_termination()
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            close_all_but(reader, self._lock, *self._files)
             _watch(reader, spawner, self._lease)
             end_left_over(Ledger(self._files), self._mark)
         finally:
             os._exit(0)
 
     def end(self) -> None:
-        """Kill the guard. The spawner must have no tasks left."""
         try:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -134,15 +129,8 @@ class Guard:
             return
 
 
-def _close(fd: int) -> None:
-    try:
-        os.close(fd)
-    except OSError:
-        return  # the descriptor of the listing itself
-
-
 def _watch(reader: int, spawner: int, lease: Lease) -> None:
-    """Return when the spawner is gone. Kill it if it is suspended after the end of the lease."""
+    """Wait until the spawner is gone. Kill it if it is suspended after the end of the lease."""
     poll = select.poll()
     poll.register(reader)
     while not poll.poll(int(LOOK_PAUSE * 1000)):
@@ -152,7 +140,7 @@ def _watch(reader: int, spawner: int, lease: Lease) -> None:
 
 
 def _is_stopped(pid: int, lease: Lease) -> bool:
-    """True if a spawner is suspended after the end of its lease. If /proc hides it, missing heartbeats tell."""
+    """True if a spawner is suspended after the end of its lease. If /proc hides it, it is judged by its heartbeats."""
     process = process_of(pid)
     if process is not None:
         return process.stopped
@@ -160,7 +148,6 @@ def _is_stopped(pid: int, lease: Lease) -> bool:
 
 
 def _is_free(path: str) -> bool:
-    """True if no process has locked a file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

@@ -2,14 +2,14 @@
 
 The spawner sends requests as packets:
 
-- `ROOM MILLI-CPUS BYTES GPUS PID…` moves processes into a room. There is no answer. GPUS is 1 for a task that was
-  started in the room with GPUs, and 0 for a task without: then the room denies the GPUs of an earlier task.
-- `enter NUMBER ROOM MILLI-CPUS BYTES GPU…` moves the spawner itself into a room, so that the processes it starts next
-  have these GPUs and no others.
+- `ROOM MILLI-CPUS BYTES GPUS PID…` moves processes into a room (a cgroup for one task at a time). There is no answer.
+  GPUS is 1 if the task was started in the room with GPUs. With 0, the room denies the GPUs of an earlier task.
+- `enter NUMBER ROOM MILLI-CPUS BYTES GPU…` moves the spawner itself into a room. The processes that it starts next have
+  these GPUs and no others.
 - `leave NUMBER` moves the spawner out again.
 - `over NUMBER ROOM` asks if the kernel has killed processes in a room for their memory.
 
-The last three are answered by their number and `ok`, or their number and the problem.
+The answer to the last three is the NUMBER of the request, then `ok` or the problem.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fairlead.agent.spawner.devices import Guard, gpus
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
+    from collections.abc import Callable
 
     from fairlead.agent.spawner.devices import Numbers
 
@@ -33,7 +34,10 @@ class Keeping:
     """The cgroups and GPU guards of one user's spawner and tasks."""
 
     def __init__(self, name: str, uid: int, devices: tuple[Numbers, ...]) -> None:
-        """Take the user's ids. `devices` are the GPUs that are denied to tasks that were not given them."""
+        """Set up the cgroups `name` of the user with this uid.
+
+        A task can open only those of the GPUs `devices` that are assigned to it.
+        """
         end_left_over(name)
         self.limits = Limits(name)
         self._name = name
@@ -43,10 +47,10 @@ class Keeping:
         self._rooms: dict[int, Room] = {}
         self._guards: dict[str, Guard] = {}
         self._tree = ""
-        """The parent of the cgroups with guards: `main`, and one for each room."""
+        """The parent cgroup of `main`, where the spawner is, and of a cgroup for each room."""
 
     def begin(self, spawner: int, processes: int) -> None:
-        """Limit the spawner's processes and deny it all GPUs. It must not have started any process yet."""
+        """Limit the spawner's processes and deny it all GPUs, before it starts its first process."""
         self._spawner = spawner
         self.limits.confine(spawner, processes)
         if not self._devices:
@@ -60,30 +64,25 @@ class Keeping:
 
     def serve(self, link: _socket.socket) -> None:
         """Serve the spawner's requests until it exits."""
+        answered: dict[str, Callable[..., None]] = {"enter": self._enter, "leave": self._leave, "over": self._over}
         while data := _receive(link):
             request, *rest = data.decode("ascii", "replace").split() or [""]
+            work = answered.get(request)
             try:
-                if request == "enter":
-                    self._enter(*map(int, rest[1:]))
-                elif request == "leave":
-                    self._move("main")
-                elif request == "over":
-                    if not self.limits.ran_over(self._rooms[int(rest[1])]):
-                        raise ValueError("no task there was over its limit")
-                else:
+                if work is None:
                     self._put(*map(int, (request, *rest)))
-                    continue
+                else:
+                    work(*map(int, rest[1:]))
                 answer = "ok"
             except (OSError, TypeError, ValueError, LookupError) as problem:
                 answer = str(problem)
-            if request in ("enter", "leave", "over"):
+            if work is not None:
                 try:
                     link.send(f"{rest[0] if rest else 0} {answer}".encode()[:PACKET])
                 except OSError:
                     return  # the spawner was killed meanwhile
 
     def end(self) -> None:
-        """Kill the remaining processes of tasks, and remove the cgroups."""
         self.limits.kill()
         for room in self._rooms.values():
             self.limits.give(room)
@@ -110,6 +109,13 @@ class Keeping:
         os.makedirs(path, 0o755, exist_ok=True)
         self._deny(path, [device for device in self._devices if device not in allowed])
         self._move(os.path.relpath(path, self._tree))
+
+    def _leave(self) -> None:
+        self._move("main")
+
+    def _over(self, number: int) -> None:
+        if not self.limits.ran_over(self._rooms[number]):
+            raise ValueError("no task there was over its limit")
 
     def _room(self, number: int, cpu: int, memory: int) -> Room | None:
         room = self._rooms.get(number)

@@ -1,59 +1,26 @@
 """Task limits for a spawner that is not root: it asks its keeper, which is root, to put tasks into cgroups.
 
-`keeping.py` documents the requests.
+`keeper.py` documents the requests.
 """
 
 from __future__ import annotations
 
 import os
 
+from fairlead.agent.spawner.cgroups import Limits, Room
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
     from collections.abc import Iterable
-    from typing import Any, NoReturn, Protocol
-
-    from fairlead.agent.spawner.cgroups import Limits
-
-    class AnyLimits(Protocol):
-        """The interface of limits, set by the spawner itself (`Limits`) or by its keeper (`AskedLimits`)."""
-
-        note: str
-        kind: str
-        guards: bool
-        """True if tasks can open only the GPUs assigned to them."""
-
-        def at_once(self, memory: int) -> bool: ...
-        def take(self, cpu: int, memory: int) -> Any: ...
-        def enter(self, cpu: int, memory: int, gpus: str) -> Any: ...
-        def leave(self) -> None: ...
-        def put(self, room: Any, pids: Iterable[int]) -> None: ...
-        def ran_over(self, room: Any) -> bool: ...
-        def give(self, room: Any) -> None: ...
-        def close(self) -> None: ...
-
+    from typing import NoReturn
 
 KEEPER_TIMEOUT = 10.0
 """Seconds to wait for an answer of the keeper."""
 
 
-class AskedRoom:
-    """A cgroup made by the keeper, for one task at a time."""
-
-    __slots__ = ("cpu", "gpus", "limit", "memory", "number")
-
-    def __init__(self, number: int, memory: bool) -> None:
-        self.number = number
-        self.cpu = 0
-        self.limit = 0
-        self.memory = memory
-        """True if the cgroup limits memory."""
-        self.gpus = False
-        """True if its task has GPUs."""
-
-
-class AskedLimits:
-    """Limits set by the spawner's keeper."""
+class AskedLimits(Limits):
+    """Limits set by the spawner's keeper. A room has its number as path."""
 
     def __init__(self, keeper: _socket.socket, limits: Limits, guards: bool) -> None:
         """Connect to the keeper. `limits` are its limits at the fork; `guards` is True if it also guards GPUs."""
@@ -61,27 +28,24 @@ class AskedLimits:
         self.note = limits.note
         self.kind = limits.kind
         self._keeper = keeper
-        self._has_cgroups = limits.kind != "none"
         self._memory = limits.at_once(1)
-        self._free: list[AskedRoom] = []
+        self._free = []
         self._made = 0
         self._requests = 0
         """The number of the last request."""
 
-    def at_once(self, memory: int) -> bool:
-        return self._memory and memory > 0
+    def set(self, room: Room, cpu: int, memory: int) -> None:
+        """Note the limits, which the next request for the room passes to the keeper."""
+        room.cpu, room.limit, room.gpus = cpu, memory, False
 
-    def take(self, cpu: int, memory: int) -> AskedRoom | None:
-        return self._take(cpu, memory) if self._has_cgroups and (cpu or memory) else None
-
-    def enter(self, cpu: int, memory: int, gpus: str) -> AskedRoom:
-        """Enter a cgroup with these GPUs (numbers with commas): processes started before `leave` have only those.
+    def enter(self, cpu: int, memory: int, gpus: str) -> Room:
+        """Enter a room with these GPUs (numbers with commas): processes started before `leave` have only those.
 
         Raises `OSError` if that fails.
         """
         room = self._take(cpu, memory)
         try:
-            self._ask("enter", f"{room.number} {cpu} {memory} {gpus.replace(',', ' ')}")
+            self._ask("enter", f"{room.path} {cpu} {memory} {gpus.replace(',', ' ')}")
         except TimeoutError:
             _end("entered a group")
         except OSError:
@@ -96,12 +60,26 @@ class AskedLimits:
         except OSError:
             _end("left a group")
 
-    def ran_over(self, room: AskedRoom) -> bool:
+    def ran_over(self, room: Room) -> bool:
         try:
-            self._ask("over", str(room.number))
+            self._ask("over", room.path)
         except OSError:
             return False  # also if the keeper is gone: the answer is unknown then
         return True
+
+    def put(self, room: Room, pids: Iterable[int]) -> None:
+        numbers = " ".join(map(str, pids))
+        try:
+            self._keeper.send(f"{room.path} {room.cpu} {room.limit} {int(room.gpus)} {numbers}".encode())
+        except OSError:
+            room.memory = False  # the keeper is gone: the task runs without a limit
+
+    def close(self) -> None:
+        """Do nothing: the keeper removes the cgroups when this process has exited."""
+
+    def _make(self) -> Room:
+        self._made += 1
+        return Room(str(self._made), self._memory)
 
     def _ask(self, request: str, arguments: str = "") -> None:
         """Send a request and wait for its answer. Late answers to earlier requests are skipped."""
@@ -119,28 +97,6 @@ class AskedLimits:
             self._keeper.setblocking(False)
         if answer != "ok":
             raise OSError(answer)
-
-    def _take(self, cpu: int, memory: int) -> AskedRoom:
-        if self._free:
-            room = self._free.pop()
-        else:
-            self._made += 1
-            room = AskedRoom(self._made, self._memory)
-        room.cpu, room.limit, room.gpus = cpu, memory, False
-        return room
-
-    def put(self, room: AskedRoom, pids: Iterable[int]) -> None:
-        numbers = " ".join(map(str, pids))
-        try:
-            self._keeper.send(f"{room.number} {room.cpu} {room.limit} {int(room.gpus)} {numbers}".encode())
-        except OSError:
-            room.memory = False  # the keeper is gone: the task runs without a limit
-
-    def give(self, room: AskedRoom) -> None:
-        self._free.append(room)
-
-    def close(self) -> None:
-        """Do nothing: the keeper removes the cgroups when this process has exited."""
 
 
 def _end(action: str) -> NoReturn:

@@ -1,14 +1,12 @@
-"""The ledger: a file of the tasks that a spawner has accepted, and their results.
-
-The successor of a killed spawner starts from it.
+"""The ledger: a file of the tasks that a spawner has accepted, and their results. The next spawner continues from it.
 
 Records are appended by one write per pass of the loop. They are safe as soon as the kernel has them, since tasks do not
 survive a crash of the machine. A task is recorded before it can start. So a recorded task without a result may have
 run, and a task that is not in the file has not.
 
-There are two files, and one is in use. A rewrite fills the other file, then truncates the first. So a spawner that is
-not root needs only the two open descriptors. The user's tasks, which have the same uid, cannot open the files: a forged
-ledger could report tasks of other users.
+There are two files, of which one is in use. A rewrite fills the other file, then truncates the first. So a spawner that
+is not root needs only the two open descriptors. Tasks of the same user cannot open the files, and so cannot forge
+reports about tasks.
 """
 
 from __future__ import annotations
@@ -30,8 +28,6 @@ LARGE = 1 << 18
 
 
 class Ledger:
-    """The tasks of a spawner, their processes and results, in memory and in the files."""
-
     def __init__(self, files: tuple[int, int]) -> None:
         """Read the ledger from `files`, which `open_files` returned."""
         self.tasks: dict[Key, tuple[Meta, int]] = {}
@@ -158,13 +154,15 @@ def open_files(path: str) -> tuple[int, int]:
 
 
 def _boot() -> str:
-    """Return the id of this boot of the machine."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def _whole(fd: int) -> tuple[int, bytes]:
-    """Return the rewrite number of a file and its content; -1 if the file is empty or its rewrite is incomplete."""
+    """Return the rewrite number of a file and its content.
+
+    The number is -1 if the file is empty or its rewrite is incomplete, and 0 if it was never rewritten.
+    """
     data = _read_all(fd)
     try:
         kind, number, size = next(Unpacker().feed(data))

@@ -1,15 +1,15 @@
-"""Limits how often a spawner reports to the agent. Late reports leave capacity idle; frequent ones take time from
-tasks.
+"""Limits how often a spawner reports to its agent, and an agent to the server.
 
-A quiet spawner reports at once. Otherwise it pauses between two reports. The pause is shorter the fewer tasks run, and
-longest while chained tasks wait here: they fill free slots without the agent.
+Late reports leave capacity idle; frequent ones take CPU time from tasks. After a quiet period a report is sent at once.
+Otherwise there is a pause between two reports. It is shorter the fewer tasks run, and longest while chained tasks wait
+on the node, because they fill free slots without the server.
 """
 
 from __future__ import annotations
 
 SHORT, MIDDLE, LONG = 0.002, 0.010, 0.015
-"""Seconds between two reports: the shortest and longest pause without waiting chained tasks, and the pause with them.
-"""
+"""Seconds between two reports: the shortest and longest pause without waiting chained tasks, and the pause with
+some."""
 MANY = 20
 """Number of running tasks from which the middle pause applies."""
 BURST = 4
@@ -17,8 +17,6 @@ BURST = 4
 
 
 class Pace:
-    """Limits the rate of reports."""
-
     __slots__ = ("_credit", "_last")
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ class Process:
 
 
 def process_of(pid: int) -> Process | None:
-    """Return a process if it is alive, else None."""
     try:
         with open(f"/proc/{pid}/stat", "rb", 0) as file:
             process = Process(pid, file.read(2048))
@@ -92,10 +92,10 @@ def with_children(pid: int) -> list[int]:
 
 
 def owners(tasks: dict[int, str], processes: dict[int, Process], root: int) -> dict[int, int]:
-    """Map each descendant of `root` to the first process of its task.
+    """Return a map from each descendant of `root` to the first process of its task.
 
-    `tasks` maps the first process of each task to the task's mark. It may include ended tasks: a session number is not
-    reused while a process is in the session.
+    `tasks` maps the first process of each task to the task's mark. It may include ended tasks, because a session number
+    is not reused while a process is in the session.
     """
     children: dict[int, list[int]] = {}
     for process in processes.values():
@@ -114,10 +114,10 @@ def owners(tasks: dict[int, str], processes: dict[int, Process], root: int) -> d
 
 
 def left_over(mark: str, sessions: Iterable[int], written: float, now: float) -> list[int]:
-    """Return the processes that an earlier spawner left behind: those with its mark, and those of its sessions.
+    """Return the processes that an earlier spawner left behind: those with its mark, and those of its `sessions`.
 
-    A session number may have been reused since `written`, the last write to the ledger: then all processes of that
-    session are younger. A spawner, which has the mark and leads a session, is not included.
+    If all processes of a session are younger than `written`, the time of the last write to the ledger, the number of
+    the session was reused, and they are not returned. Spawners themselves are not returned.
     """
     processes = all_processes()
     del processes[os.getpid()]
@@ -142,9 +142,9 @@ def _is_marked(process: Process, prefix: str) -> bool:
 
 
 def _is_spawner(pid: int) -> bool:
-    """True if a process with the mark of a spawner leads a session, or is gone.
+    """True if a process with the mark of a spawner leads a session now, or has exited.
 
-    A spawner starts its session before it has its mark, and the list of processes may be older than both.
+    A spawner starts its session before it has its mark. The list of processes may be older than both.
     """
     process = process_of(pid)
     return process is None or process.session == pid
@@ -154,7 +154,11 @@ def signal_all(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         try:
             os.kill(pid, number)
-        except ProcessLookupError:
-            continue
-        except PermissionError:
-            continue  # it runs as another user, and may not be signalled
+        except (ProcessLookupError, PermissionError):
+            continue  # the process has ended, or runs as another user and may not be signalled
+
+
+def ignore_termination() -> None:
+    """Ignore the signals that end a process: one that is meant for the agent must not end its tasks."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,30 +1,28 @@
-"""The spawner's record of one task attempt, and the types used in its messages."""
+"""The spawner's record of one task attempt, and the types of its messages, which the agent uses too."""
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fairlead.agent.spawner.cgroups import Room
-    from fairlead.agent.spawner.keeper_client import AskedRoom
 
-    Key = tuple[int, str, int, int]
-    """Job number, stage, attempt, index."""
-    Meta = tuple[str, int, str, int]
-    """Job id, job number, stage, attempt."""
-    Result = tuple[str, int, str, int, int, int] | tuple[str, int, str, int, int, int, bool]
-    """Kind of end, exit code or signal, reason, microseconds of run time and of CPU time, peak memory in bytes; True if
-    result files were collected, or if it was tried.
+Key = tuple[int, str, int, int]
+"""Job number, stage, attempt, index."""
+Meta = tuple[str, int, str, int]
+"""Job id, job number, stage, attempt."""
+Result = tuple[str, int, str, int, int, int] | tuple[str, int, str, int, int, int, bool]
+"""Kind of end, exit code or signal, reason, microseconds of run time and of CPU time, peak memory in bytes; then True
+if the spawner has tried to collect result files.
 
-    Kinds: `exit`, `signal`, `stopped` (on request), `failed` (the task cannot be started), `refused` (the machine
-    could not start it), `lost`, `returned` (it was never started).
-    """
-    Spec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str, tuple[tuple[str, ...], int, int] | None]
-    """Arguments, environment, working directory (empty: the user's home), milli-CPUs, bytes of memory, patterns of
-    files for standard output and error (empty: logs), and patterns of result files with the most files and bytes.
+Kinds: `exit`, `signal`, `stopped` (on request), `failed` (the task cannot be started), `refused` (the machine could not
+start it), `lost`, `returned` (the task was never started).
+"""
+Spec = tuple[tuple[str, ...], dict[str, str], str, int, int, str, str, tuple[tuple[str, ...], int, int] | None]
+"""Arguments, environment, working directory (empty: the user's home), milli-CPUs, bytes of memory, patterns of files
+for standard output and error (empty: logs), and patterns of result files with the most files and bytes.
 
-    0 milli-CPUs or 0 bytes mean no limit.
-    """
-
+0 milli-CPUs or 0 bytes mean no limit.
+"""
 WAITING, RUNNING, LEAVING, ENDED = "waiting", "running", "leaving", "ended"
 NEVER = float("inf")
 
@@ -54,7 +52,7 @@ class Task:
         self.state = WAITING
         self.pid = 0
         self.began = 0.0
-        self.room: Room | AskedRoom | None = None
+        self.room: Room | None = None
         self.cause = ""
         """Why the task was asked to stop; empty if it was not."""
         self.kill_at = NEVER

@@ -1,8 +1,8 @@
 """Collects the result files of an ended task: copies them beside its logs, where the agent finds them.
 
-A child of the spawner does it, with the rights of the task's user. It follows no link, opens only regular files, and
-keeps to limits. The list of the copies, `NAME.files`, has a line for the job, one for each file and one for each
-warning. It appears when all copies are complete.
+A child process of the spawner copies the files, with the rights of the task's user. It follows no link, opens only
+regular files, and keeps to limits. The list of the copies, `NAME.files`, has a line for the job, one for each file and
+one for each warning. It appears when all copies are complete.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import stat
 
+from fairlead.agent.spawner.files import FOLDER, SAFELY, close_all_but, make_log_folder
 from fairlead.agent.spawner.task_start import LOG_MODE, name_of
 
 TYPE_CHECKING = False
@@ -29,16 +30,14 @@ MAX_NAME = 700
 """Largest number of bytes of a file name with its folders."""
 MAX_WARNINGS = 10
 PIECE = 1 << 20
-OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Collection:
-    """The files of one task that match its patterns, and what could not be collected."""
+    """Copies the files of one task that match its patterns, and notes why others could not be copied."""
 
     def __init__(self, prefix: str, max_files: int, max_bytes: int) -> None:
-        """Start a collection. `prefix` is the path of the task's logs, without the suffix."""
+        """Take the limits. `prefix` is the path of the task's logs, without the suffix."""
         self._prefix = prefix
         self._max_files = max_files
         self._max_bytes = max_bytes
@@ -53,7 +52,7 @@ class Collection:
         self._unlisted = 0
 
     def collect(self, folder: int, patterns: list[str]) -> None:
-        """Collect the files below an open directory that match one of the patterns."""
+        """Copy the files below an open directory that match one of the patterns."""
         for pattern in patterns:
             self._matched = False
             self._walk(folder, "", [part for part in pattern.split("/") if part not in ("", ".")])
@@ -74,7 +73,7 @@ class Collection:
             self._unlisted += 1
 
     def _walk(self, folder: int, above: str, parts: list[str]) -> None:
-        """Collect the files that match the parts of a pattern below an open directory."""
+        """Copy the files below an open directory that match a pattern, which is split at `/` into parts."""
         part, rest = parts[0], parts[1:]
         if above.count("/") >= MAX_DEPTH:
             return self.warn(f"{above} is too deep")
@@ -113,7 +112,7 @@ class Collection:
 
     def _descend(self, folder: int, name: str, path: str, parts: list[str]) -> None:
         try:
-            inner = os.open(name, OPEN_DIRECTORY, dir_fd=folder)
+            inner = os.open(name, FOLDER, dir_fd=folder)
         except OSError as problem:
             return self.warn(f"{path}: {problem.strerror}")
         try:
@@ -131,7 +130,7 @@ class Collection:
             kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
             return self.warn(f"{path} was not collected: it is {kind}")
         try:
-            source = os.open(name, OPEN_FILE, dir_fd=folder)
+            source = os.open(name, os.O_RDONLY | SAFELY, dir_fd=folder)
             try:
                 self._copy(source, path)
             finally:
@@ -160,7 +159,7 @@ class Collection:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """True if a name matches a pattern with `*`, `?` and `[abc]`. A leading dot must be matched by a dot."""
+    """True if a name matches a pattern with `*`, `?` and `[abc]`. Only a dot in the pattern matches a leading dot."""
     if name.startswith(".") and not pattern.startswith("."):
         return False
     at, place = 0, 0
@@ -181,27 +180,27 @@ def fits(name: str, pattern: str) -> bool:
 
 
 def _one(char: str, pattern: str, place: int) -> int:
-    """Return the length of the pattern element that matches one character of a name; 0 if it does not match."""
+    """Return the length of the pattern's element at `place` if it matches a character, else 0."""
     first = pattern[place]
     end = pattern.find("]", place + 2 + (pattern[place + 1 : place + 2] == "!")) if first == "[" else -1
     if first != "[" or end < 0:
         return int(first in ("?", char))
-    chosen = pattern[place + 1 : end]
-    negated = chosen.startswith("!")
-    chosen = chosen[1:] if negated else chosen
+    members = pattern[place + 1 : end]
+    negated = members.startswith("!")
+    members = members[1:] if negated else members
     found, at = False, 0
-    while at < len(chosen):
-        if chosen[at + 1 : at + 2] == "-" and at + 2 < len(chosen):
-            found = found or chosen[at] <= char <= chosen[at + 2]
+    while at < len(members):
+        if members[at + 1 : at + 2] == "-" and at + 2 < len(members):
+            found = found or members[at] <= char <= members[at + 2]
             at += 3
         else:
-            found = found or chosen[at] == char
+            found = found or members[at] == char
             at += 1
     return end + 1 - place if found != negated else 0
 
 
 def is_safe(name: str) -> bool:
-    """True if a relative path can be stored and printed, and stays in its directory."""
+    """True if a relative path can be stored and printed, and does not leave its directory."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -225,9 +224,7 @@ def start(task: Task, prefix: str, home: str) -> int:
         for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         signal.alarm(TIME)
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd > 2:
-                _close(fd)
+        close_all_but()
         _collect(task, prefix, home)
         code = 0
     finally:
@@ -249,7 +246,6 @@ def _collect(task: Task, prefix: str, home: str) -> None:
 
 
 def write_list(prefix: str, job: str, files: list[tuple[int, str]], warnings: list[str]) -> None:
-    """Write the list of the files that were copied."""
     lines = [f"job {job}", *(f"file {size} {name}" for size, name in files)]
     lines += (f"warning {''.join(char if char.isprintable() else '?' for char in text)}" for text in warnings)
     fd = _create(f"{prefix}{LISTED}.new")
@@ -269,11 +265,7 @@ def _create(path: str) -> int:
         os.unlink(path)
         return os.open(path, CREATE, LOG_MODE)
     except FileNotFoundError:
-        mask = os.umask(0o007)
-        try:
-            os.makedirs(os.path.dirname(path), 0o770, exist_ok=True)
-        finally:
-            os.umask(mask)
+        make_log_folder(os.path.dirname(path))
         return os.open(path, CREATE, LOG_MODE)
 
 
@@ -289,10 +281,3 @@ def _copy(source: int, target: int, size: int) -> int:
             break
         copied += done
     return copied
-
-
-def _close(fd: int) -> None:
-    try:
-        os.close(fd)
-    except OSError:
-        return  # the descriptor of the listing itself

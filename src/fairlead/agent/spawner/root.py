@@ -1,12 +1,12 @@
 """The root helper: starts a spawner for each user with tasks on this node, when the agent, which is not root, asks.
 
-It is started with `python -I -S -c '…main(DIRECTORY, …)'` and has a socket to the agent as its standard input. There
-are two requests: `start USER`, and `end USER` for a spawner that does not answer. The answer is `ok`, or `no` or
-`later` with the reason. The helper does not use the network. The map and the uids that it was started with decide which
-system user runs the tasks of a user, never the agent.
+It is started with `python -I -S -c '…main(DIRECTORY, …)'`, and its standard input is a socket to the agent. There are
+two requests: `start USER`, and `end USER` for a spawner that does not answer. The answer is `ok`, or `no` or `later`
+with the reason. The helper does not use the network. Not the agent but the map file and the range of uids that the
+helper was started with decide which system user runs the tasks of a user.
 
-Each user has two processes: a keeper, which stays root, sets up the cgroups and cleans up at the end, and the spawner,
-which is forked from the keeper and becomes that user. Both outlive the helper and the agent.
+Each user has two processes: the keeper, which stays root, sets up the cgroups and cleans up at the end; and the
+spawner, which is forked from the keeper and becomes that user. Both outlive the helper and the agent.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ import traceback
 from fairlead.agent.spawner import confine
 from fairlead.agent.spawner.cgroups import Limits
 from fairlead.agent.spawner.devices import gpus
+from fairlead.agent.spawner.files import FOLDER, close_all_but
 from fairlead.agent.spawner.keeper import Keeping, can_guard
 from fairlead.agent.spawner.keeper_client import AskedLimits
 from fairlead.agent.spawner.ledger import open_files
+from fairlead.agent.spawner.processes import ignore_termination
 from fairlead.agent.spawner.spawner import Spawner, enough_descriptors, listen, take_lock
 from fairlead.agent.spawner.users import NotAllowed, Person, find_person, read_map
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_USERS = 200
 """Largest number of users with a spawner at the same time."""
 LONGEST = 200
 """Largest number of bytes of a request."""
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Helper:
-    """Serves the requests of the agent."""
-
     def __init__(self, directory: str, agent: tuple[int, int], uids: tuple[int, int], map_path: str) -> None:
         self._users = directory + "/users"
         self._agent = agent
@@ -47,7 +50,7 @@ class Helper:
         self.guards = bool(gpus()) and can_guard()
 
     def run(self) -> None:
-        """Serve the agent until it exits. Keepers and spawners stay."""
+        """Serve the agent until it exits. Keepers and spawners keep running."""
         limits = Limits(f"probe-{os.getpid()}")
         limits.close()
         facts = f"facts cgroup={limits.kind} tmp={'private' if self.private_tmp else 'shared'}"
@@ -84,17 +87,7 @@ class Helper:
         if len(self._keepers) >= MAX_USERS:
             raise OSError(f"{MAX_USERS} users already have tasks here")
         folder = self._prepare(user, person)
-        pid = os.fork()
-        if pid:
-            self._keepers.add(pid)
-            return
-        code = 1
-        try:
-            code = keep(folder, person, self._agent, self.private_tmp, self.guards)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+        self._keepers.add(_fork(lambda: keep(folder, person, self._agent, self.private_tmp, self.guards)))
 
     def _end(self, user: str) -> None:
         """Kill the spawner of a user and its guard: all processes that have its lock open, except the keeper."""
@@ -108,10 +101,7 @@ class Helper:
                 os.kill(int(name), signal.SIGKILL)
 
     def _prepare(self, user: str, person: Person) -> str:
-        """Create the folders of a user, and return the outer one.
-
-        Only root can write to the outer folder, so that the user cannot replace the inner ones.
-        """
+        """Create the folders of a user, and return the outer one, where only root can replace the inner ones."""
         folder = f"{self._users}/{user}"
         gid = self._agent[1]
         for path, owner, group, mode in (
@@ -141,48 +131,43 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
     null = os.open(os.devnull, os.O_RDWR)
     for fd, source in ((0, null), (1, log), (2, log)):
         os.dup2(source, fd)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_termination()
     lock = take_lock(folder, 0.0)
     if lock is None or not enough_descriptors():
         return 0  # another spawner runs or is about to exit; the agent asks again
     mark = _mark(folder)
     keeping = Keeping(mark.rstrip(":"), person.uid, gpus() if guards else ())
     path = folder + "/socket"
-    if os.path.lexists(path):
-        os.unlink(path)
     listener = listen(folder)
     os.chown(path, 0, agent[1])
     os.chmod(path, 0o660)
-    ours, theirs = _socketpair()
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
     files = open_files(folder + "/ledger")
     processes = confine.most_processes()
     gc.disable()
     ready = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            os.close(ready[1])
-            if not os.read(ready[0], 1):  # wait until the keeper has put this process into its cgroups
-                os._exit(1)  # the keeper is gone
-            _close_but(0, 1, 2, listener.fileno(), theirs.fileno(), lock, *files)
-            code = _become(
-                folder,
-                person,
-                agent[0],
-                mark,
-                lock,
-                files,
-                AskedLimits(theirs, keeping.limits, guards),
-                listener,
-                private_tmp,
-                processes,
-            )
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+
+    def run_spawner() -> int:
+        os.close(ready[1])
+        if not os.read(ready[0], 1):  # wait until the keeper has put this process into its cgroups
+            return 1  # the keeper is gone
+        # Root opened the other descriptors: those of cgroups, and the other ends of sockets.
+        close_all_but(listener.fileno(), theirs.fileno(), lock, *files)
+        limits = AskedLimits(theirs, keeping.limits, guards)
+        if private_tmp:
+            confine.own_tmp(folder + "/tmp")
+        confine.limit(processes)
+        confine.become(person)
+        os.umask(0o022)
+        home = person.home if os.path.isdir(person.home) else "/"
+        spawner = Spawner(files, mark, lock, folder + "/logs", limits, listener, agent[0], home, person.environment)
+        if not spawner.run():
+            return 4
+        _clear(folder + "/tmp")
+        return 0
+
+    pid = _fork(run_spawner)
     listener.close()
     theirs.close()
     try:
@@ -201,29 +186,18 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
     return 0
 
 
-def _become(
-    folder: str,
-    person: Person,
-    agent: int,
-    mark: str,
-    lock: int,
-    files: tuple[int, int],
-    limits: AskedLimits,
-    listener: _socket.socket,
-    private_tmp: bool,
-    processes: int,
-) -> int:
-    if private_tmp:
-        confine.own_tmp(folder + "/tmp")
-    confine.limit(processes)
-    confine.become(person)
-    os.umask(0o022)
-    home = person.home if os.path.isdir(person.home) else "/"
-    spawner = Spawner(files, mark, lock, folder + "/logs", limits, listener, agent, home, person.environment)
-    if not spawner.run():
-        return 4
-    _clear(folder + "/tmp")
-    return 0
+def _fork(work: Callable[[], int]) -> int:
+    """Start a child process that does `work` and exits with the code that it returns. Return the pid of the child."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            code = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
 
 
 def _mark(folder: str) -> str:
@@ -239,24 +213,7 @@ def _mark(folder: str) -> str:
         return mark
 
 
-def _socketpair() -> tuple[_socket.socket, _socket.socket]:
-    keeper, spawner = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    spawner.setblocking(False)
-    return keeper, spawner
-
-
-def _close_but(*kept: int) -> None:
-    """Close all other descriptors, because root opened them: those of cgroups, and the other ends of sockets."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            try:
-                os.close(int(name))
-            except OSError:
-                continue  # the descriptor of the listing itself
-
-
 def _has_open(pid: str, path: str) -> bool:
-    """True if a process has a file open."""
     try:
         return any(_is_at(f"/proc/{pid}/fd/{fd}", path) for fd in os.listdir(f"/proc/{pid}/fd"))
     except OSError:
@@ -299,7 +256,6 @@ def _clear(folder: str) -> None:
 
 
 def _remove(name: str, folder: int) -> bool:
-    """Remove a file or an empty folder. Returns False if that fails."""
     for remove in (os.unlink, os.rmdir):
         try:
             remove(name, dir_fd=folder)
@@ -322,8 +278,7 @@ def _can_mount(folder: str) -> bool:
 
 
 def main(directory: str, agent_uid: str, agent_gid: str, first: str, last: str, map_path: str) -> int:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the helper exits when the agent does
+    ignore_termination()  # the helper exits when the agent does
     os.umask(0o077)
     os.chdir("/")
     agent = (int(agent_uid), int(agent_gid))

@@ -1,7 +1,8 @@
-"""The spawner's loop: one socket for the agent, one pipe for signals, a few timers.
+"""The spawner's loop: it waits for the agent's socket, for signals and for timers, and lets `tasks.py` act on them.
 
-A single-user node starts it with `python -I -S -c '…main(DIRECTORY, MARK, LOGS)'`: the directory has the lock, the
-socket, the ledger and the id of the spawner. Where tasks run as their users, `root.py` starts one spawner per user.
+The agent of a single-user node starts it with `python -I -S -c '…main(DIRECTORY, MARK, LOGS)'`. The directory has the
+lock, the socket, the ledger and the id of the spawner. Where tasks run as their users, `root.py` starts one spawner per
+user.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fairlead.agent.spawner.frames import Unpacker, pack
 from fairlead.agent.spawner.guard import Guard, Lease, end_left_over
 from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.pace import Pace
-from fairlead.agent.spawner.processes import process_of
+from fairlead.agent.spawner.processes import ignore_termination, process_of
 from fairlead.agent.spawner.records import NEVER
 from fairlead.agent.spawner.task_start import Starter
 from fairlead.agent.spawner.tasks import Tasks
@@ -30,8 +31,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-    from fairlead.agent.spawner.keeper_client import AnyLimits
 
 STARTS = 8
 """Tasks to start per pass of the loop, before the spawner handles other events."""
@@ -49,15 +48,13 @@ FAULT_PAUSE = 0.1
 
 
 class Spawner:
-    """Runs the tasks that an agent sends, and reports their starts and results."""
-
     def __init__(
         self,
         files: tuple[int, int],
         mark: str,
         lock: int,
         logs: str,
-        limits: AnyLimits,
+        limits: Limits,
         listener: _socket.socket,
         agent: int,
         home: str = "/",
@@ -65,10 +62,9 @@ class Spawner:
     ) -> None:
         """Take over from an earlier spawner: end the processes that it left behind, then start the guard.
 
-        No connection is accepted before that.
-
-        `files` are those of the ledger, `agent` is the uid of the agent. `person` has environment variables for tasks;
-        if it is given, the spawner serves one user, and exits when it is idle even if the agent is connected.
+        `files` are those of the ledger, `agent` is the uid of the agent, `home` the default working directory of tasks.
+        `person` has environment variables for tasks. If it is given, the spawner serves one user, and exits when it is
+        idle even if the agent is connected.
         """
         ledger = Ledger(files)
         end_left_over(ledger, mark)
@@ -79,6 +75,15 @@ class Spawner:
         starter = Starter(limits, mark, logs, home, person or {})
         self._tasks = Tasks(ledger, limits, starter, logs, self._guard.pid)
         self._tasks.record()
+        self._orders: dict[str, Callable[..., None]] = {
+            "launch": self._tasks.launch,
+            "stop": self._tasks.stop,
+            "return": self._tasks.give_back,
+            "confirm": self._tasks.confirm,
+            "lease": self._lease.set,
+            "end": self._end,
+        }
+        """Message of the agent → what to do."""
         self._uid = agent
         self._for_user = person is not None
         self._poll = select.poll()
@@ -122,7 +127,7 @@ class Spawner:
         return not tasks.by_key
 
     def _despite_faults(self, work: Callable[[], None]) -> None:
-        """Call `work`. If the machine is out of descriptors or memory, log it; a later pass tries again."""
+        """Do `work`. If the machine is out of descriptors or memory, log it; a later pass of the loop tries again."""
         try:
             work()
         except OSError as problem:
@@ -132,7 +137,7 @@ class Spawner:
             select.select((), (), (), FAULT_PAUSE)
 
     def _timeout(self) -> int:
-        """Return the milliseconds until the next timer. One is added because `poll` rounds down."""
+        """Return the milliseconds until the next timer, rounded up."""
         if self._tasks.starting:
             return 0
         now = monotonic()
@@ -166,7 +171,7 @@ class Spawner:
 
     @property
     def _lease_due(self) -> float:
-        """When to check the lease next: at each of its two times, and every `LEASE_PAUSE` after the first."""
+        """When to check the lease next: at each of its three times, and every `LEASE_PAUSE` after the first."""
         lease, seen = self._lease, self._lease_seen
         times = [time for time in (lease.look_at, lease.ask_at, lease.end_at) if time > seen]
         return min(times) if len(times) == 3 else min([seen + LEASE_PAUSE, *times])
@@ -219,26 +224,15 @@ class Spawner:
             self._drop()
             return False
         for message in self._incoming.feed(data):
-            self._handle(*message)
+            if message[0] in self._orders:  # a newer agent may send others
+                self._orders[message[0]](*message[1:])
         if self._unsent:
             self._send()
         return True
 
-    def _handle(self, kind: str, *rest: Any) -> None:
-        tasks = self._tasks
-        if kind == "launch":
-            tasks.launch(*rest)
-        elif kind == "stop":
-            tasks.stop(*rest)
-        elif kind == "return":
-            tasks.give_back(*rest)
-        elif kind == "confirm":
-            tasks.confirm(*rest)
-        elif kind == "lease":
-            self._lease.set(*rest)
-        elif kind == "end":
-            tasks.stop_all(rest[0], "stop")
-            self._quits = True
+    def _end(self, grace: float) -> None:
+        self._tasks.stop_all(grace, "stop")
+        self._quits = True
 
     def _send_events(self) -> None:
         """Send new events to the agent, as often as `Pace` allows."""
@@ -276,8 +270,7 @@ def _wake_on_signals() -> int:
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a signal that ends the agent must not end its tasks
+    ignore_termination()
     return reader
 
 
@@ -290,7 +283,10 @@ def _uid_of(fd: int) -> int:
 
 
 def listen(directory: str) -> _socket.socket:
-    """Return a socket that listens at `directory`/socket and accepts only its owner."""
+    """Return a socket that listens at `directory`/socket, and to which only its owner can connect."""
+    path = directory + "/socket"
+    if os.path.lexists(path):
+        os.unlink(path)
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     # The path of a socket is limited to about 100 bytes, and the directory's path may be longer.
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -304,7 +300,7 @@ def listen(directory: str) -> _socket.socket:
 
 
 def enough_descriptors() -> bool:
-    """True if the limit on open files is high enough for a spawner; otherwise its log says what to do."""
+    """True if the limit on open files is high enough for a spawner. If it is not, write to the log what to do."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < MIN_DESCRIPTORS <= hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_DESCRIPTORS, hard))
@@ -317,8 +313,8 @@ def enough_descriptors() -> bool:
 def take_lock(directory: str, seconds: float) -> int | None:
     """Lock the directory for this process and its children, until all of them have exited.
 
-    Returns None if another spawner is alive, or if the lock is not free within `seconds`. The guard of a dead spawner
-    keeps the lock until it has ended the tasks.
+    Returns None if another spawner is alive. The guard of a dead spawner keeps the lock until it has ended the tasks;
+    if that takes longer than `seconds`, None is returned too.
     """
     lock = os.open(directory + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
     until = monotonic() + seconds
@@ -350,11 +346,7 @@ def main(directory: str, mark: str, logs: str) -> int:
         return 3
     gc.disable()
     os.umask(0o022)
-    path = directory + "/socket"
-    if os.path.lexists(path):
-        os.unlink(path)
     files = open_files(directory + "/ledger")
-    spawner = Spawner(files, mark, lock, logs, Limits(mark.rstrip(":")), listen(directory), os.getuid())
-    spawner.run()
-    os.unlink(path)
-    os._exit(0)  # release lock and sockets together, so that a successor sees either both or neither
+    Spawner(files, mark, lock, logs, Limits(mark.rstrip(":")), listen(directory), os.getuid()).run()
+    os.unlink(directory + "/socket")
+    os._exit(0)  # release lock and sockets together, so that the next spawner sees either both or neither

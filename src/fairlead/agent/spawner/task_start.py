@@ -1,6 +1,6 @@
-"""Starts a task with one call of `posix_spawn`. Everything that the new process inherits is set before the call.
+"""Starts a task with one call of `posix_spawn`. The new process inherits the spawner's working directory and cgroup.
 
-The spawner has one thread, so it can switch its own working directory to that of the task.
+So the spawner, which has one thread, changes them before the call.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import signal
 import stat
 from time import monotonic
 
+from fairlead.agent.spawner.files import make_log_folder
 from fairlead.agent.spawner.processes import MARK
 from fairlead.agent.spawner.records import RUNNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fairlead.agent.spawner.keeper_client import AnyLimits
+    from fairlead.agent.spawner.cgroups import Limits, Room
     from fairlead.agent.spawner.records import Result, Task
+
+    Files = tuple[int | None, int | None]
+    """Descriptors for standard output and error. None stands for a log."""
 
 GPUS = "NVIDIA_VISIBLE_DEVICES"
 """The variable in which the agent passes the GPUs of a task."""
@@ -34,11 +38,19 @@ MACHINE_FAULTS = (
 """Errors of the machine, not of the task. `posix_spawn` fails with `EBADF` if no descriptor is left for the output."""
 
 
+class CannotStart(Exception):
+    """Raised if a task cannot be started."""
+
+    def __init__(self, kind: str, code: int, why: str) -> None:
+        super().__init__(why)
+        self.result: Result = (kind, code, why, 0, 0, 0)
+
+
 class Starter:
     """Starts tasks, with their environment, logs and limits."""
 
-    def __init__(self, limits: AnyLimits, mark: str, logs: str, home: str, person: dict[str, str]) -> None:
-        """Prepare to start tasks. `person` has environment variables of their user; a job may override them."""
+    def __init__(self, limits: Limits, mark: str, logs: str, home: str, person: dict[str, str]) -> None:
+        """Take the settings. `person` has environment variables of the tasks' user; a job may override them."""
         self._limits = limits
         self._mark = mark
         self._logs = logs
@@ -53,18 +65,56 @@ class Starter:
 
     def start(self, task: Task) -> Result | None:
         """Start a task. Return its result if it cannot be started, else None."""
+        try:
+            self._enter_directory(task)
+            files = _open_files(task)
+            try:
+                self._start(task, files)
+            finally:
+                _close(files)
+        except CannotStart as problem:
+            return problem.result
+        return None
+
+    def _start(self, task: Task, files: Files) -> None:
         assert task.spec is not None
-        command, environment, directory, cpu, memory, output, error, _ = task.spec
-        environment = self._person | environment
-        directory = directory or self.home
-        if task.own:
-            environment.update(task.own)
-        name = task.name
-        environment["FAIRLEAD_JOB"] = task.meta[0]
-        environment["FAIRLEAD_STAGE"] = task.meta[2]
-        environment["FAIRLEAD_ATTEMPT"] = str(task.meta[3])
-        environment["FAIRLEAD_INDEX"] = str(task.index)
-        environment[MARK] = self._mark + name
+        command, _, _, cpu, memory, *_ = task.spec
+        environment = self._environment(task)
+        path = self._path(command[0] if command else "", environment.get("PATH", os.defpath))
+        gpus = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
+        room = self._room(cpu, memory, gpus)
+        task.began = monotonic()
+        try:
+            task.pid = self._spawn(path, command, environment, f"{self._logs}/{task.folder}/{task.name}", files)
+        except (OSError, ValueError) as problem:
+            if room is not None:
+                self._limits.give(room)
+            self._paths.clear()
+            raise _cause(problem, command) from None
+        finally:
+            if gpus:
+                self._limits.leave()
+        if room is not None:
+            self._limits.put(room, (task.pid,))
+            task.room = room
+        task.state = RUNNING
+
+    def _environment(self, task: Task) -> dict[str, str]:
+        assert task.spec is not None
+        return {
+            **self._person,
+            **task.spec[1],
+            **(task.own or {}),
+            "FAIRLEAD_JOB": task.meta[0],
+            "FAIRLEAD_STAGE": task.meta[2],
+            "FAIRLEAD_ATTEMPT": str(task.meta[3]),
+            "FAIRLEAD_INDEX": str(task.index),
+            MARK: self.mark_of(task),
+        }
+
+    def _enter_directory(self, task: Task) -> None:
+        assert task.spec is not None
+        directory = task.spec[2] or self.home
         try:
             if directory != self._directory:
                 os.chdir(directory)
@@ -73,57 +123,24 @@ class Starter:
             shared = self._person and directory.startswith(("/tmp/", "/var/tmp/"))
             own = "; every user has a /tmp of its own on this node" if shared else ""
             why = problem.strerror if isinstance(problem, OSError) else problem
-            return ("failed", 126, f"its working directory {directory}: {why}{own}", 0, 0, 0)
-        try:
-            files = _open_files(task, output, error) if output or error else (None, None)
-        except OSError as problem:
-            remedy = "; create its folder first" if isinstance(problem, FileNotFoundError) else ""
-            return ("failed", 126, f"its output {problem.filename}: {problem.strerror}{remedy}", 0, 0, 0)
-        path = self._path(command[0] if command else "", environment.get("PATH", os.defpath))
-        gpus = task.own.get(GPUS, "") if task.own and self._limits.guards else ""
-        try:
-            if gpus:
-                room = self._limits.enter(cpu, memory, gpus)
-            else:
-                room = self._limits.take(cpu, memory) if self._limits.at_once(memory) else None
-        except OSError as problem:
-            _close(files)
-            return ("refused", 0, f"its GPUs cannot be given to it: {problem}", 0, 0, 0)
-        began = monotonic()
-        try:
-            pid = self._spawn(path, command, environment, f"{self._logs}/{task.folder}", name, files)
-        except (OSError, ValueError) as problem:
-            if room is not None:
-                self._limits.give(room)
-            self._paths.clear()
-            return _why(problem, command)
-        finally:
-            _close(files)
-            if gpus:
-                self._limits.leave()
-        if room is not None:
-            self._limits.put(room, (pid,))
-            task.room = room
-        task.state = RUNNING
-        task.pid = pid
-        task.began = began
-        return None
+            raise CannotStart("failed", 126, f"its working directory {directory}: {why}{own}") from None
 
-    def _spawn(
-        self,
-        path: str,
-        command: tuple[str, ...],
-        environment: dict[str, str],
-        logs: str,
-        name: str,
-        files: tuple[int | None, int | None],
-    ) -> int:
-        """Start a process. Its output goes to `files`; where an entry is None, to a new log."""
+    def _room(self, cpu: int, memory: int, gpus: str) -> Room | None:
+        """Return the cgroup in which a task has to start, if it needs one from the start."""
+        if not gpus:
+            return self._limits.take(cpu, memory) if self._limits.at_once(memory) else None
+        try:
+            return self._limits.enter(cpu, memory, gpus)
+        except OSError as problem:
+            raise CannotStart("refused", 0, f"its GPUs cannot be given to it: {problem}") from None
+
+    def _spawn(self, path: str, command: tuple[str, ...], environment: dict[str, str], log: str, files: Files) -> int:
+        """Start a process and return its pid. Its output goes to `files`; where an entry is None, to a new log."""
         actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = []
         created: list[str] = []
         for number, ending, file in ((1, "out", files[0]), (2, "err", files[1])):
             if file is None:
-                created.append(f"{logs}/{name}.{ending}")
+                created.append(f"{log}.{ending}")
                 actions.append((os.POSIX_SPAWN_OPEN, number, created[-1], OPEN, LOG_MODE))
             else:
                 actions.append((os.POSIX_SPAWN_DUP2, file, number))
@@ -139,17 +156,11 @@ class Starter:
             except FileNotFoundError:
                 if not created or os.path.lexists(created[0]):
                     raise  # the log exists, so it is the program that is missing
-                # The folder of the logs may be missing, or another spawner may be creating it. The agent removes old
-                # logs as a member of the folder's group, which is inherited from the parent folder.
-                mask = os.umask(0o007)
-                try:
-                    os.makedirs(logs, 0o770, exist_ok=True)
-                finally:
-                    os.umask(mask)
+                make_log_folder(os.path.dirname(log))  # it is missing, or another spawner is creating it
             except FileExistsError:
-                for log in created:
-                    if os.path.lexists(log):
-                        os.unlink(log)
+                for file_name in created:
+                    if os.path.lexists(file_name):
+                        os.unlink(file_name)
         return spawn()
 
     def _path(self, name: str, search: str) -> str:
@@ -168,19 +179,22 @@ class Starter:
         return path
 
 
-def _open_files(task: Task, output: str, error: str) -> tuple[int | None, int | None]:
-    """Open the files that a stage names for its output. This process has the rights of the task's user.
+def _open_files(task: Task) -> Files:
+    """Open the files that a stage names for its output, with the rights of the task's user.
 
     Standard error goes to the file of standard output if it has none of its own.
     """
+    assert task.spec is not None
+    output, error = task.spec[5:7]
     files: list[int | None] = [None, None]
     try:
         for at, pattern in enumerate((output, error)):
             if pattern:
                 files[at] = _open_file(name_of(pattern, task))
-    except OSError:
+    except OSError as problem:
         _close((files[0], files[1]))
-        raise
+        remedy = "; create its folder first" if isinstance(problem, FileNotFoundError) else ""
+        raise CannotStart("failed", 126, f"its output {problem.filename}: {problem.strerror}{remedy}") from None
     return files[0], files[1] if error else files[0]
 
 
@@ -195,7 +209,7 @@ def _open_file(name: str) -> int:
 
 
 def name_of(pattern: str, task: Task) -> str:
-    """Return a file name from a pattern: %j is the job's id, %s the stage, %a the index, %r the attempt."""
+    """Return a file name from a pattern, in which %j is the job's id, %s the stage, %a the index, %r the attempt."""
     job, _, stage, attempt = task.meta
     values = {"j": job, "s": stage, "a": str(task.index), "r": str(attempt), "%": "%"}
     name, at = "", 0
@@ -206,18 +220,18 @@ def name_of(pattern: str, task: Task) -> str:
     return name
 
 
-def _close(files: tuple[int | None, int | None]) -> None:
+def _close(files: Files) -> None:
     for fd in {fd for fd in files if fd is not None}:
         os.close(fd)
 
 
-def _why(problem: OSError | ValueError, command: tuple[str, ...]) -> Result:
-    """Return the result of a task that cannot be started: `refused` for a machine error, otherwise `failed`."""
+def _cause(problem: OSError | ValueError, command: tuple[str, ...]) -> CannotStart:
+    """Return why no process could be started. An error of the machine is a refusal, any other a failure of the task."""
     if isinstance(problem, ValueError):
-        return ("failed", 126, f"it cannot be started: {problem}", 0, 0, 0)
+        return CannotStart("failed", 126, f"it cannot be started: {problem}")
     if problem.errno in MACHINE_FAULTS:
-        return ("refused", 0, f"no process could be started: {problem.strerror}", 0, 0, 0)
+        return CannotStart("refused", 0, f"no process could be started: {problem.strerror}")
     name = command[0] if command else ""
     if problem.errno == errno.ENOENT:
-        return ("failed", 127, f"command not found: {name}", 0, 0, 0)
-    return ("failed", 126, f"{name}: {problem.strerror}", 0, 0, 0)
+        return CannotStart("failed", 127, f"command not found: {name}")
+    return CannotStart("failed", 126, f"{name}: {problem.strerror}")

@@ -1,7 +1,6 @@
-"""The tasks of a spawner: accepted, started when their chain has a free slot, watched, stopped, and kept until
-confirmed.
+"""The tasks of a spawner, from their launch until the agent has confirmed their end.
 
-From the top: taking and stopping, starting, chains, ending, periodic work.
+A task is accepted, started when its chain has a free slot, watched and stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fairlead.agent.spawner.keeper_client import AnyLimits
+    from fairlead.agent.spawner.cgroups import Limits
     from fairlead.agent.spawner.ledger import Ledger
     from fairlead.agent.spawner.records import Key, Meta, Result, Spec
     from fairlead.agent.spawner.task_start import Starter
@@ -43,10 +42,8 @@ class Chain:
 
 
 class Tasks:
-    """All tasks of a spawner that the agent has not confirmed as ended."""
-
-    def __init__(self, ledger: Ledger, limits: AnyLimits, starter: Starter, logs: str, guard: int = 0) -> None:
-        """Manage tasks. `guard` is the pid of the guard, a child of this process that is not a task."""
+    def __init__(self, ledger: Ledger, limits: Limits, starter: Starter, logs: str, guard: int = 0) -> None:
+        """Start with the tasks of the ledger. `guard` is the pid of the guard, a child process that is not a task."""
         self.by_key: dict[Key, Task] = {}
         self.started: list[Key] = []
         """Tasks that have started since the last report to the agent."""
@@ -110,13 +107,12 @@ class Tasks:
         groups: Iterable[tuple[Meta, Spec, list[int], int, bool, list[dict[str, str]] | None]],
         slots: dict[int, int],
     ) -> None:
-        """Accept groups of tasks that share a specification, and set the `slots` of chains.
+        """Accept groups of tasks that share a specification, and set the number of `slots` of chains.
 
-        A group says whether its tasks wait for a free slot of their chain.
+        The fifth entry of a group is True if its tasks wait for a free slot of their chain.
         """
-        new_tasks: list[Task] = []
-        waits: set[Key] = set()
-        for meta, spec, indices, chain, waiting, own in groups:
+        new_tasks: list[tuple[Task, bool]] = []
+        for meta, spec, indices, chain, waits, own in groups:
             _, number, stage, attempt = meta
             taken: list[int] = []
             for at, index in enumerate(indices):
@@ -124,9 +120,7 @@ class Tasks:
                 if key not in self.by_key:
                     taken.append(index)
                     task = self.by_key[key] = Task(key, meta, chain, spec, own[at] if own else None)
-                    new_tasks.append(task)
-                    if waiting:
-                        waits.add(key)
+                    new_tasks.append((task, waits))
             if taken:
                 self._ledger.take(meta, taken, chain)
         for number, count in slots.items():
@@ -134,22 +128,21 @@ class Tasks:
         try:
             self._ledger.write()  # on disk before any of them starts
         except OSError as problem:
-            for task in new_tasks:
+            for task, _ in new_tasks:
                 self._settle(task, ("refused", 0, f"the ledger cannot be written: {problem}", 0, 0, 0))
             return
-        for task in new_tasks:
-            if task.key in waits:
-                chain_of = self._chains.setdefault(task.chain, Chain())
-                heappush(chain_of.waiting, (task.index, task.key[2], task))
-            else:
-                if task.chain:
-                    self._chains.setdefault(task.chain, Chain()).running += 1
-                self._ready.append(task)
+        for task, waits in new_tasks:
+            if waits:
+                heappush(self._chains.setdefault(task.chain, Chain()).waiting, (task.index, task.key[2], task))
+                continue
+            if task.chain:
+                self._chains.setdefault(task.chain, Chain()).running += 1
+            self._ready.append(task)
         for number in slots:
             self._go_on(self._chains[number], number)
 
     def stop(self, keys: Iterable[tuple[Key, float]], cause: str = "stop") -> None:
-        """Ask tasks to stop, and kill them after their grace in seconds. Tasks that have not started are given back."""
+        """Ask tasks to stop, and kill them after their grace in seconds. Tasks that have not started are returned."""
         self.reap()  # a task that has ended by itself is not reported as stopped
         now = monotonic()
         asked_pids: list[int] = []
@@ -162,7 +155,7 @@ class Tasks:
             if task is None:
                 continue
             if task.state == WAITING:
-                self._give_back(task)
+                self.give_back([key])
             elif task.state == RUNNING and (not task.cause or now + grace < task.kill_at):
                 if not task.cause:
                     asked_pids.append(task.pid)
@@ -180,11 +173,11 @@ class Tasks:
                 signal_all(pids, signal.SIGTERM)
 
     def give_back(self, keys: Iterable[Key]) -> None:
-        """Give back the tasks that have not started; the others keep running."""
+        """Return the tasks that have not started to the agent; the others keep running."""
         for key in keys:
             task = self.by_key.get(key)
             if task is not None and task.state == WAITING:
-                self._give_back(task)
+                self._settle(task, ("returned", 0, "", 0, 0, 0))
 
     def stop_all(self, grace: float, cause: str) -> None:
         self.stop([(key, grace) for key, task in self.by_key.items() if task.state != ENDED], cause)
@@ -195,9 +188,6 @@ class Tasks:
         for key in gone:
             del self.by_key[key]
         self._ledger.forget(gone)
-
-    def _give_back(self, task: Task) -> None:
-        self._settle(task, ("returned", 0, "", 0, 0, 0))
 
     # -- starting ------------------------------------------------------------------------------------------------
 
@@ -257,18 +247,11 @@ class Tasks:
                 if collected is not None:
                     self._end_collected(collected, "" if not status else "collecting its files was interrupted")
                 continue  # an orphan of a task
-            ran = monotonic() - task.began
             code = os.waitstatus_to_exitcode(status)
             how = "exit" if code >= 0 else "signal"
-            cpu = usage.ru_utime + usage.ru_stime
-            task.result = (
-                how,
-                abs(code),
-                self._ran_over(task) if code else "",
-                int(ran * 1e6),
-                int(cpu * 1e6),
-                usage.ru_maxrss * 1024,
-            )
+            why = self._ran_over(task) if code else ""
+            ran, cpu = monotonic() - task.began, usage.ru_utime + usage.ru_stime
+            task.result = (how, abs(code), why, int(ran * 1e6), int(cpu * 1e6), usage.ru_maxrss * 1024)
             if task.cause:
                 # Its slot is free only when its remaining processes are gone.
                 task.state = LEAVING
@@ -278,7 +261,7 @@ class Tasks:
                 self._over(task)
 
     def _ran_over(self, task: Task) -> str:
-        """Return a reason if the kernel killed a process of the task for its memory use; else an empty text."""
+        """Return a reason if the kernel killed a process of the task for its memory use, else an empty text."""
         room, spec = task.room, task.spec
         if room is None or spec is None or not room.memory or not spec[4] or not self._limits.ran_over(room):
             return ""
@@ -305,7 +288,7 @@ class Tasks:
         self._settle(task, result)
 
     def _collect(self, task: Task, result: Result) -> None:
-        """Start collecting the result files of an ended task. Only then is its end reported and its slot freed."""
+        """Start collecting the result files of an ended task. Afterwards its end is reported and its slot is freed."""
         self._leaving.pop(task.key, None)
         task.state, task.result = LEAVING, (*result[:6], True)
         pid = result_copies.start(task, self._prefix(task), self._starter.home)
@@ -350,7 +333,7 @@ class Tasks:
     # -- periodic work -------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do the periodic work: kill tasks that do not stop, limit new tasks, watch running ones."""
+        """Do the periodic work: kill tasks that do not stop, put new tasks into cgroups, watch running ones."""
         now = monotonic()
         if self._leaving and (now >= self._scan_at or any(now >= task.kill_at for task in self._leaving.values())):
             self._clear(now)

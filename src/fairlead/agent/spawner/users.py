@@ -1,6 +1,6 @@
-"""Maps a Fairlead user to the system user that runs the user's tasks: the map file, the allowed uids, the groups.
+"""Maps a Fairlead user to the system user that runs the user's tasks, and refuses users that may not run tasks here.
 
-Root reads these from its own files and from the user database. The agent passes only the name of the Fairlead user.
+The root helper reads the map file, the allowed uids and the groups itself. The agent passes only the user's name.
 """
 
 from __future__ import annotations
@@ -42,21 +42,25 @@ class Person:
 
 
 def find_person(user: str, names: dict[str, str], uids: tuple[int, int], agent: tuple[int, int]) -> Person:
-    """Return the system user that runs the tasks of a Fairlead user. `agent` has the uid and gid of the agent.
+    """Return the system user that runs the tasks of a Fairlead user. Raises `NotAllowed` if there is none.
 
-    Raises `NotAllowed`.
+    `names` has the lines of the map file, `uids` the first and last allowed uid, `agent` the uid and gid of the agent.
     """
-    if (
-        not user
-        or len(user) > LONGEST
-        or not all(char.isascii() and (char.isalnum() or char in "._@+-") for char in user)
-    ):
+    if not 0 < len(user) <= LONGEST or not all(char.isascii() and (char.isalnum() or char in "._@+-") for char in user):
         raise NotAllowed("the name of the user is not valid in Fairlead")
     name = names.get(user, user)
     try:
         account = pwd.getpwnam(name)
     except KeyError:
         raise NotAllowed(f"user {user}: this node has no system user {name}; create it, or map {user} to one") from None
+    _check_account(account, user, uids, agent)
+    groups = [group for group in os.getgrouplist(name, account.pw_gid) if group != agent[1]]
+    home = account.pw_dir if os.path.isabs(account.pw_dir) else "/"
+    return Person(name, account.pw_uid, account.pw_gid, groups, home, account.pw_shell or "/bin/sh")
+
+
+def _check_account(account: pwd.struct_passwd, user: str, uids: tuple[int, int], agent: tuple[int, int]) -> None:
+    name = account.pw_name
     if not uids[0] <= account.pw_uid <= uids[1] or account.pw_uid == 0:
         raise NotAllowed(
             f"user {user}: system user {name} has uid {account.pw_uid}, and this node allows {uids[0]} to {uids[1]}"
@@ -68,13 +72,10 @@ def find_person(user: str, names: dict[str, str], uids: tuple[int, int], agent: 
             f"user {user}: the primary group of system user {name} is the agent's, which reads the logs of all users; "
             f"give {name} another one with `usermod -g`"
         )
-    groups = [group for group in os.getgrouplist(name, account.pw_gid) if group != agent[1]]
-    home = account.pw_dir if os.path.isabs(account.pw_dir) else "/"
-    return Person(name, account.pw_uid, account.pw_gid, groups, home, account.pw_shell or "/bin/sh")
 
 
 def read_map(path: str) -> dict[str, str]:
-    """Read lines of `fairlead-user=system-user`; `#` starts a comment. Return system users by Fairlead user.
+    """Read lines of `fairlead-user=system-user`; `#` starts a comment. Return a map from Fairlead to system users.
 
     Raises `NotAllowed` if users other than root can write the file.
     """

@@ -22,7 +22,7 @@ Marks = dict[int, str]
 
 
 def members(tasks: Iterable[int], marks: Marks) -> dict[int, list[int]]:
-    """Return the living processes of tasks, by the first process of each task. `marks` has all tasks."""
+    """Return the living processes of each task, by its first process. `marks` has all tasks of the spawner."""
     processes = all_processes()
     processes_of: dict[int, list[int]] = {pid: [] for pid in tasks}
     for pid, owner in owners(marks, processes, os.getpid()).items():
@@ -32,7 +32,6 @@ def members(tasks: Iterable[int], marks: Marks) -> dict[int, list[int]]:
 
 
 def cut_logs(tasks: Iterable[Task], logs: str, now: float) -> None:
-    """Rotate the logs that are too large."""
     for task in tasks:
         if now - task.began >= SETTLED and task.spec is not None:
             rotate(f"{logs}/{task.folder}/{task.name}.out")
@@ -40,7 +39,9 @@ def cut_logs(tasks: Iterable[Task], logs: str, now: float) -> None:
 
 
 def too_large(tasks: Iterable[Task], marks: Marks, now: float) -> Iterator[tuple[Task, str]]:
-    """Yield the tasks without a memory cgroup that use more memory than they asked for, each with the reason."""
+    """Yield the tasks without a memory cgroup that use more memory than they asked for, each with the reason to stop
+    it.
+    """
     limits = {
         task.pid: task
         for task in tasks
@@ -71,7 +72,7 @@ def orphans(marks: Marks, guard: int) -> list[int]:
 
 
 def end_orphans(marks: Marks, guard: int) -> bool:
-    """Kill the processes that ended tasks left behind in other sessions. Return True if there are orphans."""
+    """Kill the orphans that belong to ended tasks. Return True if there are orphans of any task."""
     pids = orphans(marks, guard)
     if not pids:
         return False
