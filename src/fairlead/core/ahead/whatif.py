@@ -8,7 +8,7 @@ from fairlead.core.ahead.expected_ends import end_of
 from fairlead.core.asks import gang_size
 from fairlead.core.changes import Part
 from fairlead.core.fitting import fitting_in, may_take
-from fairlead.core.holds.earmarks import came_for_some
+from fairlead.core.holds.earmarks import is_only_ordered
 from fairlead.core.model import FAR, Allocation, Ask, Hold, Micros, Promise, Queue
 from fairlead.core.ranges import count, indices
 from fairlead.core.resources import Vector, add
@@ -40,7 +40,7 @@ class WhatIf:
             shape = self.partition.jobs[promise.job].stages[position].shape
             if self.slots(node_id, shape, tasks) >= tasks:
                 self.put(node_id, shape, tasks)
-            if came_for_some(self.partition, node_id):
+            if is_only_ordered(self.partition, node_id):
                 self._shared[node_id] = None
 
     def fitting(self, node_id: int, shape: Shape, most: int = MANY) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlead.core.changes import NodeSpec
 from fairlead.core.changes.nodes import spec_of
@@ -26,7 +27,7 @@ from fairlead.core.ranges import Ranges, count, difference, indices, split
 from fairlead.core.resources import CPU, GPU, format_amount, format_amounts
 from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
-from fairlead.core.why.reasons import HIDDEN, Sees, in_words, tasks_of
+from fairlead.core.why.reasons import HIDDEN, MAIN, Sees, in_words, tasks_of
 
 
 class Step(msgspec.Struct, frozen=True, tag=in_words):
@@ -45,14 +46,29 @@ class Step(msgspec.Struct, frozen=True, tag=in_words):
         """Return the commands that carry out the step."""
         return []
 
+    varies: ClassVar[str] = ""
+    """The field that differs from the present value, `now`, by the amount of the step; empty for other steps."""
+
+    @property
+    def unit(self) -> int:
+        """The smallest amount by which the field `varies` can change."""
+        return 1
+
     @property
     def amount(self) -> int:
-        """Return the amount of the step, if it can be made smaller; otherwise 0."""
-        return 0
+        """Return how much the step changes, if it can change less; otherwise 0."""
+        return abs(getattr(self, self.varies) - self._now) // self.unit if self.varies else 0
 
     def with_amount(self, amount: int) -> Step:
         """Return the step with another amount, above 0."""
-        return self
+        if not self.varies:
+            return self
+        way = self.unit if getattr(self, self.varies) > self._now else -self.unit
+        return replace(self, **{self.varies: self._now + way * amount})
+
+    @property
+    def _now(self) -> int:
+        return int(getattr(self, "now", 0))
 
     def shown_to(self, sees: Sees) -> Step:
         """Return the step without the ids of jobs that a reader may not see."""
@@ -188,6 +204,7 @@ class AddNodes(Step, frozen=True):
     """New nodes join, with capacity for a number of tasks."""
 
     cost: ClassVar[int] = 4
+    varies: ClassVar[str] = "tasks"
     tasks: int
     per_task: Amounts
     apart: bool = False
@@ -229,13 +246,6 @@ class AddNodes(Step, frozen=True):
     def commands(self, partition: Partition) -> list[AnyCommand]:
         spec = NodeSpec(self.resources, self.labels, (), self.pool)
         return [AddNode(name=f"{self.names}-{n}", spec=spec, operator=True) for n in range(self.nodes)]
-
-    @property
-    def amount(self) -> int:
-        return self.tasks
-
-    def with_amount(self, amount: int) -> AddNodes:
-        return msgspec.structs.replace(self, tasks=amount)
 
 
 class EnableNode(Step, frozen=True):
@@ -324,7 +334,8 @@ class QueueStep(Step, frozen=True):
     queue: str
 
     def changed(self, settings: QueueSettings) -> QueueSettings:
-        return settings
+        """Return the settings after the step."""
+        raise NotImplementedError
 
 
 class LimitStep(QueueStep, frozen=True, kw_only=True):
@@ -345,21 +356,23 @@ class LimitStep(QueueStep, frozen=True, kw_only=True):
 
     def changed(self, settings: QueueSettings) -> QueueSettings:
         if self.user:
-            users = tuple((name, self._raised(of) if name == self.user else of) for name, of in settings.users)
-            return msgspec.structs.replace(settings, users=users)
+            return replace(settings, users=self._raised_for(self.user, settings.users))
         if self.group:
-            groups = tuple((name, self._raised(of) if name == self.group else of) for name, of in settings.groups)
-            return msgspec.structs.replace(settings, groups=groups)
+            return replace(settings, groups=self._raised_for(self.group, settings.groups))
         whole = self._raised(Limits(settings.limit, settings.max_jobs))
-        return msgspec.structs.replace(settings, limit=whole.limit, max_jobs=whole.max_jobs)
+        return replace(settings, limit=whole.limit, max_jobs=whole.max_jobs)
+
+    def _raised_for(self, which: str, limits: tuple[tuple[str, Limits], ...]) -> tuple[tuple[str, Limits], ...]:
+        return tuple((name, self._raised(of) if name == which else of) for name, of in limits)
 
     def _raised(self, limits: Limits) -> Limits:
-        return limits
+        raise NotImplementedError
 
 
 class RaiseLimit(LimitStep, frozen=True, kw_only=True):
     """A limit is raised to an amount."""
 
+    varies: ClassVar[str] = "limit"
     resource: str
     limit: int
 
@@ -368,38 +381,26 @@ class RaiseLimit(LimitStep, frozen=True, kw_only=True):
 
     def _raised(self, limits: Limits) -> Limits:
         amounts = tuple((name, self.limit if name == self.resource else old) for name, old in limits.limit or ())
-        return msgspec.structs.replace(limits, limit=amounts)
-
-    @property
-    def amount(self) -> int:
-        return self.limit - self.now
-
-    def with_amount(self, amount: int) -> RaiseLimit:
-        return msgspec.structs.replace(self, limit=self.now + amount)
+        return replace(limits, limit=amounts)
 
 
 class RaiseMaxJobs(LimitStep, frozen=True, kw_only=True):
     """More jobs of a queue, user or group may run at once."""
 
+    varies: ClassVar[str] = "max_jobs"
     max_jobs: int
 
     def __str__(self) -> str:
         return f"max_jobs of {self.account} is raised to {self.max_jobs}"
 
     def _raised(self, limits: Limits) -> Limits:
-        return msgspec.structs.replace(limits, max_jobs=self.max_jobs)
-
-    @property
-    def amount(self) -> int:
-        return self.max_jobs - self.now
-
-    def with_amount(self, amount: int) -> RaiseMaxJobs:
-        return msgspec.structs.replace(self, max_jobs=self.now + amount)
+        return replace(limits, max_jobs=self.max_jobs)
 
 
 class RaiseShare(QueueStep, frozen=True, kw_only=True):
     """A queue gets a larger share."""
 
+    varies: ClassVar[str] = "share"
     share: int
     now: int
     """The present share."""
@@ -408,14 +409,7 @@ class RaiseShare(QueueStep, frozen=True, kw_only=True):
         return f"the share of queue {self.queue} is raised to {self.share}"
 
     def changed(self, settings: QueueSettings) -> QueueSettings:
-        return msgspec.structs.replace(settings, share=self.share)
-
-    @property
-    def amount(self) -> int:
-        return self.share - self.now
-
-    def with_amount(self, amount: int) -> RaiseShare:
-        return msgspec.structs.replace(self, share=self.now + amount)
+        return replace(settings, share=self.share)
 
 
 class StartQueue(Step, frozen=True):
@@ -489,8 +483,16 @@ class Request(Step, frozen=True):
     operator: ClassVar[bool] = False
     cost: ClassVar[int] = 3
 
+    def __str__(self) -> str:
+        return f"it is submitted {self._how()}"
+
+    def _how(self) -> str:
+        """Return the change in words."""
+        raise NotImplementedError
+
     def changed(self, spec: JobSpec) -> JobSpec:
-        return spec
+        """Return the specification after the step."""
+        raise NotImplementedError
 
 
 class StageRequest(Request, frozen=True):
@@ -498,125 +500,109 @@ class StageRequest(Request, frozen=True):
 
     stage: str
 
+    def __str__(self) -> str:
+        return f"{super().__str__()}{'' if self.stage == MAIN else f' in stage {self.stage}'}"
+
     def changed(self, spec: JobSpec) -> JobSpec:
-        stages = tuple(self._changed(stage) if stage.name == self.stage else stage for stage in spec.stages)
-        return msgspec.structs.replace(spec, stages=stages)
+        stages = [replace(each, **self._changes(each)) if each.name == self.stage else each for each in spec.stages]
+        return replace(spec, stages=tuple(stages))
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        return stage
-
-    @property
-    def _of(self) -> str:
-        return "" if self.stage == "main" else f" in stage {self.stage}"
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        """Return the fields of the stage after the step."""
+        raise NotImplementedError
 
 
 class DropSelector(StageRequest, frozen=True):
     label: str
     values: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return f"it is submitted without the selector {self.label}={','.join(self.values)}{self._of}"
+    def _how(self) -> str:
+        return f"without the selector {self.label}={','.join(self.values)}"
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        return msgspec.structs.replace(
-            stage, selectors=tuple(pair for pair in stage.selectors if pair[0] != self.label)
-        )
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        return {"selectors": tuple(pair for pair in stage.selectors if pair[0] != self.label)}
 
 
 class DropWhere(StageRequest, frozen=True):
-    def __str__(self) -> str:
-        return f"it is submitted without `where`{self._of}"
+    def _how(self) -> str:
+        return "without `where`"
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        return msgspec.structs.replace(stage, where=())
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        return {"where": ()}
 
 
 class DropPool(StageRequest, frozen=True):
     pool: str
 
-    def __str__(self) -> str:
-        return f"it is submitted without pool {self.pool}{self._of}"
+    def _how(self) -> str:
+        return f"without pool {self.pool}"
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        return msgspec.structs.replace(stage, pool="")
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        return {"pool": ""}
 
 
 class Tolerate(StageRequest, frozen=True):
     taint: str
 
-    def __str__(self) -> str:
-        return f"it is submitted with a toleration of {self.taint}{self._of}"
+    def _how(self) -> str:
+        return f"with a toleration of {self.taint}"
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        return msgspec.structs.replace(stage, tolerations=tuple(sorted({*stage.tolerations, self.taint})))
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        return {"tolerations": tuple(sorted({*stage.tolerations, self.taint}))}
 
 
 class AskLess(StageRequest, frozen=True, kw_only=True):
     """A task asks for less of a resource."""
 
+    varies: ClassVar[str] = "amount_asked"
     resource: str
     amount_asked: int
     """The smaller amount."""
     now: int
     """The present amount."""
 
-    def __str__(self) -> str:
-        return f"it is submitted with {format_amount(self.resource, self.amount_asked)} a task{self._of}"
+    def _how(self) -> str:
+        return f"with {format_amount(self.resource, self.amount_asked)} a task"
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        amounts = dict(stage.resources)
-        amounts[self.resource] = self.amount_asked
-        return msgspec.structs.replace(stage, resources=tuple((name, had) for name, had in amounts.items() if had))
-
-    @property
-    def _unit(self) -> int:
-        """Return the unit in which the amount can change: whole GPUs, or parts of one."""
-        return 1000 if self.resource == GPU and self.now >= 1000 else 1
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        amounts = {**dict(stage.resources), self.resource: self.amount_asked}
+        return {"resources": tuple((name, amount) for name, amount in amounts.items() if amount)}
 
     @property
-    def amount(self) -> int:
-        return (self.now - self.amount_asked) // self._unit
-
-    def with_amount(self, amount: int) -> AskLess:
-        return msgspec.structs.replace(self, amount_asked=self.now - amount * self._unit)
+    def unit(self) -> int:
+        return 1000 if self.resource == GPU and self.now >= 1000 else 1  # whole GPUs, or parts of one
 
 
 class FewerTasks(StageRequest, frozen=True, kw_only=True):
     """A gang is made smaller."""
 
+    varies: ClassVar[str] = "tasks"
     tasks: int
     now: int
     """The present size."""
 
-    def __str__(self) -> str:
-        return f"it is submitted with {self.tasks} {'task' if self.tasks == 1 else 'tasks'}{self._of}"
+    def _how(self) -> str:
+        return f"with {self.tasks} {'task' if self.tasks == 1 else 'tasks'}"
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        return msgspec.structs.replace(stage, count=self.tasks, min=0)
-
-    @property
-    def amount(self) -> int:
-        return self.now - self.tasks
-
-    def with_amount(self, amount: int) -> FewerTasks:
-        return msgspec.structs.replace(self, tasks=self.now - amount)
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        return {"count": self.tasks, "min": 0}
 
 
 class AllowPreemption(Request, frozen=True):
     """The job is made preemptible, so that it may borrow capacity beyond the share of its queue."""
 
-    def __str__(self) -> str:
-        return "it is submitted as preemptible"
+    def _how(self) -> str:
+        return "as preemptible"
 
     def changed(self, spec: JobSpec) -> JobSpec:
-        return msgspec.structs.replace(spec, preemptible=True)
+        return replace(spec, preemptible=True)
 
 
 class DropAfter(Request, frozen=True):
     """The job no longer waits for other jobs."""
 
-    def __str__(self) -> str:
-        return "it is submitted without `after`"
+    def _how(self) -> str:
+        return "without `after`"
 
     def changed(self, spec: JobSpec) -> JobSpec:
-        return msgspec.structs.replace(spec, after=())
+        return replace(spec, after=())
