@@ -26,7 +26,7 @@ from fairlead.forecast.recorded import PastJob
 from fairlead.forecast.recorded_trace import node_documents
 from fairlead.forecast.replica import Follower
 from fairlead.sim.figures import figures
-from fairlead.sim.policy_files import MAX_CANDIDATES, Policy, policy_of
+from fairlead.sim.policy_files import MAX_CANDIDATES, MODES, Policy, policy_of
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, LeftOut, Trace
 from fairlead.sim.traces.trace import job_id
@@ -43,14 +43,6 @@ SAME: Micros = SECOND
 Move = Literal["earlier", "later", "same", "no_longer", "never", "unknown"]
 """How a change moves the start of a job. `no_longer`: it starts only without the change; `never`: in neither case."""
 MOVED: tuple[Move, ...] = ("earlier", "later", "no_longer")
-MODES = {
-    "fcfs": {"backfill": "off"},
-    "easy": {"backfill": "easy"},
-    "shortest": {"backfill": "shortest"},
-    "conservative": {"backfill": "conservative"},
-    "learned": {"backfill": "shortest", "estimates": "learned"},
-}
-"""Policy → the settings that it changes."""
 
 
 class Supposed(msgspec.Struct, frozen=True):

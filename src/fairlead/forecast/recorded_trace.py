@@ -16,8 +16,8 @@ from fairlead.views.answers import amounts
 def trace_document(follower: Follower, since: Micros, now: Micros) -> dict[str, Any]:
     """Return a trace of the jobs that were submitted since a time and have ended, on the present nodes.
 
-    Jobs that have not ended and jobs that never ran are left out and counted. They are removed from `after` of the other
-    jobs, and jobs with such a change are counted too.
+    Jobs that have not ended and jobs that never ran are left out and counted. They are removed from `after` of other
+    jobs; jobs with such a change are counted too.
     """
     past, _ = follower.past(now)
     found = past.replayed(since)

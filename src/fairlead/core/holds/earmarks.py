@@ -1,4 +1,4 @@
-"""Earmarked nodes: what is kept there for which ask, which asks may use it now, and which earmarks still serve."""
+"""Earmarked nodes: the capacity that is kept there for asks, the asks that may use it now, and when earmarks end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import STOP_MARGIN, Partition
 
 FEW_FAILURES = 3
-"""A backed-off node counts as coming back if at most this number of launches failed in a row: its pause is seconds."""
+"""A backed-off node counts as coming back if at most this number of launches failed in a row: its back-off is short."""
 
 
 def kept_on(partition: Partition, node_id: int, without: int | None = None) -> list[tuple[Shape, int]]:
@@ -30,7 +30,7 @@ def kept_on(partition: Partition, node_id: int, without: int | None = None) -> l
 
 
 def claimed_on(partition: Partition, node_id: int) -> list[tuple[Shape, int]]:
-    """Return the tasks that a node is held for, and those that started there from a hold since."""
+    """Return the tasks that a node is held for, and the tasks that have started there since it is held."""
     claimed = kept_on(partition, node_id)
     since = _held_since(partition, node_id)
     for allocation in partition.nodes.allocations[partition.nodes.rows[node_id]].values():
@@ -80,7 +80,9 @@ def _fitting_held(
 def _part_of_devices(
     partition: Partition, node_id: int, seq: int, shape: Shape, most: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Return how many tasks of one ask fit a node that is kept for several, and devices that leave room for the others.
+    """Return how many tasks of one ask fit a node that is kept for several asks, and the devices they get.
+
+    The devices are chosen so that the tasks of the other asks still fit.
 
     Devices of tasks that ran before the holds count as free for the other asks, because these tasks are expected to
     end. Tasks that started from a hold keep their devices.
@@ -99,8 +101,7 @@ def _part_of_devices(
     most = fitting_now(nodes, node_id, shape, most)[0]
     chosen = _devices_beside(used, taken, others, shape, most)
     if len(chosen) < most * shape.devices:
-        # A task beside an older one on a shared device may leave the next task only the device of another owner. Try
-        # without sharing devices, too.
+        # On a device shared with an older task, the tasks may leave too little for each other. Try empty devices, too.
         empty = [in_use if in_use == safe else WHOLE_DEVICE for in_use, safe in zip(used, taken, strict=True)]
         chosen = max(chosen, _devices_beside(empty, taken, others, shape, most), key=len)
     return len(chosen) // shape.devices, chosen
@@ -131,7 +132,6 @@ def _devices_beside(used: list[int], taken: list[int], others: Wanted, shape: Sh
 
 
 def _fit_devices(used: list[int], wanted: Wanted) -> bool:
-    """True if all tasks fit on the devices, given the used part of each device."""
     used = list(used)
     for shape, tasks in wanted:
         chosen = choose_devices(used, len(used), shape.devices, shape.device_milli, tasks) if shape.devices else ()
@@ -219,10 +219,7 @@ def _choose_on(partition: Partition, stage: Stage, node_id: int, most: int, besi
 
 
 def _has_better_right(partition: Partition, ask: Ask, owner: Ask) -> bool:
-    """True if tasks of the owner could be stopped for the ask.
-
-    They could if the ask has a higher priority, or if the tasks of the owner would be on loan.
-    """
+    """True if tasks of the owner could be stopped for the ask: by priority, or because they would be on loan."""
     job, other = ask.stage.job, owner.stage.job
     if job.queue is other.queue:
         return (
@@ -239,7 +236,7 @@ def _has_better_right(partition: Partition, ask: Ask, owner: Ask) -> bool:
 
 
 def usable_places(partition: Partition, earmark: Earmark) -> tuple[Place, ...]:
-    """Return the nodes of an earmark that can still serve its ask, with their tasks. A node in a short back-off can."""
+    """Return the places of an earmark on nodes that its ask can still use, also after a short back-off."""
     nodes = partition.nodes
     stages = partition.jobs[earmark.job].stages
     places: list[Place] = []
@@ -257,7 +254,7 @@ def usable_places(partition: Partition, earmark: Earmark) -> tuple[Place, ...]:
 def ends_at(partition: Partition, earmark: Hold | Promise, now: Micros) -> Micros:
     """Return the time when a hold or promise expires. Time before the partition was ready does not count.
 
-    Nodes set aside for an owner are released when all tasks there have ended, and do not expire.
+    A recall does not expire. It ends when all tasks on its nodes have ended.
     """
     settings = partition.settings
     since = partition.readiness.counts_from(earmark.since) if partition.readiness.ready else now
@@ -269,9 +266,8 @@ def ends_at(partition: Partition, earmark: Hold | Promise, now: Micros) -> Micro
 def back_soon(partition: Partition) -> list[int]:
     """Return the nodes that take no work now and count as coming capacity, in the order in which they joined.
 
-    These are disconnected nodes, which come back within their lease or are lost, and backed-off nodes that are tried
-    again within `promise_for`, the time that an ordered node may take. A node where launches keep failing does not
-    count.
+    These are disconnected nodes, because they come back or are declared lost soon, and backed-off nodes that are tried
+    again within `promise_for`. A node where launches keep failing does not count.
     """
     nodes = partition.nodes
     without_work = sorted({*nodes.avoided, *nodes.disconnected}) if nodes.avoided or nodes.disconnected else ()
@@ -287,9 +283,9 @@ def _is_tried_soon(partition: Partition, node_id: int) -> bool:
 
 
 def is_coming(partition: Partition, promise: Promise) -> bool:
-    """True if tasks are still stopping on the nodes of a promise, for this promise or for another cause.
+    """True if tasks are still stopping on the nodes of a promise, for whatever cause.
 
-    False if a task that was stopped for the promise is overdue, because then other tasks have to be stopped.
+    False if a task that was stopped for the promise is overdue, because other tasks must be stopped instead.
     """
     victims = [partition.allocations[number] for number in promise.victims if number in partition.allocations]
     if any(allocation.overdue for allocation in victims):
@@ -303,7 +299,7 @@ def is_coming(partition: Partition, promise: Promise) -> bool:
 
 
 def is_stuck(partition: Partition, promise: Promise) -> bool:
-    """True if a promise waits for a task to stop that became overdue after the promise was made."""
+    """True if the stop of a task became overdue after a promise was made that relies on it."""
     patience = partition.settings.preempt_grace + STOP_MARGIN
     return any(
         allocation.id in promise.victims

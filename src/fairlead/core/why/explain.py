@@ -15,8 +15,8 @@ from fairlead.core.admission import refusal
 from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.asks import minimum_by_stage
 from fairlead.core.fitting import fitting_now, may_take
-from fairlead.core.holds.earmarks import ends_at
-from fairlead.core.model import Ask, Job, Micros, Stage
+from fairlead.core.holds.earmarks import ends_at, nodes_with_task
+from fairlead.core.model import Ask, Hold, Job, Micros, Promise, Stage
 from fairlead.core.policy.fit import choose_devices
 from fairlead.core.pools.sizes import grows, nodes_left, takes
 from fairlead.core.ranges import count
@@ -133,23 +133,25 @@ class _Nodes:
 
 def _coming(partition: Partition, stage: Stage, own: Collection[int]) -> dict[str, Any]:
     """Return the fields of `NoCapacity` on capacity that is held, freed or ordered for the stage."""
-    holds = [partition.holds[seq] for seq in own if seq in partition.holds]
-    victims = [number for seq in own if seq in partition.promises for number in partition.promises[seq].victims]
-    wanted = (stage.job.id, stage.position)
+    earmarks = [earmark for seq in own if (earmark := partition.earmark_of(seq)) is not None]
+    victims = [number for promise in earmarks if isinstance(promise, Promise) for number in promise.victims]
     orders = max((ask.failed_orders for ask in stage.asks if ask is not None), default=0)
     problems = [pool.problem for _, pool in sorted(partition.pools.items()) if pool.problem]
     return {
-        "held": sum(len(hold.nodes) for hold in holds),
+        "held": sum(len(hold.nodes) for hold in earmarks if isinstance(hold, Hold)),
         "coming": sum(number in partition.allocations for number in victims),
-        "ordered": sum(
-            any(asked[:2] == wanted for asked in meant)
-            for order in partition.orders.values()
-            for meant in order.coming.values()
-        ),
+        "ordered": _ordered_for(partition, stage),
         "failed_orders": orders,
         "given_up": orders >= partition.settings.max_orders,
         "problem": problems[0] if orders and problems else "",
     }
+
+
+def _ordered_for(partition: Partition, stage: Stage) -> int:
+    """Return the number of ordered nodes that are meant for tasks of a stage, also if shared with other tasks."""
+    wanted = (stage.job.id, stage.position)
+    meant = [tasks for order in partition.orders.values() for tasks in order.coming.values()]
+    return sum(any(asked[:2] == wanted for asked in tasks) for tasks in meant)
 
 
 def _pools(partition: Partition, stage: Stage, now: Micros) -> dict[str, Any]:
@@ -259,7 +261,7 @@ def _lacks(partition: Partition, stage: Stage, row: int, own: Collection[int]) -
         capacity = nodes.capacity[name][row] if name in nodes.capacity else 0
         if capacity < amount:
             return f"{reasons.SMALL if capacity else reasons.NONE}{name}", 0
-    if shape.key.apart and any(live.node == nodes.node_id[row] for live in (stage.live or {}).values()):
+    if nodes.node_id[row] in nodes_with_task(stage):
         return "apart", 0
     for name, amount in shape.amounts:
         free = nodes.capacity[name][row] - nodes.used[name][row]

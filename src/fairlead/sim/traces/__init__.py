@@ -1,4 +1,4 @@
-"""Traces: arrival times and run times of jobs. The kind of a file follows from its name and its first line."""
+"""Traces: arrival times and run times of jobs. The format of a file is known from its name and its first line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.resources import CPU, MILLI
 from fairlead.sim.traces import openb, own
 from fairlead.sim.traces.swf import read_swf
-from fairlead.sim.traces.table import Lines, Table
+from fairlead.sim.traces.table import Table
 from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, open_lines, queue_up
 
 __all__ = ["Arrival", "LeftOut", "Overrun", "Trace", "parse_nodes", "read_traces"]
@@ -49,7 +49,7 @@ def _read(
     if stem.endswith((".yaml", ".yml")):
         return own.read_document(load(path), path.name, overrun, nodes, seed)
     if stem.endswith(".swf"):
-        processors = None if nodes is None else _processors(nodes)
+        processors = None if nodes is None else sum(dict(spec.capacity).get(CPU, 0) // MILLI for _, spec in nodes)
         return read_swf(open_lines(path), path.name, overrun, processors)
     if stem.endswith(".csv"):
         return _read_table(path, overrun)
@@ -57,14 +57,14 @@ def _read(
 
 
 def _read_table(path: Path, overrun: Overrun) -> Trace:
-    columns = Table(open_lines(path)).columns
+    columns = set(Table(open_lines(path)).columns)
     left_out = LeftOut()
-    lines: Lines = open_lines(path)
-    if openb.is_nodes(columns):
+    lines = open_lines(path)
+    if columns.issuperset(openb.NODE_COLUMNS):
         return Trace(path.name, [], openb.read_nodes(lines, left_out), left_out)
-    if openb.is_pods(columns):
+    if columns.issuperset(openb.POD_COLUMNS):
         return Trace(path.name, openb.read_pods(lines, left_out, overrun), [], left_out)
-    if own.is_table(columns):
+    if columns.issuperset(own.NEEDED):
         return own.read_table(lines, path.name, overrun)
     raise Refused(
         f"{path.name}: columns",
@@ -83,10 +83,6 @@ def parse_nodes(text: str, load: Load) -> list[tuple[str, NodeSpec]]:
     count, node = int(match[1]), match[2] or "1"
     resources = dict(part.partition("=")[::2] for part in node.split(",")) if "=" in node else {"cpu": node}
     return own.parse_nodes([{"name": "n", "count": count, "resources": resources}], "nodes")
-
-
-def _processors(nodes: Sequence[tuple[str, NodeSpec]]) -> int:
-    return sum(dict(spec.capacity).get(CPU, 0) // MILLI for _, spec in nodes)
 
 
 def _check(arrivals: Sequence[Arrival], nodes: Sequence[object], names: Sequence[str]) -> None:
