@@ -1,10 +1,9 @@
 """Recall: set nodes aside for an owner, so that queues above their entitlement do not renew their loans there.
 
-An owner is an ask that may start and found no capacity, and whose start keeps its queue within the entitlement. Tasks
-of sibling queues above their entitlements are on loan. Nodes are held for an owner that one freed slot does not serve,
-or that has waited while tasks on loan started: the fewest nodes on which it fits once the loans there have ended, and
-of these the soonest free. No task is stopped. From then on, only the owner starts tasks there, and other asks whose
-tasks are expected to end before the owner can start.
+An owner is an ask that may start, found no capacity, and would stay within the entitlement of its queue. Tasks of
+sibling queues above their entitlements are on loan. Nodes are held for an owner if the end of one task is not enough
+for it, or if loans began while it waited: the fewest nodes on which it fits when the loans there have ended. No task is
+stopped. Only the owner starts tasks there then, and other asks whose tasks are expected to end before it can start.
 """
 
 from __future__ import annotations
@@ -301,7 +300,7 @@ def _within(partition: Partition, owner: Owner) -> int:
 
 
 def _release_useless(plan: Plan) -> None:
-    """End recalls whose ask is no longer within its entitlement, or does not fit although all tasks there have ended."""
+    """End recalls for asks that exceed the entitlement, or that do not fit although all tasks there have ended."""
     partition = plan.partition
     for seq, held in sorted(partition.holds.items()) if partition.holds else ():
         ask = partition.ask_of_earmark(held) if held.recalled else None

@@ -255,12 +255,9 @@ def _lacks(partition: Partition, stage: Stage, row: int, own: Collection[int]) -
     """
     nodes, shape = partition.nodes, stage.shape
     closed = _out_of_use(partition, row) or _refuses(partition, shape, row) or _kept(partition, shape, row, own)
+    closed = closed or _too_small(partition, shape, row)
     if closed:
         return closed, 0
-    for name, amount in shape.amounts:
-        capacity = nodes.capacity[name][row] if name in nodes.capacity else 0
-        if capacity < amount:
-            return f"{reasons.SMALL if capacity else reasons.NONE}{name}", 0
     if nodes.node_id[row] in nodes_with_task(stage):
         return "apart", 0
     for name, amount in shape.amounts:
@@ -271,6 +268,15 @@ def _lacks(partition: Partition, stage: Stage, row: int, own: Collection[int]) -
     if shape.devices and not choose_devices(devices, gpus, shape.devices, shape.device_milli, 1):
         return "split gpu", 1
     return "", 0
+
+
+def _too_small(partition: Partition, shape: Shape, row: int) -> str:
+    nodes = partition.nodes
+    for name, amount in shape.amounts:
+        capacity = nodes.capacity[name][row] if name in nodes.capacity else 0
+        if capacity < amount:
+            return f"{reasons.SMALL if capacity else reasons.NONE}{name}"
+    return ""
 
 
 def _out_of_use(partition: Partition, row: int) -> str:
