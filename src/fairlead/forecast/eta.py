@@ -129,11 +129,12 @@ def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
     starts = sorted([sample.starts[job] for sample in samples if job in sample.starts])
     times: list[Micros | None] = [*starts, *[None] * len(without)]
     low, middle, high = times[0], times[len(times) // 2], times[-1]
-    if len(times) < SAMPLES and low is not None and middle is not None:
-        # The extremes of fewer samples are closer together, so move them apart as for a normal distribution.
-        stretch = 1 + SPREAD * (SAMPLES - len(times)) ** 2
+    # The extremes of fewer samples are closer together, so move them apart as for a normal distribution.
+    stretch = 1 + SPREAD * max(0, SAMPLES - len(times)) ** 2
+    if low is not None and middle is not None:
         low = max(samples[0].began, middle - round((middle - low) * stretch))
-        high = None if high is None else middle + round((high - middle) * stretch)
+    if high is not None and middle is not None:
+        high = middle + round((high - middle) * stretch)
     known = all(sample.known for sample in without)
     stuck = not starts and known and all(sample.stuck for sample in without)
     return Eta(

@@ -162,17 +162,14 @@ def choose_lent(partition: Partition, stage: Stage, most: int, lent: Mapping[int
     """
     shape, nodes = stage.shape, partition.nodes
     run_time = guess(stage.terms)
-    own = [ask.seq for ask in stage.asks if ask is not None]
+    own = {ask.seq for ask in stage.asks if ask is not None}
     chosen: list[Choice] = []
     ordered = any(promise.ordered for promise in partition.promises.values())
     for node_id in sorted(nodes.held) if lent or ordered or not shape.amounts else ():
-        if most <= 0:
-            break
-        if any(seq in nodes.held[node_id] for seq in own):
+        if most <= 0 or not own.isdisjoint(nodes.held[node_id]):
             continue
         beside = ordered and is_only_ordered(partition, node_id)
-        ends_in_time = run_time is not None and partition.now + run_time <= lent.get(node_id, 0)
-        if beside or ends_in_time or not shape.amounts:
+        if beside or not shape.amounts or (run_time is not None and partition.now + run_time <= lent.get(node_id, 0)):
             choices = _choose_on(partition, stage, node_id, most, beside)
             chosen += choices
             most -= sum(choice.tasks for choice in choices)

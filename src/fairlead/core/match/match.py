@@ -244,7 +244,7 @@ class Round:
             self.left = 0  # a gang too large for the rest of this cycle starts the next one
             return 0
         most = together if single or together > 1 else self._most(branch, cursor, lane, ask)
-        own = bool(cursor.full) and lane in cursor.full
+        own = lane in cursor.full
         if self._backfill is not None:
             placed, reason = self._backfill.start(self._starter, lane, ask, together, most)
         else:

@@ -162,11 +162,15 @@ def never_runs(partition: Partition, job: Job, of: Stage | None = None) -> Reaso
     stages = [stage for needs in starts for stage, _ in needs]
     new = any(stage.pending[kind] is not None for stage in stages for kind in (SCALE, NEW))
     if new and is_unpreemptible(partition, job) and partition.nodes.up_count:
-        share = partition.entitlements().share
-        without = next((queue for queue in job.queue.line()[1:] if not share(queue)), None)
-        if without is not None:
-            return ShareSpent(without.path, zero=True)
+        without = _queue_without_share(partition, job)
+        if without:
+            return ShareSpent(without, zero=True)
     return next(filter(None, (_never_starts(partition, job, needs) for needs in starts)), None)
+
+
+def _queue_without_share(partition: Partition, job: Job) -> str:
+    share = partition.entitlements().share
+    return next((queue.path for queue in job.queue.line()[1:] if not share(queue)), "")
 
 
 def _never_starts(partition: Partition, job: Job, needs: Needs) -> Reason | None:

@@ -1,4 +1,4 @@
-"""Steps of remedies, as typed values. Each can be turned into commands and into words."""
+"""Steps of remedies, as typed values. Each step can be shown as text and carried out by commands."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from fairlead.core.why.reasons import HIDDEN, MAIN, Sees, in_words, tasks_of
 
 
 class Step(msgspec.Struct, frozen=True, tag=in_words):
-    """Base class of steps. The tag names a step in the API: the class name in words, such as "end tasks"."""
+    """Base class of steps. The tag is the name of a step in the API, such as "end tasks"."""
 
     operator: ClassVar[bool] = True
-    """True if only an operator may do the step; False if the owner of the job can."""
+    """True if only an operator may do the step; False if the owner of the job may do it too."""
     cost: ClassVar[int] = 2
-    """0 if it only has to be done, 1 if tasks end, 2 for settings and order, 3 for another request, 4 for machines."""
+    """0: costs nothing; 1: tasks end; 2: settings or the order change; 3: the request changes; 4: new machines."""
 
     def __str__(self) -> str:
         """Return the step as a condition, such as "node n1 is enabled"."""
@@ -76,7 +76,7 @@ class Step(msgspec.Struct, frozen=True, tag=in_words):
 
 
 class Remedy(msgspec.Struct, frozen=True):
-    """Steps that are enough together: once all are done, the tasks start in the next cycle. Fewer are not enough."""
+    """Steps that are enough together: when all are done, the tasks start in the next cycle. Fewer are not enough."""
 
     steps: tuple[Step, ...]
 
@@ -87,7 +87,7 @@ class Remedy(msgspec.Struct, frozen=True):
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """How much it takes, for comparisons: the hardest kind of step, the number of kinds, and the amounts."""
+        """The sort key of remedies: the cost of the dearest step, the number of kinds of steps, the sum of amounts."""
         kinds = {type(step) for step in self.steps}
         return max([step.cost for step in self.steps], default=0), len(kinds), sum(step.amount for step in self.steps)
 
@@ -110,14 +110,14 @@ class Block(msgspec.Struct, frozen=True):
     """Empty for a reader that may not see it."""
     stage: str
     indices: tuple[int, ...]
-    """As ranges: the first index, the one after the last, and so on."""
+    """Spans of task indices: the first index, the index after the last one, and so on."""
 
     def shown_to(self, sees: Sees) -> Block:
         return self if sees(self.job) else Block("", "", (0, count(self.indices)))
 
 
 class EndTasks(Step, frozen=True):
-    """Tasks on a node end, by themselves or because they are killed."""
+    """Tasks on a node end or are killed."""
 
     cost: ClassVar[int] = 1
     node: str
@@ -157,7 +157,7 @@ class EndTasks(Step, frozen=True):
 
 
 def report_end(partition: Partition, allocation: Allocation, tasks: tuple[int, ...]) -> Report:
-    """Return the report that tasks of an allocation have succeeded, or have stopped if they were told to."""
+    """Return the report that tasks of an allocation have succeeded; if they are stopping, that they have stopped."""
     stopping = allocation.state == "stopping"
     return Report(
         node=partition.nodes.name[partition.nodes.rows[allocation.node]],
@@ -172,7 +172,7 @@ def report_end(partition: Partition, allocation: Allocation, tasks: tuple[int, .
 
 
 def _merged(blocks: tuple[Block, ...]) -> list[Block]:
-    """Return blocks with all tasks of a stage merged. Blocks of hidden jobs may belong to different jobs."""
+    """Return one block for all tasks of a stage. Blocks without a job may be of several jobs and stay separate."""
     merged: dict[tuple[str, str, int], list[int]] = {}
     for at, block in enumerate(blocks):
         merged.setdefault((block.job, block.stage, 0 if block.job else at), []).extend(indices(block.indices))
@@ -180,11 +180,11 @@ def _merged(blocks: tuple[Block, ...]) -> list[Block]:
 
 
 NAMED = 3
-"""At most this number of nodes is named in a remedy."""
+"""A remedy names at most this number of nodes."""
 
 
 def ends_in_words(steps: Sequence[EndTasks]) -> str:
-    """Return which tasks end, as sums by job, such as "6 tasks of job 3 on n1 and n2 end"."""
+    """Return in words which tasks end, by job, such as "6 tasks of job 3 on n1 and n2 end"."""
     tasks: dict[tuple[str, str], int] = {}
     for step in steps:
         for block in step.blocks:
@@ -216,7 +216,7 @@ class AddNodes(Step, frozen=True):
     names: str = "new"
     """The prefix of the node names, followed by a number."""
     user: str = ""
-    """A user whose tasks the nodes must accept, because similar nodes do not. Empty for all users."""
+    """A user whose tasks similar nodes refuse, and the new nodes must accept; empty if there is none."""
 
     @property
     def nodes(self) -> int:
@@ -314,7 +314,7 @@ class ReleaseJobAsOperator(ReleaseJob, frozen=True, tag="release job"):
 
 
 class Ready(Step, frozen=True):
-    """The partition becomes ready: all agents report, or an operator declares it."""
+    """The partition becomes ready: all agents report, or an operator says so."""
 
     cost: ClassVar[int] = 0
 
@@ -370,7 +370,7 @@ class LimitStep(QueueStep, frozen=True, kw_only=True):
 
 
 class RaiseLimit(LimitStep, frozen=True, kw_only=True):
-    """A limit is raised to an amount."""
+    """A limit of a resource is raised."""
 
     varies: ClassVar[str] = "limit"
     resource: str
@@ -426,7 +426,7 @@ class StartQueue(Step, frozen=True):
 
 
 def configured(partition: Partition, steps: tuple[Step, ...]) -> Configure | None:
-    """Return the command that changes settings of queues as the steps say; None if no step does."""
+    """Return the command for all steps that change settings of queues; None if there are no such steps."""
     changes = [step for step in steps if isinstance(step, QueueStep)]
     if not changes:
         return None
@@ -478,7 +478,7 @@ class JobsSucceed(Step, frozen=True):
 
 
 class Request(Step, frozen=True):
-    """Base class of steps that change the job: it is killed, and submitted again with changes."""
+    """Base class of steps that change the request: the job is killed and submitted again."""
 
     operator: ClassVar[bool] = False
     cost: ClassVar[int] = 3
