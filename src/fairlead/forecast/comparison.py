@@ -230,7 +230,6 @@ def _row(job: tuple[str, str, str, str], since: Micros, before: Start, after: St
 
 
 def _start(job: Job, samples: Sequence[Sample]) -> Start:
-    """Return the median start of a job in several futures."""
     found = sum_up(job.id, samples)
     whole = all(sample.whole for sample in samples if job.id not in sample.starts)
     never = found.stuck or (found.median is None and found.not_before is not None and whole)

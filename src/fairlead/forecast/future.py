@@ -172,7 +172,6 @@ class Future:
 
 
 def _patient(settings: PartitionSettings) -> PartitionSettings:
-    """Return settings with which no launch times out."""
     return replace(settings, launch_timeout=MAX_DURATION)
 
 

@@ -9,19 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from fairlead.core import changes
 from fairlead.core.ahead.expected_ends import guess
-from fairlead.core.changes import (
-    Asked,
-    AskedUndo,
-    Change,
-    JobNews,
-    Names,
-    NodeRemoved,
-    Promised,
-    SinglesEnded,
-    Stopped,
-    TaskNews,
-)
 from fairlead.core.changes.jobs import job_over
 from fairlead.core.commands import Actor
 from fairlead.core.dump import load
@@ -141,7 +130,6 @@ class Follower:
         return lines
 
     def _restore(self) -> None:
-        """Begin with the newest snapshot of the journal."""
         with open_journal(self.journal, read_only=True) as journal:
             snapshot = journal.snapshot(stream_of(self.name))
         self.state, self._seq = Partition(self.name), 0
@@ -150,22 +138,23 @@ class Follower:
         self.began = self.state.now
         self._lines.clear()
 
-    def _add_lines(self, done: list[tuple[Change[Any], Any]], actors: list[Actor] | None) -> None:
-        """Remember the story lines of the changes of one record."""
-        removed = {change.node_id: before.node.name for change, before in done if isinstance(change, NodeRemoved)}
-        names = Names(self.state, self.state.now, removed)
+    def _add_lines(self, done: list[tuple[changes.Change[Any], Any]], actors: list[Actor] | None) -> None:
+        removed = {
+            change.node_id: before.node.name for change, before in done if isinstance(change, changes.NodeRemoved)
+        }
+        names = changes.Names(self.state, self.state.now, removed)
         configured = [at for at, (change, _) in enumerate(done) if type(change) in CONFIGURATION]
         if configured:
             changed = sorted({CONFIGURATION[type(done[at][0])] for at in configured} - {""})
             fields = {"changed": changed, **_by(actors, configured[0])}
             self._lines.append((EVERY_JOB, StoryLine(self.state.now, "configuration applied", fields)))
-        promises = [change for change, _ in done if isinstance(change, Promised)]
+        promises = [change for change, _ in done if isinstance(change, changes.Promised)]
         rights = {number: promise.cause for promise in promises for number in promise.victims}
         for at, (change, before) in enumerate(done):
             self._lines += self._lines_of(names, change, before, _cause(change, _by(actors, at), rights))
 
     def _lines_of(
-        self, names: Names, change: Change[Any], before: Any, by: dict[str, str]
+        self, names: changes.Names, change: changes.Change[Any], before: Any, by: dict[str, str]
     ) -> list[tuple[str, StoryLine]]:
         """Return the jobs and story lines of a change. Lines about the end of jobs come last."""
         lines: list[tuple[str, StoryLine]] = []
@@ -179,21 +168,21 @@ class Follower:
                     with_line.add(job)
                 line = StoryLine(self.state.now, event, {**fields, **by})
                 (last if event == OVER else lines).append((job, line))
-        if isinstance(change, Asked) and (moved := _move_of(change, before)):
+        if isinstance(change, changes.Asked) and (moved := _move_of(change, before)):
             lines.append((change.job, StoryLine(self.state.now, moved, {"stage": before.stage.name, **by})))
         over = {job for job, _ in last}
         for news in change.news(self.state, before):
-            if isinstance(news, TaskNews) and news.stage.job.id not in with_line:
+            if isinstance(news, changes.TaskNews) and news.stage.job.id not in with_line:
                 line = self._line_of(names, news)
                 line.fields.update(by)
                 lines.append((news.stage.job.id, line))
-            elif isinstance(news, JobNews) and news.state in ENDED and news.job.id not in over:
+            elif isinstance(news, changes.JobNews) and news.state in ENDED and news.job.id not in over:
                 # The log has one line for the end of many jobs; a story needs one for each job.
                 _, event, fields = job_over(names, news.job, news.state, news.reason)
                 last.append((news.job.id, StoryLine(self.state.now, event, {**fields, **by})))
         return [*lines, *last]
 
-    def _line_of(self, names: Names, news: TaskNews) -> StoryLine:
+    def _line_of(self, names: changes.Names, news: changes.TaskNews) -> StoryLine:
         """Return the story line about tasks whose state changed without a line in the log."""
         fields: dict[str, Any] = {"stage": news.stage.name, "tasks": count(news.indices), "attempt": news.attempt}
         if news.node in self.state.nodes.rows:
@@ -207,16 +196,16 @@ class Follower:
         return StoryLine(self.state.now, f"tasks {news.what}", fields)
 
 
-def _cause(change: Change[Any], by: dict[str, str], rights: dict[int, str]) -> dict[str, str]:
+def _cause(change: changes.Change[Any], by: dict[str, str], rights: dict[int, str]) -> dict[str, str]:
     """Return the fields that say whose decision a change was, and the right for which it stopped a task."""
-    if isinstance(change, Stopped) and (right := rights.get(change.into or change.allocation)):
+    if isinstance(change, changes.Stopped) and (right := rights.get(change.into or change.allocation)):
         return {"right": right, **by}
-    if by and isinstance(change, SinglesEnded):
+    if by and isinstance(change, changes.SinglesEnded):
         return {"by": WORDS["agent"]}  # ends that agents reported are booked together after all commands
     return by
 
 
-def _move_of(change: Asked, before: AskedUndo) -> str:
+def _move_of(change: changes.Asked, before: changes.AskedUndo) -> str:
     """Return why a waiting ask moved to another place in its lane; empty if it is new or keeps its place."""
     replaced = before.replaced
     if replaced is None:

@@ -15,42 +15,32 @@ from fairlead.forecast.moments import past_map, past_queues
 from fairlead.forecast.recorded_trace import trace_document
 from fairlead.forecast.replica import Follower
 from fairlead.forecast.runtimes import Runtimes
-from fairlead.wire.preview import (
-    AnyQuestion,
-    Document,
-    EtaQuestion,
-    Etas,
-    PastMapQuestion,
-    PastQueuesQuestion,
-    Story,
-    StoryQuestion,
-    TraceQuestion,
-)
+from fairlead.wire import preview
 
 SECONDS = 3.0
 """After this number of seconds no new future begins."""
 
 
-def answer(follower: Follower, question: AnyQuestion) -> msgspec.Struct:
+def answer(follower: Follower, question: preview.AnyQuestion) -> msgspec.Struct:
     match question:
-        case EtaQuestion():
+        case preview.EtaQuestion():
             return _etas(follower, question)
-        case StoryQuestion():
-            return Story(since=follower.began, lines=follower.story(question.job, question.number))
-        case TraceQuestion():
-            return Document(document=trace_document(follower, question.since, question.now))
-        case PastMapQuestion():
-            return Document(document=past_map(follower, question))
-        case PastQueuesQuestion():
-            return Document(document=past_queues(follower, question))
-    return Document(document=comparison.compare(follower, question))
+        case preview.StoryQuestion():
+            return preview.Story(since=follower.began, lines=follower.story(question.job, question.number))
+        case preview.TraceQuestion():
+            return preview.Document(document=trace_document(follower, question.since, question.now))
+        case preview.PastMapQuestion():
+            return preview.Document(document=past_map(follower, question))
+        case preview.PastQueuesQuestion():
+            return preview.Document(document=past_queues(follower, question))
+    return preview.Document(document=comparison.compare(follower, question))
 
 
 def workers() -> int:
     return max(1, min(eta.SAMPLES, os.cpu_count() or 1))
 
 
-def _etas(follower: Follower, question: EtaQuestion) -> Etas:
+def _etas(follower: Follower, question: preview.EtaQuestion) -> preview.Etas:
     past, runtimes = follower.past(question.now)
     submits = [_submit(packed, at) for at, packed in enumerate(question.submissions)]
     wanted = [*question.jobs, *(submit.id for submit in submits)]
@@ -62,7 +52,7 @@ def _etas(follower: Follower, question: EtaQuestion) -> Etas:
     specs |= {job: follower.state.jobs[job].spec for job in question.jobs if job in follower.state.jobs}
     new = {job for job, spec in specs.items() if not _has_run(runtimes, spec)}
     etas = {job: replace(eta.sum_up(job, samples), new=job in new) for job in wanted}
-    return Etas(
+    return preview.Etas(
         jobs={job: etas[job] for job in question.jobs},
         submissions=[refused.get(submit.id) or etas[submit.id] for submit in submits],
         now=question.now,

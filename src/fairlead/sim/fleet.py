@@ -238,7 +238,6 @@ class Fleet:
             self._start(block, now)
 
     def _has_had(self, block: Running) -> bool:
-        """True if the agent has received this attempt before."""
         blocks = self._running.get(block.key(), [])
         if not (blocks or self._lines or self._unheard):
             return False
@@ -345,7 +344,6 @@ class Fleet:
             self._at(now, stopping.report("stopped"))
 
     def _empty(self, node: str) -> list[Running]:
-        """Remove and return all tasks of an agent."""
         had: list[Running] = []
         self._begun = [entry for entry in self._begun if entry[1].node != node]
         for key in [key for key in self._running if key[0] == node]:
@@ -388,7 +386,6 @@ class Fleet:
 
 
 def _without(launch: Launch, stop: Stop) -> Launch:
-    """Return a launch without the tasks that are stopped."""
     if (launch.job, launch.stage, launch.attempt) != (stop.job, stop.stage, stop.attempt):
         return launch
     return msgspec.structs.replace(launch, indices=difference(launch.indices, stop.indices))

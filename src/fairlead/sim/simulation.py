@@ -76,7 +76,6 @@ class Simulation:
         self.machines.receive(done.effects, self.now)
 
     def _open(self) -> None:
-        """Configure the partition and add the nodes, at time 0."""
         # A start is reported only with the next event, however late, so launches must not time out.
         settings = replace(self.policy.config.settings, launch_timeout=MAX_DURATION)
         config = replace(self.policy.config, settings=settings)

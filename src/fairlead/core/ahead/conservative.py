@@ -16,7 +16,7 @@ from fairlead.core.plan import Plan
 from fairlead.core.why.reasons import NoCapacity, Reason, WouldDelay
 
 MAX_PLANNED = 100
-"""At most this number of asks is planned. Later asks do not start, because they might delay each other."""
+"""At most this number of asks is planned. Later asks do not start, because they might delay asks without a plan."""
 MAX_LOOKS = 200_000
 """After this number of examined pieces of the timeline, match plans no further ask in this cycle."""
 

@@ -261,16 +261,18 @@ class Backfill:
     def _start_beside(
         self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int
     ) -> tuple[int, Reason | None]:
-        before = starter.before(ask.stage.job)
-        reserves = [reserve for reserve in (self._reserve, self._guard) if reserve is not None]
-        late = [reserve for reserve in reserves if not self._ends_before(ask, reserve)]
+        before, reserve, guard = starter.before(ask.stage.job), self._reserve, self._guard
+        assert reserve is not None
+        late = [] if self._delays is None or self._in_time(ask) else [reserve]
+        if guard is not None and not self._in_time_for_guard(ask):
+            late.append(guard)
         same_shape = not ask.whole and ask.stage.shape is self._shape
         if late:
-            spare = self.spare if same_shape and late == [self._reserve] else together
+            spare = reserve.spare if same_shape and late == [reserve] else together
             most = max(together, min(most, spare))
         if not same_shape or ask.stage.shape.key.apart or self.plan.partition.nodes.held:
-            for reserve in late:
-                reserve.look_ahead()  # otherwise each task takes capacity of exactly one task of the head
+            for each in late:
+                each.look_ahead()  # otherwise each task takes capacity of exactly one task of the head
         # The plan of the head does not count on nodes that are earmarked for the ask.
         earmark = self.plan.partition.earmark_of(ask.seq)
         own = () if earmark is None else earmark.nodes
@@ -278,16 +280,10 @@ class Backfill:
         if reason is None and not self._take(late, before[0], own):
             starter.undo_tried(before)
             return 0, self._delays or self._would_delay()
-        for reserve in reserves:
-            if reserve not in late:
-                reserve.see_placed(before[0])
+        for each in (reserve, guard):
+            if each is not None and each not in late:
+                each.see_placed(before[0])
         return placed, reason
-
-    def _ends_before(self, ask: Ask, reserve: Reserve) -> bool:
-        """True if an ask is expected to end by the start that is planned in a reserve, or if that start is unknown."""
-        if reserve is self._guard:
-            return self._in_time_for_guard(ask)
-        return self._delays is None or self._in_time(ask)
 
     def _take(self, reserves: list[Reserve], mark: int, own: Collection[int]) -> bool:
         """Count tasks placed since a mark in all reserves; count nothing and return False if the head does not fit."""

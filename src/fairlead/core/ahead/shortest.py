@@ -76,7 +76,6 @@ class ShortestCursor:
         self._cursor.note_limited(lane, ask)
 
     def _passes(self, backfill: Backfill, lane: Lane, ask: Ask) -> bool:
-        """True if an ask still waits and may be able to start."""
         if ask.stage.asks[ask.kind] is not ask:
             return False
         prospect = backfill.prospect(lane, ask)

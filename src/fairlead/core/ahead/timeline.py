@@ -199,7 +199,6 @@ class Timeline:
         return least
 
     def _during(self, node_id: int, when: Micros, until: Micros) -> list[Piece]:
-        """Return the pieces of a node between two times."""
         pieces = self._pieces(node_id)
         self.looks += len(pieces)
         ends = [piece.since for piece in pieces[1:]] + [FAR]

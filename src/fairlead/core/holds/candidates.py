@@ -6,6 +6,7 @@ Single nodes are ranked only for an ask that gets a hold. This matters with many
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from fairlead.core.fitting import fitting_beside, may_take
 from fairlead.core.holds.earmarks import claimed_on
@@ -17,29 +18,23 @@ Claims = dict[int, list[tuple[Shape, int]]]
 """Node id → the shapes that claim capacity there, and the number of tasks of each."""
 
 
-class NodeGroup:
+class NodeGroup(NamedTuple):
     """Identical nodes."""
 
-    __slots__ = ("claims", "held", "node_ids", "own")
-
-    def __init__(self, own: list[tuple[Shape, int]], claims: list[tuple[Shape, int]], held: bool) -> None:
-        self.own = own
-        """Running tasks of the ask's own gang on each node."""
-        self.claims = claims
-        """These tasks, and the tasks that each node is held for."""
-        self.held = held
-        self.node_ids: list[int] = []
+    own: list[tuple[Shape, int]]
+    """Running tasks of the ask's own gang on each node."""
+    claims: list[tuple[Shape, int]]
+    """These tasks, and the tasks that each node is held for."""
+    held: bool
+    node_ids: list[int]
 
 
-class Offer:
+class Offer(NamedTuple):
     """The number of tasks that fit each node of a group: `alone` if no other ask held it, `beside` with the holds."""
 
-    __slots__ = ("alone", "beside", "group")
-
-    def __init__(self, group: NodeGroup, alone: int, beside: int) -> None:
-        self.group = group
-        self.alone = alone
-        self.beside = beside
+    group: NodeGroup
+    alone: int
+    beside: int
 
 
 class Candidates:
@@ -87,7 +82,7 @@ def gather(partition: Partition, claims: Claims, own: Claims, without: Collectio
         group = groups.get(key)
         if group is None:
             own_use = own.get(node_id, [])
-            group = groups[key] = NodeGroup(own_use, claims.get(node_id, []) + own_use, node_id in claims)
+            group = groups[key] = NodeGroup(own_use, claims.get(node_id, []) + own_use, node_id in claims, [])
         group.node_ids.append(node_id)
     return list(groups.values())
 

@@ -163,17 +163,15 @@ def choose_lent(partition: Partition, stage: Stage, most: int, lent: Mapping[int
     shape, nodes = stage.shape, partition.nodes
     run_time = guess(stage.terms)
     own = {ask.seq for ask in stage.asks if ask is not None}
-    chosen: list[Choice] = []
     ordered = any(promise.ordered for promise in partition.promises.values())
+    usable: list[tuple[int, bool]] = []
     for node_id in sorted(nodes.held) if lent or ordered or not shape.amounts else ():
-        if most <= 0 or not own.isdisjoint(nodes.held[node_id]):
-            continue
-        beside = ordered and is_only_ordered(partition, node_id)
-        if beside or not shape.amounts or (run_time is not None and partition.now + run_time <= lent.get(node_id, 0)):
-            choices = _choose_on(partition, stage, node_id, most, beside)
-            chosen += choices
-            most -= sum(choice.tasks for choice in choices)
-    return chosen
+        if own.isdisjoint(nodes.held[node_id]):
+            beside = ordered and is_only_ordered(partition, node_id)
+            in_time = run_time is not None and partition.now + run_time <= lent.get(node_id, 0)
+            if beside or in_time or not shape.amounts:
+                usable.append((node_id, beside))
+    return _choose_on(partition, stage, most, usable)
 
 
 def choose_yielded(partition: Partition, ask: Ask, stage: Stage, most: int, without: Collection[int]) -> list[Choice]:
@@ -187,32 +185,33 @@ def choose_yielded(partition: Partition, ask: Ask, stage: Stage, most: int, with
         owner = partition.ask_of_earmark(promise)
         if promise.ordered and owner is not None and is_single(owner) and _has_better_right(partition, ask, owner):
             yielding[promise.seq] = None
+    yielded = sorted({node_id: None for seq in yielding for node_id in promises[seq].nodes if node_id not in without})
+    usable = [(node_id, False) for node_id in yielded if all(seq in yielding for seq in nodes.held[node_id])]
+    return _choose_on(partition, stage, most, usable)
+
+
+def _choose_on(partition: Partition, stage: Stage, most: int, usable: list[tuple[int, bool]]) -> list[Choice]:
+    """Choose capacity for up to `most` tasks of a stage on nodes; for True, only what the promises there leave."""
+    nodes, shape, taken = partition.nodes, stage.shape, nodes_with_task(stage)
     chosen: list[Choice] = []
-    for node_id in sorted({node_id: None for seq in yielding for node_id in promises[seq].nodes}):
-        if most > 0 and node_id not in without and all(seq in yielding for seq in nodes.held[node_id]):
-            choices = _choose_on(partition, stage, node_id, most, beside=False)
-            chosen += choices
-            most -= sum(choice.tasks for choice in choices)
+    for node_id, beside in usable if most > 0 else ():
+        row = nodes.rows[node_id]
+        if node_id not in taken and nodes.placeable(row) and may_take(nodes, row, shape):
+            fitting = min(most, 1) if shape.key.apart else most
+            if beside:
+                fitting = max(0, fitting_beside(nodes, node_id, _tasks_on(partition, node_id), shape, fitting))
+            tasks, devices = fitting_now(nodes, node_id, shape, fitting)
+            if tasks:
+                chosen.append(Choice(node_id, tasks, devices))
+                most -= tasks
     return chosen
 
 
-def _choose_on(partition: Partition, stage: Stage, node_id: int, most: int, beside: bool) -> list[Choice]:
-    """Choose capacity for up to `most` tasks of a stage on one node; with `beside`, only what its promises leave."""
-    nodes, shape = partition.nodes, stage.shape
-    row = nodes.rows[node_id]
-    if not nodes.placeable(row) or not may_take(nodes, row, shape) or node_id in nodes_with_task(stage):
-        return []
-    if shape.key.apart:
-        most = min(most, 1)
-    if beside:
-        others = kept_on(partition, node_id) + [
-            (allocation.stage.shape, count(allocation.indices))
-            for allocation in nodes.allocations[row].values()
-            if not allocation.slots
-        ]
-        most = max(0, fitting_beside(nodes, node_id, others, shape, most))
-    tasks, devices = fitting_now(nodes, node_id, shape, most)
-    return [Choice(node_id, tasks, devices)] if tasks else []
+def _tasks_on(partition: Partition, node_id: int) -> list[tuple[Shape, int]]:
+    """Return the tasks that run on a node, and the tasks that it is kept for."""
+    live = partition.nodes.allocations[partition.nodes.rows[node_id]].values()
+    running = [(allocation.stage.shape, count(allocation.indices)) for allocation in live if not allocation.slots]
+    return kept_on(partition, node_id) + running
 
 
 def _has_better_right(partition: Partition, ask: Ask, owner: Ask) -> bool:

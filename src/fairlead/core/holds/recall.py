@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import dropwhile, islice
+from typing import NamedTuple
 
 from fairlead.core.admission import refusal
 from fairlead.core.ahead.expected_ends import end_of
@@ -64,18 +65,15 @@ def recall_due(partition: Partition) -> Micros:
     return max(partition.memory.next_recall_at, partition.now) if is_on(partition) else FAR
 
 
-class Owner:
+class Owner(NamedTuple):
     """An ask within the entitlement of its queue, with the queues whose loans it has a right to."""
 
-    __slots__ = ("ahead", "ask", "lenders", "takes_turns")
-
-    def __init__(self, ask: Ask, lenders: list[Queue], ahead: Needs, takes_turns: bool) -> None:
-        self.ask = ask
-        self.lenders = lenders
-        self.ahead = ahead
-        """The tasks of earlier owners in its lane. They use the entitlement first."""
-        self.takes_turns = takes_turns
-        """True if it is the first ask without capacity of its lane, so that it starts where any task ends."""
+    ask: Ask
+    lenders: list[Queue]
+    ahead: Needs
+    """The tasks of earlier owners in its lane. They use the entitlement first."""
+    takes_turns: bool
+    """True if it is the first ask without capacity of its lane, so that it starts where any task ends."""
 
 
 def _owners(plan: Plan) -> Iterator[Owner]:

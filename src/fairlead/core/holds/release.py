@@ -158,7 +158,6 @@ def pause_after(partition: Partition, earmark: Hold | Promise) -> Micros:
 
 
 def _trim(plan: Plan, earmark: Hold | Promise) -> None:
-    """Release the nodes of a hold or promise that are no longer usable."""
     partition = plan.partition
     places = usable_places(partition, earmark)
     if not places:

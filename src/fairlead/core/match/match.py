@@ -237,7 +237,6 @@ class Round:
         return cursor
 
     def _take_turn(self, branch: ShareNode, cursor: Cursor, lane: Lane, ask: Ask) -> int:
-        """Try the ask that has the turn. Returns the number of tasks placed."""
         single = ask.stage.count == 1 and not ask.whole
         together = 1 if single else gang_size(ask)
         if together > self.left and self.left < self.partition.settings.max_placed:
@@ -332,7 +331,6 @@ class Round:
         return Tree([self.partition.queues[path] for path in sorted(left)], self.partition.uses(), self._owed)
 
     def _most(self, branch: ShareNode, cursor: Cursor, lane: Lane, ask: Ask) -> int:
-        """Return the number of single tasks that an ask may start in one turn."""
         most = self._most_in_turn(branch, cursor, lane, ask)
         # Replacements beyond those that the gang needs to reach `min` have a later turn.
         below_min = ask.kind == REPLACE and cursor.leaf.order.by_min

@@ -115,7 +115,6 @@ class Starter:
         partition.derived.index.refresh()
 
     def _start_whole(self, ask: Ask, together: int, own: bool) -> tuple[int, Reason | None]:
-        """Start the tasks that a job needs of every stage, all or none."""
         partition = self.plan.partition
         needs = minimum_by_stage(ask)
         reason = self.admission.refusal(ask, needs)
@@ -249,7 +248,6 @@ class Starter:
             self._release(seq, rest, "a job with a better right uses one of its nodes")
 
     def _release(self, seq: int, rest: tuple[Place, ...], why: str) -> None:
-        """Release the nodes kept for an ask, except `rest`."""
         self.plan.do(Trimmed(seq, rest, why) if rest else Released(seq, why))
         self.plan.partition.derived.index.refresh()
         self.released = True

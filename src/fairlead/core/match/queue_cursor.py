@@ -442,6 +442,5 @@ def _is_same_rank(one: Place, other: Place) -> bool:
 
 
 def _joined(lane: Lane) -> list[Ask]:
-    """Return the asks that joined a lane since its verdict, in order."""
     joined = lane.memory.verdict.joined if lane.memory.verdict is not None else ()
     return sorted(joined, key=lane.key) if len(joined) > 1 else list(joined)

@@ -231,7 +231,6 @@ def _held_for_others(partition: Partition, stage: Stage, own: Collection[int], n
 
 
 def _not_stopping(partition: Partition, stage: Stage) -> tuple[NotStopping, ...]:
-    """Return the overdue stops on nodes that accept tasks of a stage, the oldest first."""
     nodes = partition.nodes
     overdue = sorted(partition.derived.overdue.values(), key=lambda allocation: (allocation.since, allocation.id))
     late = [

@@ -367,7 +367,6 @@ def _meant(label: str, values: Sequence[str], candidates: Sequence[Candidate]) -
 
 
 def _nearest(candidates: Sequence[Candidate], shape: Shape) -> Nearest:
-    """Return the candidate that lacks the fewest things, and what it lacks."""
     lacks = [(candidate, _lacks(candidate, shape)) for candidate in candidates]
     nearest, missing = min(lacks, key=lambda pair: len(pair[1]))
     return Nearest(nearest.name, nearest.brought, missing)

@@ -425,7 +425,6 @@ class Search:
             yield from self._smaller(stage)
 
     def _looser(self, stage: Stage) -> Iterator[Step]:
-        """Yield steps that drop a condition of a stage on nodes."""
         key, nodes = stage.shape.key, self.partition.nodes
         for label, values in key.selectors[:FEW]:
             yield DropSelector(stage.name, label, values)

@@ -8,20 +8,9 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec.structs import replace
 
+from fairlead.core import commands as cmd
 from fairlead.core.changes import NodeSpec
 from fairlead.core.changes.nodes import spec_of
-from fairlead.core.commands import (
-    AddNode,
-    AnyCommand,
-    BringToFront,
-    Configure,
-    MarkReady,
-    MoveNode,
-    MoveQueue,
-    Report,
-)
-from fairlead.core.commands import ReleaseHold as ReleaseHoldCommand
-from fairlead.core.commands import ReleaseJob as ReleaseJobCommand
 from fairlead.core.model import Allocation, Amounts, JobSpec, Limits, Pairs, QueueSettings, StageSpec
 from fairlead.core.ranges import Ranges, count, difference, indices, split
 from fairlead.core.resources import CPU, GPU, format_amount, format_amounts
@@ -42,7 +31,7 @@ class Step(msgspec.Struct, frozen=True, tag=in_words):
         """Return the step as a condition, such as "node n1 is enabled"."""
         raise NotImplementedError
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
         """Return the commands that carry out the step."""
         return []
 
@@ -126,8 +115,8 @@ class EndTasks(Step, frozen=True):
     def __str__(self) -> str:
         return ends_in_words([self])
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        commands: list[AnyCommand] = []
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        commands: list[cmd.AnyCommand] = []
         for block in self.blocks:
             stage = partition.jobs[block.job].stage(block.stage)
             assert stage is not None
@@ -156,10 +145,10 @@ class EndTasks(Step, frozen=True):
         return EndTasks(self.node, tuple(block.shown_to(sees) for block in _merged(self.blocks)))
 
 
-def report_end(partition: Partition, allocation: Allocation, tasks: tuple[int, ...]) -> Report:
+def report_end(partition: Partition, allocation: Allocation, tasks: tuple[int, ...]) -> cmd.Report:
     """Return the report that tasks of an allocation have succeeded; if they are stopping, that they have stopped."""
     stopping = allocation.state == "stopping"
-    return Report(
+    return cmd.Report(
         node=partition.nodes.name[partition.nodes.rows[allocation.node]],
         job=allocation.stage.job.id,
         stage=allocation.stage.name,
@@ -243,9 +232,9 @@ class AddNodes(Step, frozen=True):
         has = format_amounts(sorted(self.resources))
         return f"{nodes} with {has}{labels and f' and the {noun}' + labels}{user} {added}{where}"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
         spec = NodeSpec(self.resources, self.labels, (), self.pool)
-        return [AddNode(name=f"{self.names}-{n}", spec=spec, operator=True) for n in range(self.nodes)]
+        return [cmd.AddNode(name=f"{self.names}-{n}", spec=spec, operator=True) for n in range(self.nodes)]
 
 
 class EnableNode(Step, frozen=True):
@@ -257,8 +246,8 @@ class EnableNode(Step, frozen=True):
     def __str__(self) -> str:
         return f"node {self.node} is enabled"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        return [MoveNode(name=self.node, action="enable", operator=True)]
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        return [cmd.MoveNode(name=self.node, action="enable", operator=True)]
 
 
 class BringNodeBack(Step, frozen=True):
@@ -270,10 +259,10 @@ class BringNodeBack(Step, frozen=True):
     def __str__(self) -> str:
         return f"node {self.node} comes back"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
         node_id = partition.nodes.find(self.node)
         assert node_id is not None
-        return [AddNode(name=self.node, spec=spec_of(partition, node_id), operator=True)]
+        return [cmd.AddNode(name=self.node, spec=spec_of(partition, node_id), operator=True)]
 
 
 class ReleaseHold(Step, frozen=True):
@@ -285,8 +274,8 @@ class ReleaseHold(Step, frozen=True):
     def __str__(self) -> str:
         return f"the nodes held for {f'job {self.job}' if self.job else HIDDEN} are released"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        return [ReleaseHoldCommand(job=self.job, operator=True)]
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        return [cmd.ReleaseHold(job=self.job, operator=True)]
 
     def shown_to(self, sees: Sees) -> ReleaseHold:
         return self if sees(self.job) else ReleaseHold("")
@@ -303,8 +292,8 @@ class ReleaseJob(Step, frozen=True):
     def __str__(self) -> str:
         return f"job {self.job} is released"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        return [ReleaseJobCommand(job=self.job, operator=True)]
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        return [cmd.ReleaseJob(job=self.job, operator=True)]
 
 
 class ReleaseJobAsOperator(ReleaseJob, frozen=True, tag="release job"):
@@ -321,8 +310,8 @@ class Ready(Step, frozen=True):
     def __str__(self) -> str:
         return "all agents have reported (or an operator marks the partition ready)"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        return [MarkReady(operator=True)]
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        return [cmd.MarkReady(operator=True)]
 
 
 # -- queues and limits -------------------------------------------------------------------------------------------
@@ -421,11 +410,11 @@ class StartQueue(Step, frozen=True):
     def __str__(self) -> str:
         return f"queue {self.queue} is started"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        return [MoveQueue(queue=self.queue, action="start", operator=True)]
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        return [cmd.MoveQueue(queue=self.queue, action="start", operator=True)]
 
 
-def configured(partition: Partition, steps: tuple[Step, ...]) -> Configure | None:
+def configured(partition: Partition, steps: tuple[Step, ...]) -> cmd.Configure | None:
     """Return the command for all steps that change settings of queues; None if there are no such steps."""
     changes = [step for step in steps if isinstance(step, QueueStep)]
     if not changes:
@@ -434,7 +423,7 @@ def configured(partition: Partition, steps: tuple[Step, ...]) -> Configure | Non
     for step in changes:
         queues[step.queue] = step.changed(queues[step.queue])
     pools = tuple((name, pool.settings) for name, pool in partition.pools.items())
-    return Configure(config=PartitionConfig(partition.settings, tuple(queues.items()), pools), operator=True)
+    return cmd.Configure(config=PartitionConfig(partition.settings, tuple(queues.items()), pools), operator=True)
 
 
 # -- order -------------------------------------------------------------------------------------------------------
@@ -449,8 +438,8 @@ class MoveToFront(Step, frozen=True):
     def __str__(self) -> str:
         return "this job is brought to the front of its queue"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        return [BringToFront(job=self.job, stage=self.stage, operator=True)]
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        return [cmd.BringToFront(job=self.job, stage=self.stage, operator=True)]
 
 
 class JobsSucceed(Step, frozen=True):
@@ -465,7 +454,7 @@ class JobsSucceed(Step, frozen=True):
             return f"job {self.jobs[0]} succeeds"
         return f"jobs {', '.join(self.jobs)} succeed"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
         return [
             report_end(partition, allocation, allocation.indices)
             for name in self.jobs

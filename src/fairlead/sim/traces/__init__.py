@@ -13,7 +13,7 @@ from fairlead.core.resources import CPU, MILLI
 from fairlead.sim.traces import openb, own
 from fairlead.sim.traces.swf import read_swf
 from fairlead.sim.traces.table import Table
-from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, open_lines, queue_up
+from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, open_lines
 
 __all__ = ["Arrival", "LeftOut", "Overrun", "Trace", "parse_nodes", "read_traces"]
 
@@ -33,13 +33,14 @@ def read_traces(
 ) -> Trace:
     """Read one trace from all files. `nodes` replaces the nodes of the files."""
     parts = [_read(path, load, overrun, nodes, seed) for path in paths]
-    arrivals = list(chain.from_iterable(part.arrivals for part in parts))
+    # Arrivals of one instant keep the order of their lines.
+    arrivals = sorted(chain.from_iterable(part.arrivals for part in parts), key=lambda arrival: arrival.at)
     all_nodes = list(nodes) if nodes is not None else list(chain.from_iterable(part.nodes for part in parts))
     left_out = LeftOut()
     for part in parts:
         left_out.join(part.left_out, part.name if len(parts) > 1 else "")
     _check(arrivals, all_nodes, [part.name for part in parts])
-    return Trace(" + ".join(part.name for part in parts), queue_up(arrivals, jobs), all_nodes, left_out)
+    return Trace(" + ".join(part.name for part in parts), arrivals[:jobs], all_nodes, left_out)
 
 
 def _read(

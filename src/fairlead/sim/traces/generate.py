@@ -89,7 +89,6 @@ def generate(workload: Workload, nodes: list[tuple[str, NodeSpec]], overrun: Ove
 
 
 def _slots(spec: NodeSpec, task: Amounts) -> int:
-    """Return the number of tasks that fit on a node."""
     capacity = dict(spec.capacity)
     return min((capacity.get(name, 0) // amount for name, amount in task if amount), default=0)
 

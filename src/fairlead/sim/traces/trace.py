@@ -111,13 +111,6 @@ def cpu_node(cpus: int) -> NodeSpec:
     return NodeSpec(capacity=((CPU, cpus * MILLI),))
 
 
-def queue_up(arrivals: list[Arrival], jobs: int | None) -> list[Arrival]:
-    """Return the first `jobs` arrivals in the order of time; all arrivals if None."""
-    # A stable sort: arrivals of one instant keep the order of their lines.
-    arrivals = sorted(arrivals, key=lambda arrival: arrival.at)
-    return arrivals if jobs is None else arrivals[:jobs]
-
-
 def settle_overrun(stage: StageSpec, duration: Micros, overrun: Overrun) -> tuple[StageSpec, Micros]:
     """Return a stage and its run time after the overrun rule. A stage without an estimate gets its run time as one."""
     if stage.estimate is None or (overrun == "extend" and stage.estimate < duration):
