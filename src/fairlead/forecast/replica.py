@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -196,7 +196,7 @@ class Follower:
         return StoryLine(self.state.now, f"tasks {news.what}", fields)
 
 
-def _cause(change: changes.Change[Any], by: dict[str, str], rights: dict[int, str]) -> dict[str, str]:
+def _cause(change: changes.Change[Any], by: dict[str, str], rights: Mapping[int, str]) -> dict[str, str]:
     """Return the fields that say whose decision a change was, and the right for which it stopped a task."""
     if isinstance(change, changes.Stopped) and (right := rights.get(change.into or change.allocation)):
         return {"right": right, **by}

@@ -96,13 +96,16 @@ class Record:
             elif job.allocations:
                 self._start(job_id, partition.now)
         for change, before in decided.plan.done:
-            if isinstance(change, Placed):
+            kind = type(change)  # quicker than `isinstance` for each class
+            if kind is Placed:
+                assert isinstance(change, Placed)
                 self.placements += 1
                 self.tasks += change.tasks
-            elif isinstance(change, SinglesPlaced):
+            elif kind is SinglesPlaced:
+                assert isinstance(change, SinglesPlaced)
                 self.placements += len(change.tasks)
                 self.tasks += len(change.tasks)
-            elif isinstance(change, JobForgotten):
+            elif kind is JobForgotten:
                 forgotten: JobForgottenUndo = before  # with keep_ended 0, a job is forgotten when it ends
                 self._end(forgotten.job.id, partition.now, forgotten.job.state)
         self._sample(partition.now)

@@ -280,9 +280,9 @@ class Backfill:
         if reason is None and not self._take(late, before[0], own):
             starter.undo_tried(before)
             return 0, self._delays or self._would_delay()
-        for each in (reserve, guard):
-            if each is not None and each not in late:
-                each.see_placed(before[0])
+        for kept in (reserve, guard):
+            if kept is not None and kept not in late:
+                kept.see_placed(before[0])
         return placed, reason
 
     def _take(self, reserves: list[Reserve], mark: int, own: Collection[int]) -> bool:

@@ -296,9 +296,10 @@ def _candidates(partition: Partition, manager: str) -> Iterator[Candidate]:
             capacity = {name: column[row] for name, column in nodes.capacity.items()}
             labels, taints, pool = nodes.labels[row], nodes.taints[row], nodes.pool[row]
             yield Candidate(nodes.name[row], capacity, labels, taints, pool, nodes.users[row])
-    for name, pool in sorted(partition.pools.items()) if not manager else ():
-        node, labels, taints = dict(pool.settings.node), dict(pool.settings.labels), pool.settings.taints
-        yield Candidate(name, node, labels, taints, name, brought=True, empty=pool.settings.max == 0)
+    for name, configured in sorted(partition.pools.items()) if not manager else ():
+        settings = configured.settings
+        node, has = dict(settings.node), dict(settings.labels)
+        yield Candidate(name, node, has, settings.taints, name, brought=True, empty=settings.max == 0)
 
 
 def _lacks(candidate: Candidate, shape: Shape) -> tuple[Lack, ...]:
