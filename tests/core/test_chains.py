@@ -98,7 +98,7 @@ def test_quick_tasks_are_sent_ahead() -> None:
     assert (rest.indices, rest.slots, rest.chain) == ((2, 6), 1, front.chain)
     pending, sent = w.explain(job)
     assert (pending.count, sent.count, sent.reason) == (4, 4, InChain(1))
-    assert str(sent) == "w: 4 tasks wait; sent ahead to 1 node, to start when quick tasks before them end"
+    assert str(sent) == "w: 4 tasks wait; sent ahead to 1 node, to start when the quick tasks before them end"
 
 
 def test_the_next_one_starts_without_being_told() -> None:

@@ -116,7 +116,7 @@ def test_the_command(tmp_path: Path) -> None:
     arguments = ["simulate", str(nodes), str(pods), "--packing", "100", "--shuffles", "2", "--compare", "pack,fgd"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    shown = {line[:24].strip(): line[24:].split() for line in done.stdout.splitlines()[1:]}
+    shown = {line[:22].strip(): line[22:].split() for line in done.stdout.splitlines()[1:]}
     assert shown[""] == ["pack", "fgd"] and shown["GPUs allocated"] == ["100.00", "%", "100.00", "%"]
     done = CliRunner().invoke(app, [*arguments, "--json", "-"])
     assert [run["gpu_allocation_percent"] for run in json.loads(done.stdout)["runs"]] == [100.0, 100.0]

@@ -14,8 +14,7 @@ from fairlead.cli.main import app
 from fairlead.sim.batch import Run, run_policies
 from fairlead.sim.charts import Axis, Bars, Line, bar_chart, line_chart, linear, stepped
 from fairlead.sim.policy_files import NAMED, policy_of
-from fairlead.sim.report import page, time_axis
-from fairlead.sim.series import means
+from fairlead.sim.report import means, page, time_axis
 from fairlead.sim.traces.own import read_document
 
 
@@ -77,7 +76,7 @@ def test_a_page_with_policies_side_by_side() -> None:
         "Waits",
         "Wait by job size",
         "Share against use: fair",
-        "What the figures are not about",
+        "What the figures do not cover",
     ]
     assert [each for each in read.of("th") if each] == ["fcfs", "fair"]
     assert any("duration: missing" in each for each in read.of("li"))

@@ -90,7 +90,7 @@ def test_overrun(tmp_path: Path, overrun: Any, run: tuple[int, ...], estimate: t
         (swf(9, 0, -1, "inf", 4), "'inf' is not a number of seconds"),
         (swf(9, 0, -1, 5, 10**8), "more than 10000000 processors"),
         ("9 0 -1 5 4\n", "fewer than 18 columns"),
-        (swf(1, 0, -1, 5, 4), "its job number stands before"),
+        (swf(1, 0, -1, 5, 4), "its job number is that of an earlier line"),
     ],
 )
 def test_bad_lines_are_counted_and_named(tmp_path: Path, line: str, why: str) -> None:

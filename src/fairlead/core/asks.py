@@ -25,6 +25,11 @@ def gang_size(ask: Ask) -> int:
     return 1
 
 
+def is_single(ask: Ask) -> bool:
+    """True if the tasks of an ask start one by one."""
+    return not ask.whole and gang_size(ask) == 1
+
+
 def minimum_by_stage(ask: Ask) -> list[tuple[Stage, int]]:
     """Return how many tasks of each stage must start together, with the stages that are hardest to place first.
 

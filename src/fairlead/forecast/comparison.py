@@ -1,4 +1,4 @@
-"""What-if comparisons: futures, or the recorded past run again, with and without a change."""
+"""What-if comparisons: futures with and without a change, or the recorded past run again with and without it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fairlead.forecast.recorded import PastJob
 from fairlead.forecast.recorded_trace import node_documents
 from fairlead.forecast.replica import Follower
 from fairlead.sim.figures import figures
-from fairlead.sim.policy_files import MAX_CANDIDATES, Policy, policy_of
+from fairlead.sim.policy_files import MAX_CANDIDATES, MODES, Policy, policy_of
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, LeftOut, Trace
 from fairlead.sim.traces.trace import job_id
@@ -34,24 +34,15 @@ from fairlead.wire.preview import WhatIfQuestion
 
 SAMPLES = 9
 SECONDS = 3.0
-"""Seconds within which the futures of one side are started."""
+"""After this number of seconds no new future of one side begins."""
 REPLAY_SECONDS = 120.0
 MOST_JOBS = 1_000
-"""Maximum number of waiting jobs that are compared."""
+"""At most this number of waiting jobs is compared."""
 SAME: Micros = SECOND
-"""A start that moves by less counts as the same."""
+"""A start that moves by less counts as unchanged."""
 Move = Literal["earlier", "later", "same", "no_longer", "never", "unknown"]
-"""How the start of a job moves. `no_longer`: it starts only without the change; `never`: neither with nor without
-it."""
+"""How a change moves the start of a job. `no_longer`: it starts only without the change; `never`: in neither case."""
 MOVED: tuple[Move, ...] = ("earlier", "later", "no_longer")
-MODES = {
-    "fcfs": {"backfill": "off"},
-    "easy": {"backfill": "easy"},
-    "shortest": {"backfill": "shortest"},
-    "conservative": {"backfill": "conservative"},
-    "learned": {"backfill": "shortest", "estimates": "learned"},
-}
-"""Policies by name, with the settings that they change. Other settings stay as they are."""
 
 
 class Supposed(msgspec.Struct, frozen=True):
@@ -62,7 +53,7 @@ class Supposed(msgspec.Struct, frozen=True):
     removed: tuple[str, ...]
     priorities: tuple[tuple[str, int], ...]
     config: PartitionConfig | None
-    """The whole configuration, if it changes."""
+    """The configuration with the change; None if it stays the same."""
 
     def commands(self) -> list[AnyCommand]:
         commands: list[AnyCommand] = []
@@ -126,7 +117,7 @@ def _mapping(read: Reader, key: str) -> Mapping[str, Any]:
 
 
 def _like(partition: Partition, name: str, field: str) -> NodeSpec:
-    """Return the specification of a node like those of a pool, or like an existing node."""
+    """Return the specification of a new node: as in the pool with this name, or as the node with this name."""
     pool = partition.pools.get(check_name(name, field))
     if pool is not None:
         settings = pool.settings
@@ -168,7 +159,6 @@ def _config(read: Reader, partition: Partition) -> PartitionConfig | None:
 
 
 def present_config(partition: Partition) -> PartitionConfig:
-    """Return the configuration that a partition has."""
     queues: list[tuple[str, QueueSettings]] = [(path, queue.settings) for path, queue in partition.queues.items()]
     pools = [(name, pool.settings) for name, pool in partition.pools.items()]
     return PartitionConfig(partition.settings, tuple(queues), tuple(pools))
@@ -181,7 +171,8 @@ def _live(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> d
     partition, now = follower.state, question.now
     past, runtimes = follower.past(now)
     waiting = [job for job in partition.jobs.values() if not job.over and not job.live and not job.manager]
-    wanted = [job.id for job in waiting[:MOST_JOBS] if job.held_by is None]
+    compared = waiting[:MOST_JOBS]
+    wanted = [job.id for job in compared if job.held_by is None]
     resource = GPU if any(partition.nodes.capacity.get(GPU, ())) else CPU
     workers = max(1, os.cpu_count() or 1)
 
@@ -194,31 +185,12 @@ def _live(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> d
     for at, why in after[0].refused.items():
         raise Refused("", f"the change would be refused: {why}", at)
     until = min(sample.until for sample in (*before, *after))
-    rows = []
-    for job in waiting[:MOST_JOBS]:
-        old, never_before = _start(job, before)
-        new, never_after = _start(job, after)
-        rows.append(
-            {
-                "job": job.id,
-                "name": job.spec.name,
-                "user": job.user,
-                "queue": job.queue.path,
-                "wait_before": _wait(old, now),
-                "wait_after": _wait(new, now),
-                "never_before": never_before,
-                "never_after": never_after,
-            }
-        )
-    capacity = sum(
-        column[row]
-        for row in partition.nodes.rows.values()
-        for column in [partition.nodes.capacity.get(resource, [])]
-        if column
-    )
+    rows = [
+        _row((job.id, job.spec.name, job.user, job.queue.path), now, _start(job, before), _start(job, after))
+        for job in compared
+    ]
+    capacity, changed = _capacities(partition, supposed, resource)
     used = partition.root.account.used.get(resource, 0)
-    added = sum(dict(spec.capacity).get(resource, 0) for _, spec in supposed.nodes)
-    gone = sum(_amount(partition, name, resource) for name in supposed.removed)
     return {
         **_moves(rows),
         "jobs": [row for row in rows if _move(row) in MOVED],
@@ -226,33 +198,46 @@ def _live(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> d
         "compared": len(rows),
         "futures": len(before),
         "utilisation_before": _utilisation(before, now, until, used, capacity),
-        "utilisation_after": _utilisation(after, now, until, used, capacity + added - gone),
+        "utilisation_after": _utilisation(after, now, until, used, changed),
         "until": until / SECOND,
         "unknown_running": max(sample.unknown_running for sample in before),
         "recorded_jobs": len(past.jobs),
     }
 
 
-def _amount(partition: Partition, node: str, resource: str) -> int:
-    node_id = partition.nodes.find(node)
-    column = partition.nodes.capacity.get(resource)
-    return 0 if node_id is None or column is None else column[partition.nodes.rows[node_id]]
+def _capacities(partition: Partition, supposed: Supposed, resource: str) -> tuple[int, int]:
+    """Return the amount of a resource on all nodes, without and with the change."""
+    nodes, column = partition.nodes, partition.nodes.capacity.get(resource)
+    amounts = {nodes.name[row]: column[row] for row in nodes.rows.values()} if column else {}
+    present = sum(amounts.values())
+    added = sum(dict(spec.capacity).get(resource, 0) for _, spec in supposed.nodes)
+    return present, present + added - sum(amounts.get(name, 0) for name in supposed.removed)
 
 
-def _start(job: Job, samples: Sequence[Sample]) -> tuple[Micros | None, bool]:
-    """Return the median start of a job; None and True if it does not start, None and False if that is unknown."""
+Start = tuple[Micros | None, bool]
+"""The start of a job, and True if it never starts. With None and False, the start is unknown."""
+
+
+def _row(job: tuple[str, str, str, str], since: Micros, before: Start, after: Start) -> dict[str, Any]:
+    """Return the waits of a job since a time, without and with the change; `job` is its id, name, user and queue."""
+    return {
+        **dict(zip(("job", "name", "user", "queue"), job, strict=True)),
+        "wait_before": None if before[0] is None else (before[0] - since) / SECOND,
+        "wait_after": None if after[0] is None else (after[0] - since) / SECOND,
+        "never_before": before[1],
+        "never_after": after[1],
+    }
+
+
+def _start(job: Job, samples: Sequence[Sample]) -> Start:
     found = sum_up(job.id, samples)
     whole = all(sample.whole for sample in samples if job.id not in sample.starts)
     never = found.stuck or (found.median is None and found.not_before is not None and whole)
     return found.median, never or job.held_by is not None
 
 
-def _wait(when: Micros | None, now: Micros) -> float | None:
-    return None if when is None else (when - now) / SECOND
-
-
 def _move(row: Mapping[str, Any]) -> Move:
-    """Return how the start of a job moves. An unknown start counts as later than all known ones."""
+    """Return how the start of a job moves. A job whose start is unknown counts as starting after all known starts."""
     before, after = row["wait_before"], row["wait_after"]
     if row["never_after"]:
         return "never" if row["never_before"] else "no_longer"
@@ -262,9 +247,10 @@ def _move(row: Mapping[str, Any]) -> Move:
 
 
 def _moves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Count the jobs that start earlier, later and so on, and return the mean waits before and after the change.
+    """Return the number of jobs by the move of their start, and the mean waits without and with the change.
 
-    The means are over the jobs whose start is known before and after or, if there are none, over all that have one.
+    The means are over the jobs with a known start in both cases. If there are no such jobs, each mean is over the jobs
+    with a known start in its case.
     """
     moved = [_move(row) for row in rows]
     both = [row for row in rows if row["wait_before"] is not None and row["wait_after"] is not None] or rows
@@ -276,9 +262,9 @@ def _moves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _utilisation(samples: Sequence[Sample], now: Micros, until: Micros, present: int, capacity: int) -> float | None:
-    """Return the used part of a capacity until a time, as the mean of the futures; None if there is no capacity.
+    """Return the mean used part of a capacity until a time, over all futures; None if there is no capacity.
 
-    Futures that end at once, because no job waits, tell the use of that moment.
+    If no job waits, the futures have no length. Then their use at the beginning counts.
     """
     if not capacity:
         return None
@@ -287,7 +273,7 @@ def _utilisation(samples: Sequence[Sample], now: Micros, until: Micros, present:
         if until <= now:
             parts.append((sample.used[-1][1] if sample.used else present) / capacity)
             continue
-        # A future begins with the state of an earlier moment, so that its first uses may be of the past.
+        # A future begins with a state that may be seconds old, so its first entries may lie before now.
         series = [(now, present), *sample.used, (until, 0)]
         work = sum(used * max(0, min(until, end) - max(now, when)) for (when, used), (end, _) in pairwise(series))
         parts.append(work / (capacity * (until - now)))
@@ -324,19 +310,14 @@ def _replayed(follower: Follower, question: WhatIfQuestion, supposed: Supposed) 
     before, after = sorted(in_processes(one, (0, 1), dict, 2), key=lambda result: int(result["side"]))
     rows = []
     for job in ended:
-        submitted = job.at - ended[0].at
         old, new = before["starts"][job.id], after["starts"][job.id]
         rows.append(
-            {
-                "job": job.id,
-                "name": job.spec.name,
-                "user": job.spec.user,
-                "queue": job.spec.queue,
-                "wait_before": _wait(old, submitted),
-                "wait_after": _wait(new, submitted),
-                "never_before": old is None and before["whole"],
-                "never_after": new is None and after["whole"],
-            }
+            _row(
+                (job.id, job.spec.name, job.spec.user, job.spec.queue),
+                job.at - ended[0].at,
+                (old, old is None and before["whole"]),
+                (new, new is None and after["whole"]),
+            )
         )
     return {
         **_moves(rows),

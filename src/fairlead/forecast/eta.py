@@ -1,14 +1,14 @@
 """Start times of waiting jobs, from several futures of a partition, each in its own process.
 
-A forked process has a copy of the whole state at once, and throws it away at its end. The largest and the smallest of
-19 drawn start times enclose the real one in 18 of 20 cases, if it is drawn like them: an interval of 90 %.
+A forked process has a copy of the whole state at once, and drops it when it ends. If the real start time has the same
+distribution as 19 drawn ones, it lies between the earliest and the latest of them with a probability of 90 %.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from random import Random
 from select import select
@@ -18,26 +18,25 @@ from typing import Any
 import msgspec
 
 from fairlead.core.commands import AnyCommand, Rejected
-from fairlead.core.cycle import Cycle
 from fairlead.core.model import Micros
 from fairlead.core.resources import DAY
 from fairlead.core.state import Partition
 from fairlead.forecast.future import Future
 from fairlead.forecast.recorded import Past
 from fairlead.forecast.runtimes import Runtimes
+from fairlead.wire.preview import Eta
 
 SAMPLES = 19
 LEAST = 5
-"""The minimum number of futures, however long they take."""
+"""At least this number of futures is run, however long they take."""
 SPREAD = 0.004
-"""How much the interval is widened with fewer samples, times the square of the missing number."""
+"""With N futures fewer than `SAMPLES`, the interval is widened by this number times the square of N."""
 PREPARING = 0.1
-"""The part of the time in which tables of run times are prepared for all futures. A future makes missing ones
-itself."""
+"""The part of the time that goes into tables of run times for all futures. Each future makes missing tables itself."""
 COLLECTED_AFTER = 100_000
 """A process of one future collects garbage only after this number of new objects, because it ends soon."""
 HORIZON: Micros = 60 * DAY
-"""Futures end here."""
+"""No future runs longer than this."""
 
 
 class Sample(msgspec.Struct, array_like=True):
@@ -46,38 +45,21 @@ class Sample(msgspec.Struct, array_like=True):
     began: Micros
     starts: dict[str, Micros]
     until: Micros
-    """The time that it reached: jobs without a start begin later."""
+    """The time that the future reached: jobs without a start begin later."""
     whole: bool
-    """False if it ended early for lack of time."""
+    """False if the future ended early because the time for the answer was over."""
     unknown_running: int = 0
-    """Running tasks whose end cannot be estimated."""
+    """The number of tasks that ran at the beginning and whose end cannot be estimated."""
     unknown_ahead: int = 0
-    """Tasks that wait now, have started in this future, and whose end cannot be estimated."""
+    """The number of tasks that waited at the beginning, started in this future, and have no known end."""
     known: bool = True
-    """True if the ends of all tasks can be estimated, including those of drawn arrivals."""
+    """True if the ends of all tasks can be estimated, also of tasks that arrived in this future."""
     stuck: bool = False
-    """True if it ended because nothing more can happen in it."""
+    """True if nothing more can happen in the future."""
     refused: dict[str, str] = {}
     """The id of a submission, or the position of another command → why it was refused."""
     used: list[tuple[Micros, int]] = []
-    """On request: the amount of the main resource in use from a time on."""
-
-
-class Eta(msgspec.Struct):
-    """Start times of a job in several futures. A time is None if it is later than the futures reached."""
-
-    likely: Micros | None
-    """The middle of the half of the start times that are closest together."""
-    median: Micros | None
-    earliest: Micros | None
-    latest: Micros | None
-    not_before: Micros | None
-    """If the median is unknown: the time that all futures reached without a start. None if the job is stuck, or if
-    tasks without a known end may have kept it from starting."""
-    stuck: bool
-    """True if the job starts in no future, and nothing more can happen in them."""
-    unknown_ahead: int
-    """Tasks without a known end that started before the job, in futures where the job did not start."""
+    """The times at which the use of the requested resource changed, and the amount in use from then on."""
 
 
 def draw_futures(
@@ -93,7 +75,7 @@ def draw_futures(
     first: Sequence[AnyCommand] = (),
     resource: str = "",
 ) -> list[Sample]:
-    """Run futures until the wanted jobs have started, up to `samples` of them that start within `seconds`.
+    """Run up to `samples` futures, each until the wanted jobs have started. After `seconds` no new future begins.
 
     `first` are commands that are carried out at once. With a `resource`, its use is recorded.
     """
@@ -104,26 +86,24 @@ def draw_futures(
     def one(number: int) -> Sample:
         deadline = monotonic() + longest
         rng = Random(seed * 1_000 + number)
-        use = Use(resource)
-        future = Future(partition, now, runtimes, past.arrivals(now, rng), rng, first, [use] if resource else [])
+        future = Future(partition, now, runtimes, past.arrivals(now, rng), rng, first, resource)
         whole = future.run(wanted, now + HORIZON, deadline)
-        starts = {job: future.starts[job] for job in wanted if job in future.starts}
         refused = {
             getattr(command, "id", "") or str(at): str(answer)
             for at, (command, answer) in enumerate(zip(first, future.answers, strict=True))
             if isinstance(answer, Rejected)
         }
         return Sample(
-            now,
-            starts,
-            future.now,
-            whole or monotonic() < deadline,
-            future.unknown_running(),
-            future.unknown_ahead(),
-            future.is_known(),
-            future.stuck,
-            refused,
-            use.series,
+            began=now,
+            starts={job: future.starts[job] for job in wanted if job in future.starts},
+            until=future.now,
+            whole=whole or monotonic() < deadline,
+            unknown_running=future.unknown_running(),
+            unknown_ahead=future.unknown_ahead(),
+            known=future.is_known(),
+            stuck=future.stuck,
+            refused=refused,
+            used=future.used,
         )
 
     gc.freeze()
@@ -134,7 +114,7 @@ def draw_futures(
 
 
 def _prepare(partition: Partition, runtimes: Runtimes, deadline: float) -> None:
-    """Prepare the tables of run times that the futures draw from, until a deadline (`monotonic`)."""
+    """Make the tables of run times that the futures draw from, until a deadline (`monotonic`)."""
     for job in partition.jobs.values():
         if monotonic() > deadline:
             return
@@ -145,22 +125,26 @@ def _prepare(partition: Partition, runtimes: Runtimes, deadline: float) -> None:
 
 def sum_up(job: str, samples: Sequence[Sample]) -> Eta:
     """Return the likely start, the median and the interval of a job's start times; `samples` must not be empty."""
-    times = sorted([sample.starts.get(job, HORIZON * 1_000) for sample in samples])
-    known = [time if time < HORIZON * 1_000 else None for time in times]
     without = [sample for sample in samples if job not in sample.starts]
-    low, middle, high = known[0], known[len(known) // 2], known[-1]
-    if len(times) < SAMPLES and low is not None and middle is not None:
-        # The extremes of fewer samples are closer together, so move them apart as for a normal distribution.
-        stretch = 1 + SPREAD * (SAMPLES - len(times)) ** 2
+    starts = sorted([sample.starts[job] for sample in samples if job in sample.starts])
+    times: list[Micros | None] = [*starts, *[None] * len(without)]
+    low, middle, high = times[0], times[len(times) // 2], times[-1]
+    # The extremes of fewer samples are closer together, so move them apart as for a normal distribution.
+    stretch = 1 + SPREAD * max(0, SAMPLES - len(times)) ** 2
+    if low is not None and middle is not None:
         low = max(samples[0].began, middle - round((middle - low) * stretch))
-        high = None if high is None else middle + round((high - middle) * stretch)
-    not_before = None
-    stuck = all(sample.known and sample.stuck and job not in sample.starts for sample in samples)
-    if middle is None and not stuck and all(sample.known for sample in without):
-        not_before = min(sample.until for sample in without)
-    likely = None if middle is None else _densest(times)
+    if high is not None and middle is not None:
+        high = middle + round((high - middle) * stretch)
+    known = all(sample.known for sample in without)
+    stuck = not starts and known and all(sample.stuck for sample in without)
     return Eta(
-        likely, middle, low, high, not_before, stuck, max([sample.unknown_ahead for sample in without], default=0)
+        likely=None if middle is None else _densest([*starts, *[HORIZON * 1_000] * len(without)]),
+        median=middle,
+        earliest=low,
+        latest=high,
+        not_before=min(sample.until for sample in without) if middle is None and known and not stuck else None,
+        stuck=stuck,
+        unknown_ahead=max([sample.unknown_ahead for sample in without], default=0),
     )
 
 
@@ -174,32 +158,12 @@ def _densest(times: Sequence[Micros]) -> Micros:
     return times[first + half // 2]
 
 
-class Use:
-    """An observer that records how much of a resource is in use."""
-
-    def __init__(self, resource: str) -> None:
-        self.series: list[tuple[Micros, int]] = []
-        self._resource = resource
-
-    def began(self, partition: Partition) -> None:
-        pass
-
-    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        partition = decided.plan.partition
-        used = partition.root.account.used.get(self._resource, 0)
-        if not self.series or self.series[-1][1] != used:
-            self.series.append((partition.now, used))
-
-    def stopped(self, partition: Partition, why: str) -> None:
-        pass
-
-
 def in_processes(
     work: Callable[[int], Any], numbers: Sequence[int], kind: type[Any], workers: int, last: float = inf
 ) -> list[Any]:
     """Return the results of `work` for each number, each computed in a forked process, `workers` at a time.
 
-    After the time `last` only the first few are still started.
+    After the time `last` (`monotonic`), no process is started, except for the first `LEAST` numbers.
     """
     waiting, results = list(numbers), []
     running: dict[int, tuple[int, list[bytes]]] = {}
@@ -237,7 +201,7 @@ def in_processes(
 
 
 def _answer(work: Callable[[], bytes], pipe: int) -> None:
-    """Write the result of a forked process and exit, without running code of its parent."""
+    """Write the result of a forked process to a pipe, and exit without running code of its parent."""
     status = 1
     gc.set_threshold(COLLECTED_AFTER)
     try:

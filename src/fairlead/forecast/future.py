@@ -5,7 +5,7 @@ The shipped code runs: `ScratchWriter` runs the cycles, and the simulator's virt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from random import Random
 from time import monotonic
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from fairlead.core.commands import AnyCommand, Configure, MarkReady, MoveNode, Submit
 from fairlead.core.cycle import Cycle, due
 from fairlead.core.effects import ForManager, ForNode, outstanding_effects, outstanding_orders
-from fairlead.core.model import Allocation, Job, Micros, Stage
+from fairlead.core.model import Allocation, Micros, Stage
 from fairlead.core.ranges import Ranges, difference
 from fairlead.core.resources import MAX_DURATION
 from fairlead.core.settings import PartitionSettings
@@ -24,17 +24,16 @@ from fairlead.forecast.recorded import PastJob
 from fairlead.forecast.runtimes import Runtimes
 from fairlead.sim.fleet import Fleet, Running
 from fairlead.sim.machines import Machines
-from fairlead.writer.observer import Observer
 from fairlead.writer.writer import ScratchWriter
 
 MOST_TIMERS = 200
-"""A future ends after this number of timers in a row, if nothing else happens in it."""
+"""A future ends if this number of timers of the scheduler fire and nothing else happens in between."""
 SHARED = 0.4
-"""The probability that run times of one user's tasks are drawn from the same part of their distributions."""
+"""The probability that a run time is drawn at the same quantile as other run times of the same user."""
 
 
 class Future:
-    """Runs a partition forward. The partition is altered, so it must be a copy."""
+    """Runs a partition forward. The partition changes, so it must be a copy."""
 
     def __init__(
         self,
@@ -44,16 +43,20 @@ class Future:
         arrivals: Iterator[PastJob],
         rng: Random,
         first: Sequence[AnyCommand] = (),
-        observers: Sequence[Observer] = (),
+        resource: str = "",
     ) -> None:
-        """`first` are commands that are carried out before the first cycle places anything."""
+        """`first` are commands that are carried out before anything is placed. The use of a `resource` is recorded."""
         self.partition = partition
         self.now = max(now, partition.now)
         self.fleet = DrawingFleet(partition, runtimes, rng)
         self.machines = Machines()
         self.starts: dict[str, Micros] = {}
         """Job → its first start from now on."""
+        self.used: list[tuple[Micros, int]] = []
+        """The times at which the use of the resource changed, and the amount in use from then on."""
         self.stuck = False
+        """True if nothing more can happen."""
+        self._resource = resource
         self._arrivals = arrivals
         self._waiting = frozenset(partition.jobs)
         self._managed = False
@@ -61,18 +64,17 @@ class Future:
         # No message is lost here, and starts are reported with the next event, however late.
         partition.set_settings(_patient(partition.settings))
         first = [_with_patience(command) for command in first]
-        self.writer = ScratchWriter(partition, [_Starts(self.starts), *observers])
+        self.writer = ScratchWriter(partition)
         self._adopt()
         for command in first:
             if isinstance(command, MoveNode) and command.action == "lose":
                 self.fleet.fail(command.name, self.now)
         self.answers = self._cycle([*first, MarkReady(operator=True)]).answers[: len(first)]
-        """The answers to the first commands."""
 
     def run(self, wanted: Iterable[str], until: Micros, deadline: float) -> bool:
-        """Run until all wanted jobs have started; False if `until` or the deadline (`monotonic`) came first.
+        """Run until all wanted jobs have started; return True then.
 
-        It also ends, and is `stuck`, if nothing more can happen.
+        Return False if the future gets stuck, or if it reaches `until` or the deadline (`monotonic`) before.
         """
         left = set(wanted) - self.starts.keys()
         seen = len(self.starts)
@@ -101,10 +103,7 @@ class Future:
 
     def step(self) -> None:
         """Run one cycle at the current time."""
-        commands: list[AnyCommand] = [
-            *self.machines.happen(self.partition, self.now),
-            *self.fleet.reports(self.now),
-        ]
+        commands = [*self.machines.happen(self.partition, self.now), *self.fleet.reports(self.now)]
         while self._next is not None and self._next.at <= self.now:
             arrival = self._next
             spec = arrival.spec
@@ -116,28 +115,38 @@ class Future:
         self._cycle(commands)
 
     def unknown_running(self) -> int:
-        """Return the number of tasks that run now and whose end cannot be estimated. They never end."""
+        """Return the number of tasks that ran at the beginning and whose end cannot be estimated. They never end."""
         return sum(map(len, self.fleet.running_on.values()))
 
     def unknown_ahead(self) -> int:
-        """Return the number of tasks that wait now, have started in this future, and whose end cannot be estimated."""
+        """Return the number of tasks that waited at the beginning, have started since, and have no known end."""
         return sum(len(tasks) for (job, _), tasks in self.fleet.started_on.items() if job in self._waiting)
 
     def is_known(self) -> bool:
-        """True if the ends of all tasks can be estimated, including tasks of drawn arrivals and of managers."""
+        """True if the ends of all tasks can be estimated, also of tasks that arrived in this future."""
         return not (self.fleet.running_on or self.fleet.started_on or self._managed)
-
-    # -- inside --------------------------------------------------------------------------------------------------
 
     def _cycle(self, commands: list[AnyCommand]) -> Cycle:
         done = self.writer.cycle(commands, self.now)
         self.fleet.deliver(done.effects, self.now)
         self._managed = self._managed or any(isinstance(effect, ForManager) for effect in done.effects)
         self.machines.receive(done.effects, self.now)
+        self._observe()
         return done
 
+    def _observe(self) -> None:
+        """Record first starts of jobs and the use of the resource after a cycle."""
+        partition = self.partition
+        for job_id in partition.touched.jobs:
+            job = partition.jobs.get(job_id)
+            if job is not None and job.live and job_id not in self.starts:
+                self.starts[job_id] = partition.now
+        used = partition.root.account.used.get(self._resource, 0)
+        if self._resource and (not self.used or self.used[-1][1] != used):
+            self.used.append((partition.now, used))
+
     def _adopt(self) -> None:
-        """Give the fleet the running tasks, and the pools the ordered machines."""
+        """Give the fleet the tasks that already run, and the pools the machines that are already ordered."""
         partition = self.partition
         names = {node_id: partition.nodes.name[row] for node_id, row in partition.nodes.rows.items()}
         for number in sorted(partition.allocations):
@@ -173,7 +182,7 @@ def _with_patience(command: AnyCommand) -> AnyCommand:
 
 
 class DrawingFleet(Fleet):
-    """A fleet that draws run times as tasks start. Run times of arrivals are given in `durations`."""
+    """A fleet that draws the run time of a task when it starts, unless `durations` has it."""
 
     def __init__(self, partition: Partition, runtimes: Runtimes, rng: Random) -> None:
         super().__init__(prompt=False)
@@ -181,9 +190,9 @@ class DrawingFleet(Fleet):
         self._runtimes = runtimes
         self._rng = rng
         self._parts: dict[str, float] = {}
-        """User → the part of their distributions at which shared run times are drawn."""
+        """User → the quantile, from 0 to 1, at which shared run times are drawn."""
         self._late: dict[tuple[str, str], float] = {}
-        """(Job, stage) → the part at which tasks end that run longer than all recorded ones."""
+        """(Job, stage) → the quantile for tasks that run longer than all recorded ones."""
         self._gangs: dict[tuple[str, str, int], Micros | None] = {}
         self.running_on: dict[tuple[str, str], Ranges] = {}
         """(Job, stage) → tasks that ran at the start and have no known end."""
@@ -191,18 +200,10 @@ class DrawingFleet(Fleet):
         """(Job, stage) → other tasks that started later and have no known end."""
 
     def adopt(self, node: str, allocation: Allocation, now: Micros) -> None:
-        """Take over tasks that already run."""
         stage = allocation.stage
         began = allocation.since if allocation.started is None else allocation.started
-        block = Running(
-            node,
-            stage.job.id,
-            stage.name,
-            allocation.attempt,
-            allocation.indices,
-            stage.job.number,
-            allocation.chain,
-        )
+        job, attempt = stage.job, allocation.attempt
+        block = Running(node, job.id, stage.name, attempt, allocation.indices, job.number, allocation.chain)
         duration = self._drawn(stage, allocation.attempt, max(0, now - began))
         self._running.setdefault(block.key(), []).append(block)
         if duration is None or stage.job.manager:
@@ -244,23 +245,3 @@ class DrawingFleet(Fleet):
         elif self._rng.random() < SHARED:
             part = self._parts.setdefault(stage.job.owner[0], self._rng.random())
         return table.draw(self._rng, elapsed, part)
-
-
-class _Starts:
-    """An observer that notes the first start of each job."""
-
-    def __init__(self, starts: dict[str, Micros]) -> None:
-        self._starts = starts
-
-    def began(self, partition: Partition) -> None:
-        pass
-
-    def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        partition = decided.plan.partition
-        for job_id in partition.touched.jobs:
-            job: Job | None = partition.jobs.get(job_id)
-            if job is not None and job.live and job_id not in self._starts:
-                self._starts[job_id] = partition.now
-
-    def stopped(self, partition: Partition, why: str) -> None:
-        pass

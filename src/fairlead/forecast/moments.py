@@ -1,6 +1,6 @@
 """The state of a partition at earlier times, replayed from the journal.
 
-Records before the oldest snapshot are deleted, so the journal reaches back only to that snapshot.
+The journal reaches back to its oldest snapshot, because the records before it are deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairlead.wire.preview import PastMapQuestion, PastQueuesQuestion
 
 
 def past_map(follower: Follower, question: PastMapQuestion) -> Any:
-    """Return the map of nodes and queues at a time. The answer has no map if the journal does not reach back to it."""
+    """Return the map of nodes and queues at a time; no map if the journal does not reach back to that time."""
     with open_journal(follower.journal, read_only=True) as journal:
         since = _reaches_back_to(journal, follower.name)
         found = next(_states(journal, follower.name, [question.at]), None) if question.at >= since else None
@@ -77,7 +77,7 @@ def _reaches_back_to(journal: ChainedJournal, partition: str) -> Micros:
 
 
 def _states(journal: ChainedJournal, partition: str, times: list[Micros]) -> Iterator[Partition]:
-    """Yield the state at each of the given times, which are in order. All are the same object, replayed further."""
+    """Yield the state at each of the given times, which are in order. It is one object, which changes between them."""
     stream = stream_of(partition)
     state, seq = Partition(partition), 0
     for number in sorted(journal.saved_snapshots(stream), reverse=True):

@@ -1,4 +1,4 @@
-"""The server's side of the preview process: starts the process at the first question, and sends questions to it."""
+"""Asks the preview process of the server. The process is started at the first question."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fairlead.wire.preview import AnyQuestion, Document, Etas, Failure, Story, U
 
 HEAD = 4
 PATIENCE = 150.0
-"""Seconds to wait for an answer. A process that takes longer is ended."""
+"""A process that does not answer within this number of seconds is ended."""
 GONE = (OSError, RuntimeError, asyncio.IncompleteReadError)
-"""Errors of a process that has ended. A RuntimeError is that of a pipe which uvloop has closed."""
+"""Errors at the pipes of a process that has ended; with uvloop, a closed pipe raises a RuntimeError."""
 _decode_failure = msgspec.msgpack.Decoder(Failure).decode
 
 
@@ -37,7 +37,6 @@ class Previewer:
         self._closed = False
 
     async def ask(self, question: AnyQuestion) -> Etas | Story | Document | Failure:
-        """Return the answer to a question."""
         try:
             payload = msgspec.msgpack.encode(question)
         except OverflowError:
@@ -72,11 +71,11 @@ class Previewer:
             await self._end()
             raise Unanswered(f"there was no answer within {PATIENCE:g} s") from problem
         except BaseException:
-            await self._end()  # a late answer would be taken for that of the next question
+            await self._end()  # a late answer would be taken for the answer to the next question
             raise
 
     async def _start(self) -> None:
-        """Start the process. If the caller is cancelled meanwhile, the next question or `close` takes it over."""
+        """Start the process. It is kept for the next question if the caller is cancelled meanwhile."""
 
         async def start() -> None:
             self._process = await asyncio.create_subprocess_exec(

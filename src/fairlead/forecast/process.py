@@ -14,6 +14,7 @@ import os
 import sys
 from contextlib import suppress
 from select import select
+from typing import BinaryIO
 
 import msgspec
 
@@ -29,8 +30,8 @@ from fairlead.writer.gc_settings import spare_the_collector
 IDLE = 600.0
 """Seconds without a question after which the process ends."""
 FOLLOW = 5.0
-"""Seconds between two reads of the journal, so that the next question is answered soon."""
-LATER = 10
+"""Seconds between two reads of the journal. They keep the state up to date, so that answers come soon."""
+NICE = 10
 """The niceness of the process."""
 HEAD = 4
 _decode = msgspec.msgpack.Decoder(AnyQuestion).decode
@@ -43,8 +44,8 @@ class Process:
         self._history = history
         self._followers: dict[str, Follower] = {}
 
-    def serve(self, source: int, target: int) -> None:
-        """Answer questions until the source closes or is idle for too long."""
+    def serve(self, source: BinaryIO, target: int) -> None:
+        """Answer questions, which come one at a time, until the source closes or is idle for too long."""
         idle = 0.0
         while idle < IDLE:
             if not select([source], [], [], FOLLOW)[0]:
@@ -52,11 +53,9 @@ class Process:
                 self._follow()
                 continue
             idle = 0.0
-            head = _read(source, HEAD)
-            if head is None:
-                return
-            payload = _read(source, int.from_bytes(head))
-            if payload is None:
+            size = int.from_bytes(source.read(HEAD))
+            payload = source.read(size)
+            if not size or len(payload) < size:
                 return
             reply = _encode(self._answer(payload))
             _write(target, len(reply).to_bytes(HEAD) + reply)
@@ -86,18 +85,6 @@ class Process:
                 del self._followers[name]
 
 
-def _read(source: int, size: int) -> bytes | None:
-    """Return a number of bytes; None if the source closes before."""
-    parts: list[bytes] = []
-    while size:
-        part = os.read(source, min(size, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
 def _write(target: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
@@ -108,11 +95,11 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 2:
         print("usage: python -m fairlead.forecast.process JOURNAL HISTORY", file=sys.stderr)
         return 2
-    os.nice(LATER)
+    os.nice(NICE)
     journal, history = (os.environ.get("FAIRLEAD_DATABASE", place) if place == "-" else place for place in arguments)
     try:
         policies.load()
-        Process(journal, tables_at(history)).serve(sys.stdin.fileno(), sys.stdout.fileno())
+        Process(journal, tables_at(history)).serve(sys.stdin.buffer, sys.stdout.fileno())
     except (policies.PolicyError, JournalError) as problem:
         print(problem, file=sys.stderr)
         return 1

@@ -16,35 +16,38 @@ from fairlead.core.model import JobSpec, Micros
 from fairlead.core.resources import DAY, HOUR
 
 DAYS = 14
-"""Arrivals are drawn from this number of days before now."""
+"""Arrivals are copied from the jobs of this number of days."""
 LEAST = 10
 SHORTEST: Micros = HOUR
-"""If less time, or too few jobs, are recorded, no arrivals are drawn."""
+"""No arrivals are drawn if the record has fewer than `LEAST` jobs or is shorter than this."""
 
 
 class PastJob(msgspec.Struct, gc=False):
     at: Micros
-    """When it was submitted."""
+    """The time of its submission."""
     id: str
     spec: JobSpec
     durations: list[Micros | None]
     """The run time of a task, by stage; None if no task of the stage has ended by itself."""
     took: list[Micros | None] | None = None
-    """If the job has ended, the run time of a task by stage, however it ended; None if no task of the stage ran."""
+    """The run time of a task by stage, also of tasks that failed or were killed; None for a stage of which no task ran.
+
+    None instead of the list if the job has not ended.
+    """
 
     def run_times(self) -> tuple[Micros, ...]:
-        """Return how long a task would run again, by stage; 0 for stages of which no task ran."""
+        """Return the run time of a task by stage, for another run of the job; 0 for stages of which no task ran."""
         return tuple(ran or 0 for ran in self.took or ())
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """Jobs that can be run again, and the numbers of those that cannot."""
+    """Jobs that can be run again, and the numbers of jobs that cannot."""
 
     jobs: list[PastJob]
     not_ended: int
     never_ran: int
     after_left_out: int
-    """Jobs that waited for a job which cannot be run again. They run without waiting for it."""
+    """The number of jobs with `after` that wait for fewer jobs now, because some of those cannot be run again."""
 
 
 class Past:
@@ -92,18 +95,14 @@ class Past:
             while at < len(self.jobs) and self._times[at] < now:
                 job = self.jobs[at]
                 number += 1
-                yield PastJob(job.at + shift, f"preview.{number}", _alone(job.spec), job.durations)
+                spec = replace(job.spec, after=()) if job.spec.after else job.spec
+                yield PastJob(job.at + shift, f"preview.{number}", spec, job.durations)
                 at += 1
             until += back
 
     def _back(self, recorded: Micros, rng: Random) -> Micros:
-        """Return how far back arrivals are copied from: whole days, if enough is recorded."""
+        """Draw the distance between copied arrivals and their originals: whole days, if a day is recorded."""
         days = min(DAYS, recorded // DAY)
         if days:
             return rng.randint(1, days) * DAY
         return rng.randint(recorded // 2, recorded)
-
-
-def _alone(spec: JobSpec) -> JobSpec:
-    """Return the specification without `after`."""
-    return replace(spec, after=()) if spec.after else spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairlead.core.expressions import format_term
-from fairlead.core.model import JobSpec, Micros, StageSpec
+from fairlead.core.model import Micros, StageSpec
 from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 from fairlead.forecast.recorded import PastJob
@@ -16,7 +16,8 @@ from fairlead.views.answers import amounts
 def trace_document(follower: Follower, since: Micros, now: Micros) -> dict[str, Any]:
     """Return a trace of the jobs that were submitted since a time and have ended, on the present nodes.
 
-    Jobs that have not ended or never ran are left out and counted, and so are jobs that waited for one of them.
+    Jobs that have not ended and jobs that never ran are left out and counted. They are removed from `after` of other
+    jobs; jobs with such a change are counted too.
     """
     past, _ = follower.past(now)
     found = past.replayed(since)
@@ -50,7 +51,7 @@ def node_documents(partition: Partition) -> list[dict[str, Any]]:
 
 
 def _job(job: PastJob, first: Micros) -> dict[str, Any]:
-    spec: JobSpec = job.spec
+    spec = job.spec
     return _without_empty(
         {
             "id": job.id,

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
+from fairlead.core import changes
 from fairlead.core.ahead.expected_ends import guess
-from fairlead.core.changes import (
-    Asked,
-    AskedUndo,
-    Change,
-    JobNews,
-    Names,
-    NodeRemoved,
-    Promised,
-    SinglesEnded,
-    Stopped,
-    TaskNews,
-)
 from fairlead.core.changes.jobs import job_over
 from fairlead.core.commands import Actor
 from fairlead.core.dump import load
@@ -42,13 +32,13 @@ WORDS = {"agent": "the agent of its node", "server": "the server"}
 SUBMITTED, OVER = "job submitted", "job over"
 ENDED = ("succeeded", "failed", "killed")
 EVERY_JOB = ""
-"""Key for lines that concern all jobs of that time."""
+"""Stands for all jobs in lines about the configuration."""
 MOST_JOBS = 20_000
-"""Maximum number of finished jobs that are read."""
+"""At most this number of finished jobs is read from the history."""
 MOST_STAGES = 100
-"""Maximum number of stages, with some tasks ended, that are read."""
+"""Of at most this number of stages that still run, the ended tasks are read from the history."""
 MOST_LINES = 200_000
-"""Maximum number of journal lines that are remembered for stories."""
+"""At most this number of lines is remembered for stories."""
 
 
 class Follower:
@@ -61,9 +51,9 @@ class Follower:
         self._read_until: Micros = 0
         self.state = Partition(partition)
         self.began: Micros = 0
-        """The time from which the journal was followed."""
+        """The time of the snapshot that the follower began with; it has no story lines of earlier changes."""
         self._lines: deque[tuple[str, StoryLine]] = deque(maxlen=MOST_LINES)
-        """Job and line: what happened since then."""
+        """Job and line, for each event since then."""
         self._restore()
 
     def catch_up(self) -> None:
@@ -80,63 +70,66 @@ class Follower:
                 where = f"record {record.seq} of {stream_of(self.name)}"
                 done = replay(self.state, record.payload, where)
                 self._seq = record.seq
-                self._tell(done, actors_of(record.payload, where))
+                self._add_lines(done, actors_of(record.payload, where))
         self.state.touched = Touched()
 
     def past(self, now: Micros) -> tuple[Past, Runtimes]:
-        """Return recorded jobs and run times: from the history, and submissions that have not ended."""
+        """Return the recorded jobs, also those that have not ended, and the recorded run times."""
         since = max(self._read_until, now - 2 * DAYS * DAY)
         self._ended += ran_jobs(self._history, self.name, since, MOST_JOBS)
         del self._ended[:-MOST_JOBS]
         if self._ended:
             self._read_until = self._ended[-1].ended
+        past = Past()
+        for _, _, job in sorted(self._past_jobs(), key=lambda entry: entry[:2]):
+            past.add(job)
+        return past, self._runtimes()
+
+    def _past_jobs(self) -> Iterator[tuple[Micros, int, PastJob]]:
+        """Yield the jobs to draw arrivals from, each with its time of submission and its number."""
+        known: set[int] = set()
+        for job in self._ended:
+            if not job.spec.manager:
+                known.add(job.number)
+                runs = [job.ran.get(stage.name) for stage in job.spec.stages]
+                means = [None if run is None else run.mean for run in runs]
+                took = [job.took.get(stage.name) for stage in job.spec.stages]
+                yield job.submitted, job.number, PastJob(job.submitted, job.id, job.spec, means, took)
+        for live in self.state.jobs.values():
+            if live.number not in known and not live.manager:
+                unknown: list[Micros | None] = [None] * len(live.spec.stages)
+                spec = replace(live.spec, queue=live.queue.path)
+                yield live.submitted, live.number, PastJob(live.submitted, live.id, spec, unknown)
+
+    def _runtimes(self) -> Runtimes:
         runtimes = Runtimes()
         recorded = {(job.spec.user, job.spec.name, stage) for job in self._ended for stage in job.ran}
         runtimes.note_learned(self.state, recorded)
-        entries: list[tuple[Micros, int, PastJob]] = []
         for job in self._ended:
-            durations: list[Micros | None] = [None] * len(job.spec.stages)
-            for at, spec in enumerate(job.spec.stages):
+            for spec in job.spec.stages:
                 runs = job.ran.get(spec.name)
                 if runs is not None:
-                    durations[at] = runs.mean
                     given = spec.estimate if spec.estimate is not None else spec.time_limit
                     runtimes.note(job.spec.user, job.spec.name, spec.name, runs.mean, given, runs.tasks)
-            if not job.spec.manager:
-                took = [job.took.get(spec.name) for spec in job.spec.stages]
-                past_job = PastJob(job.submitted, job.id, job.spec, durations, took)
-                entries.append((job.submitted, job.number, past_job))
         begun = [stage for job in self.state.jobs.values() if not job.over for stage in job.stages if stage.ended]
         for stage, ran in ran_stages(self._history, self.name, begun[-MOST_STAGES:]):
             runtimes.note(*stage.job.owner, stage.name, ran.mean, guess(stage.terms), ran.tasks)
-        known = {number for _, number, _ in entries}
-        for live in self.state.jobs.values():
-            if live.number not in known and not live.manager:
-                nothing: list[Micros | None] = [None] * len(live.spec.stages)
-                asked = replace(live.spec, queue=live.queue.path)
-                entries.append((live.submitted, live.number, PastJob(live.submitted, live.id, asked, nothing)))
-        past = Past()
-        for _, _, entry in sorted(entries, key=lambda entry: entry[:2]):
-            past.add(entry)
-        return past, runtimes
+        return runtimes
 
     def story(self, job: str, number: int) -> list[StoryLine]:
-        """Return what happened to a job since the journal is followed, and to the configuration meanwhile."""
-        told: list[StoryLine] = []
+        """Return the lines about a job, and those about the configuration from its submission to its end."""
+        lines: list[StoryLine] = []
         over = False
         submitted = any(name == job and line.event == SUBMITTED for name, line in self._lines)
         for name, line in self._lines:
             if name == job and line.fields.get("number", number) == number:
-                told.append(line)
+                lines.append(line)
                 submitted, over = False, over or line.event == OVER
             elif name == EVERY_JOB and not submitted and not over:
-                told.append(line)
-        return told
-
-    # -- inside --------------------------------------------------------------------------------------------------
+                lines.append(line)
+        return lines
 
     def _restore(self) -> None:
-        """Start again from the newest snapshot."""
         with open_journal(self.journal, read_only=True) as journal:
             snapshot = journal.snapshot(stream_of(self.name))
         self.state, self._seq = Partition(self.name), 0
@@ -145,55 +138,52 @@ class Follower:
         self.began = self.state.now
         self._lines.clear()
 
-    def _tell(self, done: list[tuple[Change[Any], Any]], actors: list[Actor] | None) -> None:
-        removed = {change.node_id: before.node.name for change, before in done if isinstance(change, NodeRemoved)}
-        names = Names(self.state, self.state.now, removed)
+    def _add_lines(self, done: list[tuple[changes.Change[Any], Any]], actors: list[Actor] | None) -> None:
+        removed = {
+            change.node_id: before.node.name for change, before in done if isinstance(change, changes.NodeRemoved)
+        }
+        names = changes.Names(self.state, self.state.now, removed)
         configured = [at for at, (change, _) in enumerate(done) if type(change) in CONFIGURATION]
         if configured:
             changed = sorted({CONFIGURATION[type(done[at][0])] for at in configured} - {""})
             fields = {"changed": changed, **_by(actors, configured[0])}
             self._lines.append((EVERY_JOB, StoryLine(self.state.now, "configuration applied", fields)))
-        rights = {
-            number: change.cause for change, _ in done if isinstance(change, Promised) for number in change.victims
-        }
+        promises = [change for change, _ in done if isinstance(change, changes.Promised)]
+        rights = {number: promise.cause for promise in promises for number in promise.victims}
         for at, (change, before) in enumerate(done):
-            by = _by(actors, at)
-            if isinstance(change, Stopped) and (right := rights.get(change.into or change.allocation)):
-                by = {"right": right, **by}
-            if by and isinstance(change, SinglesEnded):
-                by = {"by": WORDS["agent"]}  # ends that agents reported are booked together after all commands
-            self._lines += self._lines_of(names, change, before, by)
+            self._lines += self._lines_of(names, change, before, _cause(change, _by(actors, at), rights))
 
     def _lines_of(
-        self, names: Names, change: Change[Any], before: Any, by: dict[str, str]
+        self, names: changes.Names, change: changes.Change[Any], before: Any, by: dict[str, str]
     ) -> list[tuple[str, StoryLine]]:
-        """Return the jobs and story lines of a change; lines that tell the end of a job come last."""
+        """Return the jobs and story lines of a change. Lines about the end of jobs come last."""
         lines: list[tuple[str, StoryLine]] = []
         last: list[tuple[str, StoryLine]] = []
-        told: set[str] = set()
+        with_line: set[str] = set()
+        """Jobs that have a line about tasks already."""
         for _, event, fields in change.lines(names, before):
             job = fields.get("job")
             if isinstance(job, str):
                 if event.startswith("tasks"):
-                    told.add(job)
+                    with_line.add(job)
                 line = StoryLine(self.state.now, event, {**fields, **by})
                 (last if event == OVER else lines).append((job, line))
-        if isinstance(change, Asked) and (moved := _move_of(change, before)):
+        if isinstance(change, changes.Asked) and (moved := _move_of(change, before)):
             lines.append((change.job, StoryLine(self.state.now, moved, {"stage": before.stage.name, **by})))
         over = {job for job, _ in last}
         for news in change.news(self.state, before):
-            if isinstance(news, TaskNews) and news.stage.job.id not in told:
+            if isinstance(news, changes.TaskNews) and news.stage.job.id not in with_line:
                 line = self._line_of(names, news)
                 line.fields.update(by)
                 lines.append((news.stage.job.id, line))
-            elif isinstance(news, JobNews) and news.state in ENDED and news.job.id not in over:
-                # One line tells the end of many jobs. Here each job has its own.
+            elif isinstance(news, changes.JobNews) and news.state in ENDED and news.job.id not in over:
+                # The log has one line for the end of many jobs; a story needs one for each job.
                 _, event, fields = job_over(names, news.job, news.state, news.reason)
                 last.append((news.job.id, StoryLine(self.state.now, event, {**fields, **by})))
         return [*lines, *last]
 
-    def _line_of(self, names: Names, news: TaskNews) -> StoryLine:
-        """Return the story line for tasks that changed state by a change that writes no log line about tasks."""
+    def _line_of(self, names: changes.Names, news: changes.TaskNews) -> StoryLine:
+        """Return the story line about tasks whose state changed without a line in the log."""
         fields: dict[str, Any] = {"stage": news.stage.name, "tasks": count(news.indices), "attempt": news.attempt}
         if news.node in self.state.nodes.rows:
             fields["node"] = names.node(news.node)
@@ -206,7 +196,16 @@ class Follower:
         return StoryLine(self.state.now, f"tasks {news.what}", fields)
 
 
-def _move_of(change: Asked, before: AskedUndo) -> str:
+def _cause(change: changes.Change[Any], by: dict[str, str], rights: Mapping[int, str]) -> dict[str, str]:
+    """Return the fields that say whose decision a change was, and the right for which it stopped a task."""
+    if isinstance(change, changes.Stopped) and (right := rights.get(change.into or change.allocation)):
+        return {"right": right, **by}
+    if by and isinstance(change, changes.SinglesEnded):
+        return {"by": WORDS["agent"]}  # ends that agents reported are booked together after all commands
+    return by
+
+
+def _move_of(change: changes.Asked, before: changes.AskedUndo) -> str:
     """Return why a waiting ask moved to another place in its lane; empty if it is new or keeps its place."""
     replaced = before.replaced
     if replaced is None:
@@ -217,7 +216,7 @@ def _move_of(change: Asked, before: AskedUndo) -> str:
 
 
 def _by(actors: list[Actor] | None, position: int) -> dict[str, str]:
-    """Return who decided the change at a position of a record; empty if that is not known."""
+    """Return the field `by`: whose decision the change at a position of a record was; empty if that is unknown."""
     if actors is None:
         return {}
     for actor in actors:

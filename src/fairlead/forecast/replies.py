@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlead.core.commands import Submit
 from fairlead.core.errors import Refused
@@ -14,42 +15,32 @@ from fairlead.forecast.moments import past_map, past_queues
 from fairlead.forecast.recorded_trace import trace_document
 from fairlead.forecast.replica import Follower
 from fairlead.forecast.runtimes import Runtimes
-from fairlead.wire.preview import (
-    AnyQuestion,
-    Document,
-    Eta,
-    EtaQuestion,
-    Etas,
-    PastMapQuestion,
-    PastQueuesQuestion,
-    Story,
-    StoryQuestion,
-    TraceQuestion,
-)
+from fairlead.wire import preview
 
 SECONDS = 3.0
-"""Seconds within which futures are started."""
+"""After this number of seconds no new future begins."""
 
 
-def answer(follower: Follower, question: AnyQuestion) -> msgspec.Struct:
-    if isinstance(question, EtaQuestion):
-        return _etas(follower, question)
-    if isinstance(question, StoryQuestion):
-        return Story(since=follower.began, lines=follower.story(question.job, question.number))
-    if isinstance(question, TraceQuestion):
-        return Document(document=trace_document(follower, question.since, question.now))
-    if isinstance(question, PastMapQuestion):
-        return Document(document=past_map(follower, question))
-    if isinstance(question, PastQueuesQuestion):
-        return Document(document=past_queues(follower, question))
-    return Document(document=comparison.compare(follower, question))
+def answer(follower: Follower, question: preview.AnyQuestion) -> msgspec.Struct:
+    match question:
+        case preview.EtaQuestion():
+            return _etas(follower, question)
+        case preview.StoryQuestion():
+            return preview.Story(since=follower.began, lines=follower.story(question.job, question.number))
+        case preview.TraceQuestion():
+            return preview.Document(document=trace_document(follower, question.since, question.now))
+        case preview.PastMapQuestion():
+            return preview.Document(document=past_map(follower, question))
+        case preview.PastQueuesQuestion():
+            return preview.Document(document=past_queues(follower, question))
+    return preview.Document(document=comparison.compare(follower, question))
 
 
 def workers() -> int:
     return max(1, min(eta.SAMPLES, os.cpu_count() or 1))
 
 
-def _etas(follower: Follower, question: EtaQuestion) -> Etas:
+def _etas(follower: Follower, question: preview.EtaQuestion) -> preview.Etas:
     past, runtimes = follower.past(question.now)
     submits = [_submit(packed, at) for at, packed in enumerate(question.submissions)]
     wanted = [*question.jobs, *(submit.id for submit in submits)]
@@ -59,8 +50,9 @@ def _etas(follower: Follower, question: EtaQuestion) -> Etas:
     refused = samples[0].refused
     specs = {submit.id: submit.spec for submit in submits}
     specs |= {job: follower.state.jobs[job].spec for job in question.jobs if job in follower.state.jobs}
-    etas = {job: _eta(eta.sum_up(job, samples), job in specs and not _has_run(runtimes, specs[job])) for job in wanted}
-    return Etas(
+    new = {job for job, spec in specs.items() if not _has_run(runtimes, spec)}
+    etas = {job: replace(eta.sum_up(job, samples), new=job in new) for job in wanted}
+    return preview.Etas(
         jobs={job: etas[job] for job in question.jobs},
         submissions=[refused.get(submit.id) or etas[submit.id] for submit in submits],
         now=question.now,
@@ -81,16 +73,3 @@ def _submit(packed: bytes, at: int) -> Submit:
     if spec.manager:
         raise Refused("manager", "its start cannot be foretold; leave it out")
     return Submit(spec=spec, id=f"preview-{at}", user=spec.user, groups=spec.groups, operator=True)
-
-
-def _eta(found: eta.Eta, new: bool) -> Eta:
-    return Eta(
-        likely=found.likely,
-        median=found.median,
-        earliest=found.earliest,
-        latest=found.latest,
-        not_before=found.not_before,
-        stuck=found.stuck,
-        unknown_ahead=found.unknown_ahead,
-        new=new,
-    )

@@ -1,7 +1,7 @@
 """Distributions of run times: from earlier runs of the same stage name, of the same user, and of all users.
 
-Runs with the same given estimate come first. Other runs count as fractions of their estimates, so that they also help
-with other estimates. The fewer runs of a kind there are, the more runs of less specific kinds count.
+Runs with the same estimate are the most specific kind. Other runs count by the fraction of their estimate that they
+used. The fewer runs of a kind are recorded, the more runs of less specific kinds count.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from fairlead.core.resources import SECOND
 from fairlead.core.state import Partition
 
 NAMED_RUNS, USER_RUNS, ALL_RUNS = 20, 40, 400
-"""The number of runs kept of each stage name, of each user, and of all users."""
+"""The number of runs that are remembered for each stage name, for each user, and for all users together."""
 FADE = 0.85
-"""The weight of a run relative to the run after it."""
+"""The weight of a run relative to the next, newer one."""
 ENOUGH = 5
-"""Without an estimate, at least this number of a user's tasks must have ended to draw from them."""
+"""A task without an estimate has a distribution only if at least this number of tasks of its user have ended."""
 BEYOND = 2.0
-"""The weight of all less specific runs together; the last run of a kind has weight 1."""
+"""The weight of all less specific runs together. The newest run of a kind has weight 1."""
 EXACT, LIMIT = 0.6, 0.1
-"""The probability that a task runs as long as its estimate, or its time limit, if no runs are recorded. Else it ends
-earlier."""
+"""Without recorded runs, the probability that a task runs as long as its estimate, or else as its time limit."""
 PARTS = 9
-"""The number of earlier ends in that case, evenly spread and equally likely."""
+"""The other run times in that case: this number of equally likely, evenly spaced shorter ones."""
 NEAR = 0.1
-"""About the part by which a drawn run time differs from the recorded one."""
+"""The standard deviation by which a drawn run time differs from the recorded one, on a logarithmic scale."""
 
 ANY: Micros = -1
 """Stands for any estimate."""
 LATEST = 0.95
-"""Of tasks that outlast all records, the part that ends within 20 times their present run time; the rest end then."""
+"""The highest quantile for tasks that run longer than all recorded ones: they end within 20 times their run time."""
 Kind = tuple[str | None, str | None, str | None, Micros | None]
 """User, job name, stage name and given estimate of runs; None stands for all."""
 
 
 def kinds(user: str, name: str, stage: str, given: Micros | None) -> list[tuple[Kind, int, float]]:
-    """Return the kinds that a run belongs to, the most specific first, with the number of runs kept and the fade."""
+    """Return the kinds of a run, the most specific first, each with the number of runs to remember and the fade."""
     return [
         kind
         for estimate in (given, ANY)
@@ -91,7 +90,7 @@ class Runtimes:
     def note_learned(self, partition: Partition, recorded: Container[tuple[str, str, str]]) -> None:
         """Add the runs that the scheduler has learned, except for (user, job name, stage name) with recorded runs.
 
-        They are older than recorded runs, so they are added first.
+        Call this before `note`, because learned runs are older than recorded ones.
         """
         for (user, name, stage), runs in sorted(partition.runs.items()):
             if name and (user, name, stage) not in recorded:
@@ -112,9 +111,9 @@ class Runtimes:
         return self.table_of(*stage.job.owner, stage.name, guess(stage.terms), exact)
 
     def table_of(self, user: str, name: str, stage: str, given: Micros | None, exact: float = EXACT) -> Table | None:
-        """Return the distribution of run times of a stage, found by user, job name and stage name.
+        """Return the distribution of run times for a user, job name, stage name and estimate.
 
-        `exact` is the probability that a task runs as long as estimated.
+        `exact` is the probability, without recorded runs, that a task runs as long as estimated.
         """
         key = (user, name, stage, given)
         if (key, exact) not in self._tables:
@@ -150,9 +149,9 @@ class Table:
         self._given = given
 
     def draw(self, rng: Random, elapsed: Micros = 0, part: float | None = None) -> Micros | None:
-        """Return a run time above `elapsed`, close to the recorded one at a part (by default a random part).
+        """Return a run time above `elapsed`, near the recorded one at quantile `part`, which is random by default.
 
-        Without an estimate, a task that has run twice as long as all recorded ones has an unknown end: None.
+        Return None if the task has no estimate and has run twice as long as all recorded ones.
         """
         value = self.at(rng.random() if part is None else part, elapsed)
         if value is None:
@@ -163,11 +162,11 @@ class Table:
         return near if near > elapsed else value
 
     def is_outlasted(self, elapsed: Micros) -> bool:
-        """True if a task has run longer than all recorded ones and its estimate."""
+        """True if a task has run for longer than its estimate and all recorded runs."""
         return elapsed >= self._values[-1]
 
     def at(self, part: float, elapsed: Micros = 0) -> Micros | None:
-        """Return the run time at a part, from 0 to 1, of the distribution above `elapsed`."""
+        """Return the run time at a quantile, from 0 to 1, of the distribution above `elapsed`."""
         if self.is_outlasted(elapsed):
             if self._given is None and elapsed >= 2 * self._values[-1]:
                 return None

@@ -20,7 +20,7 @@ from fairlead.sim.traces import Trace
 from fairlead.writer.gc_settings import spared
 
 Watch = Callable[[Simulation], bool]
-"""Called before each cycle; True stops the run."""
+"""Called before each cycle. If it returns True, the run stops."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -28,11 +28,11 @@ class Run(msgspec.Struct, frozen=True):
     record: Record
     result: dict[str, Any]
     whole: bool
-    """False if the run was stopped; its figures cover the time until then."""
+    """False if the run was stopped. Then its figures cover the time until it stopped."""
 
 
 class Faults(msgspec.Struct, frozen=True):
-    """Profile and seed of the nodes' outages, the same for each policy."""
+    """The profile and the seed of node outages. Each policy has the same outages."""
 
     profile: str
     seed: int = 1
@@ -46,7 +46,7 @@ class Faults(msgspec.Struct, frozen=True):
 def run_policies(
     trace: Trace, policies: Sequence[Policy], until: Micros | None, watch: Watch, faults: Faults | None = None
 ) -> list[Run]:
-    """Run the policies. If one is stopped, the remaining ones are not started."""
+    """Run the trace with each policy. If a run is stopped, the remaining policies are left out."""
     runs: list[Run] = []
     for policy in policies:
         began = perf_counter()
@@ -63,15 +63,17 @@ def run_policies(
 
 
 class Packing(msgspec.Struct, frozen=True):
-    """Settings of packing: percent of the GPUs to ask for, and number of shuffles."""
+    """The settings of packing."""
 
     percent: int
+    """Jobs arrive until they have asked for this percentage of all GPUs."""
     shuffles: int = 10
+    """The number of random orders of the jobs."""
     seed: int = 1
 
 
 PackWatch = Callable[[str, int], bool]
-"""Called before each cycle with the placement and the number of finished shuffles; True stops the run."""
+"""Called before each cycle, with the placement and the number of finished shuffles. True stops the run."""
 
 
 def run_placements(

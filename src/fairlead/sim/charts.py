@@ -1,6 +1,6 @@
-"""Charts as SVG text: lines over time or over a scale, and bars. Nothing is fetched.
+"""Charts as SVG text: lines and bars. A page with charts needs no network.
 
-A chart carries its numbers in a `data-chart` attribute, from which a short script shows the values under the mouse.
+A chart has its numbers in a `data-chart` attribute. A short script of the report shows the values under the mouse.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Bars(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis from `low` to `high` with marks, logarithmic if `log`."""
+    """An axis from `low` to `high` with marks. It is logarithmic if `log`."""
 
     low: float
     high: float
@@ -63,7 +63,7 @@ def stepped(marks: Sequence[float], low: float, high: float, show: Show) -> Axis
 
 
 def line_chart(lines: Sequence[Line], x: Axis, y: Axis, pointed: bool = True) -> str:
-    """Draw lines. `pointed` means that all lines have the same x values, so the mouse shows a value of each."""
+    """Draw lines. With `pointed`, all lines have the same x values, and the mouse shows the value of each line."""
     body = _frame(x, y)
     for number, line in enumerate(lines):
         points = " ".join(f"{_x(x, a):.1f},{_y(y, b):.1f}" for a, b in line.points)
@@ -81,7 +81,7 @@ def line_chart(lines: Sequence[Line], x: Axis, y: Axis, pointed: bool = True) ->
 
 
 def bar_chart(groups: Sequence[Bars], labels: Sequence[str], y: Axis) -> str:
-    """Draw bars, those of one label side by side."""
+    """Draw bars. Bars with the same label stand side by side."""
     x = Axis(0, max(1, len(labels)), (), str)
     body = _frame(x, y)
     room = (WIDTH - LEFT - RIGHT) / max(1, len(labels))

@@ -14,12 +14,12 @@ from fairlead.core.resources import MILLI, SECOND
 from fairlead.sim.record import Record
 
 BOUND = 10 * SECOND
-"""Minimum run time in a bounded slowdown."""
+"""Shorter run times count as this long in a bounded slowdown."""
 DIGITS = 6
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
-    """A started job, from which figures are computed. `work` is its resources times its run time."""
+    """A started job. `work` is the amount of the main resource that it uses, times its run time."""
 
     id: str
     submit: Micros
@@ -33,32 +33,20 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     slowdown: float
 
     def work_by(self, now: Micros) -> int:
-        """Return the finished work at a time; for a running job, in proportion to the time it has run."""
+        """Return the work that the job has done by a time. A running job has done a part in proportion to its time."""
         return self.work if self.end is not None else self.work * min(now - self.start, self.run) // max(self.run, 1)
 
 
 def started_jobs(record: Record) -> list[Job]:
-    """Return the started jobs, in the order of the trace."""
     jobs: list[Job] = []
     resource = record.trace.resource
     for at, arrival in enumerate(record.trace.arrivals):
         outcome = record.job(at)
         if outcome.started is not None:
-            run, wait = arrival.run, outcome.started - arrival.at
-            jobs.append(
-                Job(
-                    arrival.id,
-                    arrival.at,
-                    outcome.started,
-                    outcome.ended,
-                    run,
-                    arrival.work(resource),
-                    arrival.spec.user,
-                    outcome.queue,
-                    wait,
-                    max(1.0, (wait + run) / max(run, BOUND)),
-                )
-            )
+            run, wait, work = arrival.run, outcome.started - arrival.at, arrival.work(resource)
+            slowdown = max(1.0, (wait + run) / max(run, BOUND))
+            times = (arrival.at, outcome.started, outcome.ended)
+            jobs.append(Job(arrival.id, *times, run, work, arrival.spec.user, outcome.queue, wait, slowdown))
     return jobs
 
 
@@ -129,7 +117,7 @@ def plain(micros: Micros) -> int | float:
 
 
 def refusals(record: Record) -> list[dict[str, Any]]:
-    """Return the reasons of refusals, each with the number of jobs and the first job ids."""
+    """Return why jobs were refused: each reason with the number of jobs and the first ids."""
     jobs: dict[str, list[str]] = {}
     for at in sorted(record.refused):
         jobs.setdefault(record.refused[at], []).append(record.trace.arrivals[at].id)

@@ -1,7 +1,8 @@
-"""Packing: measures how full a placement fills a fleet. Jobs arrive in random order, up to a share of all GPUs.
+"""Packing: measures what part of all GPUs a placement allocates before jobs no longer fit.
 
-No job ends, so a job that does not fit fails. The trace is shuffled; if it is too short, random jobs of it arrive
-again. Nodes also join in random order, so that ties between equal nodes favour none of them.
+Jobs of the trace arrive in random order until they have asked for a given percentage of all GPUs; if the trace is too
+short, random jobs arrive again. No job ends, so a job that does not fit has failed. Nodes join in random order, so that
+ties between equal nodes favour none of them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, LeftOut, Trace
 
 BATCH = 100
-"""Number of jobs that arrive at the same time."""
+"""The number of jobs that arrive at the same time."""
 FOR_EVER = 10_000 * 24 * 3600 * SECOND
 
 
@@ -38,7 +39,7 @@ class Packed(msgspec.Struct, frozen=True):
     failed: int
     arrived: int
     fragmented: float
-    """Expected number of idle GPUs that the next job cannot use."""
+    """The number of idle GPUs that an average job of the trace cannot use."""
 
 
 def check_placement(name: str) -> None:
@@ -49,10 +50,10 @@ def check_placement(name: str) -> None:
 
 
 def pack(trace: Trace, place: str, percent: int, seed: int, stop: Callable[[], bool] = lambda: False) -> Packed | None:
-    """Run one shuffle; return None if it was stopped."""
+    """Run one shuffle. Returns None if it was stopped."""
     check_placement(place)
     if not trace.amount(GPU):
-        raise Refused("packing", "the nodes have no GPUs, which is what it is about; name nodes that have some")
+        raise Refused("packing", "the nodes have no GPUs to fill; name nodes that have some")
     shuffled = _shuffled(trace, percent, Random(seed))
     policy = Policy(place, parse_partition({**ONE_QUEUE, "place": place, "seed": seed}, place))
     simulation = Simulation(shuffled, policy)
@@ -115,7 +116,7 @@ def _endless(arrivals: Sequence[Arrival], rng: Random) -> Iterator[Arrival]:
 
 
 def fragmented(partition: Partition, usual: Sequence[Arrival]) -> float:
-    """Return how many idle GPUs the usual jobs cannot use, as the mean over the jobs."""
+    """Return the number of idle GPUs that a job of the trace cannot use, as the mean over the jobs `usual`."""
     weights: dict[Shape, int] = {}
     shapes: dict[object, Shape] = {}
     for arrival in usual:

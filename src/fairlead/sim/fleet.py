@@ -1,8 +1,8 @@
 """A virtual fleet: agents that carry out launches and stops on a virtual clock, with faults on request.
 
-Agents acknowledge a launch at once, or with their next report. Tasks run until they are stopped or their duration is
-over, and stops are confirmed. Tasks of a chain run one after another in the slots of the chain; their ends are
-collected for a moment before they are reported. Reports are returned as commands, in the order in which they fell due.
+Agents acknowledge a launch at once or with their next report. Tasks run until they are stopped or their run time is
+over, and stops are confirmed. Tasks of a chain run one after another in the slots of the chain, and several of their
+ends are reported together. Reports are returned as commands, in the order in which they fell due.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from fairlead.core.model import Micros
 from fairlead.core.ranges import Ranges, count, difference, split
 
 GATHER: Micros = 10_000
-"""Time for which an agent gathers ended tasks of a chain before it reports them."""
-
+"""Time for which an agent collects ended tasks of a chain before it reports them together."""
 
 Key = tuple[str, str, str, int]
 """Node, job, stage and attempt of a block."""
@@ -35,8 +34,12 @@ class Running(msgspec.Struct, eq=False):
     indices: tuple[int, ...]
     number: int = 0
     chain: int = 0
-    told: bool = True
-    """True if the block was reported as running."""
+    is_reported: bool = True
+    """False for tasks of a chain that run and have not been reported as running."""
+
+    @classmethod
+    def of_launch(cls, node: str, launch: Launch) -> Running:
+        return cls(node, launch.job, launch.stage, launch.attempt, launch.indices, launch.number, launch.chain)
 
     def key(self) -> Key:
         return (self.node, self.job, self.stage, self.attempt)
@@ -65,11 +68,11 @@ class ChainQueue(msgspec.Struct):
     running: list[Running] = msgspec.field(default_factory=list)
     ended: list[Running] = msgspec.field(default_factory=list)
     """Ended tasks that are not reported yet."""
-    gathers: bool = False
+    report_is_due: bool = False
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """A due report of the gathered ends of a chain."""
+    """Stands for the report of the collected ends of a chain, which is made when it is due."""
 
     node: str
     chain: int
@@ -77,23 +80,23 @@ class Flush(msgspec.Struct, frozen=True):
 
 class Fleet:
     def __init__(self, prompt: bool = True) -> None:
-        """With `prompt`, agents report starts at once; otherwise with the next due report, with the run time so far."""
+        """With `prompt`, agents report starts at once; otherwise together with the next report that falls due."""
         self._prompt = prompt
         self._begun: list[tuple[Micros, Running]] = []
         self.durations: dict[tuple[str, str], Micros] = {}
-        """(Job, stage) → run time of each task. Tasks of other stages run until a test ends them."""
+        """(Job, stage) → run time of its tasks. Tasks of other stages run until the caller ends them."""
         self._running: dict[Key, list[Running]] = {}
         self._held: dict[str, list[Launch]] = {}
         self._refusing: set[str] = set()
         self._silent: set[str] = set()
         self._disconnected: dict[str, list[Report]] = {}
-        """Silent node that keeps its tasks → its reports, which it sends when it connects again."""
+        """Silent node whose tasks go on → the reports that it will send when it connects again."""
         self._missed: dict[str, list[Report]] = {}
-        """Silent node → reports of tasks that ended there, which the server has not received."""
+        """Silent node → reports about ended tasks that the server has not received."""
         self._hanging: set[str] = set()
         """Jobs with tasks that ignore stops."""
         self._lines: dict[str, dict[int, ChainQueue]] = {}
-        """Node → chain → its tasks at the agent."""
+        """Node → chain → the tasks of the chain on that node."""
         self._due: list[tuple[Micros, int, AnyCommand | Flush]] = []
         self._unheard: list[AnyCommand] = []
         self._count = 0
@@ -139,7 +142,7 @@ class Fleet:
         self._empty(node)
 
     def return_node(self, node: str, now: Micros) -> None:
-        """Bring an agent back without its tasks. They are reported as lost, also those that ended unheard."""
+        """Bring an agent back without its tasks. They are reported as lost, also tasks whose end was not received."""
         reason = f"node {node} came back without it"
         self._silent.discard(node)
         self._disconnected.pop(node, None)
@@ -166,7 +169,8 @@ class Fleet:
 
     def ended(self, job: str, stage: str, index: int, now: Micros) -> None:
         """Remove a task that the caller reports itself."""
-        for where in (*self._running.values(), *(line.waiting for line in self._all_lines())):
+        waiting = [line.waiting for lines in self._lines.values() for line in lines.values()]
+        for where in (*self._running.values(), *waiting):
             for block in list(where):
                 if block.job == job and block.stage == stage:
                     self._drop(where, block, Ranges(block.indices).overlap((index, index + 1)))
@@ -179,6 +183,7 @@ class Fleet:
             yield from blocks
 
     def next_due(self) -> Micros | None:
+        """Return the time of the next report; 0 if one is due already."""
         if self._unheard:
             return 0
         return self._due[0][0] if self._due else None
@@ -207,20 +212,21 @@ class Fleet:
         """Queue reports again that the server did not accept before it ended."""
         self._unheard += reports
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
     def _launch(self, node: str, launch: Launch, now: Micros) -> None:
         if node in self._held:
             self._held[node].append(launch)
             return
-        block = _running(node, launch)
+        block = Running.of_launch(node, launch)
         if self._has_had(block):
-            return  # sent again: an agent starts (task, attempt) once, and accepts it again
+            return  # the launch was sent again, and an agent starts an attempt of a task only once
         if node in self._refusing:
             self._at(now, block.report("refused", reason=f"node {node} refused the launch"))
             return
         if launch.slots:
-            line = self._line(block) or self._new_line(node, launch.chain)
+            line = self._line(block)
+            if line is None:  # the chain begins behind the tasks that already run in its slots
+                at_work = [other for other in self.at_work() if (other.node, other.chain) == (node, launch.chain)]
+                line = self._lines.setdefault(node, {})[launch.chain] = ChainQueue(running=at_work)
             line.slots = launch.slots
             line.waiting.append(block)
             self._go_on(node, now)
@@ -232,7 +238,6 @@ class Fleet:
             self._start(block, now)
 
     def _has_had(self, block: Running) -> bool:
-        """True if the agent has received this attempt before."""
         blocks = self._running.get(block.key(), [])
         if not (blocks or self._lines or self._unheard):
             return False
@@ -250,11 +255,11 @@ class Fleet:
             self._at(now + duration, block.report("succeeded", 0, ran=duration))
 
     def duration_of(self, block: Running) -> Micros | None:
-        """Return the run time of tasks that start; None if they run until a test ends them."""
+        """Return the run time of tasks that start; None if they run until the caller ends them."""
         return self.durations.get((block.job, block.stage))
 
     def _end(self, command: Report, now: Micros) -> list[Report]:
-        """End a task at its run time. In a chain, the end is reported later and the next task starts at once."""
+        """End tasks whose run time is over, and return the reports. The ends of tasks in chains are reported later."""
         where = self._running.get((command.node, command.job, command.stage, command.attempt), [])
         for block in where:
             still = block.indices
@@ -280,7 +285,7 @@ class Fleet:
             idle, news = not line.running, bool(line.ended)
             while free > 0 and line.waiting:
                 first = min(line.waiting, key=lambda block: block.indices)
-                task = msgspec.structs.replace(first, indices=split(first.indices, 1)[0], told=False)
+                task = msgspec.structs.replace(first, indices=split(first.indices, 1)[0], is_reported=False)
                 self._drop(line.waiting, first, task.indices)
                 self._start(task, now)
                 free, news = free - 1, True
@@ -288,8 +293,8 @@ class Fleet:
                 del lines[chain]
             elif line.ended and not line.running:
                 self._at(now, Flush(node, chain))
-            elif news and not line.gathers:
-                line.gathers = True
+            elif news and not line.report_is_due:
+                line.report_is_due = True
                 self._at(now + GATHER, Flush(node, chain))
         if not lines:
             del self._lines[node]
@@ -305,14 +310,14 @@ class Fleet:
                 joined = Ranges(merged.indices)
                 joined.add(block.indices)
                 merged.indices = joined.flat()
-        line.ended, line.gathers = [], False
+        line.ended, line.report_is_due = [], False
         reports = [
             block.report("succeeded", 0, ran=self.durations.get((block.job, block.stage), 0))
             for block in ended.values()
         ]
         for block in line.running:
-            if not block.told:
-                block.told = True
+            if not block.is_reported:
+                block.is_reported = True
                 reports.append(block.report("running"))
         return reports
 
@@ -321,14 +326,7 @@ class Fleet:
             return
         stopping = Running(node, stop.job, stop.stage, stop.attempt, stop.indices, stop.number)
         if node in self._held:
-            key = (stop.job, stop.stage, stop.attempt)
-            held = [
-                launch
-                if (launch.job, launch.stage, launch.attempt) != key
-                else msgspec.structs.replace(launch, indices=difference(launch.indices, stop.indices))
-                for launch in self._held[node]
-            ]
-            self._held[node] = [launch for launch in held if launch.indices]
+            self._held[node] = [left for launch in self._held[node] if (left := _without(launch, stop)).indices]
         lines = self._lines.get(node, {})
         for line in lines.values():
             for block in [block for block in line.waiting if block.key() == stopping.key()]:
@@ -341,12 +339,11 @@ class Fleet:
                 self._drop(where, block, Ranges(block.indices).overlap(stop.indices))
         for chain, line in lines.items():
             if line.ended:
-                self._at(now, Flush(node, chain))  # report ends before the stop: these tasks were not stopped
+                self._at(now, Flush(node, chain))  # tasks that ended before the stop are reported first
         if stopping.indices:
             self._at(now, stopping.report("stopped"))
 
     def _empty(self, node: str) -> list[Running]:
-        """Remove and return all tasks of an agent."""
         had: list[Running] = []
         self._begun = [entry for entry in self._begun if entry[1].node != node]
         for key in [key for key in self._running if key[0] == node]:
@@ -354,23 +351,12 @@ class Fleet:
         for line in self._lines.pop(node, {}).values():
             had += line.ended + line.waiting
         if node in self._held:
-            had += [_running(node, launch) for launch in self._held[node]]
+            had += [Running.of_launch(node, launch) for launch in self._held[node]]
             self._held[node] = []
         return had
 
     def _line(self, block: Running) -> ChainQueue | None:
-        """Return the chain of a block, or None."""
         return self._lines[block.node].get(block.chain) if block.node in self._lines else None
-
-    def _new_line(self, node: str, chain: int) -> ChainQueue:
-        """Add a chain behind the tasks that already run in its slots."""
-        line = ChainQueue(running=[block for block in self.at_work() if (block.node, block.chain) == (node, chain)])
-        self._lines.setdefault(node, {})[chain] = line
-        return line
-
-    def _all_lines(self) -> Iterator[ChainQueue]:
-        for lines in self._lines.values():
-            yield from lines.values()
 
     def _drop(self, where: list[Running], running: Running, block: tuple[int, ...]) -> None:
         """Remove tasks from a block, and the block from all lists when it is empty."""
@@ -399,8 +385,10 @@ class Fleet:
         heappush(self._due, (when, self._count, command))
 
 
-def _running(node: str, launch: Launch) -> Running:
-    return Running(node, launch.job, launch.stage, launch.attempt, launch.indices, launch.number, launch.chain)
+def _without(launch: Launch, stop: Stop) -> Launch:
+    if (launch.job, launch.stage, launch.attempt) != (stop.job, stop.stage, stop.attempt):
+        return launch
+    return msgspec.structs.replace(launch, indices=difference(launch.indices, stop.indices))
 
 
 def _same(one: Running, other: Running) -> bool:
@@ -408,7 +396,7 @@ def _same(one: Running, other: Running) -> bool:
 
 
 def _is_of(command: AnyCommand, running: Running) -> bool:
-    """True if a report is about this attempt, so the agent has received it before."""
+    """True if a report shows that the agent has received this attempt."""
     return (
         isinstance(command, Report)
         and command.state != "refused"

@@ -1,4 +1,4 @@
-"""Virtual machines of pools: they join some time after their order and leave when they are given back."""
+"""The virtual machines of pools: a machine joins some time after its order, and leaves when it is given back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairlead.core.state import Partition
 class Machines:
     def __init__(self, boot: Micros = 2 * MINUTE) -> None:
         self.boot = boot
-        """Time from the order of a node until it joins."""
+        """The time from the order of a node until it joins."""
         self._coming: list[tuple[Micros, str, str]] = []
         self._going: list[str] = []
 

@@ -15,13 +15,14 @@ What = Literal["fails", "returns", "refuses", "accepts"]
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """Averages for one node."""
+    """How often a node has an outage, and for how long."""
 
     between: Micros
-    """Time from the end of an outage to the next one."""
+    """The mean time from the end of an outage to the next one."""
     lasts: Micros
+    """The mean length of an outage."""
     refusing: int = 0
-    """Percent of the outages in which the node stays up but refuses launches."""
+    """The percentage of outages in which the node stays up but refuses launches."""
 
 
 PROFILES = {"light": Profile(30 * DAY, HOUR), "heavy": Profile(2 * DAY, 30 * MINUTE, refusing=25)}
@@ -42,7 +43,7 @@ class Outages:
         return self._due[0][0] if self._due else None
 
     def happen(self, now: Micros) -> list[tuple[str, What]]:
-        """Return the events until now. The next outage of a node is drawn when its last one ends."""
+        """Return the events that are due, and draw the next event of each of these nodes."""
         events: list[tuple[str, What]] = []
         while self._due and self._due[0][0] <= now:
             when, node, what = heappop(self._due)

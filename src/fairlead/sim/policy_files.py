@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,6 +25,16 @@ ONE_QUEUE: dict[str, Any] = {
 }
 
 
+MODES: dict[str, dict[str, str]] = {
+    "fcfs": {"backfill": "off"},
+    "easy": {"backfill": "easy"},
+    "shortest": {"backfill": "shortest"},
+    "conservative": {"backfill": "conservative"},
+    "learned": {"backfill": "shortest", "estimates": "learned"},
+}
+"""Policy → the settings that it changes."""
+
+
 class Policy:
     def __init__(self, name: str, config: PartitionConfig, homes: Mapping[str, str] | None = None) -> None:
         self.name = name
@@ -42,34 +53,13 @@ class Policy:
         return spec if queue == spec.queue else msgspec.structs.replace(spec, queue=queue)
 
 
-def fcfs(trace: Trace) -> Policy:
-    """First come, first served: one queue, and no job overtakes its head."""
-    return Policy("fcfs", parse_partition(ONE_QUEUE, "fcfs"))
-
-
-def easy(trace: Trace) -> Policy:
-    """EASY backfilling: as `fcfs`, but a job that does not delay the head may overtake it."""
-    return Policy("easy", parse_partition({**ONE_QUEUE, "backfill": "easy"}, "easy"))
-
-
-def shortest(trace: Trace) -> Policy:
-    """As `easy`, but of the jobs that may overtake the head, the shortest is tried first."""
-    return Policy("shortest", parse_partition({**ONE_QUEUE, "backfill": "shortest"}, "shortest"))
-
-
-def conservative(trace: Trace) -> Policy:
-    """As `easy`, but a job may delay none of the jobs before it."""
-    return Policy("conservative", parse_partition({**ONE_QUEUE, "backfill": "conservative"}, "conservative"))
-
-
-def learned(trace: Trace) -> Policy:
-    """As `shortest`, with run times that are learned from earlier runs of the same user and name."""
-    document = {**ONE_QUEUE, "backfill": "shortest", "estimates": "learned"}
-    return Policy("learned", parse_partition(document, "learned"))
+def single_queue(name: str, trace: Trace) -> Policy:
+    """Return the policy with one queue and the settings of `MODES`."""
+    return Policy(name, parse_partition({**ONE_QUEUE, **MODES[name]}, name))
 
 
 def fair(trace: Trace) -> Policy:
-    """One queue per user with equal shares. Backfilling ensures that large jobs start too."""
+    """Return the policy with one queue per user, equal shares and `backfill: easy`."""
     users = sorted({arrival.spec.user for arrival in trace.arrivals})
     names = {user: user if QUEUE_NAME.fullmatch(user) else f"user-{at}" for at, user in enumerate(users)}
     queues = {name: {"order": "fifo", "share": 1} for name in names.values()}
@@ -77,14 +67,7 @@ def fair(trace: Trace) -> Policy:
     return Policy("fair", parse_partition(document, "fair"), {user: f"root.{name}" for user, name in names.items()})
 
 
-NAMED: dict[str, Callable[[Trace], Policy]] = {
-    "fcfs": fcfs,
-    "easy": easy,
-    "shortest": shortest,
-    "conservative": conservative,
-    "learned": learned,
-    "fair": fair,
-}
+NAMED: dict[str, Callable[[Trace], Policy]] = {**{name: partial(single_queue, name) for name in MODES}, "fair": fair}
 
 
 def check_name(name: str) -> None:
@@ -98,7 +81,7 @@ def check_name(name: str) -> None:
 
 
 def policy_of(name: str, document: object) -> Policy:
-    """Return a policy from a configuration with one partition, or from the settings of one partition."""
+    """Return a policy from a configuration with one partition, or from the settings of a partition alone."""
     if isinstance(document, Mapping) and "partitions" not in document:
         document = {"partitions": {"default": document}}
     configs = parse_config({} if document is None else document)

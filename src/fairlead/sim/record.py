@@ -1,4 +1,4 @@
-"""Outcomes of the jobs of a simulation, updated after each cycle from the jobs that it touched."""
+"""Records when the jobs of a simulation start and end, after each cycle, and the use of the nodes over time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEVER = -1
 
 
 class Outcome(NamedTuple):
-    """The outcome of one job. Times are None until they are known."""
+    """The outcome of one job."""
 
     submitted: Micros
     started: Micros | None
@@ -48,11 +48,11 @@ class Record:
         self.placements = 0
         self.tasks = 0
         self.times = array("q")
-        """Times at which `used` or `waiting` changed."""
+        """The times at which `used` or `waiting` changed."""
         self.used = array("q")
-        """Allocated amount of the trace's main resource."""
+        """The allocated amount of the trace's main resource, from each of these times on."""
         self.waiting = array("q")
-        """Number of submitted jobs that had not started."""
+        """The number of submitted jobs that had not started, from each of these times on."""
         self._partition: Partition | None = None
 
     def job(self, at: int) -> Outcome:
@@ -66,15 +66,13 @@ class Record:
         )
 
     def arrive(self, jobs: int) -> None:
-        """Count jobs that are submitted in the next cycle."""
+        """Count jobs that will be submitted in the next cycle."""
         self.arrived += jobs
 
     def accept(self, at: int, queue: str) -> None:
-        """Record that the scheduler accepted a job into a queue."""
         self._queues[at] = queue
 
     def refuse(self, at: int, why: str) -> None:
-        """Record that the scheduler refused a job."""
         self.refused[at] = why
         self._states[at] = "refused"
         self.over += 1
@@ -82,8 +80,6 @@ class Record:
     @property
     def is_over(self) -> bool:
         return self.over == len(self.trace.arrivals)
-
-    # -- observing -----------------------------------------------------------------------------------------------
 
     def began(self, partition: Partition) -> None:
         self._partition = partition
@@ -100,7 +96,7 @@ class Record:
             elif job.allocations:
                 self._start(job_id, partition.now)
         for change, before in decided.plan.done:
-            kind = type(change)
+            kind = type(change)  # quicker than `isinstance` for each class
             if kind is Placed:
                 assert isinstance(change, Placed)
                 self.placements += 1
@@ -110,12 +106,12 @@ class Record:
                 self.placements += len(change.tasks)
                 self.tasks += len(change.tasks)
             elif kind is JobForgotten:
-                forgotten: JobForgottenUndo = before  # with keep_ended 0, in the cycle in which the job ended
+                forgotten: JobForgottenUndo = before  # with keep_ended 0, a job is forgotten when it ends
                 self._end(forgotten.job.id, partition.now, forgotten.job.state)
         self._sample(partition.now)
 
     def stopped(self, partition: Partition, why: str) -> None:
-        """Do nothing: a cycle that was not written has no effect."""
+        pass
 
     def _start(self, job: str, now: Micros) -> None:
         at = self._at.get(job)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
 
+from fairlead.core.model import Micros
 from fairlead.core.resources import SECOND
 from fairlead.sim.batch import Run
 from fairlead.sim.charts import Axis, Bars, Line, bar_chart, legend, line_chart, linear, stepped
 from fairlead.sim.figures import Job, percentile, started_jobs
-from fairlead.sim.series import means
 from fairlead.sim.text import ROWS, plural, remarks, span
 
 BUCKETS = 400
@@ -26,7 +26,6 @@ HIGHER_IS_BETTER = ("utilisation",)
 
 
 def page(runs: Sequence[Run]) -> str:
-    """Return the HTML page."""
     trace = runs[0].record.trace
     names = [run.policy.name for run in runs]
     jobs = [started_jobs(run.record) for run in runs]
@@ -40,13 +39,17 @@ def page(runs: Sequence[Run]) -> str:
         ),
         _section(
             "Queue length",
-            "How many jobs wait.",
+            "The number of waiting jobs over time.",
             legend(names) + _over_time(runs, lambda run: run.record.waiting, 1.0, ""),
         ),
-        _section("Waits", "Which part of the jobs waited no longer than so long.", legend(names) + _waits(jobs, names)),
+        _section(
+            "Waits",
+            "The part of the jobs that waited no longer than the time below.",
+            legend(names) + _waits(jobs, names),
+        ),
         _section(
             "Wait by job size",
-            "How long jobs of a size waited, on the average. The size is the number of tasks.",
+            "The mean wait of jobs by their size, the number of tasks.",
             legend(names) + _by_size(runs, jobs, names),
         ),
         *[_shares(run, own) for run, own in zip(runs, jobs, strict=True)],
@@ -100,6 +103,33 @@ def _over_time(runs: Sequence[Run], values: Callable[[Run], Sequence[int]], fact
     return line_chart(lines, time_axis((end - start) / SECOND), y)
 
 
+def means(
+    times: Sequence[Micros], values: Sequence[int], start: Micros, end: Micros, buckets: int
+) -> list[tuple[float, float]]:
+    """Return the mean of a step function in each of `buckets` equal parts of a span, as (middle of the part, mean).
+
+    The function has each value from its time on, and is 0 before the first.
+    """
+    length = max(1, end - start) / buckets
+    points: list[tuple[float, float]] = []
+    at, value = 0, 0
+    while at < len(times) and times[at] <= start:
+        value = values[at]
+        at += 1
+    now = float(start)
+    for number in range(buckets):
+        until = start + length * (number + 1)
+        total = 0.0
+        while at < len(times) and times[at] < until:
+            total += value * (times[at] - now)
+            now, value = float(times[at]), values[at]
+            at += 1
+        total += value * (until - now)
+        now = until
+        points.append((start + length * (number + 0.5), total / length))
+    return points
+
+
 def time_axis(longest: float) -> Axis:
     """Return an axis from 0 to `longest` seconds, in a suitable unit."""
     seconds = max(1.0, longest)
@@ -117,7 +147,7 @@ def _waits(jobs: Sequence[Sequence[Job]], names: Sequence[str]) -> str:
         lines.append(Line(name, points if ordered else []))
     y = linear(100.0, lambda value: f"{value:.0f} %")
     longest = max((point[0] for line in lines for point in line.points), default=1)
-    return line_chart(lines, _wait_axis(longest), y, pointed=False)
+    return line_chart(lines, stepped(WAIT_MARKS, 1.0, max(10.0, longest), span), y, pointed=False)
 
 
 def _by_size(runs: Sequence[Run], jobs: Sequence[Sequence[Job]], names: Sequence[str]) -> str:
@@ -134,16 +164,13 @@ def _by_size(runs: Sequence[Run], jobs: Sequence[Sequence[Job]], names: Sequence
 
 
 def _size_label(bits: int) -> str:
+    """Return the range of the sizes with a number of bits."""
     low, high = 1 << (bits - 1), (1 << bits) - 1
     return str(low) if low == high else f"{low}–{high}"
 
 
-def _wait_axis(longest: float) -> Axis:
-    return stepped(WAIT_MARKS, 1.0, max(10.0, longest), span)
-
-
 def _shares(run: Run, jobs: Sequence[Job]) -> str:
-    """Draw the share and the use of each queue; "" for a single queue."""
+    """Return the chart with the share and the use of each queue; empty for a single queue."""
     settings = {path: queue for path, queue in run.policy.config.queues}
     parents = {path.rpartition(".")[0] for path in settings}
     used: dict[str, int] = {path: 0 for path in settings if path not in parents}
@@ -160,10 +187,10 @@ def _shares(run: Run, jobs: Sequence[Job]) -> str:
     ]
     most = max(value for group in groups for value in group.values)
     labels = [path.removeprefix("root.") for path in largest]
-    more = f" The {MAX_QUEUES} of {len(used)} that used most." if len(used) > MAX_QUEUES else ""
+    more = f" Shown are the {MAX_QUEUES} of {len(used)} queues that used most." if len(used) > MAX_QUEUES else ""
     return _section(
         f"Share against use: {run.policy.name}",
-        f"The part of all work that each queue is entitled to, and the part that it did.{more}",
+        f"The part of all work that each queue is entitled to, and the part that it used.{more}",
         legend(["share", "use"]) + bar_chart(groups, labels, linear(most, lambda value: f"{value:.0f} %")),
     )
 
@@ -187,5 +214,5 @@ def _notes(runs: Sequence[Run]) -> str:
     if not texts:
         return ""
     return _section(
-        "What the figures are not about", "", f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
+        "What the figures do not cover", "", f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
     )

@@ -1,7 +1,7 @@
 """A simulation: the real writer, core and journal on a virtual clock, with a virtual fleet and the jobs of a trace.
 
-All events of one instant are one batch for one cycle: first reports, then arrivals. Events that a cycle causes at the
-same instant, such as the end of a job with run time 0, go into the next batch.
+All events of one instant are one batch for one cycle: first reports, then arrivals. An event that the cycle causes at
+the same instant, such as the end of a job with run time 0, is in the next batch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Simulation:
     def run(self, until: Micros | None = None, stop: Callable[[Simulation], bool] = lambda simulation: False) -> bool:
         """Run until all jobs have ended, no event is left, or `until` is reached; return True then.
 
-        `stop` is called before each cycle. If it returns True, `run` returns False at once and may be called again.
+        `stop` is called before each cycle. If it returns True, `run` returns False and may be called again to go on.
         """
         while not stop(self):
             when = self._next_due()
@@ -75,11 +75,8 @@ class Simulation:
         self.fleet.deliver(done.effects, self.now)
         self.machines.receive(done.effects, self.now)
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
     def _open(self) -> None:
-        """Configure the partition and add the nodes, at time 0."""
-        # Launches never time out: no message is lost here, but a start is reported only with the next event.
+        # A start is reported only with the next event, however late, so launches must not time out.
         settings = replace(self.policy.config.settings, launch_timeout=MAX_DURATION)
         config = replace(self.policy.config, settings=settings)
         commands: list[AnyCommand] = [Configure(config=config, version=1, operator=True)]
@@ -92,7 +89,7 @@ class Simulation:
         self.machines.receive(done.effects, self.now)
 
     def _break(self) -> list[AnyCommand]:
-        """Apply the due outages; return the registrations of nodes that are back."""
+        """Make nodes fail and recover as the outages say; return the commands that add returned nodes."""
         assert self.outages is not None
         specs = dict(self.trace.nodes)
         back: list[AnyCommand] = []
@@ -109,7 +106,7 @@ class Simulation:
         return back
 
     def _is_stuck(self, outages: Outages) -> bool:
-        """True if only further outages can still happen. A node in back-off counts: it is tried again."""
+        """True if nothing but further outages can happen. A node in back-off will be tried again."""
         if outages.out or self.writer.more or self._next < len(self.trace.arrivals):
             return False
         partition = self.writer.partition
@@ -118,7 +115,7 @@ class Simulation:
     def _next_due(self) -> Micros | None:
         if self.writer.more:
             return self.now
-        # Ended jobs are forgotten at the next event: a cycle just for them would decide nothing.
+        # The scheduler forgets ended jobs at the next event. A cycle of its own for that would decide nothing.
         reported = self.fleet.next_due()
         if reported == self.now:
             return reported

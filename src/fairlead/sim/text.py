@@ -15,7 +15,7 @@ UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def parse_time(text: str, field: str) -> Micros:
-    """Return a simulated time from text: a duration since the start. Plain numbers are seconds."""
+    """Read a simulated time: the duration since the start of the simulation. Plain numbers are seconds."""
     return parse_duration(int(text) if text.isdigit() else text, field)
 
 
@@ -55,8 +55,8 @@ PACKING_ROWS: Rows = (
     ("lowest shuffle", "lowest_percent", lambda value: f"{value:.2f} %"),
     ("highest shuffle", "highest_percent", lambda value: f"{value:.2f} %"),
     ("GPUs not allocated", "unallocated_gpus", lambda value: f"{value:,.1f}"),
-    ("of these of no use", "fragmented_gpus", lambda value: f"{value:,.1f}"),
-    ("jobs that found no room", "failed_pods", lambda value: f"{value:,.1f}"),
+    ("of these unusable", "fragmented_gpus", lambda value: f"{value:,.1f}"),
+    ("jobs that did not fit", "failed_pods", lambda value: f"{value:,.1f}"),
     ("jobs", "arrived_pods", lambda value: f"{value:,.1f}"),
     ("shuffles", "shuffles", str),
     ("wall time", "wall_s", lambda value: f"{value:.1f} s"),
@@ -80,13 +80,13 @@ def plural(number: int, what: str) -> str:
 
 
 def remarks(result: dict[str, Any]) -> Iterator[str]:
-    """Yield remarks on jobs that the figures do not cover, and on outages."""
+    """Yield sentences about jobs that the figures do not cover, and about outages."""
     if result["not_started"]:
         yield f"{result['not_started']:,} of {result['submitted']:,} jobs had not started"
     if result["not_ended"] > result["not_started"]:
         yield f"{plural(result['not_ended'] - result['not_started'], 'job')} had not ended"
     if result["outages"]:
-        yield f"nodes were in trouble {plural(result['outages'], 'time')}"
+        yield f"nodes had {plural(result['outages'], 'outage')}"
     for refusal in result["refused"]:
         yield f"{refusal['count']:,} refused ({', '.join(refusal['jobs'])}): {refusal['why']}"
 

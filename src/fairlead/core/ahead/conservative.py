@@ -16,9 +16,9 @@ from fairlead.core.plan import Plan
 from fairlead.core.why.reasons import NoCapacity, Reason, WouldDelay
 
 MAX_PLANNED = 100
-"""The number of asks that are planned. Later asks do not start, because their effect on planned asks is unknown."""
+"""At most this number of asks is planned. Later asks do not start, because they might delay asks without a plan."""
 MAX_LOOKS = 200_000
-"""The number of timeline pieces that one match phase examines; then it plans no further ask."""
+"""After this number of examined pieces of the timeline, match plans no further ask in this cycle."""
 
 
 class Conservative(Backfill):
@@ -62,7 +62,7 @@ class Conservative(Backfill):
         reserved = self._timeline.reserved_before(ask.stage.job.id)
         if self.head.seq in self._planned_asks:
             return reserved
-        return tuple(sorted({*super().planned_before(ask), *reserved}))  # a head with earmarked nodes is planned alone
+        return tuple(sorted({*super().planned_before(ask), *reserved}))  # the timeline has no head with earmarked nodes
 
     def has_turned_late(self, now: Micros) -> bool:
         return False
@@ -81,7 +81,7 @@ class Conservative(Backfill):
         assert timeline is not None
         partition = self.plan.partition
         if partition.earmark_of(ask.seq) is not None:
-            return starter.start(lane, ask, together, most)  # planned asks do not count on nodes earmarked for it
+            return starter.start(lane, ask, together, most)  # planned asks use no nodes that are earmarked for it
         length, before = run_time(partition, ask), starter.before(ask.stage.job)
         late = [self._guard] if self._guard is not None and not self._in_time_for_guard(ask) else []
         for guard in late:
@@ -106,7 +106,7 @@ class Conservative(Backfill):
         return 0, delayed
 
     def _delayed(self, ask: Ask, mark: int, length: Micros | None, late: list[Reserve]) -> WouldDelay | None:
-        """Return the planned job that the tasks placed since a mark would delay; None, and count them, if none."""
+        """Return the reason if tasks placed since a mark would delay a planned job; else count these tasks."""
         unknown = self._delays or WouldDelay(ask.stage.job.id, self.plan.now)
         assert self._timeline is not None
         if not self._take(late, mark, ()):

@@ -1,7 +1,7 @@
 """Backfill across lanes: later asks start only if they do not delay the head, the first ask without capacity.
 
-Used during one match phase. The head gets a planned time: the earliest at which all of it fits, by the expected ends of
-running tasks. A later ask may start if it is expected to end by then, or if the head still fits beside it at that time.
+The head gets a planned time: the earliest time at which all of it fits, by the expected ends of running tasks. A later
+ask may start if it is expected to end by then, or if the head still fits beside it at that time.
 """
 
 from __future__ import annotations
@@ -27,49 +27,49 @@ from fairlead.core.why.never import never_fits
 from fairlead.core.why.reasons import NoCapacity, Reason, WouldDelay
 
 LATENESS: Micros = HOUR
-"""With learned estimates, which may be too short: how long asks behind the head may delay it."""
+"""With learned estimates, which may be too short: the longest time by which other asks may delay the head."""
 
 Prospect = Literal[0, 1, 2]
 TRY: Prospect = 0
 NO_CAPACITY: Prospect = 1
 LATE: Prospect = 2
-"""The prediction for an ask: worth trying; no capacity; it would delay the head."""
+"""What a try of an ask would bring: TRY, unknown; NO_CAPACITY; LATE, it would delay the head."""
 
 
 class Backfill:
-    """Backfill in the modes `easy` and `shortest`, which differ in the order in which match tries asks."""
+    """Backfill in the modes `easy` and `shortest`. They differ in the order in which match tries asks."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.head: Ask | None = None
         self._reserve: Reserve | None = None
-        """Capacity set aside for the head at its planned start."""
+        """Capacity that is set aside for the head at its planned start."""
         self._guard: Reserve | None = None
-        """With learned estimates: capacity set aside for the head at its latest start, by submitted estimates."""
+        """With learned estimates: capacity that is set aside for the head at its latest start, by given estimates."""
         self._shape: Shape | None = None
         """The shape of the head; None if it has several shapes."""
         self._delays: WouldDelay | None = None
         """The reason for asks that would delay the head; None if the start of the head cannot be planned."""
         self._full: dict[Lane, tuple[int, int]] = {}
-        """Lane → a number of tasks that did not fit together, and the number that did."""
+        """Lane → a number of tasks that did not fit together, and the number of tasks that fit."""
         self._unbounded: dict[tuple[int, bool, Shape], bool] = {}
-        """(Accounts, preemptible, shape) → True if only missing capacity can keep such an ask waiting."""
+        """(Accounts, preemptible, shape) → True if such an ask can wait only for capacity."""
         self._versions: tuple[int, ...] = ()
         self._began: Micros = plan.now
 
     @property
     def when(self) -> Micros | None:
-        """Return the planned start of the head. None if it is unknown; then no ask counts as delaying the head."""
+        """The planned start of the head. If it is unknown (None), no ask counts as delaying the head."""
         return None if self._reserve is None else self._reserve.when
 
     @property
     def last_planned(self) -> Micros | None:
-        """Return the last planned start of any ask."""
+        """The last planned start of any ask."""
         return self.when
 
     @property
     def spare(self) -> int:
-        """Return the number of further tasks of the head's shape that fit at the planned time."""
+        """The number of further tasks of the head's shape that fit at the planned time."""
         return 0 if self._reserve is None else self._reserve.spare
 
     def block(self, ask: Ask, reason: NoCapacity) -> None:
@@ -86,7 +86,7 @@ class Backfill:
         self.plan.planned = self._planned()
 
     def _guard_for(self, ask: Ask, fitting: int) -> Reserve | None:
-        """Plan the latest start of the head, which is fixed when the head is first planned.
+        """Set capacity aside for the head at its latest start, which is fixed when the head is first planned.
 
         If the head can no longer fit by then, it is planned as early as it fits. Otherwise no other ask could start,
         not even an ask with held nodes for which the head waits.
@@ -121,7 +121,7 @@ class Backfill:
         return placed, reason
 
     def prospect(self, lane: Lane, ask: Ask) -> Prospect:
-        """Predict, without trying, whether an ask can start in this cycle."""
+        """Predict, without a try, whether an ask can start in this cycle."""
         stage, partition = ask.stage, self.plan.partition
         if ask.whole or ask is self.head or (partition.nodes.held and partition.earmark_of(ask.seq) is not None):
             return TRY
@@ -136,7 +136,7 @@ class Backfill:
         return TRY if self._in_time(ask) else LATE
 
     def skip_hopeless(self, lane: Lane, first: Ask, following: Iterator[Ask]) -> tuple[Ask | None, Ask | None]:
-        """Return the first ask in a lane that may be able to start, and the first one before it that lacks capacity."""
+        """Return the first ask of a lane that may be able to start, and the first ask before it that lacks capacity."""
         no_capacity: Ask | None = None
         wanted, fitting = self._full.get(lane, (FAR, FAR))
         spare = self.spare if self._delays is not None and lane.shapes == (self._shape,) else FAR
@@ -180,7 +180,7 @@ class Backfill:
         return () if self._reserve is None or ask is self.head else self._reserve.nodes()
 
     def _only_capacity(self, ask: Ask) -> bool:
-        """True if an ask can use the same nodes as the rest of its lane, and only missing capacity can make it wait."""
+        """True if an ask can use the same nodes as all asks of its lane, and can wait only for capacity."""
         partition, job, shape = self.plan.partition, ask.stage.job, ask.stage.shape
         key = (id(job.accounts), job.preemptible, shape)
         unbounded = self._unbounded.get(key)
@@ -190,16 +190,16 @@ class Backfill:
         return unbounded
 
     def remember(self, unfinished: bool) -> None:
-        """Keep the results for the next cycle, unless the phase ended before all asks had their turn."""
+        """Keep the results for the next cycle, unless match ended before all asks had their turn."""
         partition = self.plan.partition
         self._versions = _versions(partition)
         partition.memory.backfill = self if self.head is not None and not unfinished else None
 
     def resume(self, plan: Plan) -> bool:
-        """True if the results of an earlier cycle still hold; the new plan then continues from them.
+        """Continue from the results of an earlier cycle. False if they no longer hold.
 
-        They hold if the only change is that asks joined behind the head. Asks that waited before still cannot start:
-        capacity and planned time are the same, and less time is left until then.
+        They hold if nothing has changed except that asks joined behind the head. Asks that waited before still cannot
+        start, because capacity and planned time are the same and less time is left.
         """
         partition, head = plan.partition, self.head
         if (
@@ -210,33 +210,33 @@ class Backfill:
             or partition.derived.forecast.is_late(plan.now)
         ):
             return False
-        path, versions = head.stage.job.queue.path, partition.capacity_versions()
-        for lane in partition.lanes.values():
-            verdict = lane.memory.verdict
-            if lane.queue.path != path or verdict is None or verdict.versions != versions or verdict.bounded:
-                return False
-            if lane.queue.order.by_user and partition.settings.share_memory and lane.has_new_order(verdict, plan.now):
-                return False
-            if verdict.joined:
-                # A verdict names the first ask of each kind. An ask that joined before one of these would replace it.
-                firsts = {id(ask): ask for ask in (head, verdict.no_capacity, verdict.limited) if ask is not None}
-                last = max([lane.key(ask) for ask in firsts.values()])
-                if min([lane.key(ask) for ask in verdict.joined]) < last:
-                    return False
-        self._continue(plan)
-        return True
-
-    def _continue(self, plan: Plan) -> None:
+        versions = partition.capacity_versions()
+        if not all(self._holds_for(lane, head, versions, plan.now) for lane in partition.lanes.values()):
+            return False
         self.plan = plan
         plan.planned = self._planned()
         for reserve in (self._reserve, self._guard):
             if reserve is not None:
                 reserve.plan = plan
+        return True
+
+    def _holds_for(self, lane: Lane, head: Ask, versions: tuple[int, int], now: Micros) -> bool:
+        """True if the results still hold for a lane: it is asleep, and all new asks are behind those of its verdict."""
+        verdict, queue = lane.memory.verdict, lane.queue
+        if queue is not head.stage.job.queue or verdict is None or verdict.versions != versions or verdict.bounded:
+            return False
+        if queue.order.by_user and self.plan.partition.settings.share_memory and lane.has_new_order(verdict, now):
+            return False
+        if not verdict.joined:
+            return True
+        # A verdict names the first ask of each kind. An ask that joined before one of these would replace it.
+        firsts = {id(ask): ask for ask in (head, verdict.no_capacity, verdict.limited) if ask is not None}
+        return min([lane.key(ask) for ask in verdict.joined]) > max([lane.key(ask) for ask in firsts.values()])
 
     def has_turned_late(self, now: Micros) -> bool:
-        """True if some lane's first ask without capacity can no longer end by the planned time.
+        """True if the first ask without capacity of some lane can no longer end by the planned time.
 
-        That ask is not tried any more, and another ask may become the lane's first without capacity.
+        Match then skips that ask as late, so another ask may be the first without capacity.
         """
         when = self.when
         if when is None or self._shape is None:
@@ -261,30 +261,32 @@ class Backfill:
     def _start_beside(
         self, starter: Starter, lane: Lane, ask: Ask, together: int, most: int
     ) -> tuple[int, Reason | None]:
-        before, reserve = starter.before(ask.stage.job), self._reserve
+        before, reserve, guard = starter.before(ask.stage.job), self._reserve, self._guard
         assert reserve is not None
         late = [] if self._delays is None or self._in_time(ask) else [reserve]
+        if guard is not None and not self._in_time_for_guard(ask):
+            late.append(guard)
         same_shape = not ask.whole and ask.stage.shape is self._shape
         if late:
-            most = max(together, min(most, self.spare)) if same_shape else together
-        if self._guard is not None and not self._in_time_for_guard(ask):
-            late.append(self._guard)
-            most = together
+            spare = reserve.spare if same_shape and late == [reserve] else together
+            most = max(together, min(most, spare))
         if not same_shape or ask.stage.shape.key.apart or self.plan.partition.nodes.held:
             for each in late:
                 each.look_ahead()  # otherwise each task takes capacity of exactly one task of the head
-        own = self._own_nodes(ask)
+        # The plan of the head does not count on nodes that are earmarked for the ask.
+        earmark = self.plan.partition.earmark_of(ask.seq)
+        own = () if earmark is None else earmark.nodes
         placed, reason = starter.start(lane, ask, together, most)
         if reason is None and not self._take(late, before[0], own):
             starter.undo_tried(before)
             return 0, self._delays or self._would_delay()
-        for kept in (self._reserve, self._guard):
+        for kept in (reserve, guard):
             if kept is not None and kept not in late:
                 kept.see_placed(before[0])
         return placed, reason
 
     def _take(self, reserves: list[Reserve], mark: int, own: Collection[int]) -> bool:
-        """Count the tasks placed since a mark in all reserves; False if the head does not fit beside them."""
+        """Count tasks placed since a mark in all reserves; count nothing and return False if the head does not fit."""
         for at, reserve in enumerate(reserves):
             if not reserve.take(mark, own):
                 for taken in reserves[:at]:
@@ -299,28 +301,21 @@ class Backfill:
         )
 
     def _would_delay(self) -> WouldDelay | None:
-        """Return the reason for an ask that could delay the head beyond its latest start."""
+        """Return the reason for an ask that would delay the head beyond its latest start."""
         guard = self._guard
         return None if guard is None or guard.when is None else WouldDelay(guard.head.stage.job.id, guard.when)
 
-    def _own_nodes(self, ask: Ask) -> Collection[int]:
-        """Return the nodes earmarked for an ask. The plan of the head does not count on these nodes."""
-        earmark = self.plan.partition.earmark_of(ask.seq)
-        return () if earmark is None else earmark.nodes
-
 
 def resume(plan: Plan) -> Backfill | None:
-    """Return the backfill of an earlier cycle, if its results still hold."""
+    """Return the backfill of an earlier cycle if its results still hold."""
     backfill = plan.partition.memory.backfill
-    return (
-        backfill
-        if isinstance(backfill, Backfill) and plan.partition.readiness.ready and backfill.resume(plan)
-        else None
-    )
+    if isinstance(backfill, Backfill) and plan.partition.readiness.ready and backfill.resume(plan):
+        return backfill
+    return None
 
 
 def has_turned_late(partition: Partition) -> bool:
-    """True if, by the passing of time alone, a lane has another first ask without capacity."""
+    """True if time alone has changed the first ask without capacity of a lane."""
     return isinstance(partition.memory.backfill, Backfill) and partition.memory.backfill.has_turned_late(partition.now)
 
 
@@ -331,13 +326,13 @@ def why_passed(partition: Partition, ask: Ask) -> Reason | None:
 
 
 def planned_before(partition: Partition, ask: Ask) -> tuple[int, ...]:
-    """Return the nodes on which the last match planned asks with an earlier turn than an ask without capacity."""
+    """Return the nodes on which the last match planned asks whose turn is before that of an ask."""
     backfill = partition.memory.backfill
     return backfill.planned_before(ask) if isinstance(backfill, Backfill) else ()
 
 
 def _versions(partition: Partition) -> tuple[int, ...]:
-    """Return the state versions that the results depend on, apart from waiting asks."""
+    """Return the versions of the state that the results depend on. Waiting asks do not change them."""
     return (
         partition.derived.openings,
         partition.nodes.version,

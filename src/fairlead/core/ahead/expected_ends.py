@@ -1,7 +1,7 @@
 """`Forecast`: the expected ends of running tasks, in order, updated as tasks start and end.
 
-A forecast is derived from the state and exists only while backfill needs it. It leaves out tasks with neither an
-estimate nor a time limit, because their end is unknown.
+A forecast is derived from the state and exists only while backfill needs it. It leaves out tasks without an estimate or
+time limit, because their end is unknown.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Forecast:
         return (before and before[0]) != (after and after[0])
 
     def first(self, now: Micros) -> Micros | None:
-        """Return the earliest expected end. A task that runs longer proves the forecast wrong."""
+        """Return the earliest expected end."""
         self._put_off_late(now)
         return self._ends[0][0] if self._ends else None
 
@@ -104,7 +104,7 @@ class Forecast:
             yield end, self._known[number][1]
 
     def _put_off_late(self, now: Micros) -> None:
-        """Give each allocation that runs beyond its expected end a later expected end."""
+        """Give each allocation that runs beyond its expected end a later one."""
         if not self.is_late(now):
             return
         late = [self._known[number][1] for _, number in self._ends[: bisect_left(self._ends, (now + 1, 0))]]

@@ -1,4 +1,4 @@
-"""Capacity set aside at one planned time for an ask, and whether other starts leave enough of it."""
+"""Capacity that is set aside for an ask at its planned start, and the check that other starts leave enough of it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from fairlead.core.shape import Shape
 
 
 class Reserve:
-    """The planned start of one ask, the head, by the expected ends of one forecast. Used during one match phase."""
+    """The planned start of one ask, the head, by the expected ends of one forecast."""
 
     def __init__(self, plan: Plan, head: Ask, forecast: Forecast | None) -> None:
         self.plan = plan
         self.head = head
         self.when: Micros | None = None
-        """The planned start. None if it is unknown; then no ask counts as delaying the head."""
+        """The planned start. If it is unknown (None), no ask counts as delaying the head."""
         self.spare = 0
-        """The number of further tasks of the head's shape that fit at the planned time. Unused if it has several
-        shapes."""
+        """The number of further tasks of the head's shape that fit at the planned time; unused with several shapes."""
         self._forecast = forecast
         self._future: WhatIf | None = None
         """Free capacity at the planned time; None until it is needed."""
@@ -56,7 +55,7 @@ class Reserve:
         return self.spare >= 0
 
     def look_ahead(self) -> None:
-        """Compute the free capacity at the planned time, without allocations expected to end by then."""
+        """Compute the free capacity at the planned time, when running tasks have ended as expected."""
         if self._future is None:
             assert self.when is not None
             self._future = self._free_at(self.when, self._ends())
@@ -69,12 +68,12 @@ class Reserve:
         return tuple(packed(future.copy(), self.head) or ())
 
     def see_placed(self, mark: int) -> None:
-        """Note the tasks placed since a mark. They end by the planned time, so they take nothing from the plan."""
+        """Note the tasks placed since a mark that end by the planned time. They take nothing from the head."""
         if self._future is not None:
             self._future.without(placed_since(self.plan, mark))
 
     def take(self, mark: int, own: Collection[int]) -> bool:
-        """Count the tasks placed since a mark at the planned time; False if the head does not fit beside them.
+        """Count tasks placed since a mark at the planned time; if the head does not fit beside them, return False.
 
         Tasks on `own`, the nodes kept for their ask, take nothing from the head.
         """
@@ -106,11 +105,10 @@ class Reserve:
                 self._future.take(part.node, shape, -count(part.indices), part.devices)
 
     def _ends(self) -> Iterable[tuple[Micros, Allocation]]:
-        """Return the running allocations with their expected ends, the earliest first."""
         return self._forecast.in_order(self.plan.now) if self._forecast is not None else ()
 
     def _gain(self, shape: Shape) -> Callable[[Allocation], int]:
-        """Return a function that removes one more allocation and returns how many more tasks then fit."""
+        """Return a function that removes an allocation and returns how many more tasks of a shape then fit."""
         partition, whatif = self.plan.partition, WhatIf(self.plan.partition)
         by_node: dict[int, int] = {}
         if len(partition.derived.shapes) == 1 and not shape.key.apart and not partition.nodes.over_rows:
@@ -160,7 +158,7 @@ class Reserve:
 
 
 def placed_since(plan: Plan, mark: int) -> list[tuple[Shape, Part]]:
-    """Return the tasks placed since a mark, by node."""
+    """Return the tasks placed since a mark of the plan, by shape and node."""
     jobs = plan.partition.jobs
     return [
         (jobs[change.job].stages[change.stage].shape, part)

@@ -1,12 +1,10 @@
 """Turns inside a leaf queue behind the head, with `backfill: shortest`: the shortest expected run time first.
 
-A `ShortestCursor` replaces a `QueueCursor` once an ask without capacity is known, and gives turns to the asks that had
-none. Asks without an estimate come last. Which asks of a lane later phases see does not depend on the order of turns.
+A `ShortestCursor` replaces a `QueueCursor` once an ask without capacity is known. It gives turns to the asks that have
+had none; asks without an estimate come last. Later phases see the same asks of a lane as with other orders of turns.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from fairlead.core.ahead.easy import NO_CAPACITY, TRY, Backfill
 from fairlead.core.lanes import Lane, Place
@@ -18,15 +16,12 @@ Entry = tuple[Micros, Place, str, Lane, Ask]
 
 
 class ShortestCursor:
-    """The asks of a leaf by expected run time, then by their places."""
-
-    counts = False
-    """Starts do not change the order of the asks."""
+    """The asks of a leaf queue by expected run time, then by their places."""
 
     def __init__(self, cursor: QueueCursor, backfill: Backfill) -> None:
         self.leaf = cursor.leaf
         self.open = cursor.open
-        """The lanes that are not closed yet. All close after the turn of the last ask."""
+        """The lanes that are not closed. All lanes close after the turn of the last ask."""
         self.full = cursor.full
         self._cursor = cursor
         cursor.by_length = True
@@ -36,7 +31,7 @@ class ShortestCursor:
         for lane, ask in cursor.rest():
             prospect = backfill.prospect(lane, ask)
             if prospect == NO_CAPACITY and (lane, lane.user(ask)) not in noted and cursor.note_untried(lane, ask):
-                noted.add((lane, lane.user(ask)))  # the asks of a line come in order, so the first one counts
+                noted.add((lane, lane.user(ask)))  # only the first ask of a user in a lane counts
             if prospect == TRY:
                 length = run_time(backfill.plan.partition, ask)
                 place = cursor.place(lane, ask)
@@ -48,34 +43,27 @@ class ShortestCursor:
         """Return the ask that has the turn."""
         return self._entries[-1][3:]
 
-    def count(self, lane: Lane, ask: Ask, placed: int) -> None:
-        """Do nothing: starts do not change the order."""
-
-    def most(self, lane: Lane, ask: Ask, most: int, fitting: Callable[[list[Ask], int], int]) -> int:
-        """Return how many single tasks the current ask may start in its turn."""
-        return most
-
     def go_on(self, after: Ask | None = None) -> None:
-        """End the turn. `after`, the ask that had it, also gets the next turn if it wants more."""
+        """End the turn. `after`, the ask that had the turn, gets the next one too if it has more tasks."""
         if after is None or after.stage.asks[after.kind] is not after:
             self._entries.pop()
         self._close_if_empty()
 
     def pass_over(self, no_capacity: bool = False) -> None:
-        """Continue with the next ask. The ask passed over keeps its place."""
+        """Continue with the next ask. The current ask keeps its place in its lane."""
         _, _, _, lane, ask = self._entries.pop()
         if no_capacity:
             self._cursor.note_no_capacity(lane, ask)
         self._close_if_empty()
 
     def pass_hopeless(self, backfill: Backfill) -> None:
-        """Skip asks that cannot start; stop at the first uncertain one."""
+        """Skip asks that certainly cannot start."""
         while self._entries and not self._passes(backfill, *self.current()):
             self._entries.pop()
         self._close_if_empty()
 
     def block(self, no_capacity: bool) -> None:
-        """Close the lane of the current ask, except for asks with earmarked nodes: its refusal holds for the lane."""
+        """Block the lane of the current ask: only its asks with earmarked nodes are still tried."""
         _, _, _, lane, _ = self._entries.pop()
         self._cursor.block_but_owners(lane)
         partition = self._cursor.partition
@@ -84,12 +72,10 @@ class ShortestCursor:
         ]
         self._close_if_empty()
 
-    def note_limited(self) -> None:
-        """Note that a limit refused the current ask."""
-        self._cursor.note_limited_ask(*self.current())
+    def note_limited(self, lane: Lane, ask: Ask) -> None:
+        self._cursor.note_limited(lane, ask)
 
     def _passes(self, backfill: Backfill, lane: Lane, ask: Ask) -> bool:
-        """True if an ask still waits and may be able to start."""
         if ask.stage.asks[ask.kind] is not ask:
             return False
         prospect = backfill.prospect(lane, ask)

@@ -1,6 +1,6 @@
-"""Free capacity of nodes over time, from expected ends of running tasks and asks that are already planned.
+"""Free capacity of nodes over time, from the expected ends of running tasks and the starts of planned asks.
 
-Used by `backfill: conservative`. The future of a node is a list of pieces, each lasting until the next begins.
+Used by `backfill: conservative`. The future of a node is a list of pieces of time. Each lasts until the next begins.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from fairlead.core.why.never import MANY
 
 
 class Piece(msgspec.Struct):
+    """The free capacity of a node during a piece of time."""
+
     since: Micros
     free: Vector
     used: list[int]
@@ -64,7 +66,7 @@ class Taken(msgspec.Struct):
     """Its planned start."""
 
     def devices_in(self, piece: Piece) -> tuple[int, ...]:
-        """Return the devices in a piece, which may have been a part of a longer one."""
+        """Return the devices in a piece, which may be a part of an earlier, longer piece."""
         return next((devices for since, devices in reversed(self.devices) if since <= piece.since), ())
 
 
@@ -86,10 +88,10 @@ class Timeline:
         self._planned: dict[int, list[Taken]] = {}
         """Node → the tasks of planned asks there, in the order in which these were planned."""
         self._fitting: dict[int, dict[Shape, list[int]]] = {}
-        """Node → shape → the number of tasks that fit in each piece. Dropped when the pieces change."""
+        """Node → shape → the number of tasks that fit in each piece; removed when the pieces change."""
 
     def plan(self, now: Micros, job: str, needs: Needs, length: Micros | None) -> Micros | None:
-        """Reserve capacity for an ask of a job as early as all of it fits. Returns the time; None if there is none."""
+        """Reserve capacity for an ask as early as all of it fits. Returns the start; None if it never fits."""
         when: Micros | None = now
         for stage, wanted in needs:
             earliest = self._earliest(now, stage.shape, wanted, length)
@@ -107,10 +109,10 @@ class Timeline:
     def delayed(
         self, now: Micros, placed: Iterable[tuple[Shape, Part]], length: Micros | None
     ) -> tuple[str, Micros] | None:
-        """Return a planned job that tasks placed now leave too little capacity, and its planned start.
+        """Return a planned job, with its start, that no longer fits beside tasks placed now.
 
-        Returns None if all planned asks keep their capacity. The tasks are then counted. Tasks on earmarked nodes that
-        are lent count as 0, because no planned ask uses these nodes.
+        If there is none, count the tasks and return None. Tasks on earmarked nodes do not count, because no planned ask
+        uses these nodes.
         """
         takes: list[Taken] = []
         until = FAR if length is None else now + length
@@ -133,14 +135,12 @@ class Timeline:
         return [node_id for node_id in sorted(self.reserved) if not self._fitting_at(node_id, shape, now, length)]
 
     def reserved_before(self, job: str) -> tuple[int, ...]:
-        """Return the nodes on which jobs are planned that were planned before a job."""
+        """Return the nodes of the jobs that were planned before a job."""
         before = takewhile(lambda entry: entry[0] != job, self._nodes_of.items())
         return tuple(sorted({node_id for _, nodes in before for node_id in nodes}))
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
     def _earliest(self, now: Micros, shape: Shape, wanted: int, length: Micros | None) -> Micros | None:
-        """Return the earliest time from which a number of tasks fits for their whole length."""
+        """Return the earliest time from which a number of tasks fits for their whole run time."""
         total = 0
         changes: list[tuple[Micros, int]] = []
         for node_id in sorted(self.partition.nodes.rows):
@@ -163,7 +163,7 @@ class Timeline:
         return None
 
     def _windows(self, node_id: int, shape: Shape, now: Micros, length: Micros | None) -> Iterator[tuple[Micros, int]]:
-        """Yield start times in order, with the number of tasks that fit a node from then on for their whole length."""
+        """Yield start times in order, with the number of tasks that fit a node from there on for their run time."""
         pieces, fitting = self._pieces(node_id), self._fitting_of(node_id, shape)
         self.looks += len(pieces)
         if len(pieces) == 1:
@@ -185,7 +185,7 @@ class Timeline:
             yield when, fitting[window[0]]
 
     def _fitting_at(self, node_id: int, shape: Shape, when: Micros, length: Micros | None) -> int:
-        """Return the number of tasks that fit a node from a time on for their whole length."""
+        """Return the number of tasks that fit a node from a time on for their whole run time."""
         if not self._whatif.takes(node_id, shape):
             return 0
         pieces, fitting = self._pieces(node_id), self._fitting_of(node_id, shape)
@@ -199,7 +199,6 @@ class Timeline:
         return least
 
     def _during(self, node_id: int, when: Micros, until: Micros) -> list[Piece]:
-        """Return the pieces of a node between two times."""
         pieces = self._pieces(node_id)
         self.looks += len(pieces)
         ends = [piece.since for piece in pieces[1:]] + [FAR]
@@ -210,7 +209,7 @@ class Timeline:
         ]
 
     def _first_not_fitting(self, piece: Piece, shape: Shape, part: Part) -> tuple[str, Micros]:
-        """Return the first planned job, with its start, that does not fit in a piece beside further tasks."""
+        """Return the first planned job that does not fit in a piece beside further tasks, and its planned start."""
         planned = [taken for taken in self._planned.get(part.node, ()) if taken.since <= piece.since < taken.until]
         beside = Piece(piece.since, dict(piece.free), list(piece.used))
         for taken in planned:
@@ -267,7 +266,7 @@ class Timeline:
     def _alter(
         self, node_id: int, shape: Shape, tasks: int, devices: tuple[int, ...] | None, since: Micros, until: Micros
     ) -> list[tuple[Micros, tuple[int, ...]]]:
-        """Add tasks to a node for a span of time. Returns the devices in each piece, chosen there if none are given."""
+        """Add tasks to a node for a span of time. Returns the devices in each piece; if not given, they are chosen."""
         self._split(node_id, since)
         self._split(node_id, until)
         taken: list[tuple[Micros, tuple[int, ...]]] = []
@@ -293,10 +292,7 @@ class Timeline:
     def _pieces(self, node_id: int) -> list[Piece]:
         pieces = self._nodes.get(node_id)
         if pieces is None:
-            nodes = self.partition.nodes
-            row = nodes.rows[node_id]
-            free = {name: column[row] - nodes.used[name][row] for name, column in nodes.capacity.items()}
-            pieces = self._nodes[node_id] = [Piece(self._began, free, nodes.devices[row][: nodes.gpus[row]])]
+            pieces = self._nodes[node_id] = [Piece(self._began, *self._whatif.without_some(node_id, ()))]
             for end, allocation in self._ends.get(node_id, ()):
                 last = pieces[-1]
                 if last.since < end:

@@ -1,15 +1,15 @@
-"""Free capacity in a supposed state, such as at a later time by the estimates of running tasks."""
+"""Free capacity of nodes in a supposed state, such as at a later time by the estimates of running tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
 from fairlead.core.ahead.expected_ends import end_of
-from fairlead.core.asks import gang_size
+from fairlead.core.asks import is_single
 from fairlead.core.changes import Part
 from fairlead.core.fitting import fitting_in, may_take
-from fairlead.core.holds.earmarks import came_for_some
-from fairlead.core.model import FAR, Allocation, Ask, Hold, Micros, Promise, Queue
+from fairlead.core.holds.earmarks import is_only_ordered
+from fairlead.core.model import FAR, Allocation, Hold, Micros, Promise, Queue
 from fairlead.core.ranges import count, indices
 from fairlead.core.resources import Vector, add
 from fairlead.core.shape import Shape
@@ -18,13 +18,13 @@ from fairlead.core.why.never import MANY
 
 
 class WhatIf:
-    """Free capacity of nodes in a supposed state. A node is read from the partition when it is first needed."""
+    """A supposed state of nodes. Each node is read from the partition when it is first needed."""
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self._nodes: dict[int, tuple[Vector, list[int]]] = {}
         self._shared: dict[int, None] = {}
-        """Earmarked nodes whose promised part is already taken; all asks may use the rest."""
+        """Earmarked nodes whose promised capacity counts as used, so that all asks may use the rest."""
         self._back: dict[int, None] = {}
         """Backed-off nodes that count as usable."""
         self.own: Collection[int] = ()
@@ -35,12 +35,12 @@ class WhatIf:
         self._back[node_id] = None
 
     def set_aside(self, promise: Promise) -> None:
-        """Take the capacity on nodes that joined for an ask which still waits for more nodes."""
+        """Count the capacity that is promised on ordered nodes as used."""
         for node_id, position, tasks in promise.places:
             shape = self.partition.jobs[promise.job].stages[position].shape
             if self.slots(node_id, shape, tasks) >= tasks:
                 self.put(node_id, shape, tasks)
-            if came_for_some(self.partition, node_id):
+            if is_only_ordered(self.partition, node_id):
                 self._shared[node_id] = None
 
     def fitting(self, node_id: int, shape: Shape, most: int = MANY) -> int:
@@ -48,7 +48,7 @@ class WhatIf:
         return self.slots(node_id, shape, 1 if shape.key.apart else most) if self.takes(node_id, shape) else 0
 
     def takes(self, node_id: int, shape: Shape) -> bool:
-        """True if tasks of a shape may use a node, whatever its free capacity."""
+        """True if tasks of a shape may use a node, whatever is free there."""
         nodes = self.partition.nodes
         row = nodes.rows[node_id]
         if self.is_kept(node_id):
@@ -76,7 +76,7 @@ class WhatIf:
                 used[device] += shape.device_milli if tasks > 0 else -shape.device_milli
 
     def without(self, placed: list[tuple[Shape, Part]]) -> None:
-        """Read nodes as they were before some tasks were placed there."""
+        """Read the nodes of some tasks as they were before these tasks were placed."""
         new = [(shape, part) for shape, part in placed if part.node not in self._nodes]
         for shape, part in new:
             self.take(part.node, shape, -count(part.indices), part.devices)
@@ -105,7 +105,7 @@ class WhatIf:
     def without_some(
         self, node_id: int, gone: Iterable[tuple[Allocation, tuple[int, ...]]]
     ) -> tuple[Vector, list[int]]:
-        """Return the free resources of a node, and the use of its devices, as if some tasks there were gone."""
+        """Return the free resources of a node, and the used part of each device, without some tasks there."""
         free, used = self._node(node_id)
         free, used = dict(free), list(used)
         for allocation, block in gone:
@@ -134,7 +134,6 @@ class WhatIf:
 
 
 def _devices_of(allocation: Allocation, block: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the devices of some tasks of an allocation."""
     if not allocation.devices or block == allocation.indices:
         return allocation.devices
     per_task = len(allocation.devices) // max(1, count(allocation.indices))
@@ -149,19 +148,20 @@ def _devices_of(allocation: Allocation, block: tuple[int, ...]) -> tuple[int, ..
 def lent_nodes(
     partition: Partition, holds: Iterable[Hold], stops_at: Callable[[Partition, Queue], Micros]
 ) -> dict[int, Micros]:
-    """Return the nodes of holds → the time before which none of their holders can use them.
+    """Return node → time for nodes of holds: until then no holder can use the node, so other tasks may.
 
-    Nodes are set aside for an owner until its loans are stopped, at `stops_at`: what is lent until then is gone then.
+    `stops_at` returns when the loans of a queue are stopped. From then on, the nodes of a recall are not lent.
     """
     lent: dict[int, Micros] = {}
     for hold in holds:
         stages, ask = partition.jobs[hold.job].stages, partition.ask_of_earmark(hold)
+        single = ask is not None and is_single(ask)
         ready = {
-            node_id: _fits_at(partition, node_id, stages[position].shape, 1 if _is_single(ask) else tasks)
+            node_id: _fits_at(partition, node_id, stages[position].shape, 1 if single else tasks)
             for node_id, position, tasks in hold.places
         }
-        if ask is None or not _is_single(ask):
-            # A gang starts when its last node is free; if that is unknown, it may start at any time.
+        if not single:
+            # A gang starts when its last node is free. If that time is unknown, it may start at any time.
             whole = None if None in ready.values() else max([when for when in ready.values() if when is not None])
             ready = dict.fromkeys(ready, whole)
         last = stops_at(partition, ask.stage.job.queue) if hold.recalled and ask is not None else FAR
@@ -169,10 +169,6 @@ def lent_nodes(
             until = partition.now if when is None else min(when, last)
             lent[node_id] = min(lent.get(node_id, until), until)
     return {node_id: until for node_id, until in lent.items() if until > partition.now}
-
-
-def _is_single(ask: Ask | None) -> bool:
-    return ask is not None and gang_size(ask) == 1 and not ask.whole
 
 
 def _fits_at(partition: Partition, node_id: int, shape: Shape, tasks: int) -> Micros | None:

@@ -1,12 +1,12 @@
-"""Nodes that can be held, in groups: identical nodes form a group, and only one node of each group is evaluated.
+"""Nodes that can be held, in groups of identical nodes: one node of each group is enough to decide for an ask.
 
-There may be many starving heads and thousands of nodes. The groups are enough to decide whether a head can get nodes.
-Single nodes are ranked only for a head that gets some.
+Single nodes are ranked only for an ask that gets a hold. This matters with many starving asks and thousands of nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from fairlead.core.fitting import fitting_beside, may_take
 from fairlead.core.holds.earmarks import claimed_on
@@ -18,38 +18,27 @@ Claims = dict[int, list[tuple[Shape, int]]]
 """Node id → the shapes that claim capacity there, and the number of tasks of each."""
 
 
-class NodeGroup:
-    """Identical nodes.
+class NodeGroup(NamedTuple):
+    """Identical nodes."""
 
-    `own` is the use by running tasks of the job itself, `claims` the use of the tasks that the nodes are held for, and
-    `held` is True if the nodes are held.
-    """
-
-    __slots__ = ("claims", "held", "node_ids", "own")
-
-    def __init__(self, own: list[tuple[Shape, int]], claims: list[tuple[Shape, int]], held: bool) -> None:
-        self.own = own
-        self.claims = claims
-        self.held = held
-        self.node_ids: list[int] = []
+    own: list[tuple[Shape, int]]
+    """Running tasks of the ask's own gang on each node."""
+    claims: list[tuple[Shape, int]]
+    """These tasks, and the tasks that each node is held for."""
+    held: bool
+    node_ids: list[int]
 
 
-class Offer:
-    """The number of tasks that fit each node of a group: `alone` without holds for other asks, `beside` with them."""
+class Offer(NamedTuple):
+    """The number of tasks that fit each node of a group: `alone` if no other ask held it, `beside` with the holds."""
 
-    __slots__ = ("alone", "beside", "group")
-
-    def __init__(self, group: NodeGroup, alone: int, beside: int) -> None:
-        self.group = group
-        self.alone = alone
-        self.beside = beside
+    group: NodeGroup
+    alone: int
+    beside: int
 
 
 class Candidates:
-    """All nodes that can be held, with the tasks they are held for.
-
-    With `alone`, holds of starving asks are ignored.
-    """
+    """The nodes that can be held, with the tasks they are held for. `alone` leaves out holds of starving asks."""
 
     def __init__(self, partition: Partition, alone: bool = False) -> None:
         self.partition = partition
@@ -61,7 +50,7 @@ class Candidates:
         self._groups: dict[tuple[int, ...], list[NodeGroup]] = {}
 
     def groups(self, without: tuple[int, ...]) -> list[NodeGroup]:
-        """Return the groups for an ask without running tasks of its own, without some nodes (cached)."""
+        """Return the groups of all nodes except some, for an ask whose gang has no running tasks (cached)."""
         groups = self._groups.get(without)
         if groups is None:
             groups = self._groups[without] = gather(self.partition, self.claims, {}, without)
@@ -69,20 +58,15 @@ class Candidates:
 
 
 def gather(partition: Partition, claims: Claims, own: Claims, without: Collection[int] = ()) -> list[NodeGroup]:
-    """Group the nodes that may be held: up, connected, not backed off, not promised.
-
-    Nodes that joined first come first.
-    """
+    """Group the nodes that may be held: up, connected, not backed off and not promised. The oldest nodes come first."""
     nodes = partition.nodes
-    # Labels that no shape selects by make no difference between nodes.
+    # Labels that no shape selects by do not distinguish nodes.
     labels = sorted({label for shape in partition.derived.shapes.values() for label in shape.selecting})
     columns = list(nodes.capacity.values())
     groups: dict[object, NodeGroup] = {}
     for node_id in sorted(nodes.rows):
         row = nodes.rows[node_id]
-        if nodes.state[row] != "up" or node_id in nodes.avoided or node_id in nodes.disconnected or node_id in without:
-            continue
-        if node_id in nodes.held and any(seq in partition.promises for seq in nodes.held[node_id]):
+        if node_id in without or not _may_be_held(partition, node_id):
             continue
         has = nodes.labels[row]
         key: object = (
@@ -98,13 +82,20 @@ def gather(partition: Partition, claims: Claims, own: Claims, without: Collectio
         group = groups.get(key)
         if group is None:
             own_use = own.get(node_id, [])
-            group = groups[key] = NodeGroup(own_use, claims.get(node_id, []) + own_use, node_id in claims)
+            group = groups[key] = NodeGroup(own_use, claims.get(node_id, []) + own_use, node_id in claims, [])
         group.node_ids.append(node_id)
     return list(groups.values())
 
 
+def _may_be_held(partition: Partition, node_id: int) -> bool:
+    nodes = partition.nodes
+    in_use = nodes.state[nodes.rows[node_id]] == "up" and node_id not in nodes.avoided
+    promised = any(seq in partition.promises for seq in nodes.held.get(node_id, ()))
+    return in_use and node_id not in nodes.disconnected and not promised
+
+
 def offers(partition: Partition, shape: Shape, groups: list[NodeGroup], most: int) -> list[Offer]:
-    """Return the offers of groups that fit at least one task of a shape, counting at most `most` tasks per node."""
+    """Return the offers of groups whose nodes fit a task of a shape. A node counts for at most `most` tasks."""
     nodes = partition.nodes
     if shape.key.apart:
         most = 1
@@ -114,9 +105,8 @@ def offers(partition: Partition, shape: Shape, groups: list[NodeGroup], most: in
         if may_take(nodes, nodes.rows[node_id], shape):
             alone = fitting_beside(nodes, node_id, group.own, shape, most)
             if alone > 0:
-                node_offers.append(
-                    Offer(group, alone, max(0, fitting_beside(nodes, node_id, group.claims, shape, most)))
-                )
+                beside = max(0, fitting_beside(nodes, node_id, group.claims, shape, most))
+                node_offers.append(Offer(group, alone, beside))
     return node_offers
 
 

@@ -1,4 +1,4 @@
-"""Earmarked nodes: what is kept there for which ask, which asks may use it now, and which earmarks still serve."""
+"""Earmarked nodes: the capacity that is kept there for asks, the asks that may use it now, and when earmarks end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from fairlead.core.admission import is_unpreemptible
 from fairlead.core.ahead.expected_ends import guess
-from fairlead.core.asks import gang_size
+from fairlead.core.asks import is_single
 from fairlead.core.fitting import Wanted, fitting_beside, fitting_now, may_take
 from fairlead.core.index.kinds import Choice
 from fairlead.core.model import FAR, Ask, Earmark, Hold, Micros, Place, Promise, Stage
@@ -16,7 +16,7 @@ from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import STOP_MARGIN, Partition
 
 FEW_FAILURES = 3
-"""A backed-off node counts as coming back if at most this number of launches failed in a row: its pause is seconds."""
+"""A backed-off node counts as coming back if at most this number of launches failed in a row: its back-off is short."""
 
 
 def kept_on(partition: Partition, node_id: int, without: int | None = None) -> list[tuple[Shape, int]]:
@@ -30,23 +30,22 @@ def kept_on(partition: Partition, node_id: int, without: int | None = None) -> l
 
 
 def claimed_on(partition: Partition, node_id: int) -> list[tuple[Shape, int]]:
-    """Return the tasks that a node is held for, and those that started there from a hold since."""
+    """Return the tasks that a node is held for, and the tasks that have started there since it is held."""
     claimed = kept_on(partition, node_id)
-    since = min(
-        (partition.holds[seq].since for seq in partition.nodes.held.get(node_id, ()) if seq in partition.holds),
-        default=None,
-    )
+    since = _held_since(partition, node_id)
     for allocation in partition.nodes.allocations[partition.nodes.rows[node_id]].values():
         if since is not None and allocation.since >= since and not allocation.slots:
             claimed.append((allocation.stage.shape, count(allocation.indices)))
     return claimed
 
 
-def choose_held(partition: Partition, stage: Stage, kind: int, most: int) -> list[Choice]:
-    """Choose nodes that are kept for a stage and on which its tasks may start now.
+def _held_since(partition: Partition, node_id: int) -> Micros | None:
+    seqs = partition.nodes.held.get(node_id, ())
+    return min((partition.holds[seq].since for seq in seqs if seq in partition.holds), default=None)
 
-    A node may be kept for several asks. Then, and on ordered nodes, the stage gets no more than its part.
-    """
+
+def choose_held(partition: Partition, stage: Stage, kind: int, most: int) -> list[Choice]:
+    """Choose nodes that are kept for an ask, for up to `most` tasks of a stage of it that fit there now."""
     ask = stage.asks[kind]
     chosen: list[Choice] = []
     earmark = partition.earmark_of(ask.seq) if ask is not None else None
@@ -54,36 +53,44 @@ def choose_held(partition: Partition, stage: Stage, kind: int, most: int) -> lis
         return chosen
     for node_id, position, tasks in earmark.places:
         if position == stage.position and most and partition.nodes.placeable(partition.nodes.rows[node_id]):
-            alone = len(partition.nodes.held[node_id]) == 1 and not stage.shape.key.apart and not ask.whole
-            alone = alone and not (isinstance(earmark, Promise) and earmark.ordered)
-            if len(partition.nodes.held[node_id]) > 1 and stage.shape.devices:
-                fitting, devices = _part_of_devices(partition, node_id, earmark.seq, stage.shape, min(tasks, most))
-            else:
-                fitting, devices = fitting_now(
-                    partition.nodes, node_id, stage.shape, most if alone else min(tasks, most)
-                )
+            fitting, devices = _fitting_held(partition, ask, earmark, stage, (node_id, tasks), most)
             if fitting:
                 chosen.append(Choice(node_id, fitting, devices))
                 most -= fitting
     return chosen
 
 
+def _fitting_held(
+    partition: Partition, ask: Ask, earmark: Earmark, stage: Stage, kept: tuple[int, int], most: int
+) -> tuple[int, tuple[int, ...]]:
+    """Return how many tasks may start on a node of their ask's earmark, and their devices.
+
+    `kept` is the node and the number of tasks that it is kept for. More tasks may start there only if it is not kept
+    for other asks, was not ordered, and no condition separates tasks.
+    """
+    node_id, part = kept
+    shape, is_shared = stage.shape, len(partition.nodes.held[node_id]) > 1
+    if is_shared and shape.devices:
+        return _part_of_devices(partition, node_id, earmark.seq, shape, min(part, most))
+    ordered = isinstance(earmark, Promise) and earmark.ordered
+    limited = is_shared or ordered or shape.key.apart or ask.whole
+    return fitting_now(partition.nodes, node_id, shape, min(part, most) if limited else most)
+
+
 def _part_of_devices(
     partition: Partition, node_id: int, seq: int, shape: Shape, most: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Return how many tasks fit a node that is kept for several asks, and devices for them.
+    """Return how many tasks of one ask fit a node that is kept for several asks, and the devices they get.
 
     The devices are chosen so that the tasks of the other asks still fit.
 
-    Tasks that ran before the holds are expected to end, so their devices count as free; tasks that started from a hold
-    keep theirs.
+    Devices of tasks that ran before the holds count as free for the other asks, because these tasks are expected to
+    end. Tasks that started from a hold keep their devices.
     """
     nodes = partition.nodes
     row = nodes.rows[node_id]
     others = kept_on(partition, node_id, without=seq)
-    since = min(
-        [partition.holds[holder].since for holder in nodes.held[node_id] if holder in partition.holds], default=0
-    )
+    since = _held_since(partition, node_id) or 0
     taken = [0] * nodes.gpus[row]
     for allocation in nodes.allocations[row].values():
         if allocation.safe_until > since + partition.settings.hold_for:
@@ -94,8 +101,7 @@ def _part_of_devices(
     most = fitting_now(nodes, node_id, shape, most)[0]
     chosen = _devices_beside(used, taken, others, shape, most)
     if len(chosen) < most * shape.devices:
-        # A task beside an older one on a shared device may leave the next task only the device of another owner. Try
-        # without sharing devices, too.
+        # On a device shared with an older task, the tasks may leave too little for each other. Try empty devices, too.
         empty = [in_use if in_use == safe else WHOLE_DEVICE for in_use, safe in zip(used, taken, strict=True)]
         chosen = max(chosen, _devices_beside(empty, taken, others, shape, most), key=len)
     return len(chosen) // shape.devices, chosen
@@ -126,7 +132,6 @@ def _devices_beside(used: list[int], taken: list[int], others: Wanted, shape: Sh
 
 
 def _fit_devices(used: list[int], wanted: Wanted) -> bool:
-    """True if all tasks fit on the devices, given the used part of each device."""
     used = list(used)
     for shape, tasks in wanted:
         chosen = choose_devices(used, len(used), shape.devices, shape.device_milli, tasks) if shape.devices else ()
@@ -137,42 +142,16 @@ def _fit_devices(used: list[int], wanted: Wanted) -> bool:
     return True
 
 
-def choose_on(partition: Partition, stage: Stage, node_id: int, most: int) -> list[Choice]:
-    """Choose capacity for tasks of a stage on one node, beside the promises there."""
-    nodes, shape = partition.nodes, stage.shape
-    row = nodes.rows[node_id]
-    if not nodes.placeable(row) or not may_take(nodes, row, shape):
-        return []
-    if shape.key.apart:
-        most = 0 if any(allocation.node == node_id for allocation in (stage.live or {}).values()) else min(most, 1)
-    tasks, devices = (
-        fitting_now(nodes, node_id, shape, most)
-        if node_id not in nodes.held
-        else _beside(partition, node_id, shape, most)
-    )
-    return [Choice(node_id, tasks, devices)] if tasks else []
-
-
-def came_for_some(partition: Partition, node_id: int) -> bool:
-    """True if a node is kept only because it was ordered.
-
-    Then all asks may use the capacity that it has beyond its promises.
-    """
+def is_only_ordered(partition: Partition, node_id: int) -> bool:
+    """True if a node is kept only because it was ordered. All asks may use what its promises leave free."""
     return all(
         seq in partition.promises and partition.promises[seq].ordered for seq in partition.nodes.held.get(node_id, ())
     )
 
 
-def _beside(partition: Partition, node_id: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
-    """Return the number of tasks of any ask that fit an ordered node beside its promises, and their devices."""
-    if not came_for_some(partition, node_id):
-        return 0, ()
-    allocations = partition.nodes.allocations[partition.nodes.rows[node_id]].values()
-    others = kept_on(partition, node_id) + [
-        (allocation.stage.shape, count(allocation.indices)) for allocation in allocations if not allocation.slots
-    ]
-    tasks = fitting_beside(partition.nodes, node_id, others, shape, most)
-    return fitting_now(partition.nodes, node_id, shape, tasks) if tasks > 0 else (0, ())
+def nodes_with_task(stage: Stage) -> Collection[int]:
+    """Return the nodes on which no further task of a stage may start, because its tasks must be on separate nodes."""
+    return {allocation.node for allocation in (stage.live or {}).values()} if stage.shape.key.apart else ()
 
 
 def choose_lent(partition: Partition, stage: Stage, most: int, lent: Mapping[int, Micros]) -> list[Choice]:
@@ -183,69 +162,60 @@ def choose_lent(partition: Partition, stage: Stage, most: int, lent: Mapping[int
     """
     shape, nodes = stage.shape, partition.nodes
     run_time = guess(stage.terms)
-    own = [ask.seq for ask in stage.asks if ask is not None]
-    near = {allocation.node for allocation in (stage.live or {}).values()} if shape.key.apart else ()
-    chosen: list[Choice] = []
+    own = {ask.seq for ask in stage.asks if ask is not None}
     ordered = any(promise.ordered for promise in partition.promises.values())
+    usable: list[tuple[int, bool]] = []
     for node_id in sorted(nodes.held) if lent or ordered or not shape.amounts else ():
-        row = nodes.rows[node_id]
-        if most <= 0 or node_id in near or not nodes.placeable(row) or not may_take(nodes, row, shape):
-            continue
-        if ordered and came_for_some(partition, node_id):
-            choices = (
-                choose_on(partition, stage, node_id, most) if not any(seq in nodes.held[node_id] for seq in own) else []
-            )
-            chosen += choices
-            most -= sum(choice.tasks for choice in choices)
-            continue
-        if shape.amounts and (run_time is None or partition.now + run_time > lent.get(node_id, 0)):
-            continue
-        if not any(seq in nodes.held[node_id] for seq in own):
-            tasks, devices = fitting_now(nodes, node_id, shape, 1 if shape.key.apart else most)
-            if tasks:
-                chosen.append(Choice(node_id, tasks, devices))
-                most -= tasks
-    return chosen
+        if own.isdisjoint(nodes.held[node_id]):
+            beside = ordered and is_only_ordered(partition, node_id)
+            in_time = run_time is not None and partition.now + run_time <= lent.get(node_id, 0)
+            if beside or in_time or not shape.amounts:
+                usable.append((node_id, beside))
+    return _choose_on(partition, stage, most, usable)
 
 
 def choose_yielded(partition: Partition, ask: Ask, stage: Stage, most: int, without: Collection[int]) -> list[Choice]:
-    """Choose nodes for an ask that joined for single tasks of another ask which has a later turn and a lesser right.
+    """Choose nodes that were ordered for single tasks of another ask, to which the ask has a better right.
 
-    Without this, the single tasks would start there and then be stopped for the ask immediately. Nodes that were
-    ordered for a gang are not taken.
+    Otherwise the single tasks would start there and would then be stopped for the ask immediately.
     """
-    nodes, shape = partition.nodes, stage.shape
+    nodes, promises = partition.nodes, partition.promises
     yielding: dict[int, None] = {}
-    for promise in partition.promises.values() if most > 0 else ():
+    for promise in promises.values() if most > 0 else ():
         owner = partition.ask_of_earmark(promise)
-        if not promise.ordered or owner is None or owner.whole or gang_size(owner) > 1:
-            continue
-        if _has_better_right(partition, ask, owner):
+        if promise.ordered and owner is not None and is_single(owner) and _has_better_right(partition, ask, owner):
             yielding[promise.seq] = None
-    near = {allocation.node for allocation in (stage.live or {}).values()} if shape.key.apart else ()
+    yielded = sorted({node_id: None for seq in yielding for node_id in promises[seq].nodes if node_id not in without})
+    usable = [(node_id, False) for node_id in yielded if all(seq in yielding for seq in nodes.held[node_id])]
+    return _choose_on(partition, stage, most, usable)
+
+
+def _choose_on(partition: Partition, stage: Stage, most: int, usable: list[tuple[int, bool]]) -> list[Choice]:
+    """Choose capacity for up to `most` tasks of a stage on nodes; for True, only what the promises there leave."""
+    nodes, shape, taken = partition.nodes, stage.shape, nodes_with_task(stage)
     chosen: list[Choice] = []
-    for node_id in sorted({node_id: None for seq in yielding for node_id in partition.promises[seq].nodes}):
+    for node_id, beside in usable if most > 0 else ():
         row = nodes.rows[node_id]
-        if (
-            most <= 0
-            or node_id in near
-            or node_id in without
-            or not all(seq in yielding for seq in nodes.held[node_id])
-        ):
-            continue
-        if nodes.placeable(row) and may_take(nodes, row, shape):
-            tasks, devices = fitting_now(nodes, node_id, shape, 1 if shape.key.apart else most)
+        if node_id not in taken and nodes.placeable(row) and may_take(nodes, row, shape):
+            fitting = min(most, 1) if shape.key.apart else most
+            if beside:
+                fitting = max(0, fitting_beside(nodes, node_id, _tasks_on(partition, node_id), shape, fitting))
+            tasks, devices = fitting_now(nodes, node_id, shape, fitting)
             if tasks:
                 chosen.append(Choice(node_id, tasks, devices))
                 most -= tasks
     return chosen
 
 
-def _has_better_right(partition: Partition, ask: Ask, owner: Ask) -> bool:
-    """True if tasks of the owner could be stopped for the ask.
+def _tasks_on(partition: Partition, node_id: int) -> list[tuple[Shape, int]]:
+    """Return the tasks that run on a node, and the tasks that it is kept for."""
+    live = partition.nodes.allocations[partition.nodes.rows[node_id]].values()
+    running = [(allocation.stage.shape, count(allocation.indices)) for allocation in live if not allocation.slots]
+    return kept_on(partition, node_id) + running
 
-    They could if the ask has a higher priority, or if the tasks of the owner would be on loan.
-    """
+
+def _has_better_right(partition: Partition, ask: Ask, owner: Ask) -> bool:
+    """True if tasks of the owner could be stopped for the ask: by priority, or because they would be on loan."""
     job, other = ask.stage.job, owner.stage.job
     if job.queue is other.queue:
         return (
@@ -262,7 +232,7 @@ def _has_better_right(partition: Partition, ask: Ask, owner: Ask) -> bool:
 
 
 def usable_places(partition: Partition, earmark: Earmark) -> tuple[Place, ...]:
-    """Return the nodes of an earmark that can still serve its ask, with their tasks. A node in a short back-off can."""
+    """Return the places of an earmark on nodes that its ask can still use, also after a short back-off."""
     nodes = partition.nodes
     stages = partition.jobs[earmark.job].stages
     places: list[Place] = []
@@ -280,7 +250,7 @@ def usable_places(partition: Partition, earmark: Earmark) -> tuple[Place, ...]:
 def ends_at(partition: Partition, earmark: Hold | Promise, now: Micros) -> Micros:
     """Return the time when a hold or promise expires. Time before the partition was ready does not count.
 
-    Nodes set aside for an owner are released when all tasks there have ended, and do not expire.
+    A recall does not expire. It ends when all tasks on its nodes have ended.
     """
     settings = partition.settings
     since = partition.readiness.counts_from(earmark.since) if partition.readiness.ready else now
@@ -292,9 +262,8 @@ def ends_at(partition: Partition, earmark: Hold | Promise, now: Micros) -> Micro
 def back_soon(partition: Partition) -> list[int]:
     """Return the nodes that take no work now and count as coming capacity, in the order in which they joined.
 
-    These are disconnected nodes, which come back within their lease or are lost, and backed-off nodes that are tried
-    again within `promise_for`, the time that an ordered node may take. A node where launches keep failing does not
-    count.
+    These are disconnected nodes, because they come back or are declared lost soon, and backed-off nodes that are tried
+    again within `promise_for`. A node where launches keep failing does not count.
     """
     nodes = partition.nodes
     without_work = sorted({*nodes.avoided, *nodes.disconnected}) if nodes.avoided or nodes.disconnected else ()
@@ -310,9 +279,9 @@ def _is_tried_soon(partition: Partition, node_id: int) -> bool:
 
 
 def is_coming(partition: Partition, promise: Promise) -> bool:
-    """True if tasks are still stopping on the nodes of a promise, for this promise or for another cause.
+    """True if tasks are still stopping on the nodes of a promise, for whatever cause.
 
-    False if a task that was stopped for the promise is overdue, because then other tasks have to be stopped.
+    False if a task that was stopped for the promise is overdue, because other tasks must be stopped instead.
     """
     victims = [partition.allocations[number] for number in promise.victims if number in partition.allocations]
     if any(allocation.overdue for allocation in victims):
@@ -326,7 +295,7 @@ def is_coming(partition: Partition, promise: Promise) -> bool:
 
 
 def is_stuck(partition: Partition, promise: Promise) -> bool:
-    """True if a promise waits for a task to stop that became overdue after the promise was made."""
+    """True if the stop of a task became overdue after a promise was made that relies on it."""
     patience = partition.settings.preempt_grace + STOP_MARGIN
     return any(
         allocation.id in promise.victims

@@ -1,24 +1,25 @@
 """Recall: set nodes aside for an owner, so that queues above their entitlement do not renew their loans there.
 
-An owner is an ask that may start and found no capacity, and whose start keeps its queue within the entitlement. Tasks
-of sibling queues above their entitlements are on loan. Nodes are held for an owner that one freed slot does not serve,
-or that has waited while tasks on loan started: the fewest nodes on which it fits once the loans there have ended, and
-of these the soonest free. No task is stopped. From then on, only the owner starts tasks there, and other asks whose
-tasks are expected to end before the owner can start.
+An owner is an ask that may start, found no capacity, and would stay within the entitlement of its queue. Tasks of
+sibling queues above their entitlements are on loan. Nodes are held for an owner if the end of one task is not enough
+for it, or if loans began while it waited: the fewest nodes on which it fits when the loans there have ended. No task is
+stopped. Only the owner starts tasks there then, and other asks whose tasks are expected to end before it can start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import dropwhile, islice
+from typing import NamedTuple
 
 from fairlead.core.admission import refusal
 from fairlead.core.ahead.expected_ends import end_of
 from fairlead.core.ahead.whatif import WhatIf
-from fairlead.core.asks import Needs, asked_for, gang_size, minimum_by_stage
+from fairlead.core.asks import Needs, asked_for, is_single, minimum_by_stage
 from fairlead.core.changes import Released
 from fairlead.core.entitlement import has_shares
 from fairlead.core.fitting import fitting_in
+from fairlead.core.holds.earmarks import nodes_with_task
 from fairlead.core.holds.starvation import hold, in_turn
 from fairlead.core.lanes import Lane
 from fairlead.core.model import FAR, Allocation, Ask, Hold, Micros, Place, Queue, Stage
@@ -29,14 +30,15 @@ from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 
 MAX_OWNERS = 10
-"""At most this number of owners are served in one cycle, since each one looks at all nodes."""
+"""At most this number of owners gets nodes in one cycle, because each search looks at all nodes."""
 SELDOM = 64
+"""The longest time between two searches for an owner, in multiples of `recall_after`."""
 LOOKED_AT = 100
-"""At most this number of asks of a lane is looked at for owners."""
+"""At most this number of asks of a lane is searched for owners."""
 
 
 def recall_loans(plan: Plan) -> None:
-    """Set nodes aside for owners while later loans take the capacity that they wait for; by priority, then by age."""
+    """Set nodes aside for owners, by priority and then by age, so that new loans do not take the capacity they need."""
     partition = plan.partition
     if not is_on(partition) or not partition.readiness.ready:
         return
@@ -59,29 +61,23 @@ def is_on(partition: Partition) -> bool:
 
 
 def recall_due(partition: Partition) -> Micros:
-    """Return the next time at which an owner is due for a look, if nothing happens before; now if unknown."""
+    """Return the next time at which nodes are searched for an owner, if no event comes before; now if unknown."""
     return max(partition.memory.next_recall_at, partition.now) if is_on(partition) else FAR
 
 
-# -- owners and loans --------------------------------------------------------------------------------------------
+class Owner(NamedTuple):
+    """An ask within the entitlement of its queue, with the queues whose loans it has a right to."""
 
-
-class Owner:
-    """An ask within the entitlement of its queue, with the queues that have loans it has a right to."""
-
-    __slots__ = ("ahead", "ask", "lenders", "takes_turns")
-
-    def __init__(self, ask: Ask, lenders: list[Queue], ahead: Needs, takes_turns: bool) -> None:
-        self.ask = ask
-        self.lenders = lenders
-        self.ahead = ahead
-        """The tasks of owners before it in its lane, which have a right to the entitlement first."""
-        self.takes_turns = takes_turns
-        """True if it starts on any freed slot; False behind an ask without capacity."""
+    ask: Ask
+    lenders: list[Queue]
+    ahead: Needs
+    """The tasks of earlier owners in its lane. They use the entitlement first."""
+    takes_turns: bool
+    """True if it is the first ask without capacity of its lane, so that it starts where any task ends."""
 
 
 def _owners(plan: Plan) -> Iterator[Owner]:
-    """Yield the asks that are due for a look in this cycle and have no earmarked nodes."""
+    """Yield the owners for which nodes are searched in this cycle."""
     partition = plan.partition
     below: dict[str, bool] = {}
     for lane in partition.lanes.values():
@@ -101,7 +97,7 @@ def _owners(plan: Plan) -> Iterator[Owner]:
 def owners_in(partition: Partition, lane: Lane) -> Iterator[Owner]:
     """Yield the owners of a lane in order, from its first ask without capacity on.
 
-    An ask that its queue may not have within the entitlement does not hide the asks behind it.
+    Asks that exceed the entitlement of their queue are left out. Later, smaller asks may still be owners.
     """
     head = lane.no_capacity()
     if head is None or head.stage.asks[head.kind] is not head:
@@ -118,10 +114,10 @@ def owners_in(partition: Partition, lane: Lane) -> Iterator[Owner]:
 
 
 def owed_by(partition: Partition, leaf: Queue, needs: Needs = ()) -> list[Queue]:
-    """Return the queues with loans that tasks of a leaf queue have a right to: siblings of the leaf or of an ancestor.
+    """Return the queues whose loans tasks of a leaf queue have a right to: siblings of the leaf or of an ancestor.
 
-    On the level of such a sibling there are shares, and the queue of the tasks stays within its entitlement when they
-    have started. Without tasks, it is below its entitlement.
+    There is such a right on levels with shares, if the queue stays within its entitlement when the tasks `needs` have
+    started. Without `needs`, the queue must be below its entitlement.
     """
     rights = partition.entitlements()
     lending: list[Queue] = []
@@ -136,7 +132,7 @@ def owed_by(partition: Partition, leaf: Queue, needs: Needs = ()) -> list[Queue]
 
 
 def stays_within(partition: Partition, queue: Queue, needs: Needs) -> bool:
-    """True if a queue uses no more than its entitlement when some tasks have started."""
+    """True if a queue uses no more than its entitlement when the tasks `needs` have started."""
     rights = partition.entitlements()
     used = dict(queue.account.used)
     add(used, asked_for(needs))
@@ -144,10 +140,10 @@ def stays_within(partition: Partition, queue: Queue, needs: Needs) -> bool:
 
 
 def _is_due(plan: Plan, ask: Ask) -> bool:
-    """True if an ask is due for a look in this cycle.
+    """True if nodes are searched for an ask in this cycle.
 
-    An ask is due when it has waited for `recall_after`, for twice that time, for four times that time, and so on, and
-    from `SELDOM` times that time on at each multiple of it.
+    This is the case when it has waited for `recall_after`, twice, four times that time, and so on. From `SELDOM` times
+    `recall_after` on, the times are multiples of that.
     """
     partition = plan.partition
     memory, every = partition.memory, partition.settings.recall_after
@@ -158,11 +154,11 @@ def _is_due(plan: Plan, ask: Ask) -> bool:
     memory.next_recall_at = min(memory.next_recall_at, max(since + following * every, pause))
     if pause > partition.now:
         return False
-    return pause > plan.before or _looks(waited) > _looks(max(0, plan.before - since) // every)
+    return pause > plan.before or _searches(waited) > _searches(max(0, plan.before - since) // every)
 
 
-def _looks(waited: int) -> int:
-    """Return the number of times that an ask was due before it had waited for a multiple of `recall_after`."""
+def _searches(waited: int) -> int:
+    """Return the number of searches for an ask that has waited for `waited` times `recall_after`."""
     return min(waited, SELDOM - 1).bit_length() + waited // SELDOM
 
 
@@ -180,7 +176,7 @@ def stops_at(partition: Partition, leaf: Queue) -> Micros:
 
 
 class _Returns:
-    """The free capacity of nodes after the loans of some queues have ended."""
+    """The free capacity of nodes when all loans of some queues have ended."""
 
     def __init__(self, partition: Partition, lenders: list[Queue]) -> None:
         self.partition = partition
@@ -203,7 +199,7 @@ class _Returns:
             self.renewed_at[node_id] = max(self.renewed_at.get(node_id, 0), allocation.since)
 
     def _gone_at(self, allocation: Allocation) -> Micros:
-        """Return when a loan is expected to have ended, or has run for long enough to be stopped."""
+        """Return when a loan is expected to have ended, or may have been stopped; `FAR` if neither."""
         settings, job = self.partition.settings, allocation.stage.job
         end = end_of(allocation, self.partition.now)
         gone_at = FAR if end is None else end
@@ -217,12 +213,12 @@ class _Returns:
         return gone_at
 
     def serves_in_turn(self, owner: Owner) -> bool:
-        """True if a slot freed by one task is enough for an ask of single tasks, and no loan began while it waited.
+        """True if the end of one task is enough for an ask of single tasks, and no loan began while the ask waited.
 
-        The first such slot is the owner's, because its queue has its turn first.
+        Such an owner needs no hold: it starts when a task ends, because its queue has the next turn.
         """
         ask, shape = owner.ask, owner.ask.stage.shape
-        if not _is_single(ask) or not owner.takes_turns:
+        if not is_single(ask) or not owner.takes_turns:
             return False
         if any(
             since > ask.waiting_since and self.whatif.fitting(node_id, shape, 1)
@@ -241,9 +237,9 @@ class _Returns:
         return fitting_in(*now.without_some(loan.node, [(loan, first)]), shape, 1)[0] > 0
 
     def take(self, stage: Stage, needed: int) -> list[tuple[int, int]]:
-        """Take nodes for up to `needed` tasks of a stage: the fewest nodes, those that are free soonest first."""
+        """Take the fewest nodes for up to `needed` tasks of a stage. Ties: the nodes whose loans end first."""
         shape, whatif, labels = stage.shape, self.whatif, self.partition.nodes.labels
-        used = {live.node for live in live_of(stage)} if shape.key.apart else ()
+        used = nodes_with_task(stage)
         fitting = {
             node_id: whatif.fitting(node_id, shape, needed)
             for node_id in sorted(self.partition.nodes.rows)
@@ -267,11 +263,11 @@ class _Returns:
 
 
 def _find(returns: _Returns, owner: Owner) -> tuple[Place, ...]:
-    """Return nodes to hold for an owner; for a gang, enough for all of it or none."""
+    """Return nodes to hold for an owner. A gang gets enough nodes for all of its tasks, or none."""
     ask = owner.ask
     if returns.serves_in_turn(owner):
         return ()
-    single = _is_single(ask)
+    single = is_single(ask)
     places: list[Place] = []
     before = returns.whatif
     if not single:
@@ -286,7 +282,7 @@ def _find(returns: _Returns, owner: Owner) -> tuple[Place, ...]:
 
 
 def _within(partition: Partition, owner: Owner) -> int:
-    """Return how many tasks of an ask, at least 1, can start while its queue may still take back capacity on loan."""
+    """Return how many tasks of an ask, at least 1, can start within the entitlement of its queue."""
     ask = owner.ask
     least, most = 1, ask.count
     while least < most:
@@ -298,16 +294,11 @@ def _within(partition: Partition, owner: Owner) -> int:
     return least
 
 
-def _is_single(ask: Ask) -> bool:
-    """True if the tasks of an ask start one by one."""
-    return gang_size(ask) == 1 and not ask.whole
-
-
 # -- the end of a recall -----------------------------------------------------------------------------------------
 
 
 def _release_useless(plan: Plan) -> None:
-    """Release nodes set aside for an ask whose queue uses its entitlement, or on which no other task is left to end."""
+    """End recalls for asks that exceed the entitlement, or that do not fit although all tasks there have ended."""
     partition = plan.partition
     for seq, held in sorted(partition.holds.items()) if partition.holds else ():
         ask = partition.ask_of_earmark(held) if held.recalled else None
@@ -316,15 +307,12 @@ def _release_useless(plan: Plan) -> None:
         if not any(stays_within(partition, queue, minimum_by_stage(ask)) for queue in ask.stage.job.queue.line()[1:]):
             plan.do(Released(seq, "its queue uses its entitlement"))
         elif not _waits_for_tasks(partition, held, ask):
-            plan.do(
-                Released(
-                    seq, "all tasks there have ended, and it does not fit", plan.now + partition.settings.promise_for
-                )
-            )
+            pause = plan.now + partition.settings.promise_for
+            plan.do(Released(seq, "all tasks there have ended, and it does not fit", pause))
 
 
 def _waits_for_tasks(partition: Partition, held: Hold, ask: Ask) -> bool:
-    """True if tasks of other jobs still run on nodes that are set aside, or one of them accepts no work now."""
+    """True if tasks of other jobs still run on the nodes of a hold, or one of these nodes accepts no work now."""
     nodes = partition.nodes
     rows = [nodes.rows[node_id] for node_id in held.nodes]
     return not all(nodes.placeable(row) for row in rows) or any(

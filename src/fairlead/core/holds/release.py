@@ -1,9 +1,8 @@
 """Releases held and promised nodes that no longer serve their ask.
 
-An earmark ends when its ask changed or was withdrawn, when admission refuses the ask for a reason that does not pass by
-itself, and after some time. When an earmarked node leaves or changes, the other nodes stay earmarked, so that no other
-ask takes them. Then missing nodes of an order are ordered again; for a hold or a claim, nodes are chosen again after
-match. The start of an ask releases its nodes.
+An earmark ends when its ask starts, changes or is withdrawn, when admission refuses the ask for a lasting reason, and
+after some time. When an earmarked node leaves or changes, the other nodes stay earmarked, so that no other ask takes
+them. Missing nodes of an order are then ordered again; for a hold or a claim, nodes are chosen again after match.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fairlead.core.model import Ask, Earmark, Hold, Micros, Place, Promise
 from fairlead.core.plan import Plan
 from fairlead.core.policy.score import may_be_held
 from fairlead.core.state import Partition
-from fairlead.core.why.reasons import OverLimit, Reason, ShareSpent
+from fairlead.core.why.reasons import OverLimit, ShareSpent
 
 NODE_UNUSABLE = "one of its nodes can no longer be used"
 
@@ -28,6 +27,17 @@ def release_obsolete(plan: Plan) -> None:
     partition = plan.partition
     if not partition.nodes.held:
         return
+    _release_outdated(plan)
+    if partition.readiness.ready:
+        _release_refused(plan)
+    counted = [held for held in in_order(partition) if isinstance(held, Hold) and not (held.large or held.recalled)]
+    while len(held_nodes(counted)) > most_held(partition):
+        plan.do(Released(counted.pop().seq, "more nodes were held than held_nodes_percent allows"))
+
+
+def _release_outdated(plan: Plan) -> None:
+    """Release earmarks whose ask has changed or whose time is over, and nodes that have become unusable."""
+    partition = plan.partition
     for _, earmark in (*sorted(partition.holds.items()), *sorted(partition.promises.items())):
         ask = partition.ask_of_earmark(earmark)
         if ask is None or not _needs_all(earmark, ask):
@@ -39,15 +49,10 @@ def release_obsolete(plan: Plan) -> None:
             plan.do(Released(earmark.seq, *expired))
         elif partition.memory.checked_earmarks.get(earmark.seq) != partition.nodes.version:
             _trim(plan, earmark)
-    if partition.readiness.ready:
-        _end_refused(plan)
-    counted = [held for held in in_order(partition) if isinstance(held, Hold) and not (held.large or held.recalled)]
-    while len({node_id: None for hold in counted for node_id in hold.nodes}) > most_held(partition):
-        plan.do(Released(counted.pop().seq, "more nodes were held than held_nodes_percent allows"))
 
 
 def _pass_on(plan: Plan, earmark: Earmark) -> None:
-    """Earmark nodes that were ordered for a replaced ask for the ask that replaced it."""
+    """Keep the nodes that were ordered for an ask for the ask that replaced it."""
     ask = plan.partition.waits(earmark.job, earmark.stage, earmark.kind)
     if ask is not None and isinstance(earmark, Promise) and earmark.ordered:
         for place in usable_places(plan.partition, earmark):
@@ -69,7 +74,7 @@ def keep_arrived(plan: Plan, ask: Ask, place: Place) -> None:
         needed = ask.count
     lacking = needed - sum(tasks for _, at, tasks in places if at == position)
     if lacking <= 0:
-        return  # the node was ordered for tasks that follow after the gang has started
+        return  # the node was ordered for tasks that start later than the gang
     places = (*places, (node_id, position, min(tasks, lacking)))
     if earmark is not None:
         plan.do(Released(earmark.seq, "more of its nodes have come"))
@@ -77,24 +82,20 @@ def keep_arrived(plan: Plan, ask: Ask, place: Place) -> None:
     plan.do(Promised(stage.job.id, stage.position, ask.kind, places, (), "order"))
 
 
-def _end_refused(plan: Plan) -> None:
-    """Release nodes of asks that admission refuses, unless the reason will pass when running tasks end."""
+def _release_refused(plan: Plan) -> None:
+    """Release the nodes of asks that admission refuses, unless the end of running tasks may remove the reason."""
     partition = plan.partition
     admission = Admission(partition)
     for earmark in in_order(partition):
         ask = partition.ask_of_earmark(earmark)
         reason = admission.refusal(ask, minimum_by_stage(ask)) if ask is not None else None
-        if reason is not None and not _will_pass(earmark, reason):
+        passing = (ShareSpent, OverLimit) if isinstance(earmark, Promise) else (ShareSpent,)
+        if reason is not None and not isinstance(reason, passing):
             plan.do(Released(earmark.seq, f"it may not start: {reason}"))
 
 
-def _will_pass(earmark: Hold | Promise, reason: Reason) -> bool:
-    """True if a reason passes when running tasks end: a spent share or, for a promise, an exceeded limit."""
-    return isinstance(reason, ShareSpent) or (isinstance(reason, OverLimit) and isinstance(earmark, Promise))
-
-
 def end_promises(plan: Plan) -> None:
-    """Release promises that did not help: all tasks stopped for the promise have ended, or one of them is overdue."""
+    """Release promises without effect: all tasks stopped for the promise have ended, or one of them is overdue."""
     partition = plan.partition
     for _, promise in sorted(partition.promises.items()) if partition.promises and partition.readiness.ready else ():
         if not promise.ordered and not is_coming(partition, promise):
@@ -107,7 +108,7 @@ def end_promises(plan: Plan) -> None:
 
 
 def end_short_holds(plan: Plan) -> None:
-    """Release holds that have too few nodes by now. Called after match, before nodes are chosen again."""
+    """Release holds that have lost nodes which their ask needs. Nodes are chosen again afterwards."""
     partition = plan.partition
     for _, hold in sorted(partition.holds.items()):
         if _lacks_some(partition, hold):
@@ -137,12 +138,12 @@ def starving_holds(partition: Partition) -> list[Hold]:
 
 
 def most_held(partition: Partition) -> int:
-    """Return the number of nodes that may be held at the same time."""
+    """Return the number of nodes that may be held for starving asks at the same time."""
     return may_be_held(partition.settings.held_nodes_percent, len(partition.nodes))
 
 
 def _expired(partition: Partition, earmark: Hold | Promise) -> tuple[str, Micros] | None:
-    """Return why an earmark expires now, and until when its ask gets no new one; None if it does not expire."""
+    """Return why an earmark expires now, and the time until which its ask gets no new one; None if it stays."""
     if partition.readiness.ready and partition.now >= ends_at(partition, earmark, partition.now):
         if isinstance(earmark, Promise) and earmark.ordered:
             return "the rest of its nodes did not come in time", 0
@@ -157,7 +158,6 @@ def pause_after(partition: Partition, earmark: Hold | Promise) -> Micros:
 
 
 def _trim(plan: Plan, earmark: Hold | Promise) -> None:
-    """Release the nodes of a hold or promise that are no longer usable."""
     partition = plan.partition
     places = usable_places(partition, earmark)
     if not places:
@@ -169,7 +169,7 @@ def _trim(plan: Plan, earmark: Hold | Promise) -> None:
 
 
 def _needs_all(earmark: Earmark, ask: Ask) -> bool:
-    """True if an ask needs all capacity that is kept for it, or more."""
+    """True if an ask still needs all capacity that is kept for it."""
     reserved: dict[int, int] = {}
     for _, position, tasks in earmark.places:
         reserved[position] = reserved.get(position, 0) + tasks
@@ -180,7 +180,7 @@ def _needs_all(earmark: Earmark, ask: Ask) -> bool:
 
 
 def is_for_many(earmark: Earmark) -> bool:
-    """True if nodes may be kept for more tasks of an ask than must start together."""
+    """True if an earmark may have nodes for more tasks than must start together: one for a recall or of an order."""
     return earmark.recalled if isinstance(earmark, Hold) else isinstance(earmark, Promise) and earmark.ordered
 
 

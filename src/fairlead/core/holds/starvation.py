@@ -1,6 +1,6 @@
-"""Holds: keep nodes free of new work for a starving gang. Without a hold, small tasks could overtake the gang forever.
+"""Holds: keep nodes free of new work for a starving ask. Without a hold, small tasks could overtake a gang forever.
 
-After match, starving asks are taken by priority. A gang gets enough nodes to start whole, or none.
+After match, starving asks get holds in the order of priority. An ask gets enough nodes to start whole, or none.
 `core/holds/release.py` ends holds.
 """
 
@@ -17,6 +17,7 @@ from fairlead.core.ahead.expected_ends import end_of
 from fairlead.core.asks import gang_size, minimum_by_stage
 from fairlead.core.changes import Held, Placed, SinglesPlaced
 from fairlead.core.holds.candidates import Candidates, Claims, Offer, gather, offers, suffice
+from fairlead.core.holds.earmarks import nodes_with_task
 from fairlead.core.holds.release import end_short_holds, release_obsolete, starving_holds
 from fairlead.core.lanes import Lane
 from fairlead.core.model import FAR, NEW, Ask, Micros, Place
@@ -30,13 +31,11 @@ from fairlead.core.state import Partition
 MAX_HEADS = 10
 """At most this number of asks get holds in one cycle, because each hold ranks all nodes. The next cycle continues."""
 
-# -- starving asks -----------------------------------------------------------------------------------------------
-
 
 def hold_nodes(plan: Plan) -> None:
     """Hold nodes for starving asks, by priority.
 
-    An ask gets no nodes in a cycle that placed tasks of a higher priority than its own.
+    An ask gets no hold in a cycle that placed tasks of a higher priority than its own.
     """
     partition = plan.partition
     release_obsolete(plan)
@@ -87,13 +86,10 @@ def _hold_in_order(plan: Plan, starving: list[tuple[Lane, Ask]]) -> None:
 
 
 def _versions(partition: Partition, ask: Ask) -> object:
-    """Return the part of the state that decides whether an ask gets nodes.
-
-    While it stays equal, no new search is needed.
-    """
+    """Return the part of the state that decides whether an ask gets a hold. If it is unchanged, so is the result."""
     needs = minimum_by_stage(ask)
     wanted = tuple([needed for _, needed in needs])
-    # With several shapes, the first shapes take the nodes that score best now, which depends on the tasks there.
+    # With several shapes, the nodes that are left for the last ones depend on the tasks that run there now.
     starts = (partition.now, partition.derived.openings, partition.counters.allocation) if len(needs) > 1 else None
     own = _own_capacity(ask)
     versions = (partition.nodes.version, partition.derived.holds_version, partition.settings)
@@ -101,10 +97,7 @@ def _versions(partition: Partition, ask: Ask) -> object:
 
 
 def _waits_alone(plan: Plan, ask: Ask, candidates: Candidates) -> bool:
-    """Hold nodes for an ask if there are enough.
-
-    True if other asks must get no hold now, because this one needs a large hold.
-    """
+    """Hold nodes for an ask if there are enough. True if it waits for a large hold, so that no other ask gets one."""
     partition = plan.partition
     places = _find(partition, ask, candidates, partition.settings.held_nodes_percent)
     large = places is None and partition.settings.hold_large
@@ -135,7 +128,7 @@ def starves_at(partition: Partition, ask: Ask) -> Micros:
 
 
 def starving_due(partition: Partition) -> Micros:
-    """Return the next time at which an ask may begin to starve, if nothing happens before; now if unknown."""
+    """Return the next time at which an ask may begin to starve, if no event comes before; now if that is unknown."""
     return max(partition.memory.next_starving_at, partition.now) if partition.settings.hold_for else FAR
 
 
@@ -158,36 +151,33 @@ def may_starve(partition: Partition, lane: Lane, ask: Ask) -> bool:
 
 
 def in_turn(ask: Ask) -> tuple[int, int, int]:
-    """Return the sort key of an ask that may get nodes: by priority, then by age."""
+    """Return the sort key of an ask for holds: by priority, then by age."""
     return (-ask.stage.job.priority, ask.waiting_since, ask.seq)
 
 
 def _highest_placed(plan: Plan) -> int | None:
     """Return the highest priority of the tasks placed in this cycle."""
-    jobs = plan.partition.jobs
-    highest: int | None = None
+    names: dict[str, None] = {}
     for change, _ in plan.done:
-        names = [change.job] if isinstance(change, Placed) else []
-        if isinstance(change, SinglesPlaced):
-            names = [name for name, _ in change.tasks]
-        for name in names:
-            if highest is None or jobs[name].priority > highest:
-                highest = jobs[name].priority
-    return highest
+        if isinstance(change, Placed):
+            names[change.job] = None
+        elif isinstance(change, SinglesPlaced):
+            names.update(dict.fromkeys(name for name, _ in change.tasks))
+    return max([plan.partition.jobs[name].priority for name in names], default=None)
 
 
 class HoldChance(msgspec.Struct, frozen=True):
-    """Whether an ask that starves can get a hold, and what keeps it from one."""
+    """True if a starving ask can get a hold; otherwise, what prevents the hold."""
 
     possible: bool
     holders: tuple[str, ...] = ()
-    """The jobs that nodes are held for now, if the ask can get a hold once these have ended."""
+    """The jobs whose holds have to end before the ask can get one."""
     percent: int | None = None
-    """The least `held_nodes_percent` with which it could get a hold, if a larger value would help."""
+    """The least `held_nodes_percent` with which the ask could get a hold; None if no value is enough."""
 
 
 def hold_chance(partition: Partition, ask: Ask) -> HoldChance:
-    """Return whether an ask could get a hold now, whatever its waiting time."""
+    """Return whether an ask could get a hold now if it were starving."""
     settings = partition.settings
     allowed = settings.held_nodes_percent
     large = any(hold.large for hold in partition.holds.values())
@@ -207,10 +197,10 @@ def hold_chance(partition: Partition, ask: Ask) -> HoldChance:
 
 
 def _find(partition: Partition, ask: Ask, candidates: Candidates, percent: int | None) -> tuple[Place, ...] | None:
-    """Find nodes with capacity, beside existing claims, for all tasks that must start together; or None.
+    """Find nodes with capacity, beside existing claims, for all tasks that must start together; None if there are none.
 
     `percent` limits this hold to a percentage of the nodes that fit a task, and all holds together to the same
-    percentage of all nodes. With backfill, nodes on which asks with an earlier turn are planned are left to them.
+    percentage of all nodes. With backfill, nodes on which asks with an earlier turn are planned are left out.
     """
     own, planned = _own_capacity(ask), planned_before(partition, ask)
     most_held_nodes = may_be_held(100 if percent is None else percent, len(partition.nodes))
@@ -218,23 +208,19 @@ def _find(partition: Partition, ask: Ask, candidates: Candidates, percent: int |
     recalled = len(claims) - candidates.counted  # these nodes do not count
     places: list[Place] = []
     for stage, needed in minimum_by_stage(ask):
-        apart = {allocation.node: None for allocation in (stage.live or {}).values()} if stage.shape.key.apart else {}
-        first = not (own or places or apart)
-        if first:
-            groups = candidates.groups(planned)
-        else:
-            groups = gather(partition, claims, own, {**apart, **dict.fromkeys(planned)})
+        apart = nodes_with_task(stage)
+        alike = not (own or places or apart)
+        groups = candidates.groups(planned) if alike else gather(partition, claims, own, {*apart, *planned})
         node_offers = offers(partition, stage.shape, groups, stage.count)
         if sum(min(offer.alone, needed) * len(offer.group.node_ids) for offer in node_offers) < needed:
             return None
         most_nodes = sum(len(offer.group.node_ids) for offer in node_offers)
         if percent is not None:
             most_nodes = may_be_held(percent, most_nodes)
-        if not suffice(node_offers, needed, most_nodes, most_held_nodes + recalled - len(claims)):
+        most_new = most_held_nodes + recalled - len(claims)
+        if not suffice(node_offers, needed, most_nodes, most_new):
             return None
-        for node_id, tasks in _take(
-            partition, stage.shape, needed, node_offers, most_nodes, most_held_nodes + recalled - len(claims)
-        ):
+        for node_id, tasks in _take(partition, stage.shape, needed, node_offers, most_nodes, most_new):
             claims[node_id] = [*claims.get(node_id, []), (stage.shape, tasks)]
             places.append((node_id, stage.position, tasks))
     return tuple(places)
@@ -243,21 +229,19 @@ def _find(partition: Partition, ask: Ask, candidates: Candidates, percent: int |
 def _take(
     partition: Partition, shape: Shape, needed: int, node_offers: list[Offer], most_nodes: int, most_new: int
 ) -> list[tuple[int, int]]:
-    """Return nodes with the number of tasks that each is held for.
-
-    Takes the best `most_nodes` nodes if they suffice, else the nodes with most capacity.
-    """
+    """Return nodes with the number of tasks that each is held for: the best nodes, or else those with most capacity."""
     offered = {node_id: (offer.beside, offer.group.held) for offer in node_offers for node_id in offer.group.node_ids}
-    ranked = _ranked(partition, shape, list(offered))
-    return _keep(needed, ranked[:most_nodes], offered, most_nodes, most_new) or _keep(
-        needed, sorted(ranked, key=lambda node_id: -offered[node_id][0]), offered, most_nodes, most_new
+    best = _ranked(partition, shape, list(offered))
+    largest = sorted(best, key=lambda node_id: -offered[node_id][0])
+    return _keep(needed, best[:most_nodes], offered, most_nodes, most_new) or _keep(
+        needed, largest, offered, most_nodes, most_new
     )
 
 
 def _keep(
     needed: int, order: list[int], offered: dict[int, tuple[int, bool]], most_nodes: int, most_new: int
 ) -> list[tuple[int, int]]:
-    """Assign tasks to the nodes in order until all tasks have a node. Returns an empty list if not all of them fit."""
+    """Assign tasks to nodes in the given order. Returns an empty list if not all tasks fit."""
     chosen: list[tuple[int, int]] = []
     for node_id in order:
         tasks, held = offered[node_id]
@@ -274,9 +258,9 @@ def _keep(
 
 
 def _own_capacity(ask: Ask) -> Claims:
-    """Return the number of running tasks of the ask's gang by node. They keep their capacity when the ask starts.
+    """Return the running tasks of the ask's gang by node. They keep their capacity when the ask starts.
 
-    Tasks of other stages are left out: like tasks of other jobs, they are expected to end.
+    Tasks of other stages are left out. Like tasks of other jobs, they are expected to end.
     """
     own: Claims = {}
     for stage in ask.stage.gang() if ask.stage.job.allocations else ():
@@ -307,7 +291,7 @@ def _ranked(partition: Partition, shape: Shape, node_ids: list[int]) -> list[int
 
 
 def _expected_free(partition: Partition, row: int) -> tuple[bool, Micros]:
-    """Return True and the time when all tasks on a node are expected to have ended; False if that is unknown."""
+    """Return True and the time when all tasks on a node are expected to have ended; False and 0 if it is unknown."""
     latest = partition.now
     for allocation in partition.nodes.allocations[row].values():
         end = end_of(allocation, partition.now)

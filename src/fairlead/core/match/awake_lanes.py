@@ -1,4 +1,7 @@
-"""Which lanes match tries: those without a verdict, and those for which something changed since their verdict."""
+"""Chooses the lanes that match tries: lanes without a verdict, and lanes with a relevant change since their verdict.
+
+A verdict is the result of the last match that tried the lane.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 from fairlead.core.why.reasons import NoCapacity
 
-Look = Literal["asleep", "awake", "capacity"]
-"""Whether match tries a lane: no; yes; only to see if there is capacity now for the ask that found none."""
+Sleep = Literal["asleep", "awake", "capacity"]
+"""`capacity`: the lane is awake only in case there is capacity now for the ask that found none."""
 
 
 class AwakeLanes:
     """The lanes that match tries in a round."""
 
     def __init__(self, plan: Plan, look_at_all: bool, claims: Claims | None) -> None:
-        """With `look_at_all`, unchanged versions keep no lane asleep."""
+        """With `look_at_all`, lanes are awake even if no capacity was freed since their verdict."""
         self.by_queue: dict[str, list[Lane]] = {}
         """The lanes that had no turn yet, by the path of their leaf queue."""
         self._plan = plan
@@ -32,16 +35,16 @@ class AwakeLanes:
         self._look_at_all = look_at_all
         self._claims = claims
         self._for_capacity: dict[Lane, None] = {}
-        """If there is no capacity for these lanes, their verdicts still hold."""
+        """The lanes that are awake only in case there is capacity. Without capacity, their verdicts still hold."""
         self._fits: dict[Shape, bool] = {}
         """Shape → True if a single task of it fits now."""
         asleep: list[tuple[LaneKey, Lane]] = []
         for key, lane in self._partition.lanes.items():
-            look = self._look(lane, key in plan.looked)
-            if look == "asleep":
+            sleep = self._sleep(lane, key in plan.looked)
+            if sleep == "asleep":
                 asleep.append((key, lane))
                 continue
-            if look == "capacity":
+            if sleep == "capacity":
                 self._for_capacity[lane] = None
             self._wake(key, lane)
         if not self.by_queue:
@@ -55,7 +58,7 @@ class AwakeLanes:
                     self._wake(key, lane)
 
     def let_sleep(self, shape: Shape) -> int:
-        """Remove lanes that wait for capacity for a shape, because there is none. Returns their number."""
+        """Let lanes sleep that are awake only in case a task of a shape fits: none fits. Returns their number."""
         removed = 0
         for path, lanes in self.by_queue.items():
             left: list[Lane] = []
@@ -75,15 +78,15 @@ class AwakeLanes:
         self._plan.looked.add(key)
 
     def _wake_all(self) -> None:
-        """Wake all lanes until their turn, which may be in a later cycle: any may have the first ask to plan for."""
+        """Wake all lanes, because each may have the ask that backfill plans first. They stay awake until their turn."""
         self.by_queue.clear()
         self._for_capacity.clear()
         for key, lane in self._partition.lanes.items():
             lane.memory.verdict = None
             self._wake(key, lane)
 
-    def _look(self, lane: Lane, tried: bool) -> Look:
-        """Return how match looks at a lane; `tried` if an earlier round of this cycle tried it."""
+    def _sleep(self, lane: Lane, tried: bool) -> Sleep:
+        """Return whether a lane sleeps. `tried` is True if an earlier round of this cycle tried it."""
         partition, verdict = self._partition, lane.memory.verdict
         if verdict is None or _is_void(partition, lane, verdict):
             return "awake"
@@ -97,18 +100,18 @@ class AwakeLanes:
         if verdict.versions == versions and not self._look_at_all:
             return "asleep"
         ask = verdict.no_capacity
-        # If the ask without capacity is not the head, asks before it were passed over and may be allowed by now.
+        # If the ask without capacity is not the head, the asks before it may be allowed to start by now.
         if ask is None or verdict.versions[1] != versions[1] or ask is not lane.head():
             return "awake"
         if backfills or not self._is_full(lane, ask):
             return "capacity"
-        if tried:  # one of its tasks started in this cycle, so its earlier reason is gone
+        if tried:  # one of its tasks started in this cycle, which removed its reason
             self._plan.note_reason(ask, NoCapacity(gang_size(ask), 0))
         return "asleep"
 
     def _is_full(self, lane: Lane, ask: Ask) -> bool:
         """True if there still is no capacity for a single task of an ask."""
-        if self._partition.nodes.held:  # held nodes may fit their owners, and are not in the index
+        if self._partition.nodes.held:  # held nodes are not in the index, but their owners may use them
             return False
         index = self._partition.derived.index
         if not self._fits:
@@ -124,7 +127,7 @@ class AwakeLanes:
 
 
 def _is_void(partition: Partition, lane: Lane, verdict: Verdict) -> bool:
-    """True if a verdict no longer holds, for another cause than freed capacity or asks that joined."""
+    """True if a verdict no longer holds although no capacity was freed and no ask joined the lane."""
     ask, look_at = verdict.no_capacity, lane.memory.look_at
     return (
         (verdict.bounded and ask is not None and refusal(partition, ask) is not None)

@@ -1,9 +1,9 @@
 """Chains: quick tasks wait on a node behind running tasks of their stage, to save a round trip per task.
 
-When a task of the chain ends, the agent starts the next one in its slot. `advance_chains` repeats this in the state
-before match, so that a slot of a chain becomes free only when no task of the chain waits for it. `chain` makes chains
-for tasks that match has just placed, and lengthens chains that run low. Both consider only chains that the cycle
-touched.
+The slot of a chain is the capacity of one task. When a task of the chain ends, the agent starts the next one in its
+slot. `advance_chains` repeats this in the state before match, so that match cannot give the slot to another ask.
+`chain` makes chains for tasks that match has just placed, and lengthens chains with few waiting tasks. Both consider
+only chains that the cycle changed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from fairlead.core.policy.chain import ahead
 from fairlead.core.ranges import count, split
 from fairlead.core.state import Partition
 
-# -- taking over slots --------------------------------------------------------------------------------------------
-
 
 def advance_chains(plan: Plan) -> None:
     """Let queued chain tasks take over the slots of finished ones."""
@@ -29,7 +27,7 @@ def advance_chains(plan: Plan) -> None:
 def _fill(plan: Plan, number: int) -> None:
     waiting = plan.partition.waiting_in(number)
     free = waiting[0].slots - _slots(plan.partition, number) if waiting else 0
-    # A running task already has its slot; of the others the agent starts the lowest index first.
+    # A task that runs already has its slot. Of the others the agent starts the task with the lowest index first.
     for allocation in sorted(waiting, key=lambda allocation: (allocation.state != "running", allocation.indices[0])):
         if free > 0:
             taken = split(allocation.indices, free)[0]
@@ -67,11 +65,8 @@ def _slots(partition: Partition, number: int) -> int:
     )
 
 
-# -- making and lengthening --------------------------------------------------------------------------------------
-
-
 def chain(plan: Plan) -> None:
-    """Send tasks that found no capacity ahead to nodes. Does nothing if another cycle follows, which may place them."""
+    """Send waiting tasks ahead to nodes. Does nothing if another cycle follows, because that cycle may place them."""
     partition = plan.partition
     touched = partition.touched
     if not (touched.quick or touched.chains) or not partition.readiness.ready or plan.more:
@@ -104,9 +99,9 @@ def _begin(plan: Plan, left: int) -> int:
 
 
 def _lengthen(plan: Plan, number: int, most: int) -> int:
-    """Lengthen a chain that runs low, if no other ask waits. Returns the number of tasks sent.
+    """Lengthen a chain with few waiting tasks. Returns the number of tasks sent.
 
-    The slots of a chain that is lengthened never become free for other asks.
+    A chain that is lengthened keeps its slots, so this is done only if no other ask waits for capacity.
     """
     partition = plan.partition
     fronts = [allocation for allocation in partition.derived.chains.get(number, {}).values() if not allocation.slots]
@@ -115,7 +110,7 @@ def _lengthen(plan: Plan, number: int, most: int) -> int:
     front = min(fronts, key=lambda allocation: allocation.id)
     stage = front.stage
     enough = ahead(stage.ran, partition.settings.chain)
-    # A gang that was taken back must start together.
+    # The tasks of a gang that has not started must start together.
     if not enough or not stage.started or not stage.waiting() or not _may_grow(partition, stage, front.node):
         return 0
     slots = _slots(partition, number)
@@ -136,8 +131,8 @@ def _may_grow(partition: Partition, stage: Stage, node_id: int) -> bool:
 def _send(plan: Plan, front: Allocation, most: int, slots: int) -> int:
     """Queue up to `most` pending tasks of a stage behind an allocation of it. Returns the number queued.
 
-    The tasks take over slots in use, so admission is asked for 0 more tasks. It refuses if a limit was lowered below
-    the use: then slots must become free.
+    The tasks will take over slots in use, so admission is asked for 0 more tasks. It refuses if a limit was lowered
+    below the use, because then slots must become free.
     """
     partition = plan.partition
     stage, admission = front.stage, Admission(partition)

@@ -2,9 +2,9 @@
 
 A head without capacity closes its lane for this cycle: behind it, an ask may use only nodes of its own. A head that
 admission refuses (a limit, a stopped queue), or that is too large for any node, is passed over and keeps its place.
-Earmarked nodes give no extra turn: their owner is tried when its turn comes, and then uses them together with free
-nodes. A lane in which nothing can be placed sleeps until capacity may be free or a limit may have changed. A cycle
-places at most `max_placed` tasks, or one gang. A job that starts whole is one gang over all its stages.
+Earmarked nodes give an ask no earlier turn: in its turn it uses them together with free nodes. A lane in which nothing
+can be placed sleeps until capacity may be free or a limit may have changed. A cycle places at most `max_placed` tasks,
+or one gang. A job that starts whole is one gang over all its stages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fairlead.core.ahead.easy import Backfill, has_turned_late, resume
 from fairlead.core.ahead.reserve import packs
 from fairlead.core.ahead.shortest import ShortestCursor
 from fairlead.core.ahead.whatif import WhatIf, lent_nodes
-from fairlead.core.asks import gang_size, use_of
+from fairlead.core.asks import gang_size, is_single, use_of
 from fairlead.core.changes import Released
 from fairlead.core.holds.recall import stops_at
 from fairlead.core.lanes import Lane
@@ -54,8 +54,7 @@ def match(plan: Plan) -> None:
     # head that found no capacity, and a whole job that started asks for its remaining tasks. Released nodes go to the
     # first turn.
     while left > 0 and another_round:
-        look_at_all = backfill is not None and _starts_change_reasons(partition)
-        awake = AwakeLanes(plan, look_at_all, claims)
+        awake = AwakeLanes(plan, backfill is not None and _starts_change_reasons(partition), claims)
         if not partition.readiness.ready:
             _report_not_ready(plan, awake)
             return
@@ -63,23 +62,33 @@ def match(plan: Plan) -> None:
             break
         if partition.settings.backfills:
             backfill = Conservative(plan) if partition.settings.backfill == "conservative" else Backfill(plan)
-        if partition.holds:
-            backfills = partition.settings.backfills
-            holds = [hold for hold in partition.holds.values() if hold.recalled or backfills]
-            plan.lent = lent_nodes(partition, holds, stops_at)
+        _lend_held_nodes(plan)
         left, another_round = Round(plan, left, backfill, claims, {}, awake).serve()
+    _finish(plan, left, backfill)
+
+
+def _finish(plan: Plan, left: int, backfill: Backfill | None) -> None:
     plan.more = plan.more or left <= 0
     if left > 0:
         _release_arrivals(plan)
     if backfill is not None:
-        partition.memory.replan_at = _overrun_at(plan, backfill) if left > 0 else partition.now
+        plan.partition.memory.replan_at = _overrun_at(plan, backfill) if left > 0 else plan.now
         backfill.remember(plan.more)
 
 
-def _joined(plan: Plan, backfill: Backfill) -> dict[str, Cursor]:
-    """Return cursors over new asks in lanes that are not tried again otherwise, by queue.
+def _lend_held_nodes(plan: Plan) -> None:
+    """Let tasks that end in time use nodes that are held for other asks, with backfill or during a recall."""
+    partition = plan.partition
+    if partition.holds:
+        backfills = partition.settings.backfills
+        holds = [hold for hold in partition.holds.values() if hold.recalled or backfills]
+        plan.lent = lent_nodes(partition, holds, stops_at)
 
-    Queues in which none of these asks can start are left out.
+
+def _joined(plan: Plan, backfill: Backfill) -> dict[str, Cursor]:
+    """Return cursors over the asks that joined sleeping lanes, by queue. Asks that waited before are not tried again.
+
+    Queues in which no new ask can start are left out.
     """
     joined: dict[str, list[Lane]] = {}
     for lane in plan.partition.lanes.values():
@@ -103,25 +112,25 @@ def _report_not_ready(plan: Plan, awake: AwakeLanes) -> None:
 
 
 def _release_arrivals(plan: Plan) -> None:
-    """Release ordered nodes that joined for asks of single tasks, after these had their turn. Gangs keep theirs.
+    """Release nodes that were ordered for single tasks, once their ask has had its turn. Gangs keep such nodes.
 
-    Other asks, for which these nodes were closed, are tried in the next cycle.
+    The next cycle tries the asks that could not use these nodes before.
     """
     partition = plan.partition
     for _, promise in sorted(partition.promises.items()) if partition.promises else ():
         ask = partition.ask_of_earmark(promise)
-        if promise.ordered and ask is not None and gang_size(ask) == 1 and not ask.whole:
+        if promise.ordered and ask is not None and is_single(ask):
             plan.do(Released(promise.seq, "it had its turn"))
             plan.unsettled = True
 
 
 def plan_due(partition: Partition) -> Micros:
-    """Return the time at which the plan of the head may prove wrong, if nothing happens before."""
+    """Return when match must plan the start of the head again, if no event comes before; `FAR` if never."""
     return partition.memory.replan_at if partition.now < partition.memory.replan_at else FAR
 
 
 def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
-    """Return the first expected end of a task on which the planned time, or a loan of held nodes, depends."""
+    """Return the next expected end of a task, if the planned start or a loan of held nodes relies on it; else `FAR`."""
     forecast = plan.partition.derived.forecast
     first = forecast.first(plan.now) if forecast is not None else None
     last = backfill.last_planned
@@ -131,7 +140,7 @@ def _overrun_at(plan: Plan, backfill: Backfill) -> Micros:
 
 
 def _starts_change_reasons(partition: Partition) -> bool:
-    """True if starts can change the reasons of other asks: lanes compete, or starts move asks."""
+    """True if starts can change why other asks wait: several lanes compete, or starts move asks."""
     return len(partition.lanes) > 1 or any(lane.queue.order.moves for lane in partition.lanes.values())
 
 
@@ -147,7 +156,7 @@ class Round:
         cursors: dict[str, Cursor],
         awake: AwakeLanes | None = None,
     ) -> None:
-        """Lanes without a turn are in `awake`; other open lanes, in `cursors`."""
+        """`cursors` has the leaf queues that have had a turn, `awake` the lanes of the others."""
         self.plan = plan
         self.left = left
         self._backfill = backfill
@@ -170,7 +179,7 @@ class Round:
     def serve(self) -> tuple[int, bool]:
         """Give turns. Returns how many more tasks this cycle may place, and True if another round is needed.
 
-        A round ends when kept nodes are released: asks that had their turn before may use them.
+        The round ends when kept nodes are released, because asks that already had their turn may use them.
         """
         before = self.left
         while self.left > 0 and self._open > 0 and not self._starter.released:
@@ -193,7 +202,6 @@ class Round:
         return self.left, self.left < before or self._starter.released
 
     def _asleep(self, leaf: Queue, awake: list[Lane]) -> list[Lane]:
-        """Return the lanes of a leaf queue that are not awake."""
         if self._lanes is None:
             self._lanes = {}
             for lane in self.partition.lanes.values():
@@ -202,7 +210,7 @@ class Round:
         return [lane for lane in self._lanes.get(leaf.path, ()) if lane not in awake]
 
     def _serve(self, branch: ShareNode, cursor: Cursor) -> None:
-        """Give the leaf queue its turn, or all turns if no other leaf has open lanes."""
+        """Give the leaf queue one turn, or all turns if no other leaf has open lanes."""
         while cursor.open and self.left > 0 and not self._starter.released:
             if self._backfill is not None and self._backfill.head is not None:
                 cursor = self._after_head(cursor, self._backfill)
@@ -223,43 +231,43 @@ class Round:
             self._tree.after(branch, True, {}, 0, 0)
 
     def _after_head(self, cursor: Cursor, backfill: Backfill) -> Cursor:
-        """Return the cursor for turns behind the head of backfill."""
+        """Return the cursor for asks behind the head: with `backfill: shortest`, it takes the shortest asks first."""
         if isinstance(cursor, QueueCursor) and self.partition.settings.backfill == "shortest":
             cursor = self._cursors[cursor.leaf.path] = ShortestCursor(cursor, backfill)
         return cursor
 
     def _take_turn(self, branch: ShareNode, cursor: Cursor, lane: Lane, ask: Ask) -> int:
-        """Try the head that has the turn. Returns the number of tasks placed."""
         single = ask.stage.count == 1 and not ask.whole
         together = 1 if single else gang_size(ask)
         if together > self.left and self.left < self.partition.settings.max_placed:
             self.left = 0  # a gang too large for the rest of this cycle starts the next one
             return 0
         most = together if single or together > 1 else self._most(branch, cursor, lane, ask)
-        own = bool(cursor.full) and lane in cursor.full
+        own = lane in cursor.full
         if self._backfill is not None:
             placed, reason = self._backfill.start(self._starter, lane, ask, together, most)
         else:
             placed, reason = self._starter.start(lane, ask, together, most, own)
         self.left -= placed
-        if placed and cursor.counts:
+        if placed and isinstance(cursor, QueueCursor) and cursor.counts:
             cursor.count(lane, ask, placed)
         if lane.memory.moved:
             self._starter.flush()  # the lane is now walked from its beginning, so book starts first
         if reason is None:
-            if not single and ask.whole:
+            if ask.whole:
                 self._begun.append(ask)
             cursor.go_on(None if single else ask)
-        elif isinstance(reason, NoCapacity) and self._starter.flush():
-            pass  # nodes came back into the index, so the same ask is tried again
-        elif own:
-            cursor.go_on()
         else:
-            self._close_or_pass(cursor, lane, ask, together, reason)
+            self._close_or_pass(cursor, lane, ask, reason, own)
         return placed
 
-    def _close_or_pass(self, cursor: Cursor, lane: Lane, ask: Ask, together: int, reason: Reason) -> None:
-        """Note why an ask did not start, and close its lane or pass over the ask."""
+    def _close_or_pass(self, cursor: Cursor, lane: Lane, ask: Ask, reason: Reason, own: bool) -> None:
+        """Note why an ask did not start, and close its lane or pass over it; `own`: it tried only its own nodes."""
+        if isinstance(reason, NoCapacity) and self._starter.flush():
+            return  # nodes came back into the index, so the same ask is tried again
+        if own:
+            cursor.go_on()
+            return
         self.plan.note_reason(ask, reason)
         if self._claims is not None and isinstance(reason, NoCapacity | OverLimit):
             self._claim(self._claims, lane, ask)
@@ -268,21 +276,21 @@ class Round:
             cursor.pass_over(no_capacity=True)
         elif isinstance(reason, NoCapacity):
             cursor.block(no_capacity=True)
-            if together == 1 and not ask.whole:
+            if is_single(ask):
                 self._note_full(ask.stage.shape, reason)
         else:
             if isinstance(reason, OverLimit):
-                cursor.note_limited()
+                cursor.note_limited(lane, ask)
             if blocks_lane(ask, reason):
                 cursor.block(no_capacity=False)
             else:
                 cursor.pass_over()
 
     def _claim(self, claims: Claims, lane: Lane, ask: Ask) -> None:
-        """Stop tasks for an ask without capacity, in its turn, so that later asks cannot take the capacity it will use.
+        """Stop tasks for an ask without capacity. Done in its turn, so that later asks cannot take what it will use.
 
-        With backfill, claims are made after match instead, because backfilled starts do not delay the planned one. So
-        is this claim if an ask with held nodes can start and has not had its turn: its start may leave capacity.
+        If an ask with held nodes can still start, the claim waits until after match, because that start may release
+        enough capacity.
         """
         if self._holder_can_start(ask):
             return
@@ -307,34 +315,36 @@ class Round:
         return False
 
     def _note_full(self, shape: Shape, reason: Reason) -> None:
-        """Note that no task of a shape fits. Lanes that are tried only for capacity for it sleep on."""
+        """Note that no task of a shape fits, and let lanes sleep on that are awake only in case one fits."""
         if shape.key.apart or self.partition.nodes.held or shape in self._starter.full:
             return
         self._starter.full[shape] = reason
         asleep = self._awake.let_sleep(shape) if self._awake is not None else 0
         if asleep:
             self._open -= asleep
-            self._tree = None  # leaf queues without open lanes must leave it
+            self._tree = None  # it must not have leaf queues without open lanes
 
     def _build_tree(self) -> Tree:
-        """Build the tree of leaf queues with open lanes, with their use. All starts must be booked."""
+        """Build the tree of leaf queues with open lanes. All starts must be booked, because it reads their use."""
         left = [path for path, lanes in self._untried.items() if lanes]
         left += [path for path, cursor in self._cursors.items() if cursor.open]
         return Tree([self.partition.queues[path] for path in sorted(left)], self.partition.uses(), self._owed)
 
     def _most(self, branch: ShareNode, cursor: Cursor, lane: Lane, ask: Ask) -> int:
-        """Return the number of single tasks that an ask may start in one turn."""
         most = self._most_in_turn(branch, cursor, lane, ask)
         # Replacements beyond those that the gang needs to reach `min` have a later turn.
         below_min = ask.kind == REPLACE and cursor.leaf.order.by_min
         return min(most, ask.stage.missing() or most) if below_min else most
 
     def _most_in_turn(self, branch: ShareNode, cursor: Cursor, lane: Lane, ask: Ask) -> int:
-        if cursor.counts and self._backfill is not None and cursor.leaf.asks > 1:
+        counts = isinstance(cursor, QueueCursor) and cursor.counts
+        if counts and self._backfill is not None and cursor.leaf.asks > 1:
             return 1
         most = self.left
         if branch.rivals:
             assert self._tree is not None
-            tasks = self.left if cursor.counts else min(self.left, ask.count)
+            tasks = self.left if counts else min(self.left, ask.count)
             most = self._tree.run(branch, ask.stage.shape.resources, tasks)
-        return cursor.most(lane, ask, most, self._starter.fitting) if cursor.counts else most
+        if isinstance(cursor, QueueCursor) and cursor.counts:
+            return cursor.most(lane, ask, most, self._starter.fitting)
+        return most

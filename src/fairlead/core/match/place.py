@@ -1,14 +1,11 @@
-"""One turn: admits an ask, chooses nodes and starts its tasks, or gives the reason why not.
-
-A gang starts whole or not at all.
-"""
+"""One turn: admits an ask, chooses nodes and starts its tasks, or gives the reason why not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from fairlead.core.admission import Admission
-from fairlead.core.asks import Needs, gang_size, largest_first, minimum_by_stage
+from fairlead.core.asks import Needs, is_single, largest_first, minimum_by_stage
 from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
 from fairlead.core.holds.earmarks import choose_held, choose_lent, choose_yielded
 from fairlead.core.holds.release import is_for_many
@@ -24,7 +21,6 @@ from fairlead.core.model import Ask, Earmark, Hold, Job, Micros, Place, Promise,
 from fairlead.core.plan import Plan
 from fairlead.core.ranges import split
 from fairlead.core.shape import Shape
-from fairlead.core.state import Partition
 from fairlead.core.why.never import never_fits, never_whole
 from fairlead.core.why.reasons import NoCapacity, Reason
 
@@ -32,7 +28,7 @@ NOTHING: list[Choice] = []
 STARTED = "it has started"
 
 Before = tuple[int, int, bool, list[tuple[LaneMemory, Verdict | None]]]
-"""The plan's mark, the partition's `openings`, `Starter.released`, and the verdicts on the lanes of the job."""
+"""The plan's mark, the version `openings`, `Starter.released`, and the verdicts on the lanes of a job."""
 
 
 class Starter:
@@ -43,7 +39,7 @@ class Starter:
         self.plan = plan
         self.admission = Admission(plan.partition)
         index = plan.partition.derived.index
-        # Whether a node yields depends on the use of queues, so starts must be booked.
+        # Ordered nodes are yielded by the use of queues, which counts only booked starts.
         batches = batches and not any(promise.ordered for promise in plan.partition.promises.values())
         self._singles = Singles(plan, index) if batches and isinstance(index, FitIndex) else None
         self.full: dict[Shape, Reason] = {}
@@ -80,7 +76,7 @@ class Starter:
         group = partition.counters.allocation if together > 1 else 0
         placed = self._place(ask, stage, together, most, group, own)
         if placed < together:
-            return 0, _no_capacity(partition, ask, together, placed)
+            return 0, never_fits(partition, stage, together) or NoCapacity(together, placed)
         return placed, None
 
     def fitting(self, asks: list[Ask], most: int) -> int:
@@ -98,7 +94,7 @@ class Starter:
         return sum([choice.tasks for choice in chosen])
 
     def flush(self) -> bool:
-        """Book the starts that are not booked yet. True if there were any."""
+        """Book the starts that were put off. True if there were any."""
         return self._singles is not None and self._singles.flush()
 
     def before(self, job: Job) -> Before:
@@ -110,7 +106,7 @@ class Starter:
         return self.plan.mark(), partition.derived.openings, self.released, verdicts
 
     def undo_tried(self, before: Before) -> None:
-        """Undo starts that were only tried. No lane wakes up, because this capacity was free before."""
+        """Undo starts that were only tried. This wakes no lane, because the capacity was free before."""
         partition = self.plan.partition
         mark, openings, self.released, verdicts = before
         self.plan.undo_tried(mark, openings)
@@ -119,7 +115,6 @@ class Starter:
         partition.derived.index.refresh()
 
     def _start_whole(self, ask: Ask, together: int, own: bool) -> tuple[int, Reason | None]:
-        """Start the tasks that a job needs of every stage, all or none."""
         partition = self.plan.partition
         needs = minimum_by_stage(ask)
         reason = self.admission.refusal(ask, needs)
@@ -127,7 +122,7 @@ class Starter:
             return 0, reason
         tried = self._place_in_any_order(ask, needs, own)
         if tried and isinstance(partition.derived.index, ScoreIndex):
-            # A stage may have been spread over nodes that another stage needs. Packed tightly, all may fit.
+            # A stage may be spread over nodes that another stage needs. If tasks are packed tightly, all may fit.
             with partition.derived.index.tightly():
                 tried = self._place_in_any_order(ask, needs, own)
         if tried:
@@ -141,8 +136,8 @@ class Starter:
     def _place_in_any_order(self, ask: Ask, needs: Needs, own: bool) -> list[tuple[str, int, int]]:
         """Place all stages or none, the hardest first. If they do not fit in that order, try the largest first.
 
-        A small task with a selector or `apart` that is placed first may take a node that only a large task needs;
-        placed last, it may find no node.
+        If a small task with a selector or `apart` is placed first, it may take the only node for a large task. If it is
+        placed last, it may find no node. Returns what `_place_all` returns.
         """
         tried = self._place_all(ask, needs, own)
         other = largest_first(needs) if tried else needs
@@ -151,7 +146,7 @@ class Starter:
         return tried
 
     def _place_all(self, ask: Ask, needs: Needs, own: bool) -> list[tuple[str, int, int]]:
-        """Place all stages or none. If none, return stage, tasks wanted and tasks placed for each stage tried."""
+        """Place all stages or none. Returns stage, wanted and fitting tasks of each stage tried; empty if all fit."""
         partition, before = self.plan.partition, self.before(ask.stage.job)
         group = partition.counters.allocation if sum([needed for _, needed in needs]) > 1 else 0
         tried: list[tuple[str, int, int]] = []
@@ -205,37 +200,20 @@ class Starter:
         if placed >= least:
             block = stage.wanted(kind).first(placed)
             attempt = stage.next_attempt(block) if stage.history else stage.floor + 1
-            parts = (
-                (Part(chosen[0].node_id, block, chosen[0].devices),)
-                if len(chosen) == 1
-                else tuple(_parts(chosen, block))
-            )
-            first = partition.counters.allocation
-            settings = partition.settings
+            one = len(chosen) == 1
+            parts = (Part(chosen[0].node_id, block, chosen[0].devices),) if one else tuple(_parts(chosen, block))
+            settings, job = partition.settings, stage.job
             expected = expected_run(partition, stage) if settings.learns and settings.backfills else None
-            generation = _generation(stage) if stage.count > 1 or stage.job.whole else 0
-            self.plan.do(
-                Placed(
-                    stage.job.id,
-                    stage.position,
-                    kind,
-                    attempt,
-                    first,
-                    parts,
-                    group,
-                    safe_until,
-                    expected,
-                    generation,
-                )
-            )
+            generation = _generation(stage) if stage.count > 1 or job.whole else 0
+            first, position = partition.counters.allocation, stage.position
+            self.plan.do(Placed(job.id, position, kind, attempt, first, parts, group, safe_until, expected, generation))
         return placed
 
     def _safe_until(self, ask: Ask) -> Micros:
         """Return the time before which the started tasks are not stopped for a higher priority; 0 if they may be.
 
-        Tasks that start on held nodes are protected, unless the hold recalls loans. So is a gang that starts on ordered
-        nodes while an ask of a higher priority waits in its queue: otherwise the gang would be stopped for that ask
-        immediately.
+        Protected are tasks that start on held nodes, unless the hold recalls loans, and gangs that start on ordered
+        nodes while an ask of a higher priority waits in their queue, which would stop them immediately.
         """
         partition = self.plan.partition
         earmark = partition.earmark_of(ask.seq)
@@ -248,9 +226,7 @@ class Starter:
     def _passes_higher(self, ask: Ask) -> bool:
         """True if an ask is a gang and an ask of a higher priority waits in its queue."""
         partition, job = self.plan.partition, ask.stage.job
-        if (not ask.whole and gang_size(ask) == 1) or not any(
-            other > job.priority for other in partition.derived.priorities
-        ):
+        if is_single(ask) or not any(other > job.priority for other in partition.derived.priorities):
             return False
         lanes = [lane for lane in partition.lanes.values() if lane.queue is job.queue]
         return any(other.stage.job.priority > job.priority for lane in lanes for other in lane)
@@ -263,7 +239,7 @@ class Starter:
         partition = self.plan.partition
         earmark = None if ask.whole else partition.earmark_of(ask.seq)
         if earmark is not None:
-            waits = ask.stage.asks[ask.kind] is ask and gang_size(ask) == 1
+            waits = ask.stage.asks[ask.kind] is ask and is_single(ask)
             rest = _without(earmark, held) if waits and is_for_many(earmark) else ()
             self._release(ask.seq, rest, STARTED)
         node_ids = [choice.node_id for choice in yielded]
@@ -272,21 +248,20 @@ class Starter:
             self._release(seq, rest, "a job with a better right uses one of its nodes")
 
     def _release(self, seq: int, rest: tuple[Place, ...], why: str) -> None:
-        """Release the nodes kept for an ask, except `rest`."""
         self.plan.do(Trimmed(seq, rest, why) if rest else Released(seq, why))
         self.plan.partition.derived.index.refresh()
         self.released = True
 
 
 def _generation(stage: Stage) -> int:
-    """Return the generation of tasks that are placed now; 0 if they belong to no gang."""
+    """Return the number of the gang's start to which tasks placed now belong; 0 if they belong to no gang."""
     if stage.started:
         return stage.generation
     return stage.generation + 1 if stage.generation or stage.job.whole or stage.min > 1 else 0
 
 
 def _without(earmark: Earmark, used: list[Choice]) -> tuple[Place, ...]:
-    """Return the kept places less the tasks placed there."""
+    """Return the places of an earmark without the tasks that have been placed there."""
     taken = {choice.node_id: choice.tasks for choice in used}
     rest: list[Place] = []
     for node_id, position, tasks in earmark.places:
@@ -301,7 +276,3 @@ def _parts(chosen: list[Choice], block: tuple[int, ...]) -> Iterator[Part]:
     for node_id, tasks, devices in chosen:
         taken, block = split(block, tasks)
         yield Part(node_id, taken, devices)
-
-
-def _no_capacity(partition: Partition, ask: Ask, wanted: int, fitting: int) -> Reason:
-    return never_fits(partition, ask.stage, wanted) or NoCapacity(wanted, fitting)

@@ -19,7 +19,7 @@ from fairlead.core.why.reasons import OverLimit
 
 
 class Line:
-    """The asks of one user in a lane, or of all users if they do not take turns."""
+    """The asks of one user in a lane; if users do not take turns, the asks of all users."""
 
     __slots__ = ("asks", "user", "void")
 
@@ -28,7 +28,7 @@ class Line:
         self.asks = asks
         """The asks that have not been tried."""
         self.void = False
-        """True if asks have moved, so that the next ask is searched from the beginning."""
+        """True if asks have moved, so that `asks` is wrong and the next ask is searched from the beginning."""
 
 
 class QueueCursor:
@@ -44,8 +44,8 @@ class QueueCursor:
     ) -> None:
         """With `joined`, consider only asks that joined the lanes since they were closed.
 
-        `asleep` are the other lanes of the leaf, if places of asks depend on starts. They are not tried but take part
-        in the order: after a restart no lane sleeps, and each turn must place the same tasks.
+        `asleep` has the other lanes of the leaf if places of asks depend on starts. They are not tried, but take part
+        in the order. Otherwise turns would place other tasks after a restart, when no lane sleeps.
         """
         self.partition = partition
         self.leaf = leaf
@@ -60,21 +60,21 @@ class QueueCursor:
         """True if asks have their turns by run time, not by their places."""
         self.moves = False
         """True if starts move asks to other places in the leaf's order."""
-        self._stirred = False
+        self._jobs_grew = False
         """True if asks of one user have changed places because jobs run more tasks."""
         self._allotted: dict[int, int] = {}
         """Ask → the number of tasks that it starts in its next turn, counted out together with other asks."""
         self._passed: dict[int, None] = {}
         """Asks that were passed over, or that started and are not booked yet."""
         self._verdicts: dict[Lane, Verdict] = {}
-        """Lane → what was found so far. Its versions are those of when the first ask found no capacity, because later
-        starts may release nodes; or those of when the lane was blocked."""
+        """Lane → what was found so far. Its versions are those when the first ask found no capacity, because a later
+        start may release nodes, or when the lane was blocked."""
         self._owners: dict[Lane, list[Ask]] = {}
         """Lane → its asks with earmarked nodes, in order. They are tried even behind a blocked ask."""
         self.blocked: dict[Lane, None] = {}
-        """The lanes closed except for asks with earmarked nodes."""
+        """Lanes in which only asks with earmarked nodes are still tried."""
         self.full: dict[Lane, None] = {}
-        """The blocked lanes in which an ask found no capacity: asks behind it may use only earmarked nodes."""
+        """The blocked lanes in which an ask found no capacity. Asks behind it may use only their earmarked nodes."""
         if partition.nodes.held and not joined:
             self._find_owners(lanes)
         users: dict[Lane, list[Account | None]] = {lane: lane.users() for lane in (*lanes, *asleep)}
@@ -109,7 +109,7 @@ class QueueCursor:
             heappush(self.open, (heap[0][0], lane.text, lane, heap[0][1]))
 
     def rest(self) -> Iterator[tuple[Lane, Ask]]:
-        """Yield the asks of the open lanes that have had no turn, lane by lane."""
+        """Yield the asks that have had no turn in the open lanes, lane by lane."""
         for _, _, lane, current in self.open:
             if lane in self.blocked:
                 yield from ((lane, ask) for ask in (current, *self._owners[lane]))
@@ -131,20 +131,20 @@ class QueueCursor:
         heap = self.open
         while True:
             key, text, lane, ask = heap[0]
-            if self._turns is not None and not self._stirred and not lane.memory.moved:
+            if self._turns is not None and not self._jobs_grew and not lane.memory.moved:
                 turn = self._turns.get(ask.stage.job.accounts[-1])
                 if turn is not None and turn.use == key[2]:
                     return lane, ask
             place, following = self.place(lane, ask), ask
             if lane not in self.blocked and (place != key or lane.memory.moved):
-                # The user of the ask uses more than before, its job runs more tasks, or its stage has reached `min`.
+                # Its user uses more than before, its job runs more tasks, or its stage has reached `min`.
                 place, following = self._first(lane) or (place, ask)
             if place == key:
                 return lane, following
             heapreplace(heap, (place, text, lane, following))
 
     def _first(self, lane: Lane) -> tuple[Place, Ask] | None:
-        """Return the present first ask of a lane, with its place."""
+        """Return the first ask of a lane at present, with its place."""
         heap = self._lines[lane]
         if lane.memory.moved:
             users = lane.users()
@@ -185,8 +185,6 @@ class QueueCursor:
             turn = self._turns[user] = UserTurn(user, self.partition.uses())
         return turn
 
-    # -- starts ----------------------------------------------------------------------------------------------------
-
     def count(self, lane: Lane, ask: Ask, placed: int) -> None:
         """Count tasks of the current ask as started."""
         stage = ask.stage
@@ -195,15 +193,15 @@ class QueueCursor:
         if stage.count == 1:
             self._passed[id(ask)] = None  # its start may be booked later
         if self._by_running and (stage.count > 1 or len(stage.job.stages) > 1):
-            self.moves = self._stirred = True  # other asks of the job have new places
+            self.moves = self._jobs_grew = True  # other asks of the job have new places
             if lane not in self.blocked:
                 self._lines[lane][0][2].void = True
 
     def most(self, lane: Lane, ask: Ask, most: int, fitting: Callable[[list[Ask], int], int]) -> int:
         """Return how many single tasks the current ask may start in its turn, at most `most`.
 
-        If turns of other asks come between, the turns of all are counted out together. `fitting` returns how many of a
-        number of tasks may start and fit, whichever ask they belong to.
+        Turns of several asks that alternate are counted out together. `fitting` returns how many of a number of tasks
+        may start and fit, whichever of some asks they belong to.
         """
         if self.leaf.asks == 1 or not (self._by_running or self._turns is not None):
             return most
@@ -214,7 +212,7 @@ class QueueCursor:
         if lane in self.blocked:
             return 1
         rival = self._rival(self.place(lane, ask))
-        lines = self._plain_lines(lane, ask, most)
+        lines = {line.user: self._plain(lane, line.user, ask, most) for _, _, line in self._lines[lane]}
         self._allot(lane, lines, most, rival)
         if len(self._allotted) > 1:
             asks = [other for plain, _ in lines.values() for other in plain if id(other) in self._allotted]
@@ -240,13 +238,8 @@ class QueueCursor:
                 break
         return min(places, default=None)
 
-    def _plain_lines(self, lane: Lane, ask: Ask, most: int) -> dict[Account | None, tuple[list[Ask], bool]]:
-        """Return the result of `_plain` for each user of a lane."""
-        users = [line.user for _, _, line in self._lines[lane]]
-        return {user: self._plain(lane, user, ask, most) for user in users}
-
     def _plain(self, lane: Lane, user: Account | None, ask: Ask, most: int) -> tuple[list[Ask], bool]:
-        """Return a user's first asks for single tasks, up to `most` tasks; and True if another kind of ask follows."""
+        """Return a user's first asks for single tasks, with `most` tasks in all, and True if a gang is next instead."""
         plain: list[Ask] = []
         tasks = 0
         for other in lane.line(user):
@@ -263,7 +256,7 @@ class QueueCursor:
     def _allot(
         self, lane: Lane, lines: dict[Account | None, tuple[list[Ask], bool]], turns: int, rival: Place | None
     ) -> None:
-        """Count out turns to the asks of a lane, until the turn of a rival or of an ask for other than single tasks."""
+        """Count out turns to the asks of a lane, until the turn of a rival lane or of a gang."""
         if self._turns is None:
             ((asks, _),) = lines.values()
             self._allotted = count_out_asks(lane, asks, turns, rival)
@@ -287,7 +280,7 @@ class QueueCursor:
                 self._allotted.update(count_out_asks(lane, lines[user][0], ladder.done))
 
     def block(self, no_capacity: bool) -> None:
-        """Close the lane of the current ask, which found no capacity or was refused for a reason that holds for all.
+        """Block the lane of the current ask, which found no capacity or was refused for a reason of the whole lane.
 
         Behind it only asks with earmarked nodes are tried. If the ask found no capacity, they may use no other nodes.
         """
@@ -303,13 +296,13 @@ class QueueCursor:
         self._next_owner(lane)
 
     def block_but_owners(self, lane: Lane) -> None:
-        """Close a lane except for asks with earmarked nodes."""
+        """Block a lane: only its asks with earmarked nodes are still tried."""
         if lane not in self.blocked:
             self.blocked[lane] = None
             self._verdicts[lane].versions = self.partition.capacity_versions()
 
     def go_on(self, after: Ask | None = None) -> None:
-        """End the turn. If `after`, the ask that had it, wants more, the lane continues with it."""
+        """End the turn. With `after`, the ask that had the turn, the lane continues with it if it has more tasks."""
         heap = self.open
         lane = heap[0][2]
         if self.blocked and lane in self.blocked:
@@ -336,7 +329,7 @@ class QueueCursor:
                 self.close()
                 return
         elif len(heap) == len(lines) == 1 and not self.moves:
-            heap[0] = (*heap[0][:3], following)  # no other lane can be before it
+            heap[0] = (*heap[0][:3], following)  # there is no other lane to compare with
             return
         elif self._turns is None:
             place = lane.rank(following)
@@ -349,7 +342,7 @@ class QueueCursor:
         heapreplace(heap, (lines[0][0], lane.text, lane, lines[0][1]))
 
     def pass_over(self, no_capacity: bool = False) -> None:
-        """Continue with the next ask of the lane. The ask passed over keeps its place."""
+        """Continue with the next ask of the lane. The current ask keeps its place in the lane."""
         _, _, lane, ask = self.open[0]
         self._passed[id(ask)] = None
         if no_capacity:
@@ -357,7 +350,7 @@ class QueueCursor:
         self.go_on()
 
     def pass_hopeless(self, backfill: Backfill) -> None:
-        """Skip asks that cannot start; stop at the first uncertain one. `Backfill.why_passed` gives the reasons."""
+        """Skip asks that certainly cannot start. `Backfill.why_passed` gives their reasons."""
         heap = self.open
         while heap:
             lane, ask = self.current()
@@ -370,7 +363,6 @@ class QueueCursor:
             self.pass_over(no_capacity=prospect == NO_CAPACITY)
 
     def _pass_in_lane(self, lane: Lane, first: Ask, backfill: Backfill) -> None:
-        """Skip asks that cannot start, if only one lane is open."""
         following, no_capacity = backfill.skip_hopeless(lane, first, self._lines[lane][0][2].asks)
         if no_capacity is not None:
             self.note_no_capacity(lane, no_capacity)
@@ -380,33 +372,28 @@ class QueueCursor:
             self.open[0] = (*self.open[0][:3], following)
 
     def note_no_capacity(self, lane: Lane, ask: Ask) -> None:
-        """Note an ask that found no capacity. The first of a lane is kept."""
+        """Note that an ask found no capacity. The verdict names the first such ask of the lane."""
         verdict = self._verdicts[lane]
         verdict.no_capacity = self._first_of(lane, verdict.no_capacity, ask)
         if verdict.versions == UNSEEN:
             verdict.versions = self.partition.capacity_versions()
 
     def note_untried(self, lane: Lane, ask: Ask) -> bool:
-        """Note an ask that was not tried because there is no capacity. False if it has another reason to wait."""
+        """Note that there is no capacity for an ask that was not tried. False if the ask waits for another reason."""
         reason = refusal(self.partition, ask) or never_fits(self.partition, ask.stage, gang_size(ask))
         if reason is None:
             self.note_no_capacity(lane, ask)
         elif isinstance(reason, OverLimit):
-            self.note_limited_ask(lane, ask)
+            self.note_limited(lane, ask)
         return reason is None
 
-    def note_limited(self) -> None:
-        """Note that a limit refused the current ask."""
-        _, _, lane, ask = self.open[0]
-        self.note_limited_ask(lane, ask)
-
-    def note_limited_ask(self, lane: Lane, ask: Ask) -> None:
-        """Note an ask that a limit refused. The first of a lane is kept."""
+    def note_limited(self, lane: Lane, ask: Ask) -> None:
+        """Note that a limit refused an ask. The verdict names the first such ask of the lane."""
         verdict = self._verdicts[lane]
         verdict.limited = self._first_of(lane, verdict.limited, ask)
 
     def _first_of(self, lane: Lane, noted: Ask | None, ask: Ask) -> Ask:
-        """Return the first of two asks of a lane. Asks are noted in order, except by length."""
+        """Return the first of two asks of a lane. Unless asks have turns by length, that is the one noted before."""
         if noted is None:
             return ask
         return ask if self.by_length and self.place(lane, ask) < self.place(lane, noted) else noted
@@ -423,7 +410,7 @@ class QueueCursor:
             owners.sort(key=lane.key)
 
     def _next_owner(self, lane: Lane) -> None:
-        """Continue a blocked lane with its next ask that has earmarked nodes, or close it."""
+        """Continue a blocked lane with its next ask that has earmarked nodes; without one, close the lane."""
         owners = self._owners[lane]
         while owners:
             ask = owners.pop(0)
@@ -433,7 +420,7 @@ class QueueCursor:
         self.close()
 
     def close(self) -> None:
-        """Close the current lane: it sleeps until something changes for it or for its ask without capacity."""
+        """Close the current lane. It sleeps until a change may let one of its asks start."""
         lane = heappop(self.open)[2]
         verdict = self._verdicts[lane]
         ask = verdict.no_capacity
@@ -462,6 +449,5 @@ def _is_same_rank(one: Place, other: Place) -> bool:
 
 
 def _joined(lane: Lane) -> list[Ask]:
-    """Return the asks that joined a lane since its verdict, in order."""
     joined = lane.memory.verdict.joined if lane.memory.verdict is not None else ()
     return sorted(joined, key=lane.key) if len(joined) > 1 else list(joined)

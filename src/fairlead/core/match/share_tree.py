@@ -1,7 +1,6 @@
 """Turns in the queue tree: picks on each level the child that is next by its share, down to a leaf.
 
-The tree has only queues with open lanes. Each node counts the use of its queue, including starts that are not booked
-yet.
+The tree has only queues with open lanes. The use of a queue includes starts that are not booked yet.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from fairlead.core.policy.shares import Key, turn_key
 from fairlead.core.resources import Vector, add
 
 Place = tuple[bool, Key]
-"""False while the queue has starts of its slot quota left; then its place by use and share."""
+"""False while the queue has starts of its slot quota left, else True; then its place by use and share."""
 
 FIRST: Place = (False, (0, 0, ""))
 """The place of a queue without siblings in the tree."""
 
 
 class ShareNode:
-    """A queue with open lanes, its own or of queues below it."""
+    """A queue that has open lanes, or has queues with open lanes below it."""
 
     __slots__ = ("_owed", "_past", "_tasks", "_used", "_uses", "below", "entitled", "queue", "rivals", "share", "up")
 
@@ -30,7 +29,7 @@ class ShareNode:
         self.queue = queue
         self.up = up
         self.below: list[tuple[Place, ShareNode]] = []
-        """A heap of its children in the tree, by their places."""
+        """Its children in the tree: a heap by their places."""
         self.rivals = False
         """True if a sibling queue, here or on a level above, also had waiting work when the tree was built."""
         self._owed = owed
@@ -41,7 +40,7 @@ class ShareNode:
         self._tasks = 0
         self._past: Vector = {}
 
-    def stand(self) -> Place:
+    def read_use(self) -> Place:
         """Read the share, entitlement and use of the queue. Returns its place among its siblings."""
         rights, account = self._uses.rights, self.queue.account
         self.share, self.entitled = rights.share(self.queue), rights.of(self.queue)
@@ -56,8 +55,8 @@ class ShareNode:
         counted = self._uses.counted(used, tasks, self._past) if self._uses.weight else use
         return (not owes, turn_key(use, self.share, self.entitled, self.queue.name, counted))
 
-    def use(self, resources: Vector, times: int, tasks: int) -> Place:
-        """Count the use of `resources`, `times` times, by a number of tasks. Returns the new place."""
+    def add_use(self, resources: Vector, times: int, tasks: int) -> Place:
+        """Add started tasks, which use `resources`, `times` times. Returns the new place."""
         add(self._used, resources, times)
         self._tasks += tasks
         if self._owed:
@@ -65,7 +64,7 @@ class ShareNode:
         return self._place(self._used, self._tasks)
 
     def turns_before(self, rival: Place, resources: Vector, most: int) -> int:
-        """Return how many equal tasks the queue may start one by one before the turn of the rival; at least 1."""
+        """Return how many equal tasks the queue may start before the turn of the rival, from 1 to `most`."""
         least = 1
         while least < most:
             middle = (least + most + 1) // 2
@@ -80,10 +79,10 @@ class ShareNode:
 
 
 class Tree:
-    """The queues with open lanes. A level is built when a turn first reaches it, to save work."""
+    """The queues with open lanes. Each level is built when a turn first reaches it."""
 
     def __init__(self, leaves: Sequence[Queue], uses: Uses, owed: dict[str, int]) -> None:
-        """`owed` has the slot quotas: queue path → starts that come first. Each start updates it."""
+        """`owed` has the slot quotas: queue path → number of starts that come before all others. Starts lower it."""
         self._uses = uses
         self._owed = owed
         self._below: dict[str, list[Queue]] = {}
@@ -122,7 +121,7 @@ class Tree:
                 heappop(level)
                 over = not level
             elif len(level) > 1:
-                heapreplace(level, (node.use(resources, times, tasks), node))
+                heapreplace(level, (node.add_use(resources, times, tasks), node))
             node = node.up
         if over:
             self._root = None
@@ -138,13 +137,13 @@ class Tree:
         return most
 
     def _open(self, node: ShareNode) -> bool:
-        """Build the level below a node. False if there is none."""
+        """Build the level below a node. False if the queue has no children with open lanes."""
         queues = self._below.pop(node.queue.path, None)
         if queues is None:
             return False
         below = [ShareNode(queue, node, self._uses, self._owed) for queue in queues]
         for child in below:
             child.rivals = node.rivals or len(below) > 1
-        node.below = [(child.stand() if len(below) > 1 else FIRST, child) for child in below]
+        node.below = [(child.read_use() if len(below) > 1 else FIRST, child) for child in below]
         heapify(node.below)
         return True

@@ -1,9 +1,9 @@
 """Batches of single tasks: one-task jobs that start on the same node become one change.
 
-A flood of such jobs must not cost a search and a change each. Each job is admitted in its own turn, like every other
-ask. If its lane is long enough to fill the node that fits best, the lane takes this node out of the index, and the next
-starts of the lane go there. They are booked together when the node is full, or when the present use is needed: by a
-check that counts, or by an ask that finds no capacity. See decision 0014.
+This saves a search for a node and a change for each job. Each job is still admitted in its own turn, like every other
+ask. If a lane is long enough to fill the node that fits best, it takes this node out of the index, and the next starts
+of the lane go there. They are booked together when the node is full, or earlier if a check needs the present use or an
+ask finds no capacity. See decision 0014.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fairlead.core.model import NEW, Ask
 from fairlead.core.plan import Plan
 
 FEW = 8
-"""A lane with fewer asks does not take a node for itself."""
+"""A lane with fewer asks starts its tasks one by one."""
 
 
 class Batch:
@@ -41,7 +41,7 @@ class Singles:
         self._open_batches = 0
 
     def add(self, lane: Lane, ask: Ask) -> bool:
-        """Add an admitted ask to the batch of its lane. False if it must be placed by itself."""
+        """Add an admitted ask to the batch of its lane. False if the ask must be placed by itself."""
         batch = self._batches.get(lane)
         if batch is None and lane in self._batches:
             return False
@@ -51,7 +51,7 @@ class Singles:
         if lane.memory.moved or stage.count != 1 or stage.started or ask.kind != NEW or stage.history or stage.floor:
             return False
         if len(stage.job.stages) > 1 and lane.queue.order.by_running:
-            return False  # the start moves other asks of the job
+            return False  # the start gives other asks of the job new places
         if batch is None:
             if lane.size < FEW:
                 return False
@@ -68,7 +68,7 @@ class Singles:
         return True
 
     def flush(self) -> bool:
-        """Book all open batches and put their nodes back into the index. True if there were any."""
+        """Book all open batches and put their nodes back into the index. True if there were open batches."""
         if not self._open_batches:
             return False
         self._open_batches = 0

@@ -1,7 +1,7 @@
 """Slot quotas: with `unit: slots`, the number of tasks that each queue starts first, level by level.
 
-`start_counts` computes the numbers. Remaining slots, and those that a queue could not use (limits, gangs, tasks that do
-not fit), are given out by turns.
+`start_counts` computes the numbers. Other slots are given out by turns. So are slots that a queue cannot use because of
+limits, gangs or tasks that do not fit.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from fairlead.core.state import Partition
 
 
 def slot_quotas(partition: Partition) -> dict[str, int]:
-    """Return queue path → number of starts. More than `FEW` siblings get no quotas: turns alone give the same result.
+    """Return queue path → number of starts. More than `FEW` siblings have no quotas, but turns alone.
 
-    With `share_memory` there are no quotas, because only turns count past use.
+    With `share_memory` no queue has a quota, because only turns count past use.
     """
     if partition.settings.share_memory:
         return {}
@@ -42,7 +42,7 @@ def _count_out(parent: Queue, idle: int, rights: Entitlements, waiting: dict[str
 
 
 def _waiting(partition: Partition, most: int) -> dict[str, int]:
-    """Return queue path → the number of tasks that wait there or below, counted up to about `most` per lane."""
+    """Return queue path → the number of tasks that wait there or below. A lane counts for little more than `most`."""
     waiting: dict[str, int] = {}
     for lane in partition.lanes.values():
         tasks = 0

@@ -1,4 +1,4 @@
-"""Gathering: places a gang on nodes with the fewest values of a label, such as one rack."""
+"""Gathering: places a gang on nodes with few different values of a label, for example in few racks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fairlead.core.shape import Shape
 
 
 def gather(index: NodeIndex[Any], shape: Shape, most: int, number: int, home: Collection[str]) -> list[Choice]:
-    """Choose nodes for up to `most` tasks: first where the stage already runs (`home`), then with few further values.
+    """Choose nodes for up to `most` tasks: first nodes with the values where the stage already runs (`home`).
 
-    Of the values with capacity for all tasks, the one that needs the fewest nodes is taken; else those with the most
-    capacity first. This costs one search for each value.
+    Then comes the value with capacity for the most tasks; of values with capacity for all tasks, the one that needs the
+    fewest nodes. There is one search for each value.
     """
     ranked: list[tuple[bool, int, int, str]] = []
     for value in index.values(shape):

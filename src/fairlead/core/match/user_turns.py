@@ -1,7 +1,7 @@
 """Turns of the users of a leaf queue: the user with the least use is next, with this user's first ask.
 
-Users take turns task by task. If their tasks are equal, turns can be counted out beforehand, so that each ask starts
-all of its next tasks at once. The numbers are the same as with single turns.
+Users take turns task by task. If their tasks are equal, turns are counted out beforehand: each ask then starts at once
+the number of tasks that it would start in single turns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fairlead.core.model import Account, Ask
 from fairlead.core.resources import Vector, add
 
 Level = tuple[int, str]
-"""The use of a user and the name of the account. The lowest level is next."""
+"""The use of a user, and the name of the account. The user with the lowest level is next."""
 
 
 class UserTurn:
@@ -46,7 +46,7 @@ class UserTurn:
 
 
 class Ladder:
-    """The use of a user before each of the next equal tasks, for at most `most` tasks."""
+    """The use of a user after each of its next equal tasks, for at most `most` tasks."""
 
     __slots__ = ("_base", "_step", "done", "most", "name")
 
@@ -77,7 +77,10 @@ class Ladder:
 
 
 def count_out(ladders: list[Ladder], turns: int) -> None:
-    """Count out turns one by one to the user with the least use. The results are in `done` of the ladders."""
+    """Give turns one by one to the user with the least use at that time. The results are in `done` of the ladders.
+
+    A search by halves first gives each user most of its turns at once.
+    """
     turns = min(turns, sum([ladder.most for ladder in ladders]))
     low = min([ladder.level(0)[0] for ladder in ladders])
     high = 1 + max([ladder.level(ladder.most)[0] for ladder in ladders])
@@ -107,9 +110,9 @@ def count_out(ladders: list[Ladder], turns: int) -> None:
 
 
 def count_out_asks(lane: Lane, asks: list[Ask], turns: int, rival: Place | None = None) -> dict[int, int]:
-    """Count out turns of one user to asks of single tasks, in the queue's order. Returns ask id → tasks.
+    """Give the turns of one user to asks for single tasks, in the queue's order. Returns ask id → number of tasks.
 
-    Ends at the turn of an ask with the place `rival`.
+    Turns end where an ask with the place `rival` would have the next one.
     """
     if len(asks) == 1 and rival is None:
         return {id(asks[0]): min(turns, asks[0].count)}

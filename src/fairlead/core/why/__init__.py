@@ -1,6 +1,6 @@
-"""Why an ask waits, and what would start it: reasons while deciding, explanations and remedies on demand.
+"""Why an ask waits, and what would start it: reasons from match, explanations and remedies when a user asks.
 
 `reasons.py` has the typed reasons, `obstacles.py` counts what nodes lack, `never.py` finds what can never run,
-`explain.py` chooses the reason to show. `remedies.py` searches the smallest set of `remedy_steps.py` that is enough,
-and `remedy_trial.py` tries it in the core on a copy of the state.
+`explain.py` chooses the reason to show. `remedies.py` searches the fewest `remedy_steps.py` that are enough, and
+`remedy_trial.py` tries them in the core on a copy of the state.
 """

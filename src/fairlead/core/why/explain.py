@@ -1,4 +1,4 @@
-"""Explains why an ask waits: what nodes lack for it now, and what will hold it up once it is first in its lane.
+"""Explains why an ask waits: what nodes lack for it now, and what it will wait for once it is first in its lane.
 
 Match notes a reason in the cycle that tries an ask. When a user asks later, the reason is computed again from the
 present state, because other tasks may have started or ended since.
@@ -7,55 +7,45 @@ present state, because other tasks may have started or ended since.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from fairlead.core.admission import refusal
 from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.asks import minimum_by_stage
 from fairlead.core.fitting import fitting_now, may_take
-from fairlead.core.holds.earmarks import ends_at
-from fairlead.core.model import Ask, Job, Micros, Stage
+from fairlead.core.holds.earmarks import ends_at, nodes_with_task
+from fairlead.core.model import Ask, Hold, Job, Micros, Promise, Stage
 from fairlead.core.policy.fit import choose_devices
 from fairlead.core.pools.sizes import grows, nodes_left, takes
 from fairlead.core.ranges import count
 from fairlead.core.resources import GPU
 from fairlead.core.shape import SOFT, Shape
 from fairlead.core.state import Partition
+from fairlead.core.why import reasons
 from fairlead.core.why.never import never_fits, never_whole, why_never
-from fairlead.core.why.reasons import (
-    MISSING,
-    NONE,
-    NOT_FOR_ALL,
-    SMALL,
-    TAINT,
-    HeldFor,
-    NeverFits,
-    NoCapacity,
-    NoShare,
-    NotActive,
-    NotStopping,
-    OverLimit,
-    Reason,
-    ShareSpent,
-    StillStopping,
-    TooManyJobs,
-)
+from fairlead.core.why.reasons import HeldFor, NeverFits, NoCapacity, NoShare, NotStopping, Reason
 
 NAMED = 5
 """An explanation names at most this number of holds, of overdue stops, and of nodes."""
 LOOKED_AT = 1_000
 """At most this number of nodes with some free capacity are compared."""
+PASSING = (reasons.OverLimit, reasons.TooManyJobs, reasons.ShareSpent, reasons.StillStopping, reasons.NotActive)
+"""Reasons of admission. The present state may give another one."""
 
 
 def why_now(partition: Partition, stage: Stage, kind: int, reason: Reason | None, now: Micros) -> Reason | None:
     """Return why an ask waits now: `reason`, which match noted in an earlier cycle, updated from the present state."""
     ask = stage.asks[kind]
-    if ask is not None and isinstance(reason, OverLimit | TooManyJobs | ShareSpent | StillStopping | NotActive):
+    if ask is not None and isinstance(reason, PASSING):
         return refusal(partition, ask) or reason
     if isinstance(reason, NoCapacity):
         return why_no_capacity(partition, stage, reason, now)
     return why_never(partition, stage, reason) if isinstance(reason, NeverFits) else reason
+
+
+# -- missing capacity ----------------------------------------------------------------------------------------------
 
 
 def why_no_capacity(partition: Partition, stage: Stage, reason: NoCapacity, now: Micros) -> NoCapacity:
@@ -65,71 +55,112 @@ def why_no_capacity(partition: Partition, stage: Stage, reason: NoCapacity, now:
     """
     if reason.failed:
         return reason
-    wanted, before = reason.wanted, WhatIf(partition)
+    wanted, whatif = reason.wanted, WhatIf(partition)
     if reason.stages:
-        reason, before = _recounted(partition, stage.job, reason)
+        reason, whatif = _recounted(partition, stage.job, reason)
         name, wanted, _ = reason.stages[-1]
         stage = stage.job.stage(name) or stage  # the stage for which the others wait
     own = [ask.seq for ask in stage.asks if ask is not None and partition.earmark_of(ask.seq) is not None]
-    failed: dict[str, int] = {}
-    free: list[int] = []
-    nearest: tuple[int, int, str] | None = None
-    full: list[int] = []
-    fitting = nodes = 0
-    for row in partition.nodes.in_order():
-        if partition.nodes.manager[row] != stage.job.manager:
-            continue
-        node_id = partition.nodes.node_id[row]
-        lacks, short = _lacks(partition, stage, row, own)
-        nodes += 1
-        if not lacks:
-            lacks = NOT_FOR_ALL
-            free.append(node_id)
-            if fitting < wanted:
-                fitting += before.slots(node_id, stage.shape, 1 if stage.shape.key.apart else wanted - fitting)
-        elif short:
-            full.append(node_id)
-        failed[lacks] = failed.get(lacks, 0) + 1
-        if short and (nearest is None or short < nearest[0]):
-            nearest = (short, node_id, partition.nodes.name[row])
-    counted = tuple(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
-    missing = next((what.removeprefix(MISSING) for what, _ in counted if what.startswith(MISSING)), "")
-    missing = missing or _scarcest(partition, stage.shape, free)
-    missing = missing or next((what.removeprefix(SMALL) for what, _ in counted if what.startswith(SMALL)), "")
-    unused = [max(0, before.free_on(node_id).get(missing, 0)) for node_id in free or full] if missing else []
-    held = sum(len(partition.holds[seq].nodes) for seq in own if seq in partition.holds)
-    coming = sum(
-        number in partition.allocations
-        for seq in own
-        if seq in partition.promises
-        for number in partition.promises[seq].victims
-    )
-    orders = max((ask.failed_orders for ask in stage.asks if ask is not None), default=0)
-    pools = [pool for _, pool in sorted(partition.pools.items()) if pool.elastic and takes(pool, stage.shape)]
-    return msgspec.structs.replace(
-        _with_count(reason, fitting),
-        failed=counted,
-        nearest=nearest[2] if nearest else "",
-        held=held,
-        coming=coming,
-        ordered=_ordered_for(partition, stage),
-        failed_orders=orders,
-        given_up=orders >= partition.settings.max_orders,
-        problem=next((pool.problem for _, pool in sorted(partition.pools.items()) if orders and pool.problem), ""),
-        full=tuple(pool.name for pool in pools if nodes_left(partition, pool) == 0),
-        paused=tuple(pool.name for pool in pools if not grows(partition, pool, now)),
+    nodes = _Nodes(partition, stage, own)
+    return replace(
+        _with_count(reason, nodes.fitting(whatif, wanted)),
+        **nodes.details(whatif),
+        **_coming(partition, stage, own),
+        **_pools(partition, stage, now),
         closed=_held_for_others(partition, stage, own, now),
         stuck=_not_stopping(partition, stage),
         without_share=without_share(partition, stage.job),
-        lacks=missing,
-        asked=dict(stage.shape.amounts).get(missing, 0),
-        free=tuple(_with_fitting(partition, stage, free[:NAMED])),
-        free_nodes=len(free),
-        unused=sum(unused),
-        largest=max(unused, default=0),
-        taking=len(free) + len(full),
-        nodes=nodes,
     )
+
+
+class _Nodes:
+    """The nodes of a stage's manager, sorted by the first thing that each lacks for one task."""
+
+    def __init__(self, partition: Partition, stage: Stage, own: Collection[int]) -> None:
+        self.partition = partition
+        self.stage = stage
+        self.free: list[int] = []
+        """Nodes on which a task fits."""
+        self.full: list[tuple[int, int]] = []
+        """The missing part of the request, in thousandths, and the node: nodes that accept tasks but are too full."""
+        self.lacks: dict[str, int] = {}
+        """The first thing that nodes lack → the number of nodes."""
+        nodes = partition.nodes
+        for row in nodes.in_order():
+            if nodes.manager[row] == stage.job.manager:
+                lacks, short = _lacks(partition, stage, row, own)
+                self.lacks[lacks or reasons.NOT_FOR_ALL] = self.lacks.get(lacks or reasons.NOT_FOR_ALL, 0) + 1
+                if not lacks:
+                    self.free.append(nodes.node_id[row])
+                elif short:
+                    self.full.append((short, nodes.node_id[row]))
+
+    def fitting(self, whatif: WhatIf, wanted: int) -> int:
+        """Return the number of tasks, up to `wanted`, that fit on the nodes."""
+        shape, fitting = self.stage.shape, 0
+        for node_id in self.free:
+            if fitting < wanted:
+                fitting += whatif.slots(node_id, shape, 1 if shape.key.apart else wanted - fitting)
+        return fitting
+
+    def details(self, whatif: WhatIf) -> dict[str, Any]:
+        """Return the fields of `NoCapacity` that describe nodes; `whatif` has their free capacity."""
+        names, stage = self.partition.nodes.name, self.stage
+        nearest = min(self.full, key=lambda entry: entry[0], default=None)
+        failed = tuple(sorted(self.lacks.items(), key=lambda item: (-item[1], item[0])))
+        missing = self._missing([what for what, _ in failed])
+        holders = self.free or [node_id for _, node_id in self.full]
+        unused = [max(0, whatif.free_on(node_id).get(missing, 0)) for node_id in holders] if missing else []
+        return {
+            "failed": failed,
+            "nearest": "" if nearest is None else names[self.partition.nodes.rows[nearest[1]]],
+            "lacks": missing,
+            "asked": dict(stage.shape.amounts).get(missing, 0),
+            "free": tuple(_with_fitting(self.partition, stage, self.free[:NAMED])),
+            "free_nodes": len(self.free),
+            "unused": sum(unused),
+            "largest": max(unused, default=0),
+            "taking": len(self.free) + len(self.full),
+            "nodes": sum(self.lacks.values()),
+        }
+
+    def _missing(self, lacks: list[str]) -> str:
+        """Return the resource that is short on most nodes; `lacks` are sorted by the number of nodes."""
+        full = [what.removeprefix(reasons.MISSING) for what in lacks if what.startswith(reasons.MISSING)]
+        small = [what.removeprefix(reasons.SMALL) for what in lacks if what.startswith(reasons.SMALL)]
+        return next(filter(None, [*full, _scarcest(self.partition, self.stage.shape, self.free), *small]), "")
+
+
+def _coming(partition: Partition, stage: Stage, own: Collection[int]) -> dict[str, Any]:
+    """Return the fields of `NoCapacity` on capacity that is held, freed or ordered for the stage."""
+    earmarks = [earmark for seq in own if (earmark := partition.earmark_of(seq)) is not None]
+    victims = [number for promise in earmarks if isinstance(promise, Promise) for number in promise.victims]
+    orders = max((ask.failed_orders for ask in stage.asks if ask is not None), default=0)
+    problems = [pool.problem for _, pool in sorted(partition.pools.items()) if pool.problem]
+    return {
+        "held": sum(len(hold.nodes) for hold in earmarks if isinstance(hold, Hold)),
+        "coming": sum(number in partition.allocations for number in victims),
+        "ordered": _ordered_for(partition, stage),
+        "failed_orders": orders,
+        "given_up": orders >= partition.settings.max_orders,
+        "problem": problems[0] if orders and problems else "",
+    }
+
+
+def _ordered_for(partition: Partition, stage: Stage) -> int:
+    """Return the number of ordered nodes that are meant for tasks of a stage, also if shared with other tasks."""
+    wanted = (stage.job.id, stage.position)
+    meant = [tasks for order in partition.orders.values() for tasks in order.coming.values()]
+    return sum(any(asked[:2] == wanted for asked in tasks) for tasks in meant)
+
+
+def _pools(partition: Partition, stage: Stage, now: Micros) -> dict[str, Any]:
+    """Return the fields of `NoCapacity` on pools that order no nodes for the stage."""
+    pools = [pool for _, pool in sorted(partition.pools.items()) if pool.elastic and takes(pool, stage.shape)]
+    return {
+        "full": tuple(pool.name for pool in pools if nodes_left(partition, pool) == 0),
+        "paused": tuple(pool.name for pool in pools if not grows(partition, pool, now)),
+    }
 
 
 def _with_count(reason: NoCapacity, fitting: int) -> NoCapacity:
@@ -138,12 +169,11 @@ def _with_count(reason: NoCapacity, fitting: int) -> NoCapacity:
     If all tasks would fit by `fitting`, which is a simple count, the reason keeps the more exact count of the core.
     """
     if not reason.stages:
-        return msgspec.structs.replace(reason, fitting=fitting) if fitting < reason.wanted else reason
+        return replace(reason, fitting=fitting) if fitting < reason.wanted else reason
     *first, (name, wanted, before) = reason.stages
     if fitting >= wanted:
         return reason
-    stages = (*first, (name, wanted, fitting))
-    return msgspec.structs.replace(reason, stages=stages, fitting=reason.fitting - before + fitting)
+    return replace(reason, stages=(*first, (name, wanted, fitting)), fitting=reason.fitting - before + fitting)
 
 
 def _recounted(partition: Partition, job: Job, reason: NoCapacity) -> tuple[NoCapacity, WhatIf]:
@@ -156,14 +186,12 @@ def _recounted(partition: Partition, job: Job, reason: NoCapacity) -> tuple[NoCa
             left -= whatif.pack(node_id, stage.shape, left) if left else 0
         if left:
             stages = (*((*tried[:2], tried[1]) for tried in reason.stages[:at]), (name, wanted, wanted - left))
-            return msgspec.structs.replace(
-                reason, stages=stages, fitting=sum(fitting for _, _, fitting in stages)
-            ), beside
+            return replace(reason, stages=stages, fitting=sum(fitting for _, _, fitting in stages)), beside
     return reason, whatif
 
 
 def _scarcest(partition: Partition, shape: Shape, node_ids: list[int]) -> str:
-    """Return the scarcest resource: the one that lets the fewest tasks fit on nodes with some free capacity."""
+    """Return the resource of which the nodes have capacity for the fewest tasks; empty if that is unknown."""
     nodes = partition.nodes
     rows = [nodes.rows[node_id] for node_id in node_ids[:LOOKED_AT]]
     fitting = {
@@ -175,63 +203,48 @@ def _scarcest(partition: Partition, shape: Shape, node_ids: list[int]) -> str:
 
 
 def _with_fitting(partition: Partition, stage: Stage, node_ids: list[int]) -> Iterator[tuple[str, int]]:
-    """Yield the names of nodes on which tasks of a stage fit, each with the number of tasks."""
+    """Yield the names of nodes, each with the number of tasks of a stage that fit there."""
     nodes = partition.nodes
     for node_id in node_ids:
         most = 1 if stage.shape.key.apart else stage.count
         yield nodes.name[nodes.rows[node_id]], fitting_now(nodes, node_id, stage.shape, most)[0]
 
 
-def _accepts(partition: Partition, stage: Stage, node_id: int) -> bool:
-    """True if a node accepts tasks of a stage when it has capacity for them."""
-    return may_take(partition.nodes, partition.nodes.rows[node_id], stage.shape)
-
-
 def _held_for_others(partition: Partition, stage: Stage, own: Collection[int], now: Micros) -> tuple[HeldFor, ...]:
     """Return the holds that keep tasks of a stage off nodes, the largest first."""
+    nodes = partition.nodes
     holds: list[HeldFor] = []
     for seq, hold in sorted(partition.holds.items()) if stage.shape.amounts else ():
-        nodes = [
-            partition.nodes.name[partition.nodes.rows[node_id]]
+        names = [
+            nodes.name[nodes.rows[node_id]]
             for node_id in hold.nodes
-            if _accepts(partition, stage, node_id)
-            and not any(own_seq in partition.nodes.held[node_id] for own_seq in own)
+            if may_take(nodes, nodes.rows[node_id], stage.shape)
+            and not any(own_seq in nodes.held[node_id] for own_seq in own)
         ]
-        if nodes and seq not in own:
+        if names and seq not in own:
             holder = partition.jobs[hold.job].stages[hold.stage]
             ask = partition.ask_of_earmark(hold)
             waited = 0 if ask is None else now - ask.waiting_since
             until = ends_at(partition, hold, now)
-            holds.append(HeldFor(hold.job, holder.name, len(nodes), until, tuple(nodes[:NAMED]), waited))
+            holds.append(HeldFor(hold.job, holder.name, len(names), until, tuple(names[:NAMED]), waited))
     return tuple(sorted(holds, key=lambda hold: -hold.nodes)[:NAMED])
 
 
 def _not_stopping(partition: Partition, stage: Stage) -> tuple[NotStopping, ...]:
-    """Return the overdue stops on nodes that accept tasks of a stage, the oldest first."""
+    nodes = partition.nodes
+    overdue = sorted(partition.derived.overdue.values(), key=lambda allocation: (allocation.since, allocation.id))
     late = [
-        allocation for allocation in partition.derived.overdue.values() if _accepts(partition, stage, allocation.node)
-    ]
-    late.sort(key=lambda allocation: (allocation.since, allocation.id))
-    return tuple(
         NotStopping(
             allocation.stage.job.id,
             allocation.stage.name,
             count(allocation.indices),
-            partition.nodes.name[partition.nodes.rows[allocation.node]],
+            nodes.name[nodes.rows[allocation.node]],
             allocation.since,
         )
-        for allocation in late[:NAMED]
-    )
-
-
-def _ordered_for(partition: Partition, stage: Stage) -> int:
-    """Return the number of ordered nodes that are meant for tasks of a stage, also if shared with other tasks."""
-    wanted = (stage.job.id, stage.position)
-    return sum(
-        any(asked[:2] == wanted for asked in meant)
-        for order in partition.orders.values()
-        for meant in order.coming.values()
-    )
+        for allocation in overdue
+        if may_take(nodes, nodes.rows[allocation.node], stage.shape)
+    ]
+    return tuple(late[:NAMED])
 
 
 def _lacks(partition: Partition, stage: Stage, row: int, own: Collection[int]) -> tuple[str, int]:
@@ -240,50 +253,62 @@ def _lacks(partition: Partition, stage: Stage, row: int, own: Collection[int]) -
     The second value is 0 for a node that would not take the task even if it were empty.
     """
     nodes, shape = partition.nodes, stage.shape
-    closed = _closed_because(partition, shape, row, own)
+    closed = _out_of_use(partition, row) or _refuses(partition, shape, row) or _kept(partition, shape, row, own)
+    closed = closed or _too_small(partition, shape, row)
     if closed:
         return closed, 0
-    for name, amount in shape.amounts:
-        capacity = nodes.capacity[name][row] if name in nodes.capacity else 0
-        if capacity < amount:
-            return f"{SMALL if capacity else NONE}{name}", 0
-    if shape.key.apart and any(live.node == nodes.node_id[row] for live in (stage.live or {}).values()):
+    if nodes.node_id[row] in nodes_with_task(stage):
         return "apart", 0
     for name, amount in shape.amounts:
         free = nodes.capacity[name][row] - nodes.used[name][row]
         if free < amount:
-            return f"{MISSING}{name}", max(1, (amount - free) * 1000 // amount)
-    if shape.devices and not _devices(partition, shape, row):
+            return f"{reasons.MISSING}{name}", max(1, (amount - free) * 1000 // amount)
+    devices, gpus = nodes.devices[row], nodes.gpus[row]
+    if shape.devices and not choose_devices(devices, gpus, shape.devices, shape.device_milli, 1):
         return "split gpu", 1
     return "", 0
 
 
-def _closed_because(partition: Partition, shape: Shape, row: int, own: Collection[int]) -> str:
-    """Return why a node takes no tasks of a shape, whatever is free there; empty if it takes them."""
+def _too_small(partition: Partition, shape: Shape, row: int) -> str:
+    nodes = partition.nodes
+    for name, amount in shape.amounts:
+        capacity = nodes.capacity[name][row] if name in nodes.capacity else 0
+        if capacity < amount:
+            return f"{reasons.SMALL if capacity else reasons.NONE}{name}"
+    return ""
+
+
+def _out_of_use(partition: Partition, row: int) -> str:
+    """Return why a node takes no tasks at all now; empty if it takes some."""
     nodes, node_id = partition.nodes, partition.nodes.node_id[row]
     if nodes.state[row] != "up":
         return nodes.state[row]
-    if node_id in nodes.disconnected or node_id in nodes.avoided:
-        return "disconnected" if node_id in nodes.disconnected else "backed off"
+    if node_id in nodes.disconnected:
+        return "disconnected"
+    return "backed off" if node_id in nodes.avoided else ""
+
+
+def _refuses(partition: Partition, shape: Shape, row: int) -> str:
+    """Return why a node that is in use accepts no tasks of a shape, whatever is free there; empty if it does."""
+    nodes = partition.nodes
     if shape.key.pool not in ("", nodes.pool[row]):
         return "another pool"
     if not shape.accepts(nodes.labels[row], (), nodes.pool[row]):
         return "selector"
     if not shape.accepts(nodes.labels[row], nodes.taints[row], nodes.pool[row]):
         taints = [taint for taint in nodes.taints[row] if not taint.endswith(SOFT) and not shape.tolerates(taint)]
-        return TAINT + min(taints)
+        return reasons.TAINT + min(taints)
     if not may_take(nodes, row, shape):
         return "for other users"
-    if not nodes.placeable(row):
-        return "over its capacity"
-    holders = nodes.held.get(node_id)
-    if holders and shape.amounts and not any(seq in holders for seq in own):
-        return "promised" if any(seq in partition.promises for seq in holders) else "held"
-    return ""
+    return "" if nodes.placeable(row) else "over its capacity"
 
 
-def _devices(partition: Partition, shape: Shape, row: int) -> tuple[int, ...]:
-    return choose_devices(partition.nodes.devices[row], partition.nodes.gpus[row], shape.devices, shape.device_milli, 1)
+def _kept(partition: Partition, shape: Shape, row: int, own: Collection[int]) -> str:
+    """Return "held" or "promised" for a node that is kept for other asks; else an empty text."""
+    holders = partition.nodes.held.get(partition.nodes.node_id[row])
+    if not holders or not shape.amounts or any(seq in holders for seq in own):
+        return ""
+    return "promised" if any(seq in partition.promises for seq in holders) else "held"
 
 
 # -- later -----------------------------------------------------------------------------------------------------

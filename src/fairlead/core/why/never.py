@@ -1,7 +1,7 @@
-"""Decides whether tasks and jobs can ever run: counts what all nodes and pools could take, and finds what is missing.
+"""Decides whether tasks and jobs can ever run: counts the tasks that fit on all nodes and pools if they were empty.
 
-The count is cached until nodes or pools change, because match needs it to pass over asks that never fit. What is
-missing is computed when a user asks.
+The count is cached until nodes or pools change, because match uses it to pass over asks that never fit. What is missing
+is computed only when a user asks.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlead.core.admission import is_unpreemptible
 from fairlead.core.asks import Needs, asked_for
@@ -38,10 +39,10 @@ from fairlead.core.why.obstacles import (
 from fairlead.core.why.reasons import NeverFits, NoNodeYet, Reason, ShareSpent
 
 MANY = 2**40
-"""More tasks than can exist: the number that fits if tasks request nothing."""
+"""More tasks than can exist. This number fits if tasks request nothing."""
 
 EARLIER = 100
-"""At most this number of jobs is followed through `after`."""
+"""At most this number of jobs is examined along chains of `after`."""
 
 NAMED = 5
 """An explanation names at most this number of values of a label, and of causes why nodes are closed."""
@@ -84,13 +85,16 @@ def _lacking(partition: Partition) -> type[NeverFits]:
 
 
 def is_known_to_fit(partition: Partition, stage: Stage, wanted: int) -> bool:
-    """True if a cached count says that a number of tasks of a stage can run at once. Does not count nodes."""
+    """True if the cached count shows that a number of tasks of a stage can run at once. Quick: counts no nodes."""
     cached, version = stage.shape.ever, (partition.nodes.version, partition.derived.pools_version, stage.job.manager)
     return cached is not None and cached[0] == version and cached[1] >= wanted
 
 
 def never_whole(partition: Partition, needs: Needs) -> NeverFits | None:
-    """Return why stages can never start together, judged by sums per shape, and per resource over all stages."""
+    """Return why stages can never start together; None if that is unknown.
+
+    The tasks of each shape are counted, and the sum of each resource over all stages.
+    """
     by_shape: dict[tuple[Shape, int | None], list[tuple[Stage, int]]] = {}
     asked: Vector = {}
     for stage, needed in needs:
@@ -149,30 +153,34 @@ def could_take(partition: Partition, row: int, shape: Shape) -> bool:
 
 
 def never_runs(partition: Partition, job: Job, of: Stage | None = None) -> Reason | None:
-    """Return why waiting tasks of a job can never start with the present nodes, pools and settings, or None.
+    """Return why waiting tasks of a job can never start with the present nodes, pools and settings; None if they can.
 
-    With `of`, judge only tasks of that stage and those that must start with them. A partition without nodes and pools
-    gives the reason `NoNodeYet`.
+    With `of`, only tasks of that stage count, and tasks that must start with them. In a partition without nodes and
+    pools the reason is `NoNodeYet`.
     """
     starts = [needs for needs in _starts(job) if of is None or any(stage is of for stage, _ in needs)]
-    new = any(stage.pending[kind] is not None for needs in starts for stage, _ in needs for kind in (SCALE, NEW))
+    stages = [stage for needs in starts for stage, _ in needs]
+    new = any(stage.pending[kind] is not None for stage in stages for kind in (SCALE, NEW))
     if new and is_unpreemptible(partition, job) and partition.nodes.up_count:
-        rights = partition.entitlements()
-        for queue in job.queue.line()[1:]:
-            if not rights.share(queue):
-                return ShareSpent(queue.path, zero=True)
-    for needs in starts:
-        never = never_whole(partition, needs) if job.whole else never_fits(partition, *needs[0])
-        if never is not None:
-            return why_never(partition, needs[0][0], never)
-        reason = _over_limit(job, needs)
-        if reason is not None:
-            return reason
-    return None
+        without = _queue_without_share(partition, job)
+        if without:
+            return ShareSpent(without, zero=True)
+    return next(filter(None, (_never_starts(partition, job, needs) for needs in starts)), None)
+
+
+def _queue_without_share(partition: Partition, job: Job) -> str:
+    share = partition.entitlements().share
+    return next((queue.path for queue in job.queue.line()[1:] if not share(queue)), "")
+
+
+def _never_starts(partition: Partition, job: Job, needs: Needs) -> Reason | None:
+    """Return why tasks that must start together can never start."""
+    never = never_whole(partition, needs) if job.whole else never_fits(partition, *needs[0])
+    return _over_limit(job, needs) if never is None else why_never(partition, needs[0][0], never)
 
 
 def never_before(partition: Partition, job: Job) -> str:
-    """Return the first job in `after` that can never run, directly or because of its own `after`; empty for none."""
+    """Return the first job in `after` that can never run, also because of its own `after`; empty if there is none."""
     before = [(name, name) for name in partition.unmet(job)]
     seen = {name for name, _ in before}
     for at, (name, first) in enumerate(before):  # the list grows during the loop
@@ -189,9 +197,9 @@ def never_before(partition: Partition, job: Job) -> str:
 
 
 def may_never_run(partition: Partition, job: Job) -> bool:
-    """True if `never_runs` might return a reason; False if it certainly returns None. Quick: counts no nodes.
+    """True if `never_runs` might return a reason; False if it returns None. Quick: counts no nodes.
 
-    Alters nothing, so it can be called while a cycle runs.
+    Can be called while a cycle runs, because it changes nothing.
     """
     if not any(stage.waiting() for stage in job.stages):
         return False
@@ -204,7 +212,7 @@ def may_never_run(partition: Partition, job: Job) -> bool:
 
 
 def _over_limit(job: Job, needs: Needs) -> Reason | None:
-    """Return the limit that would refuse these tasks even if no other job ran."""
+    """Return the reason if a limit would refuse these tasks even without other jobs."""
     reason = allowed([(account.name, account.limit, {}) for account in job.accounts], asked_for(needs))
     if reason is None and not job.allocations:
         return may_run([(account.name, account.max_jobs, 0) for account in job.accounts])
@@ -212,7 +220,7 @@ def _over_limit(job: Job, needs: Needs) -> Reason | None:
 
 
 def _starts(job: Job) -> list[Needs]:
-    """Return the waiting tasks of a job in groups. The tasks of a group must start together."""
+    """Return the waiting tasks of a job in groups of tasks that must start together."""
     if job.whole and not job.stages[0].started:
         return [[(stage, stage.needed) for stage in job.stages if stage.needed]]
     return [[(stage, 1 if stage.started else max(1, stage.needed))] for stage in job.stages if stage.waiting() > 0]
@@ -222,7 +230,7 @@ def _starts(job: Job) -> list[Needs]:
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A node in any state, or the nodes of a pool, as if they were empty."""
+    """An empty node: a present node in any state, or a node that a pool would bring."""
 
     name: str
     capacity: Mapping[str, int]
@@ -231,36 +239,36 @@ class Candidate(msgspec.Struct, frozen=True):
     pool: str
     users: tuple[str, ...] = ()
     brought: bool = False
-    """True for nodes that a pool would bring."""
+    """True for a node that a pool would bring."""
     empty: bool = False
     """True for a pool with `max: 0`."""
 
 
 def why_never(partition: Partition, stage: Stage, reason: NeverFits) -> NeverFits:
-    """Return the reason with the obstacles: for one task, or for each stage of a whole job that does not fit."""
+    """Return the reason with the obstacles for a task, or for each stage of a whole job that does not fit."""
     if reason.obstacles or isinstance(reason, NoNodeYet):
         return reason
     job = stage.job
     if reason.missing:
         asked = sum(other.shape.resources.get(reason.missing, 0) * other.needed for other in job.stages)
         together = AllTogether(reason.missing, asked, capacity_ever(partition, job.manager).get(reason.missing, 0))
-        return msgspec.structs.replace(reason, obstacles=(together,))
+        return replace(reason, obstacles=(together,))
     short = [(stage, reason.wanted, reason.most)]
     if reason.stages:
-        # Stages of one shape are named together, as in "b and c"; the first of them has that shape.
+        # Stages of one shape have one entry, such as "b and c". The first of them has that shape.
         named = [(job.stage(names.split(" and ")[0]), wanted, most) for names, wanted, most in reason.stages]
         short = [(first, wanted, most) for first, wanted, most in named if first is not None]
     obstacles: dict[Obstacle, None] = {}
     for first, wanted, most in short:
         obstacles |= dict.fromkeys(_obstacles(partition, first, wanted, most))
     pools_last = sorted(obstacles, key=lambda obstacle: isinstance(obstacle, NoPool))
-    return msgspec.structs.replace(reason, obstacles=tuple(pools_last))
+    return replace(reason, obstacles=tuple(pools_last))
 
 
 def _obstacles(partition: Partition, stage: Stage, wanted: int, most: int) -> list[Obstacle]:
-    """Return what keeps tasks of a stage off all nodes. If some nodes accept them (`most` above 0), off the others.
+    """Return what keeps tasks of a stage off nodes. `most` of the wanted tasks fit on nodes that accept them.
 
-    If all nodes with enough for a task accept them, they are too few.
+    If no node with enough for a task refuses it, there are too few nodes.
     """
     shape = stage.shape
     candidates = list(_candidates(partition, shape.key.manager))
@@ -285,25 +293,13 @@ def _candidates(partition: Partition, manager: str) -> Iterator[Candidate]:
     nodes = partition.nodes
     for row in nodes.in_order():
         if nodes.manager[row] == manager:
-            yield Candidate(
-                nodes.name[row],
-                {name: column[row] for name, column in nodes.capacity.items()},
-                nodes.labels[row],
-                nodes.taints[row],
-                nodes.pool[row],
-                nodes.users[row],
-            )
-    for name, pool in sorted(partition.pools.items()) if not manager else ():
-        settings = pool.settings
-        yield Candidate(
-            name,
-            dict(settings.node),
-            dict(settings.labels),
-            settings.taints,
-            name,
-            brought=True,
-            empty=settings.max == 0,
-        )
+            capacity = {name: column[row] for name, column in nodes.capacity.items()}
+            labels, taints, pool = nodes.labels[row], nodes.taints[row], nodes.pool[row]
+            yield Candidate(nodes.name[row], capacity, labels, taints, pool, nodes.users[row])
+    for name, configured in sorted(partition.pools.items()) if not manager else ():
+        settings = configured.settings
+        node, has = dict(settings.node), dict(settings.labels)
+        yield Candidate(name, node, has, settings.taints, name, brought=True, empty=settings.max == 0)
 
 
 def _lacks(candidate: Candidate, shape: Shape) -> tuple[Lack, ...]:
@@ -327,30 +323,33 @@ def _lacks(candidate: Candidate, shape: Shape) -> tuple[Lack, ...]:
 
 
 def _lacked_by_all(candidates: Sequence[Candidate], shape: Shape) -> list[Obstacle]:
-    """Return what no candidate has, with the largest amount that any has."""
-    obstacles: list[Obstacle] = []
-    lacks = [_lacks(candidate, shape) for candidate in candidates]
-    for name, amount in shape.amounts:
-        small = [lack for missing in lacks for lack in missing if isinstance(lack, TooSmall) and lack.resource == name]
-        if len(small) == len(candidates):
-            largest = max(small, key=lambda lack: lack.most)  # the first of equal ones
-            obstacles.append(TooSmall(name, amount, largest.most, largest.largest if largest.most else ""))
-    for label, values in shape.key.selectors:
-        other = [lack for missing in lacks for lack in missing if isinstance(lack, NoLabel) and lack.label == label]
-        if len(other) == len(candidates):
-            present = sorted({value: None for lack in other for value in lack.present})
-            meant = _meant(label, values, candidates)
-            obstacles.append(NoLabel(label, values, tuple(present[:NAMED]), meant))
-    if all(any(isinstance(lack, NotWhere) for lack in missing) for missing in lacks):
-        obstacles.append(NotWhere(format_where(shape.key.where)))
-    if all(any(isinstance(lack, NotInPool) for lack in missing) for missing in lacks):
+    """Return what no candidate has."""
+    lacking: dict[tuple[type[Lack], str], list[Lack]] = {}
+    for candidate in candidates:
+        for lack in _lacks(candidate, shape):
+            which = lack.resource if isinstance(lack, TooSmall) else lack.label if isinstance(lack, NoLabel) else ""
+            lacking.setdefault((type(lack), which), []).append(lack)
+    # A candidate lists its lacks in one order, and what all lack is in the list of the first candidate.
+    return [_lacked(lacks, candidates) for lacks in lacking.values() if len(lacks) == len(candidates)]
+
+
+def _lacked(lacks: Sequence[Lack], candidates: Sequence[Candidate]) -> Obstacle:
+    """Return the lacks of all candidates as one obstacle: with the largest amount, or with names that exist."""
+    first = lacks[0]
+    if isinstance(first, TooSmall):
+        largest = max([lack for lack in lacks if isinstance(lack, TooSmall)], key=lambda lack: lack.most)
+        return largest if largest.most else replace(largest, largest="")
+    if isinstance(first, NoLabel):
+        present = sorted({value: None for lack in lacks if isinstance(lack, NoLabel) for value in lack.present})
+        return NoLabel(first.label, first.values, tuple(present[:NAMED]), _meant(first.label, first.values, candidates))
+    if isinstance(first, NotInPool):
         pools = sorted({candidate.pool: None for candidate in candidates if candidate.pool})
-        obstacles.append(NotInPool(shape.key.pool, nearest_name(shape.key.pool, pools)))
-    return obstacles
+        return NotInPool(first.pool, nearest_name(first.pool, pools))
+    return first
 
 
 def _meant(label: str, values: Sequence[str], candidates: Sequence[Candidate]) -> str:
-    """Return the label of a node that is nearest to the one that was asked for, with its value; empty if none is."""
+    """Return the existing label, with its value, that is most like the requested one; empty if none is like it."""
     present: dict[str, dict[str, None]] = {}
     for candidate in candidates:
         for name, value in candidate.labels.items():
@@ -369,14 +368,13 @@ def _meant(label: str, values: Sequence[str], candidates: Sequence[Candidate]) -
 
 
 def _nearest(candidates: Sequence[Candidate], shape: Shape) -> Nearest:
-    """Return the candidate that lacks the fewest things, and what it lacks."""
     lacks = [(candidate, _lacks(candidate, shape)) for candidate in candidates]
     nearest, missing = min(lacks, key=lambda pair: len(pair[1]))
     return Nearest(nearest.name, nearest.brought, missing)
 
 
 def _closed(suitable: Sequence[Candidate], stage: Stage) -> list[Closed]:
-    """Return groups of candidates with enough capacity that do not accept the tasks, by cause, the largest first."""
+    """Return groups of candidates that have enough capacity but refuse the tasks, by cause, the largest group first."""
     key = stage.shape.key
     groups: dict[tuple[str, tuple[str, ...], str, bool], list[Candidate]] = {}
     for candidate in suitable:

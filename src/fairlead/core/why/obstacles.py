@@ -1,4 +1,4 @@
-"""Obstacles: typed values in the reason `NeverFits` that say what keeps tasks from ever fitting."""
+"""Obstacles: typed values in the reason `NeverFits`. Each says why tasks can never fit."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class TooSmall(msgspec.Struct, frozen=True):
 
 
 class NoLabel(msgspec.Struct, frozen=True):
-    """A task selects nodes by a label, or by values of a label, that no node has."""
+    """A task selects nodes by a label or a value that no node has."""
 
     label: str
     values: tuple[str, ...]
     present: tuple[str, ...] = ()
     """Values that nodes have, at most five of them."""
     meant: str = ""
-    """The nearest label, with its value if one was asked for, that a node has; empty if none is near."""
+    """The most similar label of a node, with its value if one was asked for; empty if none is similar."""
 
     def _asked(self) -> str:
         return f"label {self.label}" + ("" if "*" in self.values else f"={' or '.join(self.values)}")
@@ -58,11 +58,11 @@ class NoLabel(msgspec.Struct, frozen=True):
 
 
 class NotInPool(msgspec.Struct, frozen=True):
-    """A task asks for nodes of a pool that has none and cannot create any."""
+    """A task asks for nodes of a pool that has no nodes and is not configured."""
 
     pool: str
     meant: str = ""
-    """The nearest name of a pool; empty if none is near."""
+    """The most similar name of a pool; empty if none is similar."""
 
     def __str__(self) -> str:
         return f"no node is in pool {self.pool}" + (f" (did you mean {self.meant}?)" if self.meant else "")
@@ -101,16 +101,16 @@ class Nearest(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """Nodes or a pool with enough capacity that do not accept the task: because of taints, users or `max: 0`."""
+    """Nodes or a pool with enough capacity that refuse the task, because of taints, users or `max: 0`."""
 
     name: str
-    """The first node, or the pool."""
+    """The name of the first node, or of the pool."""
     nodes: int
     """The number of nodes; 0 for a pool."""
     taints: tuple[str, ...] = ()
-    """Their taints that the task does not tolerate."""
+    """The taints that the task does not tolerate."""
     user: str = ""
-    """The user of the task, if they are for other users."""
+    """The user of the task, if the nodes are for other users."""
     empty: bool = False
     """True for a pool with `max: 0`."""
 
@@ -134,7 +134,7 @@ class Closed(msgspec.Struct, frozen=True):
 
 
 class NoNodes(msgspec.Struct, frozen=True):
-    """No node has joined the partition or, for jobs of a resource manager, no node of that manager."""
+    """No node has joined the partition; for jobs of a resource manager, no node of that manager."""
 
     manager: str = ""
 
@@ -143,14 +143,14 @@ class NoNodes(msgspec.Struct, frozen=True):
 
 
 class NoPool(msgspec.Struct, frozen=True):
-    """The partition has pools, and none of them brings suitable nodes."""
+    """The partition has pools, but none of them brings suitable nodes."""
 
     def __str__(self) -> str:
         return "no pool brings such nodes"
 
 
 class AllTogether(msgspec.Struct, frozen=True):
-    """The sum that the stages of a whole job ask for exceeds what all nodes and pools have."""
+    """All stages of a whole job together ask for more of a resource than all nodes and pools have."""
 
     resource: str
     asked: int

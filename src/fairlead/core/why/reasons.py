@@ -1,4 +1,4 @@
-"""Reasons: why tasks were not placed, as typed values. Phases record them; views turn them into text."""
+"""Reasons: why tasks were not placed, as typed values. Phases of a cycle note them, and views show them as text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ HIDDEN = "another user's job"
 
 
 def in_words(name: str) -> str:
-    """Return the name of a class as words, such as "no capacity" for NoCapacity."""
+    """Return the name of a class in words, such as "no capacity" for NoCapacity."""
     return re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
 
 
 class Reason(msgspec.Struct, frozen=True, tag=in_words):
-    """Base class of reasons. The tag names a reason in the API: the class name in words, such as "no capacity"."""
+    """Base class of reasons. The tag is the name of a reason in the API, such as "no capacity"."""
 
     def __str__(self) -> str:
         return str(self.__struct_config__.tag)
@@ -73,18 +73,18 @@ class TooManyJobs(Reason, frozen=True, tag="too many jobs"):
 
 
 class HeldFor(msgspec.Struct, frozen=True):
-    """Nodes that are held for another ask, as part of a reason."""
+    """Nodes that are held for another ask."""
 
     job: str
     """Empty for a reader that may not see it."""
     stage: str
     nodes: int
     until: int
-    """When the hold ends if its ask has not started before."""
+    """The time when the hold ends, if its ask has not started before."""
     names: tuple[str, ...] = ()
-    """The first of the nodes."""
+    """The names of the first nodes."""
     waited: int = 0
-    """How long the other ask has waited, in microseconds; 0 for a reader that may not see it."""
+    """The time that the other ask has waited, in microseconds; 0 for a reader that may not see it."""
 
     def __str__(self) -> str:
         nodes = "1 node is" if self.nodes == 1 else f"{self.nodes} nodes are"
@@ -106,38 +106,39 @@ class NotStopping(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         tasks = "1 task" if self.tasks == 1 else f"{self.tasks} tasks"
-        told = f"told to stop at {format_moment(self.since)}"
-        return f"{tasks} of {tasks_of(self.job, self.stage)} on {self.node}, {told}, did not stop"
+        since = format_moment(self.since)
+        return f"{tasks} of {tasks_of(self.job, self.stage)} on {self.node}, told to stop at {since}, did not stop"
 
     def shown_to(self, sees: Sees) -> NotStopping:
         return self if sees(self.job) else NotStopping("", "", self.tasks, self.node, self.since)
 
 
 class NoCapacity(Reason, frozen=True, tag="no capacity"):
-    """Not enough nodes have capacity now.
+    """The nodes have too little free capacity now.
 
-    Match notes `wanted` and `fitting` when it tries the ask; `explain.why_no_capacity` counts again when a user asks.
+    Match notes `wanted` and `fitting` when it tries the ask. When a user asks, `explain.why_no_capacity` fills in the
+    other fields.
     """
 
     wanted: int
     fitting: int
     """The number of tasks that fit now."""
     failed: tuple[tuple[str, int], ...] = ()
-    """The number of nodes by the first thing that they are missing, as named in `NODE_PHRASES`."""
+    """The first thing that nodes lack for a task, with the number of such nodes. `NODE_PHRASES` has the names."""
     nearest: str = ""
-    """The node that lacks least."""
+    """The node that lacks the smallest part of what a task asks for."""
     stages: tuple[tuple[str, int, int], ...] = ()
-    """For a whole job: stage, tasks wanted and tasks that fit, for the stages tried. The last one does not fit."""
+    """For a whole job: the stages tried, with the tasks wanted and the tasks that fit. The last one does not fit."""
     held: int = 0
-    """The number of nodes held for it."""
+    """The number of nodes held for the ask."""
     coming: int = 0
-    """The number of allocations that stop for it."""
+    """The number of allocations that stop for the ask."""
     ordered: int = 0
-    """The number of nodes ordered for it."""
+    """The number of nodes ordered for the ask."""
     failed_orders: int = 0
-    """The number of failed orders for it."""
+    """The number of failed orders for the ask."""
     given_up: bool = False
-    """True if too many orders failed, so that no more are made for it."""
+    """True if too many orders failed, so that no more nodes are ordered for the ask."""
     problem: str = ""
     """Why the last order failed."""
     full: tuple[str, ...] = ()
@@ -145,25 +146,25 @@ class NoCapacity(Reason, frozen=True, tag="no capacity"):
     paused: tuple[str, ...] = ()
     """Pools with suitable nodes that are paused."""
     closed: tuple[HeldFor, ...] = ()
-    """The holds of other asks on nodes that accept its tasks."""
+    """The holds of other asks on nodes that accept the tasks."""
     stuck: tuple[NotStopping, ...] = ()
-    """Overdue stops on nodes that accept its tasks."""
+    """Overdue stops on nodes that accept the tasks."""
     without_share: str = ""
-    """A queue of its job that has a share of 0, while other queues use capacity."""
+    """A queue of the job with a share of 0, while other queues use capacity."""
     lacks: str = ""
-    """The resource that is short on most of the nodes that accept its tasks."""
+    """The resource that is short on most of the nodes that accept the tasks."""
     asked: int = 0
-    """The amount of that resource that one task asks for."""
+    """The amount of the resource `lacks` that one task asks for."""
     free: tuple[tuple[str, int], ...] = ()
-    """The first nodes, by name, that fit some of the tasks, and how many."""
+    """The names of the first nodes on which some of the tasks fit, each with the number of tasks."""
     free_nodes: int = 0
-    """The number of such nodes."""
+    """The number of nodes on which some of the tasks fit."""
     unused: int = 0
-    """The free amount of `lacks` on nodes with capacity for some of the tasks; without any, on all that take them."""
+    """The free amount of `lacks` on nodes where some of the tasks fit; if there are none, on all that accept them."""
     largest: int = 0
-    """The largest such amount on one node."""
+    """The largest part of `unused` on one node."""
     taking: int = 0
-    """The number of nodes that take its tasks when they have capacity, and are up."""
+    """The number of nodes that are up and accept the tasks, whatever is free there."""
     nodes: int = 0
     """The number of all nodes."""
 
@@ -178,16 +179,16 @@ class NoCapacity(Reason, frozen=True, tag="no capacity"):
 
     @property
     def pools(self) -> list[str]:
-        """Return why pools do not order nodes for the ask, in words."""
-        said: list[str] = []
+        """Return in words why pools order no nodes for the ask."""
+        texts: list[str] = []
         if self.failed_orders:
             problem = f" ({self.problem})" if self.problem else ""
             orders = "1 order" if self.failed_orders == 1 else f"{self.failed_orders} orders"
-            said.append(f"{orders} of nodes for it failed{problem}")
+            texts.append(f"{orders} of nodes for it failed{problem}")
         if self.given_up:
-            said.append("no more nodes are ordered for it until a pool is resumed or added")
-        said += [f"pool {name} is at its maximum size" for name in self.full]
-        return said + [f"pool {name} is paused" for name in self.paused]
+            texts.append("no more nodes are ordered for it until a pool is resumed or added")
+        texts += [f"pool {name} is at its maximum size" for name in self.full]
+        return texts + [f"pool {name} is paused" for name in self.paused]
 
     @property
     def short(self) -> str:
@@ -199,7 +200,7 @@ class NoCapacity(Reason, frozen=True, tag="no capacity"):
 
 
 class WouldDelay(Reason, frozen=True, tag="would delay"):
-    """There is capacity, but a start now would delay the planned start of an earlier ask."""
+    """There is capacity, but a start now would delay the planned start of another ask."""
 
     job: str
     """Empty for a reader that may not see it."""
@@ -217,27 +218,27 @@ class WouldDelay(Reason, frozen=True, tag="would delay"):
 
 
 class StillStopping(Reason, frozen=True, tag="still stopping"):
-    """Members of the gang are still stopping; it starts again when all have stopped."""
+    """Old tasks of the gang are still stopping. The gang starts again when all of them have stopped."""
 
     def __str__(self) -> str:
         return "its gang starts again when all of its old tasks have stopped"
 
     @property
     def short(self) -> str:
-        return "its old tasks still stop"
+        return "its old tasks are still stopping"
 
 
 class NeverFits(Reason, frozen=True, tag="never fits"):
-    """All known nodes and pools together could not run the wanted tasks at once, even if they were empty."""
+    """The wanted tasks do not fit on all nodes and pools together, even if these were empty."""
 
     wanted: int
     most: int
     stages: tuple[tuple[str, int, int], ...] = ()
-    """For a whole job: the stages of one shape that never fit, the tasks wanted, and the most that fit."""
+    """For a whole job: stages that never fit, the tasks wanted and fitting. Stages of one shape have one entry."""
     missing: str = ""
-    """For a whole job: the resource of which its stages together ask for more than exists."""
+    """For a whole job: a resource of which all stages together ask for more than exists."""
     obstacles: tuple[Obstacle, ...] = ()
-    """What is missing. Match leaves this empty; `never.why_never` fills it in when a user asks."""
+    """What is missing. Match leaves this empty, and `never.why_never` fills it in when a user asks."""
 
     def __str__(self) -> str:
         return f"can never run: {self.why}"
@@ -261,7 +262,7 @@ class NeverFits(Reason, frozen=True, tag="never fits"):
 
 
 class NoNodeYet(NeverFits, frozen=True, tag="no node yet"):
-    """The partition has no nodes and no pools. Unlike other tasks that never fit, the tasks only came too early."""
+    """The partition has no nodes and no pools yet."""
 
     def __str__(self) -> str:
         return "no node has joined yet"
@@ -272,7 +273,7 @@ class NoNodeYet(NeverFits, frozen=True, tag="no node yet"):
 
 
 class HeldBack(Reason, frozen=True, tag="held back"):
-    """A user holds the job back. None of its tasks start until it is released."""
+    """A user holds the job back: none of its tasks starts until the job is released."""
 
     by: str
     operator: bool = False
@@ -291,7 +292,7 @@ class AfterUnmet(Reason, frozen=True, tag="after unmet"):
 
     jobs: tuple[str, ...]
     never: str = ""
-    """The first of them that can never run with the present cluster, from `never.never_before`."""
+    """The first of these jobs that can never run with the present cluster; empty if there is none."""
 
     def __str__(self) -> str:
         text = f"waits for {'job' if len(self.jobs) == 1 else 'jobs'} {', '.join(self.jobs)}"
@@ -314,7 +315,7 @@ class ShareSpent(Reason, frozen=True, tag="share spent"):
     zero: bool = False
     """True if the share of the queue is 0."""
     small: bool = False
-    """True if the share is above 0 but its part of the capacity rounds down to nothing."""
+    """True if the share is above 0, but too small for any capacity."""
 
     def __str__(self) -> str:
         spent = "has a share that is too small for one task" if self.small else "uses its whole share"
@@ -327,7 +328,7 @@ class ShareSpent(Reason, frozen=True, tag="share spent"):
 
 
 class NoShare(Reason, frozen=True, tag="no share"):
-    """The queue has a share of 0, and other queues use capacity. Its asks come after those of all other queues."""
+    """The queue has a share of 0, and other queues use capacity. Asks of other queues come first."""
 
     queue: str
 
@@ -340,7 +341,7 @@ class NoShare(Reason, frozen=True, tag="no share"):
 
 
 class NotActive(Reason, frozen=True, tag="not active"):
-    """The queue or an ancestor is stopped."""
+    """The queue of the job, or a queue above it, is stopped."""
 
     queue: str
 
@@ -364,13 +365,13 @@ class NotReady(Reason, frozen=True, tag="not ready"):
 
 
 class InChain(Reason, frozen=True, tag="in chain"):
-    """Quick tasks are already assigned and start when earlier tasks of their chain end."""
+    """Quick tasks are on a node already, and start when the tasks before them in their chain end."""
 
     nodes: int
 
     def __str__(self) -> str:
         where = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
-        return f"sent ahead to {where}, to start when quick tasks before them end"
+        return f"sent ahead to {where}, to start when the quick tasks before them end"
 
 
 MAIN = "main"
@@ -378,7 +379,7 @@ MAIN = "main"
 
 
 def tasks_of(job: str, stage: str) -> str:
-    """Return a job, and its stage if that has a name of its own, as in "job 3" or "job 3, stage worker"."""
+    """Return the name of a job and its stage, such as "job 3" or "job 3, stage worker"."""
     if not job:
         return HIDDEN
     return f"job {job}" if stage == MAIN else f"job {job}, stage {stage}"
@@ -390,12 +391,13 @@ def of_stage(stage: str) -> str:
 
 
 NOT_FOR_ALL = "not for all"
+"""Names nodes on which a task fits, but which have too little capacity for all tasks."""
 MISSING = "missing "
 SMALL = "small "
 NONE = "none "
-"""Nodes with too little of a resource free, too little in all, or none, are counted under this and its name."""
+"""With the name of a resource: nodes with too little of it free, too little of it in all, or none of it."""
 TAINT = "taint "
-"""Nodes with a taint that is not tolerated are counted under this and the taint."""
+"""With the name of a taint: nodes with that taint, which is not tolerated."""
 NODE_PHRASES = {
     "disconnected": ("is disconnected", "are disconnected"),
     "backed off": ("is paused after failed launches", "are paused after failed launches"),
@@ -408,8 +410,9 @@ NODE_PHRASES = {
     "split gpu": ("has only parts of GPUs free", "have only parts of GPUs free"),
     "apart": ("runs one of its tasks already", "run one of its tasks already"),
 }
-"""What nodes lack → one node has, several nodes have."""
+"""What nodes lack → the words for one node and for several."""
 COUNTED = (CPU, GPU)
+"""Resources of which nodes have "too few", not "too little"."""
 
 
 def nodes_in_words(failed: tuple[tuple[str, int], ...], wanted: int) -> str:

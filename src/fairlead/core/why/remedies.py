@@ -1,34 +1,23 @@
 """Searches for remedies: asks the core why an ask does not start, adds a step against that reason, and repeats.
 
-Each way to get capacity is followed on its own: end tasks, add nodes, bring nodes back, release holds, ask for less. A
-remedy that works is then reduced until no part can be left out.
+There are several ways to get capacity: end tasks, add nodes, bring nodes back, release holds, ask for less. Each gives
+a remedy of its own. A remedy that works is then reduced until no part can be left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.fitting import fitting_now, may_take
-from fairlead.core.model import Micros, Queue, Stage
+from fairlead.core.model import Allocation, Job, Micros, Stage
 from fairlead.core.ranges import count
 from fairlead.core.resources import GPU
 from fairlead.core.shape import SOFT, WHOLE_DEVICE, Shape
 from fairlead.core.state import WILDCARD, Partition
-from fairlead.core.why.reasons import (
-    AfterUnmet,
-    HeldBack,
-    NeverFits,
-    NoCapacity,
-    NotActive,
-    NotReady,
-    OverLimit,
-    Reason,
-    ShareSpent,
-    StillStopping,
-    TooManyJobs,
-    WouldDelay,
-)
+from fairlead.core.why import reasons
+from fairlead.core.why.reasons import NeverFits, NoCapacity, OverLimit, Reason, TooManyJobs
 from fairlead.core.why.remedy_steps import (
     AddNodes,
     AllowPreemption,
@@ -63,7 +52,7 @@ from fairlead.core.why.remedy_trial import Outcome, Trials
 
 Steps = tuple[Step, ...]
 Way = Callable[[Steps, Reason], Steps | None]
-"""Returns steps that give more capacity than the present ones; None if there is nothing more to try."""
+"""A function that returns steps with more capacity than the given ones; None if there is nothing more to try."""
 
 LONGEST = 24
 """The most steps on one way."""
@@ -80,9 +69,9 @@ LARGEST = 2**16
 def find_remedies(
     partition: Partition, stage: Stage, kind: int, now: Micros, expired: Callable[[], bool] = lambda: False
 ) -> list[Remedy]:
-    """Return what would be enough to start pending tasks in the next cycle, each remedy for itself, the cheapest first.
+    """Return remedies, the cheapest first. Each is enough to start the pending tasks in the next cycle.
 
-    `partition` is a copy that may be altered. The search ends early when `expired` returns True. A remedy without steps
+    `partition` is a copy, which changes. The search ends early when `expired` returns True. A remedy without steps
     means that the tasks start in the next cycle anyway.
     """
     return Search(Trials(partition, stage, kind, now), expired).find()
@@ -94,7 +83,7 @@ class Search:
         self.partition, self.job, self.ask = trials.partition, trials.job, trials.ask
         self._expired = expired
         self._borrows = False
-        """True while a spent share is cured by making the job preemptible instead of by a larger share."""
+        """True if the job is made preemptible when its share is used up; False if the share is raised."""
 
     def find(self) -> list[Remedy]:
         first = self.trials.run(())
@@ -115,10 +104,8 @@ class Search:
     def _starts(self, steps: Steps) -> bool:
         return not self._over() and self.trials.run(steps).started
 
-    # -- one way to enough -----------------------------------------------------------------------------------------
-
     def _follow(self, steps: Steps, way: Way) -> Steps | None:
-        """Add a step against each reason, using `way` for capacity, until the ask starts; None if it does not."""
+        """Add steps against one reason after another until the ask starts; None if it does not. `way` gets capacity."""
         for _ in range(LONGEST):
             if self._over():
                 return None
@@ -135,7 +122,7 @@ class Search:
         reason = outcome.reason
         if isinstance(reason, NoCapacity | NeverFits):
             return way(steps, reason) or self._to_front(steps)
-        if reason is None or isinstance(reason, WouldDelay):
+        if reason is None or isinstance(reason, reasons.WouldDelay):
             return self._to_front(steps)
         if isinstance(reason, OverLimit) and way == self._end_tasks:
             return self._end_in_account(steps, reason)
@@ -165,22 +152,22 @@ class Search:
                     now = next((step.now for step in _same(steps, RaiseMaxJobs, place)), reason.max_jobs)
                     more = max(1, 2 * (reason.max_jobs - now))
                     return RaiseMaxJobs(queue, user=user, group=group, max_jobs=now + more, now=now)
-            case NotActive():
+            case reasons.NotActive():
                 return StartQueue(reason.queue)
-            case HeldBack():
+            case reasons.HeldBack():
                 return ReleaseJobAsOperator(self.job.id) if reason.operator else ReleaseJob(self.job.id)
-            case AfterUnmet():
+            case reasons.AfterUnmet():
                 return self._after(reason.jobs)
-            case ShareSpent():
+            case reasons.ShareSpent():
                 return self._more_share(steps, reason.queue)
-            case StillStopping():
+            case reasons.StillStopping():
                 return self._own_stops(steps)
-            case NotReady():
+            case reasons.NotReady():
                 return Ready()
         return None
 
     def _limit_of(self, account_name: str) -> tuple[str, str, str] | None:
-        """Return the queue, and the user or group, whose settings have the limit of an account."""
+        """Return where the limit of an account is set: the queue and, for such a limit, the user or the group."""
         for queue in self.job.queue.line():
             if queue.account.name == account_name:
                 return queue.path, "", ""
@@ -193,7 +180,7 @@ class Search:
         return None
 
     def _after(self, names: Sequence[str]) -> Step:
-        """Return the step that the jobs in `after` succeed; that `after` is dropped if some of their tasks wait."""
+        """Return the step that the jobs in `after` succeed; if tasks of theirs wait, the step that drops `after`."""
         jobs = [self.partition.jobs.get(name) for name in names]
         if all(job is not None and not any(stage.waiting() for stage in job.stages) for job in jobs):
             return JobsSucceed(tuple(names))
@@ -202,28 +189,20 @@ class Search:
     def _more_share(self, steps: Steps, path: str) -> Step | None:
         if self._borrows:
             return AllowPreemption()
-        queue: Queue = self.partition.queues[path]
-        now = queue.settings.share or 0
+        now = self.partition.queues[path].settings.share or 0
         before = next((step.share for step in steps if isinstance(step, RaiseShare) and step.queue == path), now)
         share = now + 1 if before == now else now + 2 * (before - now)
         return RaiseShare(path, share=share, now=now) if share < 2**20 else None
 
     def _own_stops(self, steps: Steps) -> Step | None:
-        """Return the step that stopping tasks of the same job on one node have stopped."""
+        """Return the step that the stopping tasks of the job on one node have ended."""
         done = {step.node for step in steps if isinstance(step, EndTasks)}
-        nodes = self.partition.nodes
-        for stage in self.job.stages:
-            for allocation in (stage.live or {}).values():
-                node = nodes.name[nodes.rows[allocation.node]]
-                if allocation.state == "stopping" and node not in done:
-                    stopping = [
-                        Block(self.job.id, other.name, live.indices)
-                        for other in self.job.stages
-                        for live in {live.id: live for live in (other.live or {}).values()}.values()
-                        if live.state == "stopping" and live.node == allocation.node
-                    ]
-                    return EndTasks(node, tuple(stopping))
-        return None
+        live = {live.id: live for stage in self.job.stages for live in (stage.live or {}).values()}.values()
+        stopping = [allocation for allocation in live if allocation.state == "stopping"]
+        node = next((node for node in map(self._node, stopping) if node not in done), None)
+        if node is None:
+            return None
+        return EndTasks(node, tuple(_block(allocation) for allocation in stopping if self._node(allocation) == node))
 
     # -- ways to capacity ------------------------------------------------------------------------------------------
 
@@ -236,7 +215,7 @@ class Search:
             yield self._release
 
     def _lacking(self, reason: Reason) -> tuple[Stage, int]:
-        """Return the stage that lacks capacity, and how many of its tasks do."""
+        """Return the stage that lacks capacity, and the number of its tasks without capacity."""
         stage, wanted = self.trials.needs[0]
         if isinstance(reason, NoCapacity | NeverFits) and reason.stages:
             name, wanted, fitting = reason.stages[-1]
@@ -263,7 +242,7 @@ class Search:
         return (*steps, AddNodes(missing, shape.amounts, key.apart, parts, labels, key.pool, names, user))
 
     def _is_closed_to_user(self, shape: Shape) -> bool:
-        """True if a node would accept such tasks, but not of this user."""
+        """True if a node would accept tasks of a shape, but not of this user."""
         nodes = self.partition.nodes
         return any(
             nodes.users[row]
@@ -273,7 +252,7 @@ class Search:
         )
 
     def _labels_for(self, shape: Shape) -> tuple[tuple[str, str], ...] | None:
-        """Return labels that a node needs to accept a shape; None if they cannot be determined."""
+        """Return labels with which a new node would accept a shape; None if they are unknown."""
         if shape.key.manager:
             return None
         if shape.key.where:
@@ -288,7 +267,6 @@ class Search:
         )
 
     def _end_tasks(self, steps: Steps, reason: Reason) -> Steps | None:
-        """End tasks on the node where the fewest have to end for the missing capacity."""
         stage, missing = self._lacking(reason)
         if isinstance(reason, NeverFits):
             return None
@@ -297,104 +275,104 @@ class Search:
         return (*steps, *more) if more else None
 
     def _victims(self, stage: Stage, missing: int, without: set[str]) -> list[EndTasks]:
-        partition, nodes, shape = self.partition, self.partition.nodes, stage.shape
-        offers: list[tuple[int, int, int, EndTasks]] = []
+        """Return steps that end tasks on nodes, until all missing tasks fit; first where the fewest have to end."""
+        nodes, shape = self.partition.nodes, stage.shape
         own = self.partition.earmark_of(self.ask.seq)
+        offers: list[tuple[int, int, int, EndTasks]] = []
         looked_at = cheap = 0
         for row in nodes.in_order():
-            node_id, name = nodes.node_id[row], nodes.name[row]
+            node_id = nodes.node_id[row]
             held = node_id in nodes.held and (own is None or node_id not in own.nodes)
-            if name in without or held or not nodes.placeable(row) or not may_take(nodes, row, shape):
+            if nodes.name[row] in without or held or not nodes.placeable(row) or not may_take(nodes, row, shape):
                 continue
             looked_at += 1
             if looked_at > LOOKED_AT or cheap >= missing:
                 break
-            what_if = WhatIf(partition)
-            before = what_if.slots(node_id, shape, missing)
-            most = 1 if shape.key.apart else missing
-            blocks: list[Block] = []
-            gained = ended = 0
-            best: tuple[int, int, EndTasks] | None = None
-            live = [
-                entry
-                for entry in nodes.allocations[row].values()
-                if not entry.slots and entry.stage.job is not self.job
-            ]
-            live.sort(
-                key=lambda entry: (
-                    entry.state != "stopping",
-                    [-amount for _, amount in entry.stage.shape.amounts],
-                    -entry.since,
-                    entry.id,
-                )
-            )
-            for allocation in live:
-                what_if.end(allocation)
-                blocks.append(Block(allocation.stage.job.id, allocation.stage.name, allocation.indices))
-                ended += count(allocation.indices)
-                now = min(most, what_if.slots(node_id, shape, before + most) - before)
-                if now > gained:
-                    gained = now
-                    best = (ended, gained, EndTasks(name, tuple(blocks)))
-                if gained >= most:
-                    break
-            if best is not None:
-                offers.append((best[0] * 1000 // best[1], -best[1], node_id, best[2]))
-                cheap += best[1] if best[0] <= best[1] else 0  # no other node needs fewer tasks to end
+            step, gained = self._end_on(row, shape, missing)
+            if gained:
+                offers.append((step.amount * 1000 // gained, -gained, node_id, step))
+                cheap += gained if step.amount <= gained else 0  # no other node needs fewer tasks to end
         chosen: list[EndTasks] = []
         for _, gained, _, step in sorted(offers, key=lambda offer: offer[:3]):
-            if missing <= 0:
-                break
-            chosen.append(step)
-            missing += gained
+            if missing > 0:
+                chosen.append(step)
+                missing += gained
         return chosen
 
+    def _end_on(self, row: int, shape: Shape, missing: int) -> tuple[EndTasks, int]:
+        """Return the step that ends tasks on a node until no more tasks of a shape fit, and how many more fit then."""
+        nodes, what_if = self.partition.nodes, WhatIf(self.partition)
+        node_id, most = nodes.node_id[row], 1 if shape.key.apart else missing
+        before = what_if.slots(node_id, shape, missing)
+        blocks: list[Block] = []
+        gained = enough = 0
+        for allocation in self._by_ease(row):
+            if gained < most:
+                what_if.end(allocation)
+                blocks.append(_block(allocation))
+                now = min(most, what_if.slots(node_id, shape, before + most) - before)
+                if now > gained:
+                    gained, enough = now, len(blocks)
+        return EndTasks(nodes.name[row], tuple(blocks[:enough])), gained
+
+    def _by_ease(self, row: int) -> list[Allocation]:
+        """Return the tasks of other jobs on a node: first tasks that stop already, then the largest and newest."""
+        live = self.partition.nodes.allocations[row].values()
+        return sorted(
+            [allocation for allocation in live if not allocation.slots and allocation.stage.job is not self.job],
+            key=lambda allocation: (
+                allocation.state != "stopping",
+                [-amount for _, amount in allocation.stage.shape.amounts],
+                -allocation.since,
+                allocation.id,
+            ),
+        )
+
     def _end_in_account(self, steps: Steps, reason: OverLimit) -> Steps | None:
-        """End tasks that use most of a limit, until the ask fits under it."""
+        """End the tasks that use most of a limited resource, until the ask fits under the limit."""
         left = reason.used + reason.asked - reason.limit
         if reason.asked > reason.limit:
             return None
-        nodes = self.partition.nodes
         ended = {(step.node, block.job) for step in steps if isinstance(step, EndTasks) for block in step.blocks}
-        uses: list[tuple[int, int, str, Block]] = []
+        uses: list[tuple[int, int, Allocation]] = []
         for number, allocation in self.partition.allocations.items():
             job = allocation.stage.job
-            name = nodes.name[nodes.rows[allocation.node]]
             use = dict(allocation.stage.shape.amounts).get(reason.resource, 0) * count(allocation.indices)
-            counts = any(account.name == reason.account for account in job.accounts)
-            if counts and use and not allocation.slots and job is not self.job and (name, job.id) not in ended:
-                uses.append((-use, number, name, Block(job.id, allocation.stage.name, allocation.indices)))
+            others = job is not self.job and (self._node(allocation), job.id) not in ended
+            if use and others and not allocation.slots and _counts_for(job, reason.account):
+                uses.append((-use, number, allocation))
         more: list[Step] = []
-        for use, _, name, block in sorted(uses, key=lambda entry: entry[:2]):
+        for use, _, allocation in sorted(uses, key=lambda entry: entry[:2]):
             if left > 0:
-                more.append(EndTasks(name, (block,)))
+                more.append(EndTasks(self._node(allocation), (_block(allocation),)))
                 left += use
         return (*steps, *more) if left <= 0 else None
 
     def _end_job(self, steps: Steps, reason: TooManyJobs) -> Steps | None:
-        """End all tasks of one running job of an account: a job with few tasks on few nodes."""
-        nodes = self.partition.nodes
+        """End all tasks of one other job of an account, of a job with few tasks on few nodes."""
         ended = {block.job for step in steps if isinstance(step, EndTasks) for block in step.blocks}
         ended |= {entry.stage.job.id for entry in self.partition.allocations.values() if entry.slots}  # in chains
         live: dict[str, dict[str, list[Block]]] = {}
         for allocation in self.partition.allocations.values():
             job = allocation.stage.job
-            if job is self.job or job.id in ended or all(account.name != reason.account for account in job.accounts):
-                continue
-            block = Block(job.id, allocation.stage.name, allocation.indices)
-            live.setdefault(job.id, {}).setdefault(nodes.name[nodes.rows[allocation.node]], []).append(block)
-        offers = [
-            (any(stage.waiting() for stage in self.partition.jobs[name].stages), _tasks(places), name)
-            for name, places in live.items()
-            if len(places) <= FEW
-        ]
-        if not offers or not reason.max_jobs:
+            if job is not self.job and job.id not in ended and _counts_for(job, reason.account):
+                live.setdefault(job.id, {}).setdefault(self._node(allocation), []).append(_block(allocation))
+        few = [name for name, places in live.items() if len(places) <= FEW]
+        if not few or not reason.max_jobs:
             return None
-        _, _, chosen = min(offers)
+        chosen = min(few, key=lambda name: (*self._size(name), name))
         return (*steps, *[EndTasks(node, tuple(blocks)) for node, blocks in live[chosen].items()])
 
+    def _size(self, name: str) -> tuple[bool, int]:
+        """Return True if tasks of a job wait, and the number of its running tasks."""
+        job = self.partition.jobs[name]
+        return any(stage.waiting() for stage in job.stages), job.live
+
+    def _node(self, allocation: Allocation) -> str:
+        return self.partition.nodes.name[self.partition.nodes.rows[allocation.node]]
+
     def _absent_nodes(self, stage: Stage) -> Iterator[Step]:
-        """Yield the nodes that would have capacity if they were enabled or came back."""
+        """Yield steps that enable or bring back a node with capacity for a task."""
         nodes = self.partition.nodes
         for row in nodes.in_order():
             node_id = nodes.node_id[row]
@@ -420,24 +398,22 @@ class Search:
     # -- another request -------------------------------------------------------------------------------------------
 
     def _may_change(self) -> bool:
-        """True if the job can be killed and submitted again without losing work."""
+        """True if the job can be killed and submitted again without loss of work."""
         job = self.job
         return not job.manager and not job.allocations and not any(stage.ended for stage in job.stages)
 
     def _requests(self) -> Iterator[Steps]:
-        """Yield changes of the submission that may let it start at once."""
+        """Yield changes of the job's request with which it may start at once."""
         if not self._may_change():
             return
         reason = self.trials.run(()).reason
-        if isinstance(reason, AfterUnmet):
+        if isinstance(reason, reasons.AfterUnmet):
             yield (DropAfter(),)
         stage, missing = self._lacking(reason) if reason is not None else (self.trials.needs[0][0], 1)
         if isinstance(reason, OverLimit | NoCapacity | NeverFits) and not self.ask.whole:
             size = self.trials.needs[0][1]
             if size > 1 and size == stage.count:
-                smaller = (
-                    size - missing if not isinstance(reason, OverLimit) else self._most_allowed(stage, reason, size)
-                )
+                smaller = _most_allowed(reason, size) if isinstance(reason, OverLimit) else size - missing
                 if smaller > 0:
                     yield (FewerTasks(stage.name, tasks=smaller, now=size),)
         if isinstance(reason, NoCapacity | NeverFits):
@@ -448,11 +424,7 @@ class Search:
                 yield tuple(loose)
             yield from self._smaller(stage)
 
-    def _most_allowed(self, stage: Stage, reason: OverLimit, size: int) -> int:
-        return max(0, reason.limit - reason.used) * size // reason.asked if reason.asked else 0
-
     def _looser(self, stage: Stage) -> Iterator[Step]:
-        """Yield steps that drop a condition of a stage on nodes."""
         key, nodes = stage.shape.key, self.partition.nodes
         for label, values in key.selectors[:FEW]:
             yield DropSelector(stage.name, label, values)
@@ -472,32 +444,34 @@ class Search:
 
     def _smaller(self, stage: Stage) -> Iterator[Steps]:
         """Yield steps that make tasks smaller, to fit the free capacity of a node, the smallest reduction first."""
-        nodes, shape = self.partition.nodes, stage.shape
+        nodes = self.partition.nodes
+        rows = (
+            row
+            for row in nodes.in_order()
+            if nodes.placeable(row) and may_take(nodes, row, stage.shape) and nodes.node_id[row] not in nodes.held
+        )
         offers: dict[Steps, int] = {}
-        looked_at = 0
-        for row in nodes.in_order():
-            if not nodes.placeable(row) or not may_take(nodes, row, shape) or nodes.node_id[row] in nodes.held:
-                continue
-            looked_at += 1
-            if looked_at > LOOKED_AT:
-                break
-            steps: list[Step] = []
-            loss = 0
-            for name, amount in shape.amounts:
-                free = nodes.capacity[name][row] - nodes.used[name][row] if name in nodes.capacity else 0
-                if name == GPU and amount >= WHOLE_DEVICE:
-                    free = sum(not used for used in nodes.devices[row][: nodes.gpus[row]]) * WHOLE_DEVICE
-                if free < amount:
-                    steps.append(AskLess(stage.name, resource=name, amount_asked=free, now=amount))
-                    loss += (amount - free) * 1000 // amount
-            if steps and all(isinstance(step, AskLess) and step.amount_asked > 0 for step in steps):
-                offers.setdefault(tuple(steps), loss)
+        for row in islice(rows, LOOKED_AT):
+            steps = [
+                AskLess(stage.name, resource=name, amount_asked=free, now=amount)
+                for name, amount in stage.shape.amounts
+                if (free := self._free(row, name, amount)) < amount
+            ]
+            if steps and all(step.amount_asked > 0 for step in steps):
+                offers.setdefault(
+                    tuple(steps), sum((step.now - step.amount_asked) * 1000 // step.now for step in steps)
+                )
         yield from sorted(offers, key=lambda steps: offers[steps])[:2]
 
-    # -- no more than needed ---------------------------------------------------------------------------------------
+    def _free(self, row: int, name: str, amount: int) -> int:
+        """Return how much of a resource is free on a node, for a task that asks for an amount: in whole GPUs, if so."""
+        nodes = self.partition.nodes
+        if name == GPU and amount >= WHOLE_DEVICE:
+            return sum(not used for used in nodes.devices[row][: nodes.gpus[row]]) * WHOLE_DEVICE
+        return nodes.capacity[name][row] - nodes.used[name][row] if name in nodes.capacity else 0
 
     def _least(self, steps: Steps) -> Steps:
-        """Leave out steps, then parts of steps, until nothing more can be left out."""
+        """Leave out steps, then parts of steps, as long as the rest is enough."""
         ordered = _in_order(steps)
         steps = ordered if self._starts(ordered) else steps
         before: Steps | None = None
@@ -512,7 +486,7 @@ class Search:
         return steps
 
     def _smallest(self, steps: Steps, at: int, step: Step) -> Step:
-        """Return the step with the least amount that is still enough together with the other steps."""
+        """Return a step with the least amount that is enough together with the other steps."""
 
         def enough(candidate: Step) -> bool:
             return self._starts((*steps[:at], candidate, *steps[at + 1 :]))
@@ -534,17 +508,27 @@ class Search:
         return step.with_amount(amount)
 
 
-def _tasks(places: dict[str, list[Block]]) -> int:
-    return sum(count(block.indices) for blocks in places.values() for block in blocks)
+def _most_allowed(reason: OverLimit, size: int) -> int:
+    """Return how many of a gang's tasks the limit would allow."""
+    return max(0, reason.limit - reason.used) * size // reason.asked if reason.asked else 0
+
+
+def _block(allocation: Allocation) -> Block:
+    return Block(allocation.stage.job.id, allocation.stage.name, allocation.indices)
+
+
+def _counts_for(job: Job, account_name: str) -> bool:
+    """True if a job counts for an account."""
+    return any(account.name == account_name for account in job.accounts)
 
 
 def _in_order(steps: Steps) -> Steps:
-    """Return the steps in the order in which trials do them: settings of queues first, a new submission last."""
+    """Return the steps in the order of a trial: settings of queues first, a new submission last."""
     return tuple(sorted(steps, key=lambda step: (not isinstance(step, QueueStep), isinstance(step, Request))))
 
 
 def _with(steps: Steps, step: Step) -> Steps:
-    """Return the steps with one more, which replaces a weaker step of its kind."""
+    """Add a step, in place of the same step with another amount."""
     return (*[other for other in steps if not _replaces(step, other)], step)
 
 

@@ -1,58 +1,63 @@
-"""Steps of remedies, as typed values. Each can be turned into commands and into words."""
+"""Steps of remedies, as typed values. Each step can be shown as text and carried out by commands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
+from fairlead.core import commands as cmd
 from fairlead.core.changes import NodeSpec
 from fairlead.core.changes.nodes import spec_of
-from fairlead.core.commands import (
-    AddNode,
-    AnyCommand,
-    BringToFront,
-    Configure,
-    MarkReady,
-    MoveNode,
-    MoveQueue,
-    Report,
-)
-from fairlead.core.commands import ReleaseHold as ReleaseHoldCommand
-from fairlead.core.commands import ReleaseJob as ReleaseJobCommand
 from fairlead.core.model import Allocation, Amounts, JobSpec, Limits, Pairs, QueueSettings, StageSpec
 from fairlead.core.ranges import Ranges, count, difference, indices, split
 from fairlead.core.resources import CPU, GPU, format_amount, format_amounts
 from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
-from fairlead.core.why.reasons import HIDDEN, Sees, in_words, tasks_of
+from fairlead.core.why.reasons import HIDDEN, MAIN, Sees, in_words, tasks_of
 
 
 class Step(msgspec.Struct, frozen=True, tag=in_words):
-    """Base class of steps. The tag names a step in the API: the class name in words, such as "end tasks"."""
+    """Base class of steps. The tag is the name of a step in the API, such as "end tasks"."""
 
     operator: ClassVar[bool] = True
-    """True if only an operator may do the step; False if the owner of the job can."""
+    """True if only an operator may do the step; False if the owner of the job may do it too."""
     cost: ClassVar[int] = 2
-    """0 if it only has to be done, 1 if tasks end, 2 for settings and order, 3 for another request, 4 for machines."""
+    """0: costs nothing; 1: tasks end; 2: settings or the order change; 3: the request changes; 4: new machines."""
 
     def __str__(self) -> str:
         """Return the step as a condition, such as "node n1 is enabled"."""
         raise NotImplementedError
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
         """Return the commands that carry out the step."""
         return []
 
+    varies: ClassVar[str] = ""
+    """The field that differs from the present value, `now`, by the amount of the step; empty for other steps."""
+
+    @property
+    def unit(self) -> int:
+        """The smallest amount by which the field `varies` can change."""
+        return 1
+
     @property
     def amount(self) -> int:
-        """Return the amount of the step, if it can be made smaller; otherwise 0."""
-        return 0
+        """Return how much the step changes, if it can change less; otherwise 0."""
+        return abs(getattr(self, self.varies) - self._now) // self.unit if self.varies else 0
 
     def with_amount(self, amount: int) -> Step:
         """Return the step with another amount, above 0."""
-        return self
+        if not self.varies:
+            return self
+        way = self.unit if getattr(self, self.varies) > self._now else -self.unit
+        return replace(self, **{self.varies: self._now + way * amount})
+
+    @property
+    def _now(self) -> int:
+        return int(getattr(self, "now", 0))
 
     def shown_to(self, sees: Sees) -> Step:
         """Return the step without the ids of jobs that a reader may not see."""
@@ -60,7 +65,7 @@ class Step(msgspec.Struct, frozen=True, tag=in_words):
 
 
 class Remedy(msgspec.Struct, frozen=True):
-    """Steps that are enough together: once all are done, the tasks start in the next cycle. Fewer are not enough."""
+    """Steps that are enough together: when all are done, the tasks start in the next cycle. Fewer are not enough."""
 
     steps: tuple[Step, ...]
 
@@ -71,7 +76,7 @@ class Remedy(msgspec.Struct, frozen=True):
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """How much it takes, for comparisons: the hardest kind of step, the number of kinds, and the amounts."""
+        """The sort key of remedies: the cost of the dearest step, the number of kinds of steps, the sum of amounts."""
         kinds = {type(step) for step in self.steps}
         return max([step.cost for step in self.steps], default=0), len(kinds), sum(step.amount for step in self.steps)
 
@@ -94,14 +99,14 @@ class Block(msgspec.Struct, frozen=True):
     """Empty for a reader that may not see it."""
     stage: str
     indices: tuple[int, ...]
-    """As ranges: the first index, the one after the last, and so on."""
+    """Spans of task indices: the first index, the index after the last one, and so on."""
 
     def shown_to(self, sees: Sees) -> Block:
         return self if sees(self.job) else Block("", "", (0, count(self.indices)))
 
 
 class EndTasks(Step, frozen=True):
-    """Tasks on a node end, by themselves or because they are killed."""
+    """Tasks on a node end or are killed."""
 
     cost: ClassVar[int] = 1
     node: str
@@ -110,8 +115,8 @@ class EndTasks(Step, frozen=True):
     def __str__(self) -> str:
         return ends_in_words([self])
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        commands: list[AnyCommand] = []
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        commands: list[cmd.AnyCommand] = []
         for block in self.blocks:
             stage = partition.jobs[block.job].stage(block.stage)
             assert stage is not None
@@ -140,10 +145,10 @@ class EndTasks(Step, frozen=True):
         return EndTasks(self.node, tuple(block.shown_to(sees) for block in _merged(self.blocks)))
 
 
-def report_end(partition: Partition, allocation: Allocation, tasks: tuple[int, ...]) -> Report:
-    """Return the report that tasks of an allocation have succeeded, or have stopped if they were told to."""
+def report_end(partition: Partition, allocation: Allocation, tasks: tuple[int, ...]) -> cmd.Report:
+    """Return the report that tasks of an allocation have succeeded; if they are stopping, that they have stopped."""
     stopping = allocation.state == "stopping"
-    return Report(
+    return cmd.Report(
         node=partition.nodes.name[partition.nodes.rows[allocation.node]],
         job=allocation.stage.job.id,
         stage=allocation.stage.name,
@@ -156,7 +161,7 @@ def report_end(partition: Partition, allocation: Allocation, tasks: tuple[int, .
 
 
 def _merged(blocks: tuple[Block, ...]) -> list[Block]:
-    """Return blocks with all tasks of a stage merged. Blocks of hidden jobs may belong to different jobs."""
+    """Return one block for all tasks of a stage. Blocks without a job may be of several jobs and stay separate."""
     merged: dict[tuple[str, str, int], list[int]] = {}
     for at, block in enumerate(blocks):
         merged.setdefault((block.job, block.stage, 0 if block.job else at), []).extend(indices(block.indices))
@@ -164,11 +169,11 @@ def _merged(blocks: tuple[Block, ...]) -> list[Block]:
 
 
 NAMED = 3
-"""At most this number of nodes is named in a remedy."""
+"""A remedy names at most this number of nodes."""
 
 
 def ends_in_words(steps: Sequence[EndTasks]) -> str:
-    """Return which tasks end, as sums by job, such as "6 tasks of job 3 on n1 and n2 end"."""
+    """Return in words which tasks end, by job, such as "6 tasks of job 3 on n1 and n2 end"."""
     tasks: dict[tuple[str, str], int] = {}
     for step in steps:
         for block in step.blocks:
@@ -188,6 +193,7 @@ class AddNodes(Step, frozen=True):
     """New nodes join, with capacity for a number of tasks."""
 
     cost: ClassVar[int] = 4
+    varies: ClassVar[str] = "tasks"
     tasks: int
     per_task: Amounts
     apart: bool = False
@@ -199,7 +205,7 @@ class AddNodes(Step, frozen=True):
     names: str = "new"
     """The prefix of the node names, followed by a number."""
     user: str = ""
-    """A user whose tasks the nodes must accept, because similar nodes do not. Empty for all users."""
+    """A user whose tasks similar nodes refuse, and the new nodes must accept; empty if there is none."""
 
     @property
     def nodes(self) -> int:
@@ -226,16 +232,9 @@ class AddNodes(Step, frozen=True):
         has = format_amounts(sorted(self.resources))
         return f"{nodes} with {has}{labels and f' and the {noun}' + labels}{user} {added}{where}"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
         spec = NodeSpec(self.resources, self.labels, (), self.pool)
-        return [AddNode(name=f"{self.names}-{n}", spec=spec, operator=True) for n in range(self.nodes)]
-
-    @property
-    def amount(self) -> int:
-        return self.tasks
-
-    def with_amount(self, amount: int) -> AddNodes:
-        return msgspec.structs.replace(self, tasks=amount)
+        return [cmd.AddNode(name=f"{self.names}-{n}", spec=spec, operator=True) for n in range(self.nodes)]
 
 
 class EnableNode(Step, frozen=True):
@@ -247,8 +246,8 @@ class EnableNode(Step, frozen=True):
     def __str__(self) -> str:
         return f"node {self.node} is enabled"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        return [MoveNode(name=self.node, action="enable", operator=True)]
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        return [cmd.MoveNode(name=self.node, action="enable", operator=True)]
 
 
 class BringNodeBack(Step, frozen=True):
@@ -260,10 +259,10 @@ class BringNodeBack(Step, frozen=True):
     def __str__(self) -> str:
         return f"node {self.node} comes back"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
         node_id = partition.nodes.find(self.node)
         assert node_id is not None
-        return [AddNode(name=self.node, spec=spec_of(partition, node_id), operator=True)]
+        return [cmd.AddNode(name=self.node, spec=spec_of(partition, node_id), operator=True)]
 
 
 class ReleaseHold(Step, frozen=True):
@@ -275,8 +274,8 @@ class ReleaseHold(Step, frozen=True):
     def __str__(self) -> str:
         return f"the nodes held for {f'job {self.job}' if self.job else HIDDEN} are released"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        return [ReleaseHoldCommand(job=self.job, operator=True)]
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        return [cmd.ReleaseHold(job=self.job, operator=True)]
 
     def shown_to(self, sees: Sees) -> ReleaseHold:
         return self if sees(self.job) else ReleaseHold("")
@@ -293,8 +292,8 @@ class ReleaseJob(Step, frozen=True):
     def __str__(self) -> str:
         return f"job {self.job} is released"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        return [ReleaseJobCommand(job=self.job, operator=True)]
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        return [cmd.ReleaseJob(job=self.job, operator=True)]
 
 
 class ReleaseJobAsOperator(ReleaseJob, frozen=True, tag="release job"):
@@ -304,15 +303,15 @@ class ReleaseJobAsOperator(ReleaseJob, frozen=True, tag="release job"):
 
 
 class Ready(Step, frozen=True):
-    """The partition becomes ready: all agents report, or an operator declares it."""
+    """The partition becomes ready: all agents report, or an operator says so."""
 
     cost: ClassVar[int] = 0
 
     def __str__(self) -> str:
         return "all agents have reported (or an operator marks the partition ready)"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        return [MarkReady(operator=True)]
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        return [cmd.MarkReady(operator=True)]
 
 
 # -- queues and limits -------------------------------------------------------------------------------------------
@@ -324,7 +323,8 @@ class QueueStep(Step, frozen=True):
     queue: str
 
     def changed(self, settings: QueueSettings) -> QueueSettings:
-        return settings
+        """Return the settings after the step."""
+        raise NotImplementedError
 
 
 class LimitStep(QueueStep, frozen=True, kw_only=True):
@@ -345,21 +345,23 @@ class LimitStep(QueueStep, frozen=True, kw_only=True):
 
     def changed(self, settings: QueueSettings) -> QueueSettings:
         if self.user:
-            users = tuple((name, self._raised(of) if name == self.user else of) for name, of in settings.users)
-            return msgspec.structs.replace(settings, users=users)
+            return replace(settings, users=self._raised_for(self.user, settings.users))
         if self.group:
-            groups = tuple((name, self._raised(of) if name == self.group else of) for name, of in settings.groups)
-            return msgspec.structs.replace(settings, groups=groups)
+            return replace(settings, groups=self._raised_for(self.group, settings.groups))
         whole = self._raised(Limits(settings.limit, settings.max_jobs))
-        return msgspec.structs.replace(settings, limit=whole.limit, max_jobs=whole.max_jobs)
+        return replace(settings, limit=whole.limit, max_jobs=whole.max_jobs)
+
+    def _raised_for(self, which: str, limits: tuple[tuple[str, Limits], ...]) -> tuple[tuple[str, Limits], ...]:
+        return tuple((name, self._raised(of) if name == which else of) for name, of in limits)
 
     def _raised(self, limits: Limits) -> Limits:
-        return limits
+        raise NotImplementedError
 
 
 class RaiseLimit(LimitStep, frozen=True, kw_only=True):
-    """A limit is raised to an amount."""
+    """A limit of a resource is raised."""
 
+    varies: ClassVar[str] = "limit"
     resource: str
     limit: int
 
@@ -368,38 +370,26 @@ class RaiseLimit(LimitStep, frozen=True, kw_only=True):
 
     def _raised(self, limits: Limits) -> Limits:
         amounts = tuple((name, self.limit if name == self.resource else old) for name, old in limits.limit or ())
-        return msgspec.structs.replace(limits, limit=amounts)
-
-    @property
-    def amount(self) -> int:
-        return self.limit - self.now
-
-    def with_amount(self, amount: int) -> RaiseLimit:
-        return msgspec.structs.replace(self, limit=self.now + amount)
+        return replace(limits, limit=amounts)
 
 
 class RaiseMaxJobs(LimitStep, frozen=True, kw_only=True):
     """More jobs of a queue, user or group may run at once."""
 
+    varies: ClassVar[str] = "max_jobs"
     max_jobs: int
 
     def __str__(self) -> str:
         return f"max_jobs of {self.account} is raised to {self.max_jobs}"
 
     def _raised(self, limits: Limits) -> Limits:
-        return msgspec.structs.replace(limits, max_jobs=self.max_jobs)
-
-    @property
-    def amount(self) -> int:
-        return self.max_jobs - self.now
-
-    def with_amount(self, amount: int) -> RaiseMaxJobs:
-        return msgspec.structs.replace(self, max_jobs=self.now + amount)
+        return replace(limits, max_jobs=self.max_jobs)
 
 
 class RaiseShare(QueueStep, frozen=True, kw_only=True):
     """A queue gets a larger share."""
 
+    varies: ClassVar[str] = "share"
     share: int
     now: int
     """The present share."""
@@ -408,14 +398,7 @@ class RaiseShare(QueueStep, frozen=True, kw_only=True):
         return f"the share of queue {self.queue} is raised to {self.share}"
 
     def changed(self, settings: QueueSettings) -> QueueSettings:
-        return msgspec.structs.replace(settings, share=self.share)
-
-    @property
-    def amount(self) -> int:
-        return self.share - self.now
-
-    def with_amount(self, amount: int) -> RaiseShare:
-        return msgspec.structs.replace(self, share=self.now + amount)
+        return replace(settings, share=self.share)
 
 
 class StartQueue(Step, frozen=True):
@@ -427,12 +410,12 @@ class StartQueue(Step, frozen=True):
     def __str__(self) -> str:
         return f"queue {self.queue} is started"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        return [MoveQueue(queue=self.queue, action="start", operator=True)]
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        return [cmd.MoveQueue(queue=self.queue, action="start", operator=True)]
 
 
-def configured(partition: Partition, steps: tuple[Step, ...]) -> Configure | None:
-    """Return the command that changes settings of queues as the steps say; None if no step does."""
+def configured(partition: Partition, steps: tuple[Step, ...]) -> cmd.Configure | None:
+    """Return the command for all steps that change settings of queues; None if there are no such steps."""
     changes = [step for step in steps if isinstance(step, QueueStep)]
     if not changes:
         return None
@@ -440,7 +423,7 @@ def configured(partition: Partition, steps: tuple[Step, ...]) -> Configure | Non
     for step in changes:
         queues[step.queue] = step.changed(queues[step.queue])
     pools = tuple((name, pool.settings) for name, pool in partition.pools.items())
-    return Configure(config=PartitionConfig(partition.settings, tuple(queues.items()), pools), operator=True)
+    return cmd.Configure(config=PartitionConfig(partition.settings, tuple(queues.items()), pools), operator=True)
 
 
 # -- order -------------------------------------------------------------------------------------------------------
@@ -455,8 +438,8 @@ class MoveToFront(Step, frozen=True):
     def __str__(self) -> str:
         return "this job is brought to the front of its queue"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
-        return [BringToFront(job=self.job, stage=self.stage, operator=True)]
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+        return [cmd.BringToFront(job=self.job, stage=self.stage, operator=True)]
 
 
 class JobsSucceed(Step, frozen=True):
@@ -471,7 +454,7 @@ class JobsSucceed(Step, frozen=True):
             return f"job {self.jobs[0]} succeeds"
         return f"jobs {', '.join(self.jobs)} succeed"
 
-    def commands(self, partition: Partition) -> list[AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
         return [
             report_end(partition, allocation, allocation.indices)
             for name in self.jobs
@@ -484,13 +467,21 @@ class JobsSucceed(Step, frozen=True):
 
 
 class Request(Step, frozen=True):
-    """Base class of steps that change the job: it is killed, and submitted again with changes."""
+    """Base class of steps that change the request: the job is killed and submitted again."""
 
     operator: ClassVar[bool] = False
     cost: ClassVar[int] = 3
 
+    def __str__(self) -> str:
+        return f"it is submitted {self._how()}"
+
+    def _how(self) -> str:
+        """Return the change in words."""
+        raise NotImplementedError
+
     def changed(self, spec: JobSpec) -> JobSpec:
-        return spec
+        """Return the specification after the step."""
+        raise NotImplementedError
 
 
 class StageRequest(Request, frozen=True):
@@ -498,125 +489,109 @@ class StageRequest(Request, frozen=True):
 
     stage: str
 
+    def __str__(self) -> str:
+        return f"{super().__str__()}{'' if self.stage == MAIN else f' in stage {self.stage}'}"
+
     def changed(self, spec: JobSpec) -> JobSpec:
-        stages = tuple(self._changed(stage) if stage.name == self.stage else stage for stage in spec.stages)
-        return msgspec.structs.replace(spec, stages=stages)
+        stages = [replace(each, **self._changes(each)) if each.name == self.stage else each for each in spec.stages]
+        return replace(spec, stages=tuple(stages))
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        return stage
-
-    @property
-    def _of(self) -> str:
-        return "" if self.stage == "main" else f" in stage {self.stage}"
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        """Return the fields of the stage after the step."""
+        raise NotImplementedError
 
 
 class DropSelector(StageRequest, frozen=True):
     label: str
     values: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return f"it is submitted without the selector {self.label}={','.join(self.values)}{self._of}"
+    def _how(self) -> str:
+        return f"without the selector {self.label}={','.join(self.values)}"
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        return msgspec.structs.replace(
-            stage, selectors=tuple(pair for pair in stage.selectors if pair[0] != self.label)
-        )
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        return {"selectors": tuple(pair for pair in stage.selectors if pair[0] != self.label)}
 
 
 class DropWhere(StageRequest, frozen=True):
-    def __str__(self) -> str:
-        return f"it is submitted without `where`{self._of}"
+    def _how(self) -> str:
+        return "without `where`"
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        return msgspec.structs.replace(stage, where=())
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        return {"where": ()}
 
 
 class DropPool(StageRequest, frozen=True):
     pool: str
 
-    def __str__(self) -> str:
-        return f"it is submitted without pool {self.pool}{self._of}"
+    def _how(self) -> str:
+        return f"without pool {self.pool}"
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        return msgspec.structs.replace(stage, pool="")
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        return {"pool": ""}
 
 
 class Tolerate(StageRequest, frozen=True):
     taint: str
 
-    def __str__(self) -> str:
-        return f"it is submitted with a toleration of {self.taint}{self._of}"
+    def _how(self) -> str:
+        return f"with a toleration of {self.taint}"
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        return msgspec.structs.replace(stage, tolerations=tuple(sorted({*stage.tolerations, self.taint})))
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        return {"tolerations": tuple(sorted({*stage.tolerations, self.taint}))}
 
 
 class AskLess(StageRequest, frozen=True, kw_only=True):
     """A task asks for less of a resource."""
 
+    varies: ClassVar[str] = "amount_asked"
     resource: str
     amount_asked: int
     """The smaller amount."""
     now: int
     """The present amount."""
 
-    def __str__(self) -> str:
-        return f"it is submitted with {format_amount(self.resource, self.amount_asked)} a task{self._of}"
+    def _how(self) -> str:
+        return f"with {format_amount(self.resource, self.amount_asked)} a task"
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        amounts = dict(stage.resources)
-        amounts[self.resource] = self.amount_asked
-        return msgspec.structs.replace(stage, resources=tuple((name, had) for name, had in amounts.items() if had))
-
-    @property
-    def _unit(self) -> int:
-        """Return the unit in which the amount can change: whole GPUs, or parts of one."""
-        return 1000 if self.resource == GPU and self.now >= 1000 else 1
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        amounts = {**dict(stage.resources), self.resource: self.amount_asked}
+        return {"resources": tuple((name, amount) for name, amount in amounts.items() if amount)}
 
     @property
-    def amount(self) -> int:
-        return (self.now - self.amount_asked) // self._unit
-
-    def with_amount(self, amount: int) -> AskLess:
-        return msgspec.structs.replace(self, amount_asked=self.now - amount * self._unit)
+    def unit(self) -> int:
+        return 1000 if self.resource == GPU and self.now >= 1000 else 1  # whole GPUs, or parts of one
 
 
 class FewerTasks(StageRequest, frozen=True, kw_only=True):
     """A gang is made smaller."""
 
+    varies: ClassVar[str] = "tasks"
     tasks: int
     now: int
     """The present size."""
 
-    def __str__(self) -> str:
-        return f"it is submitted with {self.tasks} {'task' if self.tasks == 1 else 'tasks'}{self._of}"
+    def _how(self) -> str:
+        return f"with {self.tasks} {'task' if self.tasks == 1 else 'tasks'}"
 
-    def _changed(self, stage: StageSpec) -> StageSpec:
-        return msgspec.structs.replace(stage, count=self.tasks, min=0)
-
-    @property
-    def amount(self) -> int:
-        return self.now - self.tasks
-
-    def with_amount(self, amount: int) -> FewerTasks:
-        return msgspec.structs.replace(self, tasks=self.now - amount)
+    def _changes(self, stage: StageSpec) -> dict[str, Any]:
+        return {"count": self.tasks, "min": 0}
 
 
 class AllowPreemption(Request, frozen=True):
     """The job is made preemptible, so that it may borrow capacity beyond the share of its queue."""
 
-    def __str__(self) -> str:
-        return "it is submitted as preemptible"
+    def _how(self) -> str:
+        return "as preemptible"
 
     def changed(self, spec: JobSpec) -> JobSpec:
-        return msgspec.structs.replace(spec, preemptible=True)
+        return replace(spec, preemptible=True)
 
 
 class DropAfter(Request, frozen=True):
     """The job no longer waits for other jobs."""
 
-    def __str__(self) -> str:
-        return "it is submitted without `after`"
+    def _how(self) -> str:
+        return "without `after`"
 
     def changed(self, spec: JobSpec) -> JobSpec:
-        return msgspec.structs.replace(spec, after=())
+        return replace(spec, after=())

@@ -1,6 +1,6 @@
 """Trials: apply steps to a copy of a partition, run the next cycle, see whether an ask starts, and undo everything.
 
-The core itself decides, so a trial is right about limits, shares, turns, holds and placement at once.
+The core itself decides, so a trial follows all rules: limits, shares, turns, holds and placement.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fairlead.core.why.reasons import AfterUnmet, Reason
 from fairlead.core.why.remedy_steps import Request, Step, configured, report_end
 
 AGAIN = "again"
-"""Prefix of the id of a job that is submitted again."""
+"""The beginning of the id of a job that a trial submits again."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -31,13 +31,13 @@ class Outcome(msgspec.Struct, frozen=True):
 
     started: bool
     reason: Reason | None = None
-    """Why the ask was not placed; None if it was not tried."""
+    """Why the ask was not placed; None if it was not tried or has started."""
     refused: bool = False
-    """True if a step was refused."""
+    """True if the command of a step was refused."""
 
 
 def copy_of(partition: Partition) -> Partition:
-    """Return an independent copy of a state, with the same readiness, for trials."""
+    """Return an independent copy of a partition, with the same readiness."""
     twin = load(dump(partition))
     twin.readiness = copy(partition.readiness)
     twin.retime()
@@ -47,7 +47,7 @@ def copy_of(partition: Partition) -> Partition:
 class Trials:
     """Tries steps for the pending tasks of one kind of a stage.
 
-    The partition is a copy: each trial alters it and then restores it, equal to the byte.
+    The partition is a copy. Each trial changes it and then restores it, equal to the byte.
     """
 
     def __init__(self, partition: Partition, stage: Stage, kind: int, now: Micros) -> None:
@@ -64,19 +64,19 @@ class Trials:
         self._known: dict[tuple[Step, ...], Outcome] = {}
 
     def run(self, steps: tuple[Step, ...]) -> Outcome:
-        """Return the result of the next cycle if all steps are done. Settings are changed in a cycle before it."""
+        """Return the result of the next cycle after all steps. Settings are changed in a cycle of their own before."""
         known = self._known.get(steps)
         if known is None:
             self.runs += 1
             known, stops = self._run(steps)
             if known.started and stops:
-                # New settings may make tasks stop for other asks. These may have stopped before the next cycle, or not.
+                # New settings may stop tasks for other asks. The ask must start whether they end at once or later.
                 known, _ = self._run(steps, stopped=True)
             self._known[steps] = known
         return known
 
     def _run(self, steps: tuple[Step, ...], stopped: bool = False) -> tuple[Outcome, bool]:
-        """Return the result, and True if new settings made tasks stop. With `stopped`, they stop at once."""
+        """Return the result, and True if new settings made tasks stop. With `stopped`, these end at once."""
         partition, first = self.partition, self.partition.counters.allocation
         readiness = copy(partition.readiness)
         done: list[Cycle] = []
@@ -101,7 +101,7 @@ class Trials:
             partition.readiness = readiness
 
     def _ends(self, turn: Cycle) -> list[AnyCommand]:
-        """Return the reports that tasks send when they stop as a cycle told them to."""
+        """Return the reports of tasks that a cycle stopped."""
         partition = self.partition
         numbers = [change.into or change.allocation for change in turn.changes if isinstance(change, Stopped)]
         stopping = [partition.allocations[number] for number in numbers if number in partition.allocations]
@@ -117,7 +117,7 @@ class Trials:
         return next((turn.reasons[key] for key in keys if key in turn.reasons), None)
 
     def _commands(self, steps: Sequence[Step]) -> tuple[list[AnyCommand], str]:
-        """Return the commands of all steps except settings of queues, and the id of the job that should start."""
+        """Return the commands of all steps but settings of queues, and the id of the job that should start."""
         commands = [command for step in steps for command in step.commands(self.partition)]
         requests = [step for step in steps if isinstance(step, Request)]
         if not requests:
@@ -130,7 +130,7 @@ class Trials:
         return commands, again
 
     def _started(self, job: Job, first: int) -> bool:
-        """True if the tasks that must start, of every stage, were placed since the allocation `first`."""
+        """True if the tasks that must start together were placed, in allocations from number `first` on."""
         kind = self.kind if job is self.job else NEW
         return all(
             any(

@@ -1,4 +1,4 @@
-"""Traces: arrival times and run times of jobs. The kind of a file follows from its name and its first line."""
+"""Traces: arrival times and run times of jobs. The format of a file is known from its name and its first line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fairlead.core.errors import Refused
 from fairlead.core.resources import CPU, MILLI
 from fairlead.sim.traces import openb, own
 from fairlead.sim.traces.swf import read_swf
-from fairlead.sim.traces.table import Lines, Table
-from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, open_lines, queue_up
+from fairlead.sim.traces.table import Table
+from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, open_lines
 
 __all__ = ["Arrival", "LeftOut", "Overrun", "Trace", "parse_nodes", "read_traces"]
 
@@ -33,13 +33,14 @@ def read_traces(
 ) -> Trace:
     """Read one trace from all files. `nodes` replaces the nodes of the files."""
     parts = [_read(path, load, overrun, nodes, seed) for path in paths]
-    arrivals = list(chain.from_iterable(part.arrivals for part in parts))
+    # Arrivals of one instant keep the order of their lines.
+    arrivals = sorted(chain.from_iterable(part.arrivals for part in parts), key=lambda arrival: arrival.at)
     all_nodes = list(nodes) if nodes is not None else list(chain.from_iterable(part.nodes for part in parts))
     left_out = LeftOut()
     for part in parts:
         left_out.join(part.left_out, part.name if len(parts) > 1 else "")
     _check(arrivals, all_nodes, [part.name for part in parts])
-    return Trace(" + ".join(part.name for part in parts), queue_up(arrivals, jobs), all_nodes, left_out)
+    return Trace(" + ".join(part.name for part in parts), arrivals[:jobs], all_nodes, left_out)
 
 
 def _read(
@@ -49,7 +50,7 @@ def _read(
     if stem.endswith((".yaml", ".yml")):
         return own.read_document(load(path), path.name, overrun, nodes, seed)
     if stem.endswith(".swf"):
-        processors = None if nodes is None else _processors(nodes)
+        processors = None if nodes is None else sum(dict(spec.capacity).get(CPU, 0) // MILLI for _, spec in nodes)
         return read_swf(open_lines(path), path.name, overrun, processors)
     if stem.endswith(".csv"):
         return _read_table(path, overrun)
@@ -57,14 +58,14 @@ def _read(
 
 
 def _read_table(path: Path, overrun: Overrun) -> Trace:
-    columns = Table(open_lines(path)).columns
+    columns = set(Table(open_lines(path)).columns)
     left_out = LeftOut()
-    lines: Lines = open_lines(path)
-    if openb.is_nodes(columns):
+    lines = open_lines(path)
+    if columns.issuperset(openb.NODE_COLUMNS):
         return Trace(path.name, [], openb.read_nodes(lines, left_out), left_out)
-    if openb.is_pods(columns):
+    if columns.issuperset(openb.POD_COLUMNS):
         return Trace(path.name, openb.read_pods(lines, left_out, overrun), [], left_out)
-    if own.is_table(columns):
+    if columns.issuperset(own.NEEDED):
         return own.read_table(lines, path.name, overrun)
     raise Refused(
         f"{path.name}: columns",
@@ -83,10 +84,6 @@ def parse_nodes(text: str, load: Load) -> list[tuple[str, NodeSpec]]:
     count, node = int(match[1]), match[2] or "1"
     resources = dict(part.partition("=")[::2] for part in node.split(",")) if "=" in node else {"cpu": node}
     return own.parse_nodes([{"name": "n", "count": count, "resources": resources}], "nodes")
-
-
-def _processors(nodes: Sequence[tuple[str, NodeSpec]]) -> int:
-    return sum(dict(spec.capacity).get(CPU, 0) // MILLI for _, spec in nodes)
 
 
 def _check(arrivals: Sequence[Arrival], nodes: Sequence[object], names: Sequence[str]) -> None:

@@ -26,24 +26,25 @@ ROUND = [minutes * MINUTE for minutes in (1, 5, 10, 15, 30, 60, 120, 240, 480, 7
 DAY_RHYTHM = (2, 2, 1, 1, 1, 1, 2, 4, 8, 12, 14, 14, 12, 13, 14, 13, 11, 9, 6, 5, 4, 4, 3, 3)
 """Relative arrival rate by hour of the day. The clock starts on a Monday at midnight."""
 WEEKEND = 4
-"""Divisor of the arrival rate on Saturdays and Sundays."""
+"""On Saturdays and Sundays the arrival rate is divided by this number."""
 
 
 class Workload(msgspec.Struct, frozen=True):
     jobs: int = 1000
     seed: int = 1
     load: int = 80
-    """Load of the nodes in percent."""
+    """The work of all jobs in percent of the capacity of the nodes between the first and the last arrival."""
     users: int = 20
     largest: int | None = None
     """The most tasks of a job; None for half of the tasks that fit on all nodes."""
     singles: int = 25
-    """Percent of the jobs with exactly one task."""
+    """The percentage of jobs with one task."""
     shortest: Micros = 10 * SECOND
     longest: Micros = 18 * HOUR
     rhythm: bool = True
+    """True if fewer jobs arrive at night and at weekends."""
     task: Amounts = ((CPU, MILLI),)
-    """Resources of a task."""
+    """The resources of a task."""
 
 
 def parse_workload(document: object, field: str) -> Workload:
@@ -69,14 +70,14 @@ def parse_workload(document: object, field: str) -> Workload:
 
 
 def generate(workload: Workload, nodes: list[tuple[str, NodeSpec]], overrun: Overrun) -> list[Arrival]:
-    room = sum(_room(spec, workload.task) for _, spec in nodes)
-    if not room:
-        raise Refused("nodes", "none could run a generated task; give nodes that have what it asks for")
+    slots = sum(_slots(spec, workload.task) for _, spec in nodes)
+    if not slots:
+        raise Refused("nodes", "none could run a generated task; give nodes that have what the task asks for")
     rng = Random(workload.seed)
-    largest = workload.largest or max(1, room // 2)
+    largest = workload.largest or max(1, slots // 2)
     jobs = [(_size(rng, workload, largest), _run(rng, workload)) for _ in range(workload.jobs)]
     work = sum(size * run for size, run in jobs)
-    times = _times(rng, workload, max(1, work * 100 // (room * workload.load)))
+    times = _times(rng, workload, max(1, work * 100 // (slots * workload.load)))
     weights = list(accumulate(1 / (1 + user) for user in range(workload.users)))
     arrivals: list[Arrival] = []
     for number, (at, (size, run)) in enumerate(zip(times, jobs, strict=True), 1):
@@ -87,7 +88,7 @@ def generate(workload: Workload, nodes: list[tuple[str, NodeSpec]], overrun: Ove
     return arrivals
 
 
-def _room(spec: NodeSpec, task: Amounts) -> int:
+def _slots(spec: NodeSpec, task: Amounts) -> int:
     capacity = dict(spec.capacity)
     return min((capacity.get(name, 0) // amount for name, amount in task if amount), default=0)
 

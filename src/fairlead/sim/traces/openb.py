@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from fairlead.core.changes import NodeSpec
 from fairlead.core.errors import Refused
 from fairlead.core.model import JobSpec, StageSpec
@@ -18,14 +16,6 @@ MIB = 2**20
 MODEL = "model"
 
 
-def is_nodes(columns: Collection[str]) -> bool:
-    return set(NODE_COLUMNS) <= set(columns)
-
-
-def is_pods(columns: Collection[str]) -> bool:
-    return set(POD_COLUMNS) <= set(columns)
-
-
 def read_nodes(lines: Lines, left_out: LeftOut) -> list[tuple[str, NodeSpec]]:
     table = Table(lines)
     table.need(*NODE_COLUMNS)
@@ -34,7 +24,7 @@ def read_nodes(lines: Lines, left_out: LeftOut) -> list[tuple[str, NodeSpec]]:
         try:
             name = check_name(row["sn"], "sn")
             if name in nodes:
-                raise ValueError("the node stands before")
+                raise ValueError("its name is that of an earlier line")
             capacity = {
                 CPU: _count(row, "cpu_milli"),
                 MEMORY: _count(row, "memory_mib") * MIB,
@@ -48,9 +38,9 @@ def read_nodes(lines: Lines, left_out: LeftOut) -> list[tuple[str, NodeSpec]]:
 
 
 def read_pods(lines: Lines, left_out: LeftOut, overrun: Overrun) -> list[Arrival]:
-    """Read a list of pods. A pod arrives at its creation and runs from its scheduling to its deletion.
+    """Read a list of pods. A pod arrives at its creation, and its run time is from its scheduling to its deletion.
 
-    A list without times is for packing: all pods arrive at once, with run time 0.
+    In a list without times, as for packing, all pods arrive at once and have a run time of 0.
     """
     table = Table(lines)
     table.need(*POD_COLUMNS)

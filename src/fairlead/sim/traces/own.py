@@ -1,4 +1,4 @@
-"""Our own traces: a YAML document for small ones and examples, a CSV table for large ones.
+"""Traces in Fairlead's own format: a YAML document for small traces, a CSV table for large ones.
 
     nodes:
       - {name: n, count: 4, resources: {cpu: 8, memory: 32Gi}}      # n0 … n3
@@ -6,14 +6,14 @@
       - {id: a, submit: 0s, user: ann, stages: [{count: 8, resources: {cpu: 1}, duration: 90s}]}
     generate: {jobs: 1000, seed: 1}
 
-A job is written as for `fairlead submit`, plus its submit time and the run time of the tasks of each stage.
-`generate` adds made-up jobs; see `generate.py`.
+A job is written as for `fairlead submit`, with its time of submission and, for each stage, the run time of a task.
+`generate` adds made-up jobs, which `generate.py` draws.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -32,9 +32,11 @@ from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, job_id, 
 MAX_NODES = 1_000_000
 NUMBER = re.compile(r"[0-9]{1,15}(\.[0-9]{1,6})?")
 RESOURCES = ("cpu", "memory", "gpu")
+NEEDED = ("submit", "duration")
+"""The columns of every table."""
 COLUMNS = (
-    *("id", "submit", "duration", "count", "min", *RESOURCES),
-    *("estimate", "user", "queue", "priority", "after"),
+    *("id", *NEEDED, "count", "min", *RESOURCES, "estimate"),
+    *("user", "queue", "priority", "after"),
 )
 
 
@@ -45,7 +47,7 @@ def read_document(
     instead: Sequence[tuple[str, NodeSpec]] | None = None,
     seed: int | None = None,
 ) -> Trace:
-    """Read a document. `instead` replaces its nodes and `seed` its seed, also for generated jobs."""
+    """Read a document. `instead` replaces its nodes, and `seed` the seed of generated jobs."""
     read = Reader({} if document is None else document, "", "a trace")
     nodes = parse_nodes(read.get("nodes", []), "nodes")
     nodes = nodes if instead is None else list(instead)
@@ -63,14 +65,10 @@ def read_document(
     return Trace(name, arrivals, nodes, left_out)
 
 
-def is_table(columns: Collection[str]) -> bool:
-    return {"submit", "duration"} <= set(columns)
-
-
 def read_table(lines: Lines, name: str, overrun: Overrun) -> Trace:
     """Read a table with one job of one stage per row. Empty values have their defaults."""
     table = Table(lines)
-    table.need("submit", "duration")
+    table.need(*NEEDED)
     table.allow(COLUMNS)
     left_out = LeftOut()
     arrivals: list[Arrival] = []

@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-import msgspec
-
 from fairlead.core.errors import Refused
-from fairlead.core.model import JobSpec, Micros, StageSpec
+from fairlead.core.model import JobSpec, StageSpec
 from fairlead.core.resources import CPU, MAX_DURATION, MILLI
 from fairlead.sim.traces.trace import Arrival, LeftOut, Overrun, Trace, cpu_node, seconds, settle_overrun
 
@@ -22,26 +20,11 @@ ONE_CPU = ((CPU, MILLI),)
 MAX_PROCESSORS = 10_000_000
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
-    """The columns of a line that are used. Times are in microseconds."""
-
-    line: int
-    number: str
-    submit: Micros
-    run: Micros
-    processors: int
-    estimate: Micros
-    user: int
-    group: int
-    executable: int
-    queue: int
-
-
 def read_swf(lines: Iterable[tuple[int, str]], name: str, overrun: Overrun, processors: int | None = None) -> Trace:
-    """Read a log. The machine has the number of processors in the header, unless `processors` is given."""
+    """Read a log. The header has the number of processors of the machine, unless `processors` is given."""
     left_out = LeftOut()
     header: dict[str, int] = {}
-    rows: list[Row] = []
+    read: list[tuple[int, Arrival]] = []
     seen: set[str] = set()
     for at, line in lines:
         if line.startswith(";") or not line.strip():
@@ -50,58 +33,57 @@ def read_swf(lines: Iterable[tuple[int, str]], name: str, overrun: Overrun, proc
                 header.setdefault(match[1], int(match[2]))
             continue
         try:
-            row = _row(at, line)
-            if row.number in seen:
-                raise ValueError("its job number stands before")
+            arrival = _arrival(line.split(), overrun)
+            if arrival.id in seen:
+                raise ValueError("its job number is that of an earlier line")
         except ValueError as problem:
             left_out.add(str(problem), at)
             continue
-        seen.add(row.number)
-        rows.append(row)
+        seen.add(arrival.id)
+        read.append((at, arrival))
     if processors is None:
         processors = header.get("MaxProcs") or header.get("MaxNodes")
     if not processors:
         raise Refused("nodes", "the header has neither MaxProcs nor MaxNodes; say with --nodes what the machine has")
     arrivals: list[Arrival] = []
-    for row in rows:
-        if row.processors > processors:
-            left_out.add(f"more processors than the machine's {processors}", row.line)
+    for at, arrival in read:
+        if arrival.spec.stages[0].count > processors:
+            left_out.add(f"more processors than the machine's {processors}", at)
         else:
-            arrivals.append(_arrival(row, overrun))
+            arrivals.append(arrival)
     return Trace(name, arrivals, [("machine", cpu_node(processors))], left_out)
 
 
-def _row(at: int, line: str) -> Row:
-    fields = line.split()
+def _arrival(fields: list[str], overrun: Overrun) -> Arrival:
     if len(fields) < FIELDS:
         raise ValueError(f"fewer than {FIELDS} columns")
-    number, submit, _, run, allocated, _, _, requested, estimate = fields[:9]
-    processors = _whole(requested)
+    number = str(_whole(fields[0]))
+    submit, run = seconds(fields[1]), seconds(fields[3])
+    processors = _whole(fields[7])
     if processors <= 0:
-        processors = _whole(allocated)
-    row = Row(
-        at,
-        str(_whole(number)),
-        seconds(submit),
-        seconds(run),
-        processors,
-        seconds(estimate),
-        _whole(fields[11]),
-        _whole(fields[12]),
-        _whole(fields[13]),
-        _whole(fields[14]),
-    )
-    if row.submit < 0:
+        processors = _whole(fields[4])
+    estimate = seconds(fields[8])
+    user, group, executable, queue = map(_whole, fields[11:15])
+    if submit < 0:
         raise ValueError("no submit time")
-    if row.run < 0:
+    if run < 0:
         raise ValueError("no run time")
-    if row.processors <= 0:
+    if processors <= 0:
         raise ValueError("no processors")
-    if max(row.submit, row.run, row.estimate) > MAX_DURATION:
+    if max(submit, run, estimate) > MAX_DURATION:
         raise ValueError("a time of more than a hundred years")
-    if row.processors > MAX_PROCESSORS:
+    if processors > MAX_PROCESSORS:
         raise ValueError(f"more than {MAX_PROCESSORS} processors")
-    return row
+    stage = StageSpec("main", processors, 0, ONE_CPU, estimate=estimate if estimate > 0 else None)
+    stage, duration = settle_overrun(stage, run, overrun)
+    spec = JobSpec(
+        f"x{executable}" if executable >= 0 else f"j{number}",
+        f"u{user}" if user >= 0 else "unknown",
+        f"q{queue}" if queue >= 0 else "",
+        (stage,),
+        groups=(f"g{group}",) if group >= 0 else (),
+    )
+    return Arrival(submit, number, spec, (duration,))
 
 
 def _whole(text: str) -> int:
@@ -109,16 +91,3 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"{text[:40]!r} is not a whole number") from None
-
-
-def _arrival(row: Row, overrun: Overrun) -> Arrival:
-    stage = StageSpec("main", row.processors, 0, ONE_CPU, estimate=row.estimate if row.estimate > 0 else None)
-    stage, duration = settle_overrun(stage, row.run, overrun)
-    spec = JobSpec(
-        f"x{row.executable}" if row.executable >= 0 else f"j{row.number}",
-        f"u{row.user}" if row.user >= 0 else "unknown",
-        f"q{row.queue}" if row.queue >= 0 else "",
-        (stage,),
-        groups=(f"g{row.group}",) if row.group >= 0 else (),
-    )
-    return Arrival(row.submit, row.number, spec, (duration,))

@@ -34,7 +34,7 @@ class Table:
             raise Refused("columns", f"{', '.join(unknown)} not known; known are {', '.join(columns)}")
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield the rows. Missing values are empty. A row with too many values has the key `""`."""
+        """Yield the rows. A missing value is empty. A row with too many values also has the key `""`."""
         for at, row in self._rows:
             if row:
                 values = chain((value.strip() for value in row), [""] * (len(self.columns) - len(row)))

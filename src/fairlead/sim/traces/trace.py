@@ -16,10 +16,10 @@ from fairlead.core.model import JobSpec, Micros, StageSpec
 from fairlead.core.resources import CPU, GPU, MAX_DURATION, MILLI, SECOND
 
 Overrun = Literal["extend", "kill"]
-"""Treatment of a job that ran longer than its estimate: raise the estimate, or cut the run."""
+"""The treatment of a job that ran longer than its estimate: raise the estimate, or cut the run time."""
 
 NAMED = 10
-"""Number of lines that are named for each reason; further lines are only counted."""
+"""For each reason, this number of lines is listed. Further lines are only counted."""
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -27,10 +27,10 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
     at: Micros
     id: str
-    """The id in the trace."""
+    """The id in the trace. In the simulation the job has another id, `job`."""
     spec: JobSpec
     durations: tuple[Micros, ...]
-    """Run time of a task, by stage."""
+    """The run time of a task, by stage."""
 
     @property
     def job(self) -> str:
@@ -38,11 +38,11 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def run(self) -> Micros:
-        """Run time if all stages start together."""
+        """The run time of the job if all stages start together."""
         return max(self.durations, default=0)
 
     def work(self, resource: str) -> int:
-        """Return amount times microseconds, summed over all tasks."""
+        """Return the sum over all tasks of the amount of a resource times the run time."""
         return sum(
             dict(stage.resources).get(resource, 0) * stage.count * duration
             for stage, duration in zip(self.spec.stages, self.durations, strict=True)
@@ -50,12 +50,12 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 def job_id(name: str) -> str:
-    """Return the job id in the simulation. Plain numbers are reserved for the scheduler's own ids."""
+    """Return the id of a job of a trace in the simulation. Plain numbers are reserved for ids of the scheduler."""
     return f"j{name}"
 
 
 class LeftOut:
-    """Lines that are not simulated, by reason: all are counted, the first ones are named."""
+    """The number of lines that are not simulated, by reason, and the first of these lines."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[int]] = {}
@@ -68,7 +68,7 @@ class LeftOut:
             lines.append(line)
 
     def join(self, other: LeftOut, name: str) -> None:
-        """Add the lines of another reader, prefixed with its file name."""
+        """Add the lines that another reader left out, with its file name before each reason."""
         for why, count in other._counts.items():
             reason = f"{name}: {why}" if name else why
             self._counts[reason] = self._counts.get(reason, 0) + count
@@ -81,7 +81,7 @@ class LeftOut:
         return [{"why": why, "count": self._counts[why], "lines": list(self._lines[why])} for why in self._counts]
 
     def texts(self) -> list[str]:
-        """Return a readable line for each reason."""
+        """Return a sentence for each reason."""
         texts = []
         for why, count in self._counts.items():
             lines = ", ".join(map(str, self._lines[why])) + (", …" if count > NAMED else "")
@@ -90,7 +90,7 @@ class LeftOut:
 
 
 class Trace(msgspec.Struct):
-    """A trace. Arrivals are sorted by time, those of one instant in the order of the file."""
+    """A trace. Arrivals are sorted by time, and arrivals of one instant are in the order of the file."""
 
     name: str
     arrivals: list[Arrival]
@@ -111,22 +111,15 @@ def cpu_node(cpus: int) -> NodeSpec:
     return NodeSpec(capacity=((CPU, cpus * MILLI),))
 
 
-def queue_up(arrivals: list[Arrival], jobs: int | None) -> list[Arrival]:
-    """Return the first `jobs` arrivals in the order of the queue; all if None."""
-    # A stable sort: arrivals of one instant keep the order of their lines.
-    arrivals = sorted(arrivals, key=lambda arrival: arrival.at)
-    return arrivals if jobs is None else arrivals[:jobs]
-
-
 def settle_overrun(stage: StageSpec, duration: Micros, overrun: Overrun) -> tuple[StageSpec, Micros]:
-    """Apply the overrun rule to a stage. A missing estimate becomes the run time."""
+    """Return a stage and its run time after the overrun rule. A stage without an estimate gets its run time as one."""
     if stage.estimate is None or (overrun == "extend" and stage.estimate < duration):
         return msgspec.structs.replace(stage, estimate=duration), duration
     return stage, min(duration, stage.estimate) if overrun == "kill" else duration
 
 
 def seconds(text: str) -> Micros:
-    """Parse seconds exactly. In traces -1 stands for unknown; it stays negative."""
+    """Parse seconds exactly. The result is negative for -1, which stands for an unknown time in traces."""
     try:
         return int(text) * SECOND
     except ValueError:
