@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.harness import Row, loop_seconds, timed
 from bench.worlds import open_writer
 from fairlead.core.changes import NodeSpec
-from fairlead.core.commands import AddNode, AnyCommand, MarkReady, Report, Submit
+from fairlead.core.commands import AddNode, Command, MarkReady, Report, Submit
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.effects import Effect, ForNode
 from fairlead.core.model import JobSpec
@@ -103,7 +103,7 @@ def _waiting(nodes: int, specs: list[JobSpec], jobs: int) -> Iterator[Writer]:
     """Yield a writer that is not ready yet, with nodes in four zones and waiting jobs."""
     with tempfile.TemporaryDirectory() as folder:
         writer = open_writer(Path(folder))
-        commands: list[AnyCommand] = [AddNode(name=f"n{at}", spec=_node(at % 4), operator=True) for at in range(nodes)]
+        commands: list[Command] = [AddNode(name=f"n{at}", spec=_node(at % 4), operator=True) for at in range(nodes)]
         commands += [Submit(spec=specs[at % len(specs)], operator=True) for at in range(jobs)]
         for at in range(0, len(commands), 1_000):
             writer.cycle(commands[at : at + 1_000], 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.harness import MICRO, Row, raw_commit_seconds, timed
 from bench.worlds import BATCH, Large, batches, open_writer, reports, submits
-from fairlead.core.commands import AnyCommand
+from fairlead.core.commands import Command
 from fairlead.journal.codec import encode
 
 
@@ -39,7 +39,7 @@ def _by_plan(large: Large, cycles: int, folder: Path) -> Iterator[Row]:
     yield _row("changes by plan and journal (submit, ask, place, acknowledge, end)", work, records, folder)
 
 
-def _through(large: Large, what: str, commands: Sequence[AnyCommand], folder: Path) -> Row:
+def _through(large: Large, what: str, commands: Sequence[Command], folder: Path) -> Row:
     records: list[bytes] = []
     turns = list(batches(commands))
 

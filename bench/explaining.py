@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from bench.harness import Row, best, loop_seconds
 from fairlead.control.fork import fork, result_of
-from fairlead.core.commands import AddNode, AnyCommand, Configure, MarkReady, Submit
+from fairlead.core.commands import AddNode, Command, Configure, MarkReady, Submit
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.journal.in_memory import MemoryJournal
@@ -77,7 +77,7 @@ def _waiting(jobs: int, nodes: int) -> Writer:
     config = parse_config({"partitions": {"default": {"chain": 0, "queues": {"root": tree}}}})["default"]
     writer = Writer(MemoryJournal(), "default")
     node = parse_node({"name": "n", "resources": {"cpu": 8}})[1]
-    commands: list[AnyCommand] = [Configure(config=config, operator=True), MarkReady(operator=True)]
+    commands: list[Command] = [Configure(config=config, operator=True), MarkReady(operator=True)]
     commands += [AddNode(name=f"n{at}", spec=node, operator=True) for at in range(nodes)]
     document = {"stages": [{"count": TASKS, "min": 1, "resources": {"cpu": 1}}]}
     specs = [replace(parse_job(document), queue=f"root.q{at}") for at in range(QUEUES)]

@@ -14,7 +14,7 @@ from time import perf_counter
 from msgspec.structs import replace
 
 from bench.harness import Row, loop_seconds
-from fairlead.core.commands import AddNode, AnyCommand, Configure, MarkReady, SetPriority, Submit
+from fairlead.core.commands import AddNode, Command, Configure, MarkReady, SetPriority, Submit
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.resources import SECOND
@@ -95,7 +95,7 @@ async def _compare(writer: Writer, folder: Path, wanted: int) -> Row:
     _, node = parse_node({"name": "n", "resources": {"cpu": PROCESSORS}})
     now = 1_790_000_000 * SECOND
 
-    def did(commands: list[AnyCommand]) -> float:
+    def did(commands: list[Command]) -> float:
         nonlocal now
         now += 1
         began = perf_counter()
@@ -105,7 +105,7 @@ async def _compare(writer: Writer, folder: Path, wanted: int) -> Row:
     did([Configure(config=config, version=1, operator=True), MarkReady(operator=True)])
     did([AddNode(name="n", spec=node, operator=True)])
     sizes = cycle((1, 2, 3, 8, 20))
-    submits: list[AnyCommand] = []
+    submits: list[Command] = []
     for number in range(wanted + PROCESSORS):
         stage = {"resources": {"cpu": next(sizes)}, "estimate": f"{5 + number % 50}min"}
         spec = parse_job({"name": f"job{number % 7}", "user": f"user{number % 13}", "stages": [stage]})

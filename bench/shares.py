@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from bench.deciding import ends_of
 from bench.harness import Row, loop_seconds, timed
-from fairlead.core.commands import AddNode, AnyCommand, Configure, MarkReady, RegisterManager, Submit
+from fairlead.core.commands import AddNode, Command, Configure, MarkReady, RegisterManager, Submit
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.entitlement import Entitlements
@@ -90,7 +90,7 @@ def _waiting(folder: Path, parents: int, children: int, tasks: int) -> Writer:
     never = RegisterManager(name="never-heard", operator=True)
     node = parse_node({"name": "n", "resources": {"cpu": 8}})[1]
     job = parse_job({"stages": [{"count": tasks, "min": 1, "resources": {"cpu": 1}}]})
-    commands: list[AnyCommand] = [Configure(config=config, operator=True), never]
+    commands: list[Command] = [Configure(config=config, operator=True), never]
     commands += [AddNode(name=f"n{at}", spec=node, operator=True) for at in range(parents)]
     for parent in range(parents):
         for leaf in range(children):

@@ -22,9 +22,9 @@ from fairlead.core.commands import (
     Accepted,
     AddNode,
     Answer,
-    AnyCommand,
     BringToFront,
     CancelAsk,
+    Command,
     Configure,
     Kill,
     MarkReady,
@@ -85,7 +85,7 @@ class Driver:
         fresh = [Configure(config=config, version=1, operator=True), *nodes, *register] if not self.writer.seq else []
         self.cycle([MarkReady(operator=True), *fresh])
 
-    def cycle(self, commands: list[AnyCommand] | None = None) -> list[tuple[AnyCommand, Answer]]:
+    def cycle(self, commands: list[Command] | None = None) -> list[tuple[Command, Answer]]:
         """Run one turn. Returns its commands with their answers."""
         asked = self.commands() if commands is None else commands
         reports = self.fleet.reports(self.now)
@@ -94,16 +94,16 @@ class Driver:
         self.now += self.dice.randrange(1, 4 * SECOND)
         return list(zip(asked, done.answers[len(reports) :], strict=True))
 
-    def commands(self) -> list[AnyCommand]:
+    def commands(self) -> list[Command]:
         return [self._command() for _ in range(self.dice.choice([0, 1, 1, 2, 5]))]
 
-    def _command(self) -> AnyCommand:
+    def _command(self) -> Command:
         dice = self.dice
         job = dice.choice(list(self.state.jobs) or ["missing"])
         known = self.state.jobs.get(job)
         stage = dice.choice([each.name for each in known.stages] if known and known.stages else ["s"])
         node = f"n{dice.randrange(6)}"
-        everything: list[tuple[int, AnyCommand]] = [
+        everything: list[tuple[int, Command]] = [
             (8, self._submit()),
             (3, Kill(job=job, operator=True)),
             (3, Scale(job=job, stage=stage, count=dice.randrange(9), operator=True)),
@@ -145,7 +145,7 @@ class Driver:
         spec = parse_job({"name": "job", "user": "ann", "queue": queue, "stages": stages, "after": after})
         return Submit(spec=spec, id=name, user="ann", key=dice.choice(["", f"key of {name}"]))
 
-    def _failure(self) -> AnyCommand:
+    def _failure(self) -> Command:
         """Report ends of some live tasks of our own agents, which the fleet does not know of."""
         live = [allocation for allocation in self.state.allocations.values() if not allocation.stage.job.spec.manager]
         if not live:

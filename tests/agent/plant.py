@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 
 from fairlead.agent.node_key import prove
 from fairlead.agent.session import Channel
-from fairlead.core.commands import Accepted, AnyCommand, Configure, Kill, Rejected, Submit
+from fairlead.core.commands import Accepted, Command, Configure, Kill, Rejected, Submit
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job
 from fairlead.core.effects import ForNode
@@ -105,7 +105,7 @@ class Plant:
     def partition(self) -> Partition:
         return self._writer.partition
 
-    def offer(self, command: AnyCommand) -> Awaitable[object]:
+    def offer(self, command: Command) -> Awaitable[object]:
         return self._live.inbox.offer(command)
 
     async def read(self, look: Callable[[Partition], Result]) -> Result:
@@ -117,7 +117,7 @@ class Plant:
 
     # -- for tests -----------------------------------------------------------------------------------------------
 
-    async def ask(self, command: AnyCommand) -> Accepted:
+    async def ask(self, command: Command) -> Accepted:
         answer = await self.offer(command)
         assert isinstance(answer, Accepted), answer
         return answer

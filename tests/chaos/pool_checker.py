@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fairlead.core.changes import Change, GivenBack, Ordered
-from fairlead.core.commands import AnyCommand, ScalePool
+from fairlead.core.commands import Command, ScalePool
 from fairlead.core.model import PoolSettings, Stage
 from fairlead.core.resources import GPU
 from fairlead.core.shape import WHOLE_DEVICE
@@ -33,9 +33,7 @@ class PoolChecker:
             self._orders.add(number)
             self._names.update(order.coming)
 
-    def decided(
-        self, partition: Partition, changes: Sequence[Change[Any]], commands: Sequence[AnyCommand] = ()
-    ) -> None:
+    def decided(self, partition: Partition, changes: Sequence[Change[Any]], commands: Sequence[Command] = ()) -> None:
         """Check the orders of a durable cycle, and the nodes it gave back. Operators may undercut `min_free`."""
         by_hand = {command.pool for command in commands if isinstance(command, ScalePool)}
         for change in changes:

@@ -17,8 +17,8 @@ import msgspec
 from fairlead.agent.session import KeyRenewed, Refused
 from fairlead.core.commands import (
     Answer,
-    AnyCommand,
     BringToFront,
+    Command,
     Configure,
     HoldJob,
     Kill,
@@ -275,7 +275,7 @@ class Trial:
         self.machines[node].inject("crash", back_after / SECOND)
         self.server.execute(RemoveNode(name=node, operator=True), lambda answer: None)
 
-    def _command(self, event: Request) -> AnyCommand:
+    def _command(self, event: Request) -> Command:
         target, value = event.target, event.value
         if event.what == "kill":
             return Kill(job=target, operator=True)
@@ -322,7 +322,7 @@ class Trial:
         self._version += 1
         return Configure(config=parse_partition(document, "scenario"), version=self._version, operator=True)
 
-    def _request(self, command: AnyCommand, key: str, job: str = "") -> None:
+    def _request(self, command: Command, key: str, job: str = "") -> None:
         """Send a command until it is answered, and sometimes once more."""
         done: list[Answer] = []
 

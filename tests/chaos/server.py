@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from fairlead.control.control import Control
 from fairlead.control.dependencies import Dependencies
 from fairlead.core import cycle
-from fairlead.core.commands import Accepted, Answer, AnyCommand, Configure, Rejected
+from fairlead.core.commands import Accepted, Answer, Command, Configure, Rejected
 from fairlead.core.cycle import Cycle
 from fairlead.core.dump import dump
 from fairlead.core.errors import Refused
@@ -189,12 +189,12 @@ class Server:
         assert self._process is not None
         self._process.start(self._hub.serve(PARTITION, end))
 
-    def execute(self, command: AnyCommand, reply: Reply) -> None:
+    def execute(self, command: Command, reply: Reply) -> None:
         """Send a command to the server. It is lost if the server is down."""
         if self._process is not None:
             self._process.start(self._execute(command, reply, lambda: None))
 
-    async def _execute(self, command: AnyCommand, reply: Reply, unserved: Callable[[], None]) -> None:
+    async def _execute(self, command: Command, reply: Reply, unserved: Callable[[], None]) -> None:
         control, began = self._control, self._loop.time()
         answer: object
         try:
@@ -284,7 +284,7 @@ class Server:
         if not future.done():
             settle()
 
-    def _rehearse(self, partition: Partition, commands: list[AnyCommand]) -> None:
+    def _rehearse(self, partition: Partition, commands: list[Command]) -> None:
         before = dump(partition)
         now = max(partition.now, self._control.now)  # the last turn of a writer may end when it is no longer served
         cycle.run(partition, commands, now).plan.abandon()

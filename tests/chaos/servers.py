@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Literal
 
-from fairlead.core.commands import AnyCommand, Configure, RemoveNode
+from fairlead.core.commands import Command, Configure, RemoveNode
 from fairlead.core.dump import dump
 from fairlead.core.resources import SECOND
 from fairlead.core.settings import PartitionConfig
@@ -208,13 +208,13 @@ class SharedServer(Server):
         if not self._clock_stood_still:
             self._judge(lambda: self._group.leaders.serves(self.name, epoch))
 
-    def request(self, command: AnyCommand, reply: Reply, unserved: Callable[[], None]) -> None:
+    def request(self, command: Command, reply: Reply, unserved: Callable[[], None]) -> None:
         """Send a command to this server; `unserved` is called if it does not lead."""
         if self._process is None:
             return unserved()
         self._process.start(self._request(command, reply, unserved, self.loop.time()))
 
-    async def _request(self, command: AnyCommand, reply: Reply, unserved: Callable[[], None], sent: float) -> None:
+    async def _request(self, command: Command, reply: Reply, unserved: Callable[[], None], sent: float) -> None:
         if isinstance(command, RemoveNode) and self.loop.time() > sent + STALE:
             return
         if not isinstance(command, Configure):
@@ -432,11 +432,11 @@ class Servers:
         for machine in self._machines():
             machine.cut_from(process, silently)
 
-    def execute(self, command: AnyCommand, reply: Reply) -> None:
+    def execute(self, command: Command, reply: Reply) -> None:
         """Send a command to the servers one after the other, until one serves it."""
         self._ask(command, reply, self._outside.rng.randrange(len(self._servers)), len(self._servers))
 
-    def _ask(self, command: AnyCommand, reply: Reply, at: int, tries: int) -> None:
+    def _ask(self, command: Command, reply: Reply, at: int, tries: int) -> None:
         if tries:
             server = self._servers[at % len(self._servers)]
             when = self._loop.time() + self._outside.rng.random() * TURN

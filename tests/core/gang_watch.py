@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairlead.core.commands import AnyCommand, Report
+from fairlead.core.commands import Command, Report
 from fairlead.core.cycle import Cycle
 from fairlead.core.effects import ForNode, Launch, Stop
 from fairlead.core.model import Stage
@@ -55,7 +55,7 @@ class WatchedWorld(World):
         fleet = self.fleets["default"]
         reports = fleet.reports
 
-        def watched_reports(now: int) -> list[AnyCommand]:
+        def watched_reports(now: int) -> list[Command]:
             commands = reports(now)
             self._note_reports(commands)
             return commands
@@ -69,7 +69,7 @@ class WatchedWorld(World):
         for writer in self.cluster.writers.values():
             self._look(writer.partition)
 
-    def _send(self, where: str, command: AnyCommand) -> None:
+    def _send(self, where: str, command: Command) -> None:
         super()._send(where, command)
         self._note_reports([command])
 
@@ -114,7 +114,7 @@ class WatchedWorld(World):
             if stage.started
         }
 
-    def _note_reports(self, commands: list[AnyCommand]) -> None:
+    def _note_reports(self, commands: list[Command]) -> None:
         for command in commands:
             if isinstance(command, Report) and command.state in ("running", "succeeded", "failed"):
                 for (number, stage), gang in self.gangs.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairlead.core.changes import Ended, SinglesEnded
-from fairlead.core.commands import Accepted, AnyCommand, Kill, Rejected, Report
+from fairlead.core.commands import Accepted, Command, Kill, Rejected, Report
 from fairlead.core.cycle import Cycle
 from fairlead.testing import World
 from fairlead.writer.writer import Stopped
@@ -26,7 +26,7 @@ def ended(w: World, job: str, **rest: object) -> Report:
     return Report(**{**document, "exit_code": 0, **rest})  # type: ignore[arg-type]
 
 
-def cycle(w: World, *commands: AnyCommand) -> Cycle:
+def cycle(w: World, *commands: Command) -> Cycle:
     return w.cluster.writers["default"].cycle(list(commands), w.now)
 
 

@@ -9,7 +9,7 @@ from hypothesis import Phase, settings
 
 from fairlead.core import cycle
 from fairlead.core.changes import Placed
-from fairlead.core.commands import AnyCommand
+from fairlead.core.commands import Command
 from fairlead.core.cycle import Cycle, Watch
 from fairlead.core.model import Micros
 from fairlead.core.ranges import indices
@@ -20,7 +20,7 @@ DECIDE = cycle.run
 
 
 def decide_also_without_memory(
-    partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch: Watch = lambda phase: None
+    partition: Partition, commands: Sequence[Command], now: Micros, watch: Watch = lambda phase: None
 ) -> Cycle:
     without = DECIDE(afresh(partition), commands, now)
     decided = DECIDE(partition, commands, now, watch)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairlead.core import cycle
-from fairlead.core.commands import AnyCommand
+from fairlead.core.commands import Command
 from fairlead.core.dump import dump, load
 from fairlead.core.why.reasons import NoCapacity
 from fairlead.testing import World
@@ -308,7 +308,7 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decide each cycle a second time, on a copy of the state that remembers nothing, and compare."""
     decide = Writer.cycle
 
-    def both(writer: Writer, commands: Sequence[AnyCommand], now: int) -> cycle.Cycle:
+    def both(writer: Writer, commands: Sequence[Command], now: int) -> cycle.Cycle:
         loaded = load(dump(writer.partition))
         loaded.readiness = copy(writer.partition.readiness)
         loaded.retime()

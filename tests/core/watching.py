@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.core.commands import AnyCommand, Rejected, Report
+from fairlead.core.commands import Command, Rejected, Report
 from fairlead.core.effects import ForNode, Launch
 from fairlead.core.model import NEW, SCALE, Account, Ask, Promise
 from fairlead.core.ranges import indices
@@ -93,7 +93,7 @@ class Watch(Fleet):
             if node not in self._silent:
                 self._check_room(node)
 
-    def reports(self, now: int) -> list[AnyCommand]:
+    def reports(self, now: int) -> list[Command]:
         due = super().reports(now)
         for each in due:
             if isinstance(each, Report) and each.state == "succeeded":

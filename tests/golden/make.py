@@ -26,9 +26,9 @@ from fairlead.core.cluster_config import ClusterConfigured, LeftMachine, Remains
 from fairlead.core.commands import (
     Accepted,
     AddNode,
-    AnyCommand,
     BringToFront,
     CloseNodes,
+    Command,
     Configure,
     DisconnectNodes,
     HoldJob,
@@ -190,7 +190,7 @@ class Script:
         self.now = 1_700_000_000 * SECOND
         self.dumps: dict[int, bytes] = {}
 
-    def cycle(self, *commands: AnyCommand, after: int = SECOND, alarm: bool = False) -> None:
+    def cycle(self, *commands: Command, after: int = SECOND, alarm: bool = False) -> None:
         self.now += after
         done = self.writer.cycle(commands, self.now)
         if alarm:

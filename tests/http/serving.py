@@ -18,7 +18,7 @@ import httpx
 from fairlead.control.control import Control
 from fairlead.control.dependencies import Dependencies
 from fairlead.control.quotas import Quotas
-from fairlead.core.commands import AddNode, AnyCommand, Report
+from fairlead.core.commands import AddNode, Command, Report
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_node
 from fairlead.core.effects import ForNode, Launch
@@ -112,7 +112,7 @@ class Serving:
         """Run a coroutine in the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
 
-    def tell(self, command: AnyCommand, partition: str = "") -> Any:
+    def tell(self, command: Command, partition: str = "") -> Any:
         async def execute() -> Any:
             return await self.control.find(partition).execute(command)
 

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from fairlead.core.commands import (
     AddNode,
-    AnyCommand,
     BringToFront,
+    Command,
     Configure,
     HoldJob,
     Kill,
@@ -78,7 +78,7 @@ class Cluster:
         self.now = START
         self.do(Configure(config=parse_partition(CONFIG, ""), version=1, operator=True), MarkReady(operator=True))
 
-    def do(self, *commands: AnyCommand) -> list[Any]:
+    def do(self, *commands: Command) -> list[Any]:
         answers = self.writer.cycle(commands, self.now).answers
         assert not [answer for answer in answers if isinstance(answer, Rejected)], answers
         return answers

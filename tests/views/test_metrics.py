@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fairlead.core.commands import AddNode, AnyCommand, Configure, Kill, MarkReady, Submit
+from fairlead.core.commands import AddNode, Command, Configure, Kill, MarkReady, Submit
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.journal import MemoryJournal
@@ -483,7 +483,7 @@ def test_a_cycle_that_is_not_durable_counts_nothing(how: Any) -> None:
     writer.cycle([submission(2), submission(9)], 2)
     before = figures(metrics)
     journal.break_next(how)
-    commands: list[AnyCommand] = [submission(1), submission(20), Kill(job="2", operator=True)]
+    commands: list[Command] = [submission(1), submission(20), Kill(job="2", operator=True)]
     with pytest.raises(Stopped):
         writer.cycle(commands, 3)
     after = figures(metrics)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from fairlead.core.commands import Accepted, AnyCommand, Kill, Report
+from fairlead.core.commands import Accepted, Command, Kill, Report
 from fairlead.engines.engine import Busy
 from fairlead.writer.inbox import Inbox, Unavailable
 
@@ -20,7 +20,7 @@ def report(node: str, at: int = 0) -> Report:
     return Report(node=node, job=f"j{at}", stage="main", indices=(0, 1), attempt=1, state="running")
 
 
-def drained(inbox: Inbox, max_batch: int) -> list[AnyCommand]:
+def drained(inbox: Inbox, max_batch: int) -> list[Command]:
     return [message.command for message in inbox.drain(max_batch)]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fairlead.core.changes import JobForgotten
-from fairlead.core.commands import Accepted, AddNode, AnyCommand, Configure, Kill, MarkReady, Rejected, Report, Submit
+from fairlead.core.commands import Accepted, AddNode, Command, Configure, Kill, MarkReady, Rejected, Report, Submit
 from fairlead.core.config import parse_config
 from fairlead.core.cycle import Cycle
 from fairlead.core.documents import parse_job, parse_node
@@ -111,10 +111,10 @@ class Live:
         self.cycles.append(cycle)
         self._news.set()
 
-    def offer(self, *commands: AnyCommand) -> list[Slot]:
+    def offer(self, *commands: Command) -> list[Slot]:
         return [self.loop.inbox.offer(command) for command in commands]
 
-    async def ask(self, *commands: AnyCommand) -> list[Reply]:
+    async def ask(self, *commands: Command) -> list[Reply]:
         return list(await asyncio.gather(*self.offer(*commands)))
 
     async def until(self, holds: Callable[[], object]) -> None:
@@ -296,7 +296,7 @@ def test_answers_come_in_the_order_of_the_commands(journal: Gated) -> None:
     async def story() -> None:
         async with started(journal, max_batch=7, batch_window=0) as live:
             order: list[int] = []
-            commands: list[AnyCommand] = [
+            commands: list[Command] = [
                 Kill(job=f"j{at - 1}", user="ann") if at % 3 == 1 else submit(f"j{at}") if at % 3 == 0 else submit("j0")
                 for at in range(90)
             ]

@@ -13,7 +13,7 @@ import msgspec
 
 from fairlead.control.feed import Feed
 from fairlead.control.fork import fork, result_of
-from fairlead.core.commands import Accepted, AnyCommand, Rejected
+from fairlead.core.commands import Accepted, Command, Rejected
 from fairlead.core.cycle import Cycle
 from fairlead.core.effects import Effect, ForManager, ForNode, ForPool
 from fairlead.core.errors import Refused
@@ -138,17 +138,17 @@ class PartitionService:
         except JournalError:
             return False
 
-    def offer(self, command: AnyCommand) -> Slot:
+    def offer(self, command: Command) -> Slot:
         """Put a command into the inbox, and return the slot for its answer. Raise `Busy` if the inbox is full."""
         slot = self.live.inbox.offer(command)
         slot.add_done_callback(lambda _: note_revision(self.seq))
         return slot
 
-    async def execute(self, command: AnyCommand) -> Accepted:
+    async def execute(self, command: Command) -> Accepted:
         """Execute a command, and return when its changes are durable."""
         return await accepted_in(self.offer(command))
 
-    async def execute_patiently(self, command: AnyCommand) -> object:
+    async def execute_patiently(self, command: Command) -> object:
         """Execute a command of the server itself, and return its answer. Wait while the inbox is full."""
         while True:
             try:

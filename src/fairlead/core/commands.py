@@ -6,7 +6,7 @@ manager contains unparsed documents, because each of its items is accepted or re
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import msgspec
 
@@ -315,8 +315,6 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
 
 
 Answer = Accepted | Rejected
-
-AnyCommand: TypeAlias = Command
 
 
 # -- for observers -----------------------------------------------------------------------------------------------

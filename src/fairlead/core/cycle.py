@@ -9,7 +9,7 @@ import msgspec
 
 from fairlead.core import invariants
 from fairlead.core.changes import Change
-from fairlead.core.commands import Actor, ActorKind, Answer, AnyCommand, Report
+from fairlead.core.commands import Actor, ActorKind, Answer, Command, Report
 from fairlead.core.effects import Effect, effects_of
 from fairlead.core.expiry import due, expiry
 from fairlead.core.holds.recall import recall_loans
@@ -39,7 +39,7 @@ class Cycle(msgspec.Struct):
 
     plan: Plan
     changes: list[Change[Any]]
-    commands: Sequence[AnyCommand]
+    commands: Sequence[Command]
     answers: list[Answer]
     marks: list[int]
     """For each command, the number of changes in the plan after it."""
@@ -70,7 +70,7 @@ class Cycle(msgspec.Struct):
         return actors
 
 
-def run(partition: Partition, commands: Sequence[AnyCommand], now: Micros, watch: Watch = lambda phase: None) -> Cycle:
+def run(partition: Partition, commands: Sequence[Command], now: Micros, watch: Watch = lambda phase: None) -> Cycle:
     """Run all phases: carry out commands, act on deadlines, place tasks, hold nodes, preempt, order nodes."""
     plan = Plan(partition, now)
     try:

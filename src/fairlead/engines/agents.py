@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.core.commands import Accepted, AddNode, AnyCommand, DisconnectNodes, MoveNode, Rejected, Report
+from fairlead.core.commands import Accepted, AddNode, Command, DisconnectNodes, MoveNode, Rejected, Report
 from fairlead.core.effects import ForNode, outstanding_effects
 from fairlead.core.errors import Refused
 from fairlead.core.ranges import check_flat
@@ -291,7 +291,7 @@ class Agents:
         seen = led.nodes.setdefault(name, Seen(self._steady()))
         seen.heard, seen.address, seen.instance = self._steady(), hello.address, attached.peer.instance
         greeted = Blocks((*hello.running, *hello.ended))
-        commands: list[AnyCommand] = [AddNode(name=name, spec=spec, operator=True)]
+        commands: list[Command] = [AddNode(name=name, spec=spec, operator=True)]
         times = (*hello.run_times, *(0 for _ in hello.running))
         commands += [
             convert.command_of(name, wire.Report(tasks, "running", ran=(ran,)))
@@ -445,7 +445,7 @@ class Agents:
 
     # -- commands ------------------------------------------------------------------------------------------------
 
-    async def _take(self, led: LedPartition, commands: Iterable[AnyCommand]) -> list[asyncio.Future[object]]:
+    async def _take(self, led: LedPartition, commands: Iterable[Command]) -> list[asyncio.Future[object]]:
         """Put commands into the inbox in order, and retry while it is full. Return where their answers arrive."""
         slots: list[asyncio.Future[object]] = []
         for command in commands:
@@ -457,7 +457,7 @@ class Agents:
                     await asyncio.sleep(BUSY_PAUSE)
         return slots
 
-    async def _offer(self, led: LedPartition, commands: Iterable[AnyCommand]) -> list[object]:
+    async def _offer(self, led: LedPartition, commands: Iterable[Command]) -> list[object]:
         answers = [await slot for slot in await self._take(led, commands)]
         if not all(isinstance(answer, Accepted | Rejected) for answer in answers):
             raise Closed  # the writer has ended

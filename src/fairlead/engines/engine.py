@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from fairlead.core.commands import AnyCommand
+from fairlead.core.commands import Command
 from fairlead.core.effects import ForNode
 from fairlead.core.state import Partition
 from fairlead.wire.agent_messages import Challenge, Knock, NewKey, Proof
@@ -40,7 +40,7 @@ class PartitionHandle(Protocol):
     def partition(self) -> Partition:
         """The state. Read it only within `Engine.begin` and `Engine.dispatch`, which are called between cycles."""
 
-    def offer(self, command: AnyCommand) -> Awaitable[object]:
+    def offer(self, command: Command) -> Awaitable[object]:
         """Put a command into the inbox. Raises `Busy` if the inbox is full.
 
         The answer is `Accepted` or `Rejected`, or another value if the writer ended first.

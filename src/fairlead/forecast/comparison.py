@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fairlead.core.changes import NodeSpec
-from fairlead.core.commands import AddNode, AnyCommand, Configure, MoveNode, SetPriority
+from fairlead.core.commands import AddNode, Command, Configure, MoveNode, SetPriority
 from fairlead.core.documents import parse_node
 from fairlead.core.errors import Refused
 from fairlead.core.model import Job, Micros, QueueSettings
@@ -55,8 +55,8 @@ class Supposed(msgspec.Struct, frozen=True):
     config: PartitionConfig | None
     """The configuration with the change; None if it stays the same."""
 
-    def commands(self) -> list[AnyCommand]:
-        commands: list[AnyCommand] = []
+    def commands(self) -> list[Command]:
+        commands: list[Command] = []
         if self.config is not None:
             commands.append(Configure(config=self.config, operator=True))
         commands += [AddNode(name=name, spec=spec, operator=True) for name, spec in self.nodes]
@@ -176,7 +176,7 @@ def _live(follower: Follower, question: WhatIfQuestion, supposed: Supposed) -> d
     resource = GPU if any(partition.nodes.capacity.get(GPU, ())) else CPU
     workers = max(1, os.cpu_count() or 1)
 
-    def drawn(first: Sequence[AnyCommand]) -> list[Sample]:
+    def drawn(first: Sequence[Command]) -> list[Sample]:
         return draw_futures(
             partition, now, runtimes, past, wanted, SECONDS, SAMPLES, workers, first=first, resource=resource
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.core.commands import AnyCommand, Rejected
+from fairlead.core.commands import Command, Rejected
 from fairlead.core.model import Micros
 from fairlead.core.resources import DAY
 from fairlead.core.state import Partition
@@ -72,7 +72,7 @@ def draw_futures(
     samples: int = SAMPLES,
     workers: int = 2,
     seed: int = 0,
-    first: Sequence[AnyCommand] = (),
+    first: Sequence[Command] = (),
     resource: str = "",
 ) -> list[Sample]:
     """Run up to `samples` futures, each until the wanted jobs have started. After `seconds` no new future begins.

@@ -12,7 +12,7 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from fairlead.core.commands import AnyCommand, Configure, MarkReady, MoveNode, Submit
+from fairlead.core.commands import Command, Configure, MarkReady, MoveNode, Submit
 from fairlead.core.cycle import Cycle, due
 from fairlead.core.effects import ForManager, ForNode, outstanding_effects, outstanding_orders
 from fairlead.core.model import Allocation, Micros, Stage
@@ -42,7 +42,7 @@ class Future:
         runtimes: Runtimes,
         arrivals: Iterator[PastJob],
         rng: Random,
-        first: Sequence[AnyCommand] = (),
+        first: Sequence[Command] = (),
         resource: str = "",
     ) -> None:
         """`first` are commands that are carried out before anything is placed. The use of a `resource` is recorded."""
@@ -126,7 +126,7 @@ class Future:
         """True if the ends of all tasks can be estimated, also of tasks that arrived in this future."""
         return not (self.fleet.running_on or self.fleet.started_on or self._managed)
 
-    def _cycle(self, commands: list[AnyCommand]) -> Cycle:
+    def _cycle(self, commands: list[Command]) -> Cycle:
         done = self.writer.cycle(commands, self.now)
         self.fleet.deliver(done.effects, self.now)
         self._managed = self._managed or any(isinstance(effect, ForManager) for effect in done.effects)
@@ -175,7 +175,7 @@ def _patient(settings: PartitionSettings) -> PartitionSettings:
     return replace(settings, launch_timeout=MAX_DURATION)
 
 
-def _with_patience(command: AnyCommand) -> AnyCommand:
+def _with_patience(command: Command) -> Command:
     if not isinstance(command, Configure):
         return command
     return replace(command, config=replace(command.config, settings=_patient(command.config.settings)))

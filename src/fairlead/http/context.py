@@ -15,7 +15,7 @@ from fairlead.control.control import Control
 from fairlead.control.follower import FollowedPartition
 from fairlead.control.partition import PartitionService
 from fairlead.control.quotas import Quotas
-from fairlead.core.commands import Accepted, AnyCommand, Command
+from fairlead.core.commands import Accepted, Command
 from fairlead.core.errors import Refused
 from fairlead.core.intake.rights import is_owner
 from fairlead.core.model import Job
@@ -185,7 +185,7 @@ def caller_fields(request: Request, key: str = "") -> dict[str, Any]:
     return {"user": caller.user, "groups": caller.groups, "operator": caller.operator, "key": key}
 
 
-async def execute(request: Request, asked: InPartition, command: AnyCommand, what: str) -> Accepted:
+async def execute(request: Request, asked: InPartition, command: Command, what: str) -> Accepted:
     """Execute a command for the caller. Answer 404 if the thing named by the command's field `what` does not exist."""
     command = msgspec.structs.replace(command, **caller_fields(request, getattr(asked, "key", "")))
     try:
@@ -196,7 +196,7 @@ async def execute(request: Request, asked: InPartition, command: AnyCommand, wha
         raise
 
 
-async def change(request: Request, asked: InPartition, command: AnyCommand, what: str) -> wire.Done:
+async def change(request: Request, asked: InPartition, command: Command, what: str) -> wire.Done:
     """Execute a command as `execute` does, and return the answer to the request."""
     return wire.Done(note=(await execute(request, asked, command, what)).note)
 

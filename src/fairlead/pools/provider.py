@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from fairlead.core.commands import AnyCommand
+from fairlead.core.commands import Command
 from fairlead.core.model import PoolSettings
 from fairlead.core.state import Partition
 
@@ -93,7 +93,7 @@ class PartitionHandle(Protocol):
     async def still_leads(self) -> bool:
         """True if the journal confirms that this writer's epoch is the newest. Check it before changing machines."""
 
-    def execute_patiently(self, command: AnyCommand) -> Awaitable[object]:
+    def execute_patiently(self, command: Command) -> Awaitable[object]:
         """Execute a command; wait while the inbox is full.
 
         The answer is `Accepted`, `Rejected`, or anything else if the writer ended first.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from fairlead.core.commands import AnyCommand, FailOrder, Rejected, RemoveNode
+from fairlead.core.commands import Command, FailOrder, Rejected, RemoveNode
 from fairlead.core.effects import outstanding_orders
 from fairlead.core.state import Partition
 from fairlead.pools.provider import Machine, PartitionHandle, PoolKind, Provider, ProviderError
@@ -281,7 +281,7 @@ class PoolReconciler:
         finally:
             self._figures.calls.labels(*self._where, call).observe(self._steady() - began)
 
-    async def _settle(self, command: AnyCommand) -> None:
+    async def _settle(self, command: Command) -> None:
         answer = await self._handle.execute_patiently(command)
         if isinstance(answer, Rejected):
             # The state changed meanwhile: the node has joined, or another command came first.

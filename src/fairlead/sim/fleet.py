@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 
 import msgspec
 
-from fairlead.core.commands import AnyCommand, MoveNode, Report, ReportState
+from fairlead.core.commands import Command, MoveNode, Report, ReportState
 from fairlead.core.effects import ForNode, Launch, Stop
 from fairlead.core.model import Micros
 from fairlead.core.ranges import Ranges, count, difference, split
@@ -97,8 +97,8 @@ class Fleet:
         """Jobs with tasks that ignore stops."""
         self._lines: dict[str, dict[int, ChainQueue]] = {}
         """Node → chain → the tasks of the chain on that node."""
-        self._due: list[tuple[Micros, int, AnyCommand | Flush]] = []
-        self._unheard: list[AnyCommand] = []
+        self._due: list[tuple[Micros, int, Command | Flush]] = []
+        self._unheard: list[Command] = []
         self._count = 0
 
     # -- misbehaviour --------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Fleet:
             return 0
         return self._due[0][0] if self._due else None
 
-    def reports(self, now: Micros) -> list[AnyCommand]:
+    def reports(self, now: Micros) -> list[Command]:
         """Return the reports that have fallen due by now."""
         due = [report for report in self._unheard if not self._is_unheard(report)]
         self._unheard = []
@@ -198,7 +198,7 @@ class Fleet:
             self._begun = []
         while self._due and self._due[0][0] <= now:
             when, _, command = heappop(self._due)
-            reports: list[AnyCommand] = []
+            reports: list[Command] = []
             if isinstance(command, Flush):
                 reports += self._flush(command)
             elif isinstance(command, Report) and command.state == "succeeded":
@@ -208,7 +208,7 @@ class Fleet:
             due += [report for report in reports if not self._is_unheard(report)] if self._silent else reports
         return due
 
-    def send_again(self, reports: Iterable[AnyCommand]) -> None:
+    def send_again(self, reports: Iterable[Command]) -> None:
         """Queue reports again that the server did not accept before it ended."""
         self._unheard += reports
 
@@ -371,7 +371,7 @@ class Fleet:
         if line is not None and running in line.running:
             line.running.remove(running)
 
-    def _is_unheard(self, command: AnyCommand) -> bool:
+    def _is_unheard(self, command: Command) -> bool:
         if not isinstance(command, Report) or command.node not in self._silent:
             return False
         if command.state in ("succeeded", "failed"):
@@ -380,7 +380,7 @@ class Fleet:
             self._disconnected[command.node].append(command)
         return True
 
-    def _at(self, when: Micros, command: AnyCommand | Flush) -> None:
+    def _at(self, when: Micros, command: Command | Flush) -> None:
         self._count += 1
         heappush(self._due, (when, self._count, command))
 
@@ -395,7 +395,7 @@ def _same(one: Running, other: Running) -> bool:
     return one.key() == other.key() and bool(Ranges(one.indices).overlap(other.indices))
 
 
-def _is_of(command: AnyCommand, running: Running) -> bool:
+def _is_of(command: Command, running: Running) -> bool:
     """True if a report shows that the agent has received this attempt."""
     return (
         isinstance(command, Report)
@@ -405,7 +405,7 @@ def _is_of(command: AnyCommand, running: Running) -> bool:
     )
 
 
-def _is_about(command: AnyCommand | Flush, node: str) -> bool:
+def _is_about(command: Command | Flush, node: str) -> bool:
     return (isinstance(command, Report | Flush) and command.node == node) or (
         isinstance(command, MoveNode) and command.name == node
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from fairlead.core.changes import NodeSpec
-from fairlead.core.commands import AddNode, AnyCommand, RemoveNode
+from fairlead.core.commands import AddNode, Command, RemoveNode
 from fairlead.core.effects import Effect, ForPool
 from fairlead.core.model import Micros
 from fairlead.core.resources import MINUTE
@@ -33,9 +33,9 @@ class Machines:
             return now
         return self._coming[0][0] if self._coming else None
 
-    def happen(self, partition: Partition, now: Micros) -> list[AnyCommand]:
+    def happen(self, partition: Partition, now: Micros) -> list[Command]:
         """Return commands for the nodes that have left or joined by now."""
-        commands: list[AnyCommand] = [RemoveNode(name=name, operator=True) for name in self._going]
+        commands: list[Command] = [RemoveNode(name=name, operator=True) for name in self._going]
         self._going = []
         while self._coming and self._coming[0][0] <= now:
             _, name, pool = heappop(self._coming)

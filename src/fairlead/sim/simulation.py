@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from fairlead.core.commands import AddNode, AnyCommand, Configure, MarkReady, Rejected, Submit
+from fairlead.core.commands import AddNode, Command, Configure, MarkReady, Rejected, Submit
 from fairlead.core.cycle import due
 from fairlead.core.errors import Refused
 from fairlead.core.model import Micros
@@ -79,7 +79,7 @@ class Simulation:
         # A start is reported only with the next event, however late, so launches must not time out.
         settings = replace(self.policy.config.settings, launch_timeout=MAX_DURATION)
         config = replace(self.policy.config, settings=settings)
-        commands: list[AnyCommand] = [Configure(config=config, version=1, operator=True)]
+        commands: list[Command] = [Configure(config=config, version=1, operator=True)]
         commands += [AddNode(name=name, spec=spec, operator=True) for name, spec in self.trace.nodes]
         commands.append(MarkReady(operator=True))
         done = self.writer.cycle(commands, self.now)
@@ -88,11 +88,11 @@ class Simulation:
                 raise Refused(answer.field, answer.problem, answer.code)
         self.machines.receive(done.effects, self.now)
 
-    def _break(self) -> list[AnyCommand]:
+    def _break(self) -> list[Command]:
         """Make nodes fail and recover as the outages say; return the commands that add returned nodes."""
         assert self.outages is not None
         specs = dict(self.trace.nodes)
-        back: list[AnyCommand] = []
+        back: list[Command] = []
         for node, what in self.outages.happen(self.now):
             if what == "fails":
                 self.fleet.fail(node, self.now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fairlead.core.commands import Accepted, Answer, AnyCommand, RegisterManager, RemoveManager, UpdateManager
+from fairlead.core.commands import Accepted, Answer, Command, RegisterManager, RemoveManager, UpdateManager
 from fairlead.core.effects import Event
 
 Documents = Iterable[Mapping[str, Any]]
@@ -21,7 +21,7 @@ class ManagerHandle:
     - `recover`, for allocations that exist already: job, ask, node, index, resources
     """
 
-    def __init__(self, name: str, send: Callable[[AnyCommand], None]) -> None:
+    def __init__(self, name: str, send: Callable[[Command], None]) -> None:
         self.name = name
         self._send = send
         self._events: list[Event] = []

@@ -21,7 +21,7 @@ import msgspec
 
 from fairlead import policies
 from fairlead.core import commands
-from fairlead.core.commands import Answer, AnyCommand, Rejected, ReportState, TaskAction
+from fairlead.core.commands import Answer, Command, Rejected, ReportState, TaskAction
 from fairlead.core.config import QUEUE_KEYS, parse_config
 from fairlead.core.cycle import Cycle, due
 from fairlead.core.documents import parse_job, parse_node
@@ -77,7 +77,7 @@ class World:
         self._observers = observers
         self._config = _document(config or {}, unit, partitions)
         self._default: str = next(iter(self._config["partitions"]))
-        self._queue: list[tuple[str, AnyCommand] | dict[str, Any]] = []
+        self._queue: list[tuple[str, Command] | dict[str, Any]] = []
         self._answers: list[Answer] = []
         self._effects: list[Effect] = []
         self._ids: dict[tuple[str, str], str] = {}
@@ -387,7 +387,7 @@ class World:
 
     def cycle(self) -> None:
         """Run one cycle at the present time. Each queued configuration is applied in a cycle of its own."""
-        batch: list[tuple[str, AnyCommand]] = []
+        batch: list[tuple[str, Command]] = []
         waiting, self._queue = self._queue, []
         for at, entry in enumerate(waiting):
             if isinstance(entry, tuple):
@@ -596,7 +596,7 @@ class World:
             writer.partition.retime()
             writer.take_over(old)
 
-    def _losses(self, name: str) -> list[AnyCommand]:
+    def _losses(self, name: str) -> list[Command]:
         """Return commands that declare nodes lost, as the server does after a long silence."""
         late = [node for node, since in self._silent.items() if self._home[node] == name and self._is_late(node, since)]
         for node in late:
@@ -632,8 +632,8 @@ class World:
         self.cluster.drop_removed()
         self.check()
 
-    def _turn(self, batch: list[tuple[str, AnyCommand]]) -> None:
-        by_partition: dict[str, list[AnyCommand]] = {name: [] for name in self.cluster.writers}
+    def _turn(self, batch: list[tuple[str, Command]]) -> None:
+        by_partition: dict[str, list[Command]] = {name: [] for name in self.cluster.writers}
         for where, command in batch:
             if where in by_partition:
                 by_partition[where].append(command)
@@ -688,7 +688,7 @@ class World:
         times += [self._lost_at(node, since) for node, since in self._silent.items()]
         return min((when for when in times if when is not None), default=None)
 
-    def _send(self, where: str, command: AnyCommand) -> None:
+    def _send(self, where: str, command: Command) -> None:
         self._queue.append((where, command))
 
     def _on_job(self, kind: type[Any], job: str, user: str | None = None, **fields: Any) -> None:

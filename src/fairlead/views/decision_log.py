@@ -31,7 +31,7 @@ from fairlead.core.changes import (
     Stopped,
 )
 from fairlead.core.changes.lines import NAMED
-from fairlead.core.commands import Accepted, AnyCommand, BringToFront, MarkReady, Report, ResetLane, UpdateManager
+from fairlead.core.commands import Accepted, BringToFront, Command, MarkReady, Report, ResetLane, UpdateManager
 from fairlead.core.cycle import Cycle
 from fairlead.core.model import KINDS
 from fairlead.core.ranges import count
@@ -113,7 +113,7 @@ def _answers(decided: Cycle, all_levels: bool) -> Iterator[Line]:
         yield INFO, "command refused", {"command": what, "problem": problem, "times": times, **_by(user)}
 
 
-def _accepted(command: AnyCommand, answer: Accepted, changed: bool) -> Iterator[Line]:
+def _accepted(command: Command, answer: Accepted, changed: bool) -> Iterator[Line]:
     """Yield the line of an accepted command that no change describes."""
     if isinstance(command, BringToFront) and changed:
         yield INFO, "asks brought to front", {"job": command.job, "stage": command.stage, **_by(command.user)}

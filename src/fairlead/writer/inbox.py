@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from fairlead.core.commands import Answer, AnyCommand, Report
+from fairlead.core.commands import Answer, Command, Report
 from fairlead.engines.engine import Busy
 
 
@@ -38,7 +38,7 @@ Slot = asyncio.Future[Reply]
 class Message(msgspec.Struct, frozen=True):
     """A waiting command and the slot for its reply."""
 
-    command: AnyCommand
+    command: Command
     slot: Slot
 
     def reply(self, reply: Reply) -> None:
@@ -92,7 +92,7 @@ class Inbox:
         """Set the function to call after each accepted message."""
         self._arrived = arrived
 
-    def offer(self, command: AnyCommand) -> Slot:
+    def offer(self, command: Command) -> Slot:
         """Accept a command and return a future for its reply. Raises `Busy` if there is no space for it.
 
         Cancelling the future discards the reply; it does not withdraw the command.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fairlead.core import cycle
 from fairlead.core.cluster_config import LeftMachine, Remains
-from fairlead.core.commands import AnyCommand, Configure, RemovePartition
+from fairlead.core.commands import Command, Configure, RemovePartition
 from fairlead.core.config import missing_policies
 from fairlead.core.cycle import Cycle
 from fairlead.core.lanes import LaneKey, lane_key
@@ -62,7 +62,7 @@ class Writer:
         for observer in observers:
             observer.began(self.partition)
 
-    def cycle(self, commands: Sequence[AnyCommand], now: Micros) -> Cycle:
+    def cycle(self, commands: Sequence[Command], now: Micros) -> Cycle:
         """Run one cycle. When this returns, all changes of the cycle are durable."""
         if self.stopped:
             raise Stopped(self.stopped)

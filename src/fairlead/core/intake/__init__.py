@@ -16,7 +16,7 @@ from fairlead.core.changes import KeyKept
 from fairlead.core.commands import (
     Accepted,
     Answer,
-    AnyCommand,
+    Command,
     Rejected,
     Report,
     Scale,
@@ -84,7 +84,7 @@ DONE = Accepted()
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-def intake(plan: Plan, batch: Iterable[AnyCommand]) -> tuple[list[Answer], list[int]]:
+def intake(plan: Plan, batch: Iterable[Command]) -> tuple[list[Answer], list[int]]:
     """Carry out commands in order. Returns the answer to each, and the number of changes in the plan after each."""
     answers: list[Answer] = []
     marks: list[int] = []
@@ -102,7 +102,7 @@ def intake(plan: Plan, batch: Iterable[AnyCommand]) -> tuple[list[Answer], list[
     return answers, marks
 
 
-def _take(plan: Plan, command: AnyCommand) -> Answer:
+def _take(plan: Plan, command: Command) -> Answer:
     mark = plan.mark()
     try:
         if plan.partition.removed:
@@ -120,7 +120,7 @@ def _take(plan: Plan, command: AnyCommand) -> Answer:
         return Rejected("state", str(refusal), "conflict")
 
 
-def _take_once(plan: Plan, command: AnyCommand) -> Answer:
+def _take_once(plan: Plan, command: Command) -> Answer:
     check_text(command.key, "key", MAX_KEY)
     digest = _digest(command)
     kept = plan.partition.keys.get((command.user, command.key))
@@ -140,11 +140,11 @@ def _take_once(plan: Plan, command: AnyCommand) -> Answer:
     return answer
 
 
-UNCOMPARED: dict[type[AnyCommand], dict[str, Any]] = {Submit: {"origin": msgspec.UNSET}}
+UNCOMPARED: dict[type[Command], dict[str, Any]] = {Submit: {"origin": msgspec.UNSET}}
 """Fields that may differ when a command is repeated with the same key."""
 
 
-def _digest(command: AnyCommand) -> bytes:
+def _digest(command: Command) -> bytes:
     try:
         body = _encode(msgspec.structs.replace(command, key="", **UNCOMPARED.get(type(command), {})))
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as problem:

@@ -31,7 +31,7 @@ class Step(msgspec.Struct, frozen=True, tag=in_words):
         """Return the step as a condition, such as "node n1 is enabled"."""
         raise NotImplementedError
 
-    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.Command]:
         """Return the commands that carry out the step."""
         return []
 
@@ -115,8 +115,8 @@ class EndTasks(Step, frozen=True):
     def __str__(self) -> str:
         return ends_in_words([self])
 
-    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
-        commands: list[cmd.AnyCommand] = []
+    def commands(self, partition: Partition) -> list[cmd.Command]:
+        commands: list[cmd.Command] = []
         for block in self.blocks:
             stage = partition.jobs[block.job].stage(block.stage)
             assert stage is not None
@@ -232,7 +232,7 @@ class AddNodes(Step, frozen=True):
         has = format_amounts(sorted(self.resources))
         return f"{nodes} with {has}{labels and f' and the {noun}' + labels}{user} {added}{where}"
 
-    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.Command]:
         spec = NodeSpec(self.resources, self.labels, (), self.pool)
         return [cmd.AddNode(name=f"{self.names}-{n}", spec=spec, operator=True) for n in range(self.nodes)]
 
@@ -246,7 +246,7 @@ class EnableNode(Step, frozen=True):
     def __str__(self) -> str:
         return f"node {self.node} is enabled"
 
-    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.Command]:
         return [cmd.MoveNode(name=self.node, action="enable", operator=True)]
 
 
@@ -259,7 +259,7 @@ class BringNodeBack(Step, frozen=True):
     def __str__(self) -> str:
         return f"node {self.node} comes back"
 
-    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.Command]:
         node_id = partition.nodes.find(self.node)
         assert node_id is not None
         return [cmd.AddNode(name=self.node, spec=spec_of(partition, node_id), operator=True)]
@@ -274,7 +274,7 @@ class ReleaseHold(Step, frozen=True):
     def __str__(self) -> str:
         return f"the nodes held for {f'job {self.job}' if self.job else HIDDEN} are released"
 
-    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.Command]:
         return [cmd.ReleaseHold(job=self.job, operator=True)]
 
     def shown_to(self, sees: Sees) -> ReleaseHold:
@@ -292,7 +292,7 @@ class ReleaseJob(Step, frozen=True):
     def __str__(self) -> str:
         return f"job {self.job} is released"
 
-    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.Command]:
         return [cmd.ReleaseJob(job=self.job, operator=True)]
 
 
@@ -310,7 +310,7 @@ class Ready(Step, frozen=True):
     def __str__(self) -> str:
         return "all agents have reported (or an operator marks the partition ready)"
 
-    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.Command]:
         return [cmd.MarkReady(operator=True)]
 
 
@@ -410,7 +410,7 @@ class StartQueue(Step, frozen=True):
     def __str__(self) -> str:
         return f"queue {self.queue} is started"
 
-    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.Command]:
         return [cmd.MoveQueue(queue=self.queue, action="start", operator=True)]
 
 
@@ -438,7 +438,7 @@ class MoveToFront(Step, frozen=True):
     def __str__(self) -> str:
         return "this job is brought to the front of its queue"
 
-    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.Command]:
         return [cmd.BringToFront(job=self.job, stage=self.stage, operator=True)]
 
 
@@ -454,7 +454,7 @@ class JobsSucceed(Step, frozen=True):
             return f"job {self.jobs[0]} succeeds"
         return f"jobs {', '.join(self.jobs)} succeed"
 
-    def commands(self, partition: Partition) -> list[cmd.AnyCommand]:
+    def commands(self, partition: Partition) -> list[cmd.Command]:
         return [
             report_end(partition, allocation, allocation.indices)
             for name in self.jobs

@@ -14,7 +14,7 @@ from fairlead.core import cycle
 from fairlead.core.admission import held_back
 from fairlead.core.asks import minimum_by_stage
 from fairlead.core.changes import Stopped
-from fairlead.core.commands import AnyCommand, Kill, Rejected, Submit
+from fairlead.core.commands import Command, Kill, Rejected, Submit
 from fairlead.core.cycle import Cycle
 from fairlead.core.dump import dump, load
 from fairlead.core.model import NEW, Ask, Job, Micros, Stage
@@ -85,7 +85,7 @@ class Trials:
         partition.wake_lanes(self.ask.stage)
         try:
             setting = configured(partition, steps)
-            ends: list[AnyCommand] = []
+            ends: list[Command] = []
             if setting is not None:
                 done.append(cycle.run(partition, [setting], self.now))
                 ends = self._ends(done[0])
@@ -100,7 +100,7 @@ class Trials:
                 turn.plan.abandon()
             partition.readiness = readiness
 
-    def _ends(self, turn: Cycle) -> list[AnyCommand]:
+    def _ends(self, turn: Cycle) -> list[Command]:
         """Return the reports of tasks that a cycle stopped."""
         partition = self.partition
         numbers = [change.into or change.allocation for change in turn.changes if isinstance(change, Stopped)]
@@ -116,7 +116,7 @@ class Trials:
         keys = [(job.id, stage.name, self.kind) for stage, _ in self.needs]
         return next((turn.reasons[key] for key in keys if key in turn.reasons), None)
 
-    def _commands(self, steps: Sequence[Step]) -> tuple[list[AnyCommand], str]:
+    def _commands(self, steps: Sequence[Step]) -> tuple[list[Command], str]:
         """Return the commands of all steps but settings of queues, and the id of the job that should start."""
         commands = [command for step in steps for command in step.commands(self.partition)]
         requests = [step for step in steps if isinstance(step, Request)]
