@@ -341,7 +341,8 @@ class Stage(msgspec.Struct, eq=False):
 
     def tries_used(self, index: int) -> int:
         """Return the tries that a task has used. In a gang that restarts whole, all tasks have used the same tries."""
-        return self.failures if self.on_failure == "restart" else self.past(index).tries_used
+        own = self.past(index).tries_used
+        return max(self.failures, own) if self.on_failure == "restart" else own
 
     def rank(self, index: int) -> int | None:
         """Return the rank of a task in the present generation of its gang; None if it is no member."""

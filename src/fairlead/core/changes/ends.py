@@ -143,10 +143,11 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
     def _count_failure(self, stage: Stage, more: int) -> None:
         """Count a failure of a gang that restarts: one for each of its stages, however many tasks failed.
 
-        A failure for good of a stage that goes on without the task costs the other stages no try.
+        A failure for good counts for its task alone: the others may go on without it.
         """
-        if self.tried and stage.on_failure == "restart":
-            for member in stage.gang() if self.again != NOT_AGAIN else (stage,):
+        ends_generation = self.again != NOT_AGAIN or (stage.strict and not stage.job.over)
+        if self.tried and ends_generation and stage.on_failure == "restart":
+            for member in stage.gang():
                 member.failures += more
 
     def _histories(self, stage: Stage, before: Allocation) -> dict[int, History | None]:
