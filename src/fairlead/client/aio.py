@@ -44,12 +44,15 @@ class AsyncClient(Caller, AsyncMethods):
         self, url: str = "", token: str = "", authority: str = "", partition: str = "", insecure: bool = False
     ) -> None:
         super().__init__(url, token, authority, partition, insecure)
-        token, trust = self._endpoint.token, calls.tls_context(self._endpoint)
+        hosts, trust = calls.addresses_of(self._endpoint), calls.tls_context(self._endpoint)
         self._hosts = [
-            Http(Address(each.host, each.port, each.path, trust if each.secure else None, lambda: token), 100)
-            for each in calls.addresses_of(self._endpoint)
+            Http(Address(each.host, each.port, each.path, trust if each.secure else None, self._token), 100)
+            for each in hosts
         ]
         """The connections to each server; requests go to the first."""
+
+    def _token(self) -> str:
+        return self._endpoint.token
 
     async def __aenter__(self) -> Self:
         return self
