@@ -1,6 +1,6 @@
 """Counts CPU instructions of decisions in this tree and in another one: a measure without noise.
 
-`python -m bench.counting TREE [CASE …]` runs the same small cases in both trees under valgrind, which has to be
+`python -m bench.counting TREE [CASE …]` runs the small cases of both trees under valgrind, which has to be
 installed, and prints the ratio of the instructions here to those there. The setup of a case is counted separately and
 subtracted.
 """
@@ -51,7 +51,8 @@ def run(case: str, decide: bool) -> None:
 
 
 def count(tree: Path, case: str, decide: bool) -> int:
-    script = f"import gc, sys; gc.disable(); sys.argv = ['', '{case}', '{decide}']; exec(open({__file__!r}).read())"
+    own = str(tree / "bench" / "counting.py")  # each tree runs its own cases: names of modules differ
+    script = f"import gc, sys; gc.disable(); sys.argv = ['', '{case}', '{decide}']; exec(open({own!r}).read())"
     environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}:{tree}", "PYTHONHASHSEED": "0"}
     done = subprocess.run(
         [*COUNT, sys.executable, "-c", script], cwd=tree, env=environment, capture_output=True, text=True, check=True
