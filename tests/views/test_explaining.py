@@ -384,6 +384,12 @@ def test_a_remedy_names_the_tasks_of_a_stage_on_a_node_once() -> None:
     assert str(step.shown_to(lambda job: False)) == hidden
 
 
+def test_a_remedy_sums_the_tasks_of_more_than_three_jobs() -> None:
+    step = EndTasks("n0", tuple(Block(job, "main", (0, 2)) for job in "abcd"))
+    assert str(step) == "8 tasks of 4 jobs on n0 end"
+    assert str(step.shown_to(lambda job: job != "a")) == "8 tasks of several jobs on n0 end"
+
+
 def test_a_job_can_end_for_another_that_may_not_run_beside_it() -> None:
     w = World({"queues": {"root": {"one": {"max_jobs": 2}}}})
     w.nodes(2, cpu=4)

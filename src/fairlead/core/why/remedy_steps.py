@@ -169,7 +169,7 @@ def _merged(blocks: tuple[Block, ...]) -> list[Block]:
 
 
 NAMED = 3
-"""A remedy names at most this number of nodes."""
+"""A remedy names at most this number of nodes, and of stages whose tasks end."""
 
 
 def ends_in_words(steps: Sequence[EndTasks]) -> str:
@@ -183,6 +183,9 @@ def ends_in_words(steps: Sequence[EndTasks]) -> str:
     for (job, stage), ended in tasks.items():
         whose = tasks_of(job, stage) if job or ended == 1 else "other users' jobs"
         parts.append(f"{ended} {'task' if ended == 1 else 'tasks'} of {whose}")
+    if len(parts) > NAMED:
+        jobs = {job for job, _ in tasks}
+        parts = [f"{sum(tasks.values())} tasks of {'several' if '' in jobs else len(jobs)} jobs"]
     nodes = list(dict.fromkeys(step.node for step in steps))
     where = f"{', '.join(nodes[:-1])} and {nodes[-1]}" if 1 < len(nodes) <= NAMED else nodes[0]
     where = f"{len(nodes)} nodes" if len(nodes) > NAMED else where
