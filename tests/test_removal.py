@@ -105,10 +105,10 @@ def test_a_server_that_ends_between_the_removal_and_the_messages(monkeypatch: py
     w = at_night()
 
     def ends(cluster: Cluster, now: int, user: str) -> Any:
-        follow(cluster, now, user)
+        monkeypatch.undo()  # the next server follows its configuration
+        cluster._follow(now, user)
         raise Stopped("the server ended")
 
-    follow = Cluster._follow
     monkeypatch.setattr(Cluster, "_follow", ends)
     w.configure(DAY)
     w.cycle()
@@ -163,8 +163,9 @@ def test_a_server_that_ends_before_a_partition_made_again_has_records(monkeypatc
     w.configure(DAY)
     w.cycle()
     cluster = Cluster(w.journal)
-    monkeypatch.setattr(Cluster, "_follow", lambda *_: {})
-    cluster.configure(parse_config(BOTH), w.now)
+    with monkeypatch.context() as patched:
+        patched.setattr(Cluster, "_follow", lambda *_: {})
+        cluster.configure(parse_config(BOTH), w.now)
     cluster = Cluster(w.journal)
     cluster.begin(w.now)
     assert cluster.writers["night"].partition.counters.job == 4

@@ -156,7 +156,7 @@ def test_options_of_a_database_that_are_refused(tmp_path: Path, database: str) -
 
     assert said("--database", "db.example") == (
         2,
-        "fairlead: error: --database: it is not an address such as postgresql://host/fairlead\n",
+        "fairlead: error: --database: this is not the address of a database, such as postgresql://host/fairlead\n",
     )
     code, text = said("--database", f"postgresql://me:geheim@/x?host={tmp_path}")
     assert code == 1 and "cannot connect" in text and "geheim" not in text
