@@ -1,11 +1,19 @@
-"""Measures how large and how plain the source is: `python -m bench.size [TREE]`, for this tree or another checkout."""
+"""Measures how large and how plain the source is: `python -m bench.size [TREE]`, for this tree or another checkout.
+
+The last figures are of a running `fairlead up`: which files and functions of server, agent and command line run while
+one job is submitted and ends.
+"""
 
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import sleep
 
 from bench.harness import ROOT
 
@@ -63,8 +71,76 @@ def measure(tree: Path) -> dict[str, object]:
     }
 
 
+RECORDER = """
+import inspect, os, sys, threading, time
+from pathlib import Path
+
+folder = Path(os.environ["FAIRLEAD_CALLS"])
+seen, recording = set(), False
+
+def hook(frame, event, _):
+    code = frame.f_code
+    if recording and event == "call" and "/src/fairlead/" in code.co_filename and code.co_flags & inspect.CO_OPTIMIZED:
+        if not code.co_name.startswith("<"):
+            seen.add((code.co_filename.partition("/src/fairlead/")[2], code.co_qualname))
+
+def watch():
+    global recording
+    recording = (folder / "on").exists()
+    while not (folder / "off").exists():
+        recording = recording or (folder / "on").exists()
+        time.sleep(0.005)
+    recording = False
+    write()
+
+def write():
+    (folder / f"{os.getpid()}.calls").write_text("".join(f"{file} {name}\\n" for file, name in seen))
+
+import atexit
+atexit.register(write)
+threading.Thread(target=watch, daemon=True).start()
+threading.setprofile(hook)
+sys.setprofile(hook)
+"""
+"""Loaded as `sitecustomize` by each Python process; notes functions that are called between two marks."""
+SETTLING = 3.0
+"""Seconds after which a server that is up does only what it does all the time."""
+
+
+def calls_of_a_submission(tree: Path) -> set[tuple[str, str]]:
+    """Return the files and functions that run while one job is submitted, runs and ends."""
+    with TemporaryDirectory(prefix="fairlead-calls-") as name:
+        folder = Path(name)
+        (folder / "sitecustomize.py").write_text(RECORDER, encoding="utf-8")
+        environment = os.environ | {
+            "PYTHONPATH": f"{folder}:{tree / 'src'}:{os.environ.get('PYTHONPATH', '')}",
+            "FAIRLEAD_CALLS": name,
+            "FAIRLEAD_DATA": str(folder / "data"),
+        }
+        program = [sys.executable, "-c", "import sys, fairlead.cli; sys.exit(fairlead.cli.main())"]
+        with subprocess.Popen(
+            [*program, "up", "--port", "0"], env=environment, stdout=subprocess.PIPE, cwd=folder
+        ) as server:
+            assert server.stdout is not None
+            while b" is up at " not in server.stdout.readline():
+                pass
+            sleep(SETTLING)
+            (folder / "on").touch()
+            subprocess.run([*program, "run", "--", "true"], env=environment, check=True, cwd=folder, timeout=60)
+            (folder / "off").touch()
+            server.terminate()
+            server.communicate(timeout=60)
+        lines = [line for path in folder.glob("*.calls") for line in path.read_text(encoding="utf-8").splitlines()]
+    return {(file, function) for file, _, function in (line.partition(" ") for line in lines)}
+
+
 def main() -> int:
-    for name, figure in measure(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT).items():
+    tree = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
+    figures = measure(tree)
+    calls = calls_of_a_submission(tree)
+    figures["files run by one submission"] = len({file for file, _ in calls})
+    figures["functions run by one submission"] = len(calls)
+    for name, figure in figures.items():
         print(f"{name}: {figure}")
     return 0
 
