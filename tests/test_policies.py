@@ -188,7 +188,10 @@ def test_an_entry_point_may_be_a_function_and_they_are_loaded_by_name(tmp_path: 
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         (HARBOUR.replace('"patient"', '"fifo"'), "ValueError: order 'fifo' exists already; use another name"),
         (HARBOUR.replace('"roomiest"', '"pack"'), "ValueError: placement 'pack' exists already; use another name"),
-        (HARBOUR.replace('"small_crew"', '"Small crew"'), "ValueError: 'Small crew' is no name for a policy (check);"),
+        (
+            HARBOUR.replace('"small_crew"', '"Small crew"'),
+            "ValueError: 'Small crew' is not a name for a policy (check);",
+        ),
     ],
 )
 def test_a_package_that_fails_stops_the_start(tmp_path: Path, source: str, said: str) -> None:

@@ -13,6 +13,9 @@ import pytest
 
 import fairlead
 from fairlead.cli.history import _hours
+from fairlead.cli.node import _gpus
+from fairlead.cli.server_process import _program
+from fairlead.wire import api as wire
 from tests.live import PROGRAM, Up
 
 CONFIG = """
@@ -52,9 +55,40 @@ def test_lists_say_that_they_are_cut(up: Up) -> None:
     assert "only 1 jobs, the newest, are shown" in done.stderr
 
 
+@pytest.mark.parametrize(("variable", "shown"), [("", "fairlead"), ("/bin/uv", PROGRAM)])
+def test_the_program_is_named_as_another_terminal_finds_it(
+    variable: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`uvx` and `uv run` put the program on the PATH of one process only, and set the variable UV there."""
+    monkeypatch.setattr("sys.argv", [PROGRAM, "up"])
+    monkeypatch.setenv("PATH", str(Path(PROGRAM).parent))
+    monkeypatch.delenv("UV", raising=False)
+    if variable:
+        monkeypatch.setenv("UV", variable)
+    assert _program() == shown
+
+
+def test_a_node_shows_which_gpus_are_in_use() -> None:
+    node = wire.Node(
+        name="n",
+        state="up",
+        pool="",
+        manager="",
+        labels={},
+        taints=[],
+        users=[],
+        resources={},
+        used={},
+        devices=[0, 1, 0.5],
+        tasks=1,
+        avoided=False,
+    )
+    assert _gpus(node) == "0: free, 1: in use, 2: 50% in use"
+
+
 def test_a_job_that_is_scaled_to_nothing_says_that_it_ends(up: Up) -> None:
     job = up.run("submit", "--array", "2", "sleep", "600").strip()
-    assert up.run("scale", job, "1") == f"{job}: 1 tasks\n"
+    assert up.run("scale", job, "1") == f"{job}: 1 task\n"
     assert up.run("scale", job, "0") == f"{job}: 0 tasks, so the job ends\n"
     up.run("wait", job)
 

@@ -495,9 +495,9 @@ def test_a_compressed_answer_is_read(up: Up, client: Client) -> None:
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_what_cannot_be_a_server_or_a_token_is_refused(kind: type[Client | AsyncClient]) -> None:
-    with pytest.raises(Problem, match="ftp://one is no address of a server; write http://HOST:PORT or https"):
+    with pytest.raises(Problem, match="ftp://one is not the address of a server; write http://HOST:PORT or https"):
         kind("ftp://one", "fl_x")
-    with pytest.raises(Problem, match="is no address of a server"):
+    with pytest.raises(Problem, match="is not the address of a server"):
         kind("http://one:port", "fl_x")
     with pytest.raises(Problem, match="the token has characters that no token has"):
         kind("https://one", "fl_x\r\nhost: two")
@@ -523,5 +523,5 @@ def test_a_list_of_servers_is_checked_as_a_whole() -> None:
     with pytest.raises(Problem, match="http://elsewhere is another machine") as problem:
         Client("https://one,http://elsewhere", "fl_x")
     assert problem.value.code == "insecure"
-    with pytest.raises(Problem, match="ftp://two is no address of a server"):
+    with pytest.raises(Problem, match="ftp://two is not the address of a server"):
         Client("http://127.0.0.1:1,ftp://two", "fl_x")

@@ -252,8 +252,16 @@ def test_a_refused_item_is_named_as_an_accepted_one() -> None:
     ("on_loss", "state", "sentence"),
     [
         ("", "lost", "job j has no tasks: k8s asks for none now"),
-        ("replace", "pending", "job j waits: no node has joined yet; the last attempt of 1 task: node k0 was removed"),
-        ("restart", "pending", "job j waits: no node has joined yet; the last attempt of 1 task: node k0 was removed"),
+        (
+            "replace",
+            "pending",
+            "job j waits: no node has joined yet; 1 task waits again (last attempt: node k0 was removed)",
+        ),
+        (
+            "restart",
+            "pending",
+            "job j waits: no node has joined yet; 1 task waits again (last attempt: node k0 was removed)",
+        ),
     ],
 )
 def test_tasks_of_a_removed_node_follow_an_on_loss_that_was_asked_for(on_loss: str, state: str, sentence: str) -> None:

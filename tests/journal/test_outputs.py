@@ -270,8 +270,12 @@ def settings(tmp_path: Path, outputs: str, endpoint: str = "") -> ServerOptions:
 @pytest.mark.parametrize(
     ("outputs", "endpoint", "said"),
     [
-        ("s3://", "", "is no address of a bucket; write s3://BUCKET or s3://BUCKET/PREFIX"),
-        ("s3://b", "nowhere", "nowhere is no address of a service; write https://HOST:PORT with --outputs-endpoint"),
+        ("s3://", "", "is not the address of a bucket; write s3://BUCKET or s3://BUCKET/PREFIX"),
+        (
+            "s3://b",
+            "nowhere",
+            "nowhere is not the address of a service; write https://HOST:PORT with --outputs-endpoint",
+        ),
         ("gs://b/c", "", "gs://b/c is neither a folder nor s3://BUCKET/PREFIX"),
         ("", "http://127.0.0.1:1", "--outputs-endpoint is for an object store"),
         ("/dev/null/x", "", "name another folder with --outputs"),

@@ -118,7 +118,9 @@ def test_a_running_job_and_the_choice_of_its_nodes() -> None:
     assert w.why(job).sentence == "job job is starting on n0"
     w.cycle()
     why = w.why(job)
-    assert why.sentence == "job job runs on n0, chosen by placement `pack` from the 2 of 3 nodes that can run them"
+    assert (
+        why.sentence == "job job runs on n0, chosen by placement `pack` from the 2 of 3 nodes that can run such tasks"
+    )
     assert why.causes == (RunsOn("main", 2, ("n0",), 1, "pack", 2, 3),)
     assert not why.waiting
 
@@ -129,10 +131,10 @@ def test_tasks_that_run_on_loan() -> None:
     few = w.submit(name="few", queue="root.own", stages=[stage(1)])
     many = w.submit(name="many", queue="root.ads", stages=[stage(3)])
     w.advance(1)
-    assert w.why(few).sentence == "job few runs on n0, the only node that can run it"
+    assert w.why(few).sentence == "job few runs on n0, the only node that can run such a task"
     assert w.why(many).sentence == (
-        "job many runs on n0, the only node that can run them; queue root.ads uses 75 % of the cluster and its share "
-        "is 10 %, so its newest tasks may be stopped when other queues need their shares"
+        "job many runs on n0, the only node that can run such tasks; queue root.ads uses 75 % of the cluster and its "
+        "share is 10 %, so its newest tasks may be stopped when other queues need their shares"
     )
 
 
@@ -141,7 +143,7 @@ def test_nothing_is_on_loan_if_loans_are_not_stopped() -> None:
     w.nodes(1, cpu=4)
     many = w.submit(name="many", queue="root.ads", stages=[stage(3)])
     w.advance(1)
-    assert w.why(many).sentence == "job many runs on n0, the only node that can run them"
+    assert w.why(many).sentence == "job many runs on n0, the only node that can run such tasks"
 
 
 def test_a_job_that_stops_for_another_and_waits_again() -> None:
@@ -160,7 +162,7 @@ def test_a_job_that_stops_for_another_and_waits_again() -> None:
     assert w.placements(high)
     why = w.why(low)
     assert why.sentence == (
-        "job low waits for 1 CPU: no CPU is free; the last attempt of 1 task: preempted for job high"
+        "job low waits for 1 CPU: no CPU is free; 1 task waits again (last attempt: preempted for job high)"
     )
     assert isinstance(why.causes[0], LastAttempt)
 
@@ -174,7 +176,7 @@ def test_a_launch_that_was_refused() -> None:
     w.report(job, "main", 0, 1, "refused", "n0")
     w.cycle()
     why = w.why(job)
-    assert "the last attempt of 1 task: node n0 refused the launch" in why.sentence
+    assert "1 task waits again (last attempt: node n0 refused the launch" in why.sentence
     assert "1 node is paused after failed launches" in why.sentence
 
 
@@ -356,7 +358,7 @@ def test_sentences_agree_in_number_and_name_things_once() -> None:
     assert w.why(parts).sentence == "job parts: 1 task of a runs on n0; 1 task of b runs on n0"
     w.finish(parts, "a", 0)
     w.cycle()
-    assert w.why(parts).sentence.startswith("job parts: 1 task of b runs on n0, the only node that can run it")
+    assert w.why(parts).sentence.startswith("job parts: 1 task of b runs on n0, the only node that can run such a task")
     w.kill(parts)
     w.cycle()
     assert w.why(parts).sentence.startswith("job parts is over: killed by the operator")
@@ -373,7 +375,7 @@ def test_one_allocation_stops_for_a_job() -> None:
     assert w.why(high).sentence == "job high waits for 1 CPU: no CPU is free; tasks stop for it"
     w.release_acks("n0")
     w.advance(1)
-    assert str(w.why("low").causes[0]) == "the last attempt of 1 task that waits: preempted for job high"
+    assert str(w.why("low").causes[0]) == "1 task waits again (last attempt: preempted for job high)"
 
 
 def test_a_remedy_names_the_tasks_of_a_stage_on_a_node_once() -> None:
@@ -492,7 +494,7 @@ def test_nodes_without_gpus_do_not_count_for_a_task_with_one() -> None:
     w.node("g", cpu=4, gpu=1)
     job = w.submit(name="job", stages=[stage(1, cpu=1, gpu=1)])
     w.advance(1)
-    assert w.why(job).sentence == "job job runs on g, the only one of 3 nodes that can run it"
+    assert w.why(job).sentence == "job job runs on g, the only one of 3 nodes that can run such a task"
     other = w.submit(name="other", stages=[stage(1, cpu=1, gpu=1)])
     w.advance(1)
     assert w.why(other).sentence == "job other waits for 1 GPU: no GPU is free on the only node that can run it"

@@ -214,8 +214,11 @@ def explain(job: JobName, common: Common) -> None:
     """
     with common.client() as client:
         found = client.explain(job)
-    causes = found.causes if found.waiting or len(found.causes) > 1 else []
-    lines = [found.sentence, *(cause.text for cause in causes), *waiting_lines(found.waiting)]
+    told = ("last attempt", "on loan")  # the sentence has them whole
+    causes = [cause.text for cause in found.causes if cause.code not in told]
+    if not found.waiting and len(causes) == 1:
+        causes = []
+    lines = [found.sentence, *causes, *waiting_lines(found.waiting)]
     common.show(found, lines)
 
 

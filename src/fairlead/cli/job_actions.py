@@ -112,7 +112,7 @@ def _read_tasks(text: str, name: str) -> list[int]:
         bounds = [first, last if dash else first]
         if not all(bound.isascii() and bound.isdigit() and len(bound) < 9 for bound in bounds):
             raise typer.BadParameter(
-                f"{name}: {part or 'nothing'} is no index of a task; write indices such as [3] or [1-3,5]"
+                f"{name}: {part or 'nothing'} is not an index of a task; write indices such as [3] or [1-3,5]"
             )
         start, end = map(int, bounds)
         if end < start or end - start + len(indices) >= MAX_STOPPED:
@@ -190,13 +190,17 @@ def scale(
         note = client.scale(job, count, stage)
         if not count and not note and not any(entry.count for entry in client.job(job).stages):
             note = "0 tasks, so the job ends"
-    common.show({"note": note}, [f"{job}: {note or f'{count} tasks'}"])
+    common.show({"note": note}, [f"{job}: {note or _tasks(count)}"])
 
 
 def priority(
     job: LiveJobName,
     number: Annotated[
-        int, typer.Argument(help="The new priority; jobs with a higher number start first.", metavar="PRIORITY")
+        int,
+        typer.Argument(
+            help="The new priority. In a queue with the order `priority`, jobs with a higher number start first.",
+            metavar="PRIORITY",
+        ),
     ],
     *,
     yes: Yes = False,

@@ -61,7 +61,10 @@ def _key(node: wire.Node) -> str:
 
 
 def _gpus(node: wire.Node) -> str:
-    return " ".join(f"{used:g}" for used in node.devices)
+    return ", ".join(
+        f"{index}: {'free' if used == 0 else 'in use' if used == 1 else f'{used:.0%} in use'}"
+        for index, used in enumerate(node.devices)
+    )
 
 
 NODES: tuple[Column[wire.Node], ...] = (
@@ -143,7 +146,7 @@ def disable(options: DisableOptions) -> None:
     check_duration(lasts or None, "--for")
     seconds = seconds_of(lasts) if lasts else 0.0
     if lasts and not seconds:
-        raise wrong("--for", f"{lasts} is no time; write one such as 2h or 90min")
+        raise wrong("--for", f"{lasts} is not a duration; write one such as 2h or 90min")
     if not labels:
         done = f"{name} is disabled{f' for {lasts}' if lasts else ''}"
         options.change(lambda client: client.move_node(name, "disable", reason, seconds or 0.0), done)

@@ -133,7 +133,7 @@ def _not_listening(host: str, port: int, problem: OSError) -> str:
         return f"port {port} of {host} is in use by another program; choose another one with --port, such as {port + 1}"
     if problem.errno == errno.EACCES:
         return f"port {port} of {host} is for root only; choose one above 1023 with --port"
-    return f"{host} is no address of this machine ({problem.strerror}); choose another one with --host"
+    return f"{host} is not an address of this machine ({problem.strerror}); choose another one with --host"
 
 
 def _url(scheme: str, host: str, port: int) -> str:
@@ -223,10 +223,10 @@ def _greet(url: str, directory: Path, as_json: bool, agent: bool) -> None:
 
 
 def _program() -> str:
-    """Return this program as to be typed in a terminal: its name if it is on PATH, else its full path."""
+    """Return this program as to be typed in another terminal: its name if it is on PATH there, else its full path."""
     called = Path(sys.argv[0]).absolute()
     on_path = shutil.which(called.name)
-    if on_path is not None and Path(on_path).absolute() == called:
+    if on_path is not None and Path(on_path).absolute() == called and "UV" not in os.environ:  # uvx changes PATH
         return called.name
     return shlex.quote(str(called))
 

@@ -216,7 +216,7 @@ def log_key(partition: str, asked: LogRequest) -> str:
 def result_key(partition: str, user: str, number: int, row: ResultRow, name: str) -> str:
     """Return the key of a result file. Raises `ValueError` if the name is not safe."""
     if not is_safe_name(name):
-        raise ValueError(f"{name!r} is no name of a result file")
+        raise ValueError(f"{name!r} is not the name of a result file")
     return f"{_base(partition, user, number, row.stage, row.index, row.attempt)}.results/{name}"
 
 

@@ -45,11 +45,13 @@ class ObjectStore:
             raise Unusable(f"{url} needs another package; install it with: pip install 'fairlead[s3]'") from None
         bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
         if not bucket or "?" in url:
-            raise Unusable(f"{url} is no address of a bucket; write s3://BUCKET or s3://BUCKET/PREFIX")
+            raise Unusable(f"{url} is not the address of a bucket; write s3://BUCKET or s3://BUCKET/PREFIX")
         endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
         parts = urlsplit(endpoint)
         if endpoint and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise Unusable(f"{endpoint} is no address of a service; write https://HOST:PORT with --outputs-endpoint")
+            raise Unusable(
+                f"{endpoint} is not the address of a service; write https://HOST:PORT with --outputs-endpoint"
+            )
         self._url = url
         self._endpoint = endpoint
         self._problem = BaseError

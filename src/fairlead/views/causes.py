@@ -75,12 +75,12 @@ class RunsOn(OnNodes, frozen=True):
     def why(self) -> str:
         """Return why they run there, as the end of a sentence."""
         of = "" if self.known == self.suitable else f" of {self.known}"
-        them = self._verb("it", "them")
+        tasks = self._verb("such a task", "such tasks")
         if self.suitable == 1:
-            chosen = f"the only {f'one{of} nodes' if of else 'node'} that can run {them}"
+            chosen = f"the only {f'one{of} nodes' if of else 'node'} that can run {tasks}"
         else:
             by = f"{'the cost of pools and ' * self.by_cost}placement `{self.place}`"
-            chosen = f"chosen by {by} from the {self.suitable}{of} nodes that can run {them}"
+            chosen = f"chosen by {by} from the {self.suitable}{of} nodes that can run {tasks}"
         chosen += f", close together by label {self.near}" if self.near else ""
         return chosen + (", after nodes were held for it" if self.held else "")
 
@@ -134,11 +134,16 @@ class LastAttempt(Cause, frozen=True):
     max_launches: int = 0
 
     def __str__(self) -> str:
+        return f"{of_stage(self.stage)}{self._counted} {self.again}"
+
+    @property
+    def again(self) -> str:
+        """Return the end of a sentence about the tasks."""
         waits = self._verb("waits", "wait")
-        again = f" (try {self.tries_used} of {self.tries})" if self.tries_used else ""
+        again = f"; try {self.tries_used} of {self.tries}" if self.tries_used else ""
         if self.launches_failed:
-            again += f" (launch {self.launches_failed} of {self.max_launches})"
-        return f"{of_stage(self.stage)}the last attempt of {self._counted} that {waits}: {self.ended}{again}"
+            again += f"; launch {self.launches_failed} of {self.max_launches}"
+        return f"{waits} again (last attempt: {self.ended}{again})"
 
 
 class Over(Cause, frozen=True):

@@ -143,7 +143,7 @@ def _told(cause: Cause, job: Job, alone: bool) -> str:
             why = f"for {cause.stops_for}" if cause.stops_for else f"because of {STOPS.get(cause.cause, cause.cause)}"
             return f"{subject}{'stops' if one else 'stop'} on {cause.where} {why}"
         case LastAttempt():
-            return f"the last attempt of {tasks}: {cause.ended}"
+            return f"{tasks}{f' of {cause.stage}' * several} {cause.again}"
     return str(cause)
 
 

@@ -7,14 +7,14 @@ from urllib.parse import urlsplit
 
 
 def parse_url(url: str) -> tuple[bool, str, int, str]:
-    """Return whether a URL is encrypted, its host, port and path. Raise `ValueError` if it is no server address."""
+    """Return whether a URL is encrypted, its host, port and path. Raise `ValueError` if the URL is not valid."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url} is no address of a server; write http://HOST:PORT or https://HOST:PORT")
+        raise ValueError(f"{url} is not the address of a server; write http://HOST:PORT or https://HOST:PORT")
     return parts.scheme == "https", parts.hostname, port or (443 if parts.scheme == "https" else 80), parts.path
 
 

@@ -324,7 +324,10 @@ def set_priority(plan: Plan, command: SetPriority) -> Accepted:
     if priority > job.priority:
         need_priority(command, job.queue, priority)
     plan.do(JobPrioritised(job.id, priority))
-    return Accepted()
+    if job.queue.order.by_priority:
+        return Accepted()
+    first = f"it does not decide which job of queue {job.queue.path} starts first"
+    return Accepted(note=f"priority {priority}; {first}, because the order there is {job.queue.settings.order}")
 
 
 # -- asks ------------------------------------------------------------------------------------------------

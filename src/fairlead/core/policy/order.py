@@ -55,6 +55,12 @@ class Order(msgspec.Struct, frozen=True):
     """True if users take turns, the one with the least use first. The key then orders the asks of one user."""
 
     @property
+    def by_priority(self) -> bool:
+        """True if the key depends on `priority`."""
+        low = Standing(kind=2, priority=0, running=0, asked=0, below_min=False)
+        return self.key(low) != self.key(msgspec.structs.replace(low, priority=1))
+
+    @property
     def moves(self) -> bool:
         """True if a start can change the order of other asks."""
         return self.by_running or self.by_user

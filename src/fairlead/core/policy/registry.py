@@ -29,7 +29,9 @@ class Registry(dict[str, Policy]):
     def add(self, name: str, policy: Policy) -> None:
         """Add a policy; raise ValueError if the name is invalid or taken."""
         if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name for a policy ({self.kind}); use a-z, 0-9, _ and -, a letter first")
+            raise ValueError(
+                f"{name!r} is not a name for a policy ({self.kind}); use a-z, 0-9, _ and -, a letter first"
+            )
         if name in self or name in self._reserved:
             raise ValueError(f"{self.kind} {name!r} exists already; use another name")
         self[name] = policy

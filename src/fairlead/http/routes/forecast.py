@@ -283,7 +283,7 @@ async def what_if(request: Request, asked: op.WhatIf) -> wire.WhatIf:
     read = Reader(asked.document, "", "a what-if")
     replay = read.optional_duration("replay")
     if replay == 0:
-        raise Refused("replay", "0 is no time to run again; write one such as 7d, or leave it out")
+        raise Refused("replay", "a period of 0 has no jobs; write one such as 7d, or leave it out")
     served, fields = request.leader(asked), {"changes": dict(read.doc), "replay": replay or 0}
     reply = await ask(request.services, served, preview.WhatIfQuestion, preview.Document, **fields)
     found = reply.document
