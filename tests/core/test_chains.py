@@ -292,6 +292,21 @@ def test_an_ask_behind_tasks_sent_ahead_has_its_turn_at_once() -> None:
     assert w.holds() == {"n0": [("old", "w", 1)]}
 
 
+def test_a_job_that_is_sent_ahead_leaves_its_planned_start_to_the_next_one() -> None:
+    w = world(cpu=2, backfill="easy", estimates="learned", chain="20s")
+    w.submit(stages=[{"name": "s", "resources": {"cpu": 1}, "estimate": "1h"}])
+    w.cycle()
+    quick = w.submit(stages=array(10))
+    w.advance(0.02)
+    late = w.submit(stages=[{"name": "s", "resources": {"cpu": "900m"}, "estimate": "1min"}])
+    w.advance(0)
+    w.finish(quick, "w", 0)
+    w.advance(0)
+    assert ahead_of(w, quick) == list(range(2, 10))
+    [ask] = [ask for lane in w.partition().lanes.values() for ask in lane]
+    assert (ask.stage.job.id, ask.latest > 0) == (late, True)
+
+
 def test_a_chain_has_a_largest_length() -> None:
     w = world(chain="10min")
     job = w.submit(stages=array(5_000, duration=0.001))

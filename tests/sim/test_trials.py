@@ -223,7 +223,7 @@ def test_planted_bugs_are_found(
             range(5),
         ),
         (planted_parts.drop_a_message, "has no answer", "calm", range(5)),
-        (planted_parts.forget_timers, "it does not end", "calm", (20,)),
+        (planted_parts.forget_timers, "it does not end", "calm", (17, 26)),
         (planted_parts.create_again, "is asked for, and was listed", "agents", range(6)),
         (planted_parts.fail_what_has_come, "is given up, and is there", "calm", range(6)),
         (planted_parts.destroy_what_runs, "is destroyed and still runs something", "calm", range(6)),

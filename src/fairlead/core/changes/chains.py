@@ -68,6 +68,8 @@ class Chained(Change[ChainedUndo], frozen=True, tag="chained"):
             front.chain = front.id
             partition.link(front)
         completed = take(partition, stage, self.kind, self.indices)
+        if completed is not None and partition.settings.backfills:
+            partition.wake()  # other asks may have been kept back for it
         partition.book(
             Allocation(
                 self.into,

@@ -146,7 +146,8 @@ def _send(plan: Plan, front: Allocation, most: int, slots: int) -> int:
             left -= count(block)
             attempt = stage.next_attempt(block)
             plan.do(Chained(front.id, kind, block, attempt, partition.counters.allocation, slots))
+            # Asks behind a completed ask have not had their turn. With backfill, any ask may be kept back for it.
+            plan.more |= stage.asks[kind] is None and partition.settings.backfills
     lane = partition.lane_of(stage)
-    # If this completed the ask, asks behind it have not had their turn.
     plan.more = plan.more or (lane is not None and lane.memory.verdict is None)
     return most - max(left, 0)
