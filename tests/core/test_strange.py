@@ -1,6 +1,7 @@
 """Nodes that run what the journal never decided, as after a restore: it is reported, and nothing is stopped."""
 
-from fairlead.core.commands import Answer, Rejected, Report
+from fairlead.core.commands import Answer, BeginEra, Rejected, Report
+from fairlead.core.changes import SKIPPED
 from fairlead.core.effects import ForNode, Stop
 from fairlead.journal.in_memory import MemoryJournal
 from fairlead.testing import World
@@ -101,3 +102,58 @@ def test_numbers_far_away_are_not_reserved() -> None:
     job = submit(w)
     w.cycle()
     assert w.partition().jobs[job].number == 1
+
+
+def set_back(w: World, era: int = 1) -> None:
+    w._send("default", BeginEra(era=era, operator=True))
+    w.cycle()
+    w.restart()
+
+
+def test_numbers_of_jobs_go_on_above_all_that_were_lost() -> None:
+    w = world()
+    submit(w)
+    w.cycle()
+    set_back(w)
+    job = submit(w)
+    w.cycle()
+    assert w.partition().jobs[job].number == 2 + SKIPPED
+    for number in (2, SKIPPED, SKIPPED + 1):
+        assert alarmed(reported(w, str(number), "n0", 1, number)) and not stops(w)
+        assert not alarmed(reported(w, "1", "n0", 1, 1, index=9))
+    set_back(w)  # the same era
+    set_back(w, era=3)
+    job = submit(w)
+    w.cycle()
+    assert w.partition().jobs[job].number == 3 + 2 * SKIPPED
+    assert alarmed(reported(w, "2", "n0", 1, 2)) and not stops(w)
+
+
+def test_attempts_of_known_jobs_go_on_above_all_that_were_lost() -> None:
+    w = world()
+    job = submit(w, count=6)
+    w.cycle()
+    w.fail_node("n0")
+    w.cycle()
+    before = {index: w.task(job, "s", index).attempt for index in range(6)}
+    assert set(before.values()) == {1, 2}
+    set_back(w)
+    w.fail_node("n1")
+    w.cycle()
+    again = [index for index in range(6) if w.task(job, "s", index).attempt > SKIPPED]
+    assert again and {w.task(job, "s", index).attempt for index in again} == {SKIPPED + 3}
+    for index in again:  # a lost record gave the next attempt, or one that other tasks already had
+        assert alarmed(reported(w, job, "n2", before[index] + 1, 1, index)) and not stops(w)
+        assert not alarmed(reported(w, job, "n2", before[index], 1, index)) and stops(w)  # given up, and known
+
+
+def test_a_scaled_stage_goes_on_above_all_that_were_lost() -> None:
+    w = world()
+    job = submit(w, count=4)
+    w.cycle()
+    set_back(w)
+    w.scale(job, "s", 2)
+    w.cycle()
+    w.scale(job, "s", 4)
+    w.cycle()
+    assert [w.task(job, "s", index).attempt for index in range(4)] == [1, 1, SKIPPED + 2, SKIPPED + 2]

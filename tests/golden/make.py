@@ -26,6 +26,7 @@ from fairlead.core.cluster_config import ClusterConfigured, LeftMachine, Remains
 from fairlead.core.commands import (
     Accepted,
     AddNode,
+    BeginEra,
     BringToFront,
     CloseNodes,
     Command,
@@ -390,6 +391,9 @@ def play(s: Script) -> None:
     # A node runs a task that this journal never gave.
     strange = Report(node="c3", job="lost", stage="main", indices=(2, 4), attempt=3, state="running", number=9_000)
     s.cycle(strange, alarm=True)
+    s.keep()
+    # The data were set back.
+    s.cycle(BeginEra(era=2, operator=True))
     s.keep()
     s.cycle(RemoveManager(name="rm", operator=True))
     s.keep()

@@ -54,8 +54,9 @@ class Leader:
                 machines.update(machines_of(writer.partition))
                 writer.remove(clock())
                 return writer, clock
-            if writer.partition.config_version < configured.version:
-                writer.cycle([writer.configuring(config, configured.version)], clock())
+            opening = writer.opening(config, configured.version)
+            if opening:
+                writer.cycle(opening, clock())
             self._given.on_lead(name)
             return writer, clock
 

@@ -43,6 +43,12 @@ class Configure(Command, frozen=True, tag="configure"):
     """The first numbers of a new partition whose name a removed partition had; None if there was none."""
 
 
+class BeginEra(Command, frozen=True, tag="begin era"):
+    """Skip the numbers that lost records may have given, because the data were set back."""
+
+    era: int
+
+
 class MoveQueue(Command, frozen=True, tag="move queue"):
     """Stop or start a queue. A stopped queue accepts no jobs and starts no tasks."""
 

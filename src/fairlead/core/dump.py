@@ -93,6 +93,7 @@ class _Stage(msgspec.Struct, frozen=True, array_like=True):
     generation: int = 0
     members: Members = ()
     failures: int = 0
+    earlier: tuple[int, ...] = ()
 
 
 class _Job(msgspec.Struct, frozen=True, array_like=True):
@@ -191,6 +192,8 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     runs: tuple[tuple[RunsKey, Runs], ...] = ()
     strange: tuple[tuple[tuple[int, str], int, tuple[tuple[int, tuple[int, ...]], ...]], ...] = ()
     closures: tuple[tuple[Pairs, Closure], ...] = ()
+    era: int = 0
+    skipped: tuple[int, ...] = ()
 
 
 class NotADump(Exception):
@@ -275,6 +278,8 @@ def dump(partition: Partition) -> bytes:
                 for key, found in sorted(partition.strange.items())
             ),
             tuple(sorted(partition.closures.items(), key=itemgetter(0))),
+            partition.era,
+            partition.skipped.flat(),
         )
     )
 
@@ -371,6 +376,7 @@ def _load(document: _Document) -> Partition:
         partition.keep_key(user, key, kept_key)
     heapify(partition.derived.forgetting)
     partition.counters = document.counters
+    partition.era, partition.skipped = document.era, Ranges(document.skipped)
     return partition
 
 

@@ -409,6 +409,11 @@ def _check_runs(partition: Partition) -> None:
 
 def _check_strange(partition: Partition) -> None:
     """Check that no job or task can get a job or attempt number of tasks that this journal never started."""
+    skipped = partition.skipped.flat()
+    _need(bool(skipped) == bool(partition.era), f"era {partition.era} began and skipped no job numbers")
+    _need(not skipped or skipped[-1] <= partition.counters.job, "job numbers that were skipped may be given")
+    for job in partition.jobs.values():
+        _need(job.number not in partition.skipped, f"job {job.id} has a number that was skipped")
     for (number, name), found in partition.strange.items():
         _need(number < partition.counters.job, f"job {number} runs somewhere, and its number may be given again")
         for job in [job for job in partition.jobs.values() if job.number == number]:

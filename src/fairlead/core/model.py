@@ -286,6 +286,8 @@ class Stage(msgspec.Struct, eq=False):
     """The tasks that have been placed in this generation, in the order of their ranks."""
     failures: int = 0
     """The number of generations of its gang that failed, with `on_failure: restart`."""
+    earlier: tuple[int, ...] = ()
+    """`floor` and `top` when the last era began, and the `floor` that it set; empty if none began since."""
 
     @property
     def spec(self) -> StageSpec:

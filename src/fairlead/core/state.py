@@ -48,7 +48,7 @@ from fairlead.core.model import (
 from fairlead.core.node_table import NodeTable
 from fairlead.core.policy.decay import TASKS, booked_use, past_use, total_weight
 from fairlead.core.policy.placement import PACK
-from fairlead.core.ranges import count, indices
+from fairlead.core.ranges import Ranges, count, indices
 from fairlead.core.readiness import Readiness
 from fairlead.core.requestors import Requestors
 from fairlead.core.resources import BUILT_IN, SECOND, Vector
@@ -106,6 +106,10 @@ class Partition:
         self.landmark: Micros = 0
         """With `share_memory`, the start of the time scale of the weights of past use."""
         self.counters = Counters()
+        self.era = 0
+        """How often the data were set back: by a restore, or a promotion of a standby that may lack records."""
+        self.skipped = Ranges()
+        """The job numbers that were skipped when an era began, because lost records may have given them."""
         self.queues: dict[str, Queue] = {}
         self.uneven: dict[str, None] = {}
         """Queues whose children are too far from their shares."""

@@ -269,6 +269,9 @@ class ChainedJournal(Journal):
         `moved` means that the database was promoted or restored, so that its data may be old. Epochs that are skipped
         now, or were skipped by a restore, are noted for `skipped`.
         """
+        if not row.epoch:  # a stream of this name may have been lost with its epochs
+            [(highest,)] = self._records.run("SELECT coalesce(max(epoch), 0) FROM reigns")
+            return highest // LINE * LINE + 1
         epoch = raised(row.epoch) if moved else row.epoch + 1
         if moved:
             self._skipped[stream] = range(row.epoch + 1, epoch)

@@ -23,6 +23,11 @@ def raised(epoch: int) -> int:
     return (epoch // LINE + 1) * LINE
 
 
+def era_of(epoch: int) -> int:
+    """Return how often epochs were raised: how often the data were set back, or may have been."""
+    return epoch // LINE
+
+
 class Record(msgspec.Struct, frozen=True):
     """One record of a stream. `seq` counts the records of a stream: 1, 2, 3 … without gaps."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fairlead.core import cycle
 from fairlead.core.cluster_config import LeftMachine, Remains
-from fairlead.core.commands import Command, Configure, RemovePartition
+from fairlead.core.commands import BeginEra, Command, Configure, RemovePartition
 from fairlead.core.config import missing_policies
 from fairlead.core.cycle import Cycle
 from fairlead.core.lanes import LaneKey, lane_key
@@ -19,7 +19,7 @@ from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
 from fairlead.core.why.reasons import Reason
 from fairlead.journal.codec import encode, encode_remains, removed_stream_of, restore, restore_remains, stream_of
-from fairlead.journal.journal import Journal, JournalError, PolicyMissing, UnknownOutcome
+from fairlead.journal.journal import Journal, JournalError, PolicyMissing, UnknownOutcome, era_of
 from fairlead.writer.clock import Stopwatch
 from fairlead.writer.observer import Observer, ReplayObserver
 
@@ -89,6 +89,15 @@ class Writer:
         for observer in self._observers:
             observer.cycle(decided, watch.seconds)
         return decided
+
+    def opening(self, config: PartitionConfig, version: int) -> list[Command]:
+        """Return the commands that a new leader has to carry out before all others."""
+        commands: list[Command] = []
+        if self.partition.config_version < version:
+            commands.append(self.configuring(config, version))
+        if self.partition.era < era_of(self.epoch):
+            commands.append(BeginEra(era=era_of(self.epoch), operator=True))
+        return commands
 
     def configuring(self, config: PartitionConfig, version: int, user: str = "") -> Configure:
         """Return the command that applies a version of the cluster's configuration to the partition.

@@ -15,6 +15,7 @@ from fairlead.core.changes.change import DEFINED as DEFINED
 from fairlead.core.changes.change import Change as Change
 from fairlead.core.changes.config import *
 from fairlead.core.changes.ends import *
+from fairlead.core.changes.eras import *
 from fairlead.core.changes.gangs import *
 from fairlead.core.changes.holds import *
 from fairlead.core.changes.jobs import *

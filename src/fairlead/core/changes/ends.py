@@ -243,7 +243,7 @@ class Revived(Change[RevivedUndo], frozen=True, tag="revived"):
         outcome = next(name for name, ranges in (stage.ended or {}).items() if first in ranges)
         short_since, floor = stage.short_since, stage.floor
         if self.above:
-            stage.floor = stage.top
+            stage.floor = max(stage.floor, stage.top)
         _unend(stage, outcome, self.indices)
         grow(stage, self.kind, self.indices)
         partition.update_short(stage)

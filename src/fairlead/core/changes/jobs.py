@@ -341,7 +341,11 @@ class JobForgotten(Change[JobForgottenUndo], frozen=True, tag="job forgotten"):
 
 def new_stage(partition: Partition, job: Job, position: int, spec: StageSpec, user: str, own: bool = False) -> Stage:
     shape = partition.take_shape(spec.shape_key(job.manager, user))
-    return Stage(job, position, spec if own else None, terms_of(spec), shape, spec.count, all_pending(spec.count))
+    stage = Stage(job, position, spec if own else None, terms_of(spec), shape, spec.count, all_pending(spec.count))
+    if own and partition.era:
+        # Records of such a stage may have been lost, so its attempts begin above those of the job's other stages.
+        stage.floor = max((other.floor for other in job.stages), default=0)
+    return stage
 
 
 def job_over(names: Names, job: Job, state: JobState, reason: str) -> Line:

@@ -111,7 +111,7 @@ def _shrink(partition: Partition, stage: Stage, count: int) -> None:
         stage.ended = {name: ranges for name, ranges in stage.ended.items() if ranges} or None
     if stage.history is not None:
         stage.history = {index: past for index, past in stage.history.items() if index < count} or None
-    stage.floor = stage.top
+    stage.floor = max(stage.floor, stage.top)
 
 
 def _drop_pending(partition: Partition, stage: Stage, kind: int) -> None:

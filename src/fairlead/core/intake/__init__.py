@@ -38,6 +38,7 @@ MAX_USER = 200
 
 HANDLERS: dict[type[Any], Callable[[Plan, Any], Answer]] = {
     commands.Configure: config.configure,
+    commands.BeginEra: config.begin_era,
     commands.MoveQueue: config.move_queue,
     commands.MarkReady: config.mark_ready,
     commands.RemovePartition: config.remove_partition,

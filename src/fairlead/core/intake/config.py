@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from fairlead.core.changes import (
+    SKIPPED,
     ConfigVersioned,
     Ended,
+    EraBegun,
     NodeRemoved,
     NumbersContinued,
     PartitionRemoved,
@@ -14,7 +16,7 @@ from fairlead.core.changes import (
     QueuesSet,
     SettingsSet,
 )
-from fairlead.core.commands import Accepted, Configure, MarkReady, MoveQueue, RemovePartition
+from fairlead.core.commands import Accepted, BeginEra, Configure, MarkReady, MoveQueue, RemovePartition
 from fairlead.core.errors import Refused
 from fairlead.core.intake.lookup import find_queue
 from fairlead.core.intake.nodes import tell_to_stop
@@ -45,6 +47,13 @@ def configure(plan: Plan, command: Configure) -> Accepted:
     if command.version > partition.config_version:
         plan.do(ConfigVersioned(command.version))
     return Accepted(note="" if changed else "no change")
+
+
+def begin_era(plan: Plan, command: BeginEra) -> Accepted:
+    need_operator(command, "begin an era")
+    if command.era > plan.partition.era:
+        plan.do(EraBegun(command.era, SKIPPED))
+    return Accepted()
 
 
 def _queues(plan: Plan, command: Configure) -> None:

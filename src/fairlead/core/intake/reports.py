@@ -72,7 +72,8 @@ def _handle(plan: Plan, command: Report) -> Accepted | Rejected:
 
 def _handle_unknown(plan: Plan, command: Report) -> Accepted | Rejected:
     """Handle a report of a job or stage that is not known: it was forgotten, or this journal never had it."""
-    is_new = command.number >= plan.partition.counters.job
+    partition = plan.partition
+    is_new = command.number >= partition.counters.job or command.number in partition.skipped
     strange = command.indices if is_new else _strange_before(plan, command)
     if strange:
         return _alarm(plan, command, strange, 0)
@@ -118,10 +119,13 @@ def _stop_stray(plan: Plan, command: Report, block: tuple[int, ...]) -> None:
 def _strange(plan: Plan, stage: Stage, command: Report, block: tuple[int, ...]) -> tuple[int, ...]:
     """Return the tasks of a block without live tasks to which this journal never gave the reported attempt."""
     attempt = command.attempt
-    if attempt > stage.top:
+    floor, highest, raised = stage.earlier or (stage.floor, 0, 0)
+    if attempt > stage.top or max(floor, highest) < attempt <= raised:
         return block
+    if attempt > raised:
+        floor = stage.floor
     found = plan.partition.strange.get((command.number, command.stage))
-    floor = stage.floor if found is None else found.floor
+    floor = floor if found is None else found.floor
     if attempt <= floor or count(block) > MAX_COMPARED:
         return ()
     before = Ranges(() if found is None else found.tasks.get(attempt, ()))
@@ -134,7 +138,7 @@ def _is_new(stage: Stage, index: int, attempt: int) -> bool:
     past = stage.past(index).attempt
     allocation = (stage.live or {}).get(index)
     if allocation is not None:  # without a history, it had no other attempt
-        return attempt > allocation.attempt if past else attempt != allocation.attempt
+        return attempt > past and attempt != allocation.attempt
     if past:
         return attempt > past
     # A task that succeeded with attempt 1 leaves no history.
@@ -170,8 +174,9 @@ def _alarm(plan: Plan, command: Report, block: tuple[int, ...], highest: int) ->
         plan.do(change)
     return Rejected(
         "attempt",
-        f"{command.attempt} of {command.job} {command.stage}[{Ranges(block).first_index()}] was never given by this "
-        f"journal, which is at {highest}; its data were set back, or it is the wrong one",
+        f"{command.attempt} of {command.job} {command.stage}[{Ranges(block).first_index()}] (job number "
+        f"{command.number}) was never given by this journal, which is at {highest} in era {partition.era}; its data "
+        "were set back, or it is the wrong one",
         "alarm",
     )
 
