@@ -1,9 +1,12 @@
 """`fairlead backup` and `fairlead restore`: all data of a running server, and its state at an earlier point."""
 
 import json
+import shutil
 import signal
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -22,6 +25,7 @@ from fairlead.journal.journal import LINE
 from fairlead.journal.locate import open_journal
 from fairlead.journal.snapshot import renew
 from fairlead.journal.verify import verify
+from fairlead.server import backup as backup_module
 from fairlead.server.backup import Failed, Point, restore_backup
 from fairlead.testing import World
 from tests.live import Up
@@ -253,6 +257,77 @@ def test_a_restore_that_fails_leaves_a_directory_as_it_was(tmp_path: Path) -> No
     assert {path.name: path.read_bytes() for path in data.iterdir()} == before
 
 
+def rows_of(place: str) -> tuple[int, list[str]]:
+    """Return the last record of a server's data, and the schemas of its database."""
+    schemas: list[str] = []
+    if place.startswith("postgresql"):
+        with psycopg.connect(place) as db:
+            schemas = [name for (name,) in db.execute("SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_'")]
+    with open_journal(place if schemas else f"{place}/journal", read_only=True) as journal:
+        return journal.last("partition/default"), sorted(schemas)
+
+
+def test_a_restore_that_fails_changes_nothing(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = ("--secrets-key", tmp_path / "key")
+    server = server_on(tmp_path, place)
+    until(server.leads)
+    with server.client() as client:
+        client.submit(["true"])
+    run("backup", place, tmp_path / "good", *key)
+    server.kill(signal.SIGTERM)
+    before = rows_of(place)
+
+    def need_unchanged(said: str, *options: object, backup: str = "good") -> None:
+        assert said in refused("restore", tmp_path / backup, place, "--replace", *key, *options)
+        assert rows_of(place) == before
+
+    need_unchanged("at that time", "--time", "2020-01-01")
+    need_unchanged("has the records", "--revision", 999)
+    for name, junk in (("tokens", b"[1, 2"), ("secrets", b"junk"), ("nodes", b"{}"), ("history", b"x" * 5_000)):
+        bad = tmp_path / f"bad-{name}"
+        shutil.copytree(tmp_path / "good", bad)
+        (bad / name).write_bytes(junk)
+        need_unchanged(name, backup=bad.name)
+    bad = tmp_path / "bad-journal"
+    shutil.copytree(tmp_path / "good", bad)
+    with closing(sqlite3.connect(bad / "journal")) as db, db:
+        db.execute("UPDATE records SET payload = zeroblob(length(payload)) WHERE stream = 'partition/default'")
+    need_unchanged("does not match its digest", backup=bad.name)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(backup_module, "_copy_history", fail)
+    with pytest.raises((OSError, Failed)):
+        restore_backup(tmp_path / "good", place, tmp_path / "key", None, True, _quiet, _quiet)
+    assert rows_of(place) == before
+
+
+def test_verify_names_an_empty_stream_and_damaged_documents(tmp_path: Path) -> None:
+    data = tmp_path / "server"
+    server = server_on(tmp_path, str(data))
+    until(server.leads)
+    with server.client() as client:
+        until(lambda: client.job(client.submit(["true"])))
+    server.kill(signal.SIGTERM)
+    shutil.copy(tmp_path / "key", tmp_path / "server.secrets-key")
+
+    def verified() -> str:
+        return CliRunner().invoke(app, ["journal", "verify", str(data / "journal")]).output
+
+    for part in ("cluster", "partition/default", "history", "tokens", "server-key", "secrets"):
+        assert f"{part}: sound" in verified()
+    for name in ("tokens", "secrets", "server-key", "history"):
+        good = (data / name).read_bytes()
+        (data / name).write_bytes(b"junk" * 2_000)
+        assert f"{name}: DAMAGED" in verified()
+        (data / name).write_bytes(good)
+    for path in data.glob("journal*"):
+        path.unlink()
+    SqliteJournal(data / "journal").close()
+    assert "cluster: DAMAGED" in verified() and "no records" in verified()
+
+
 def test_a_backup_reveals_no_key(tmp_path: Path) -> None:
     data = tmp_path / "data"
     made(data)
@@ -337,7 +412,9 @@ def test_results_of_lost_jobs_never_become_those_of_new_ones(tmp_path: Path) -> 
             agent.process.send_signal(signal.SIGCONT)
             until(lambda: not list(client.jobs(state=["pending", "running"])), 60)
             assert {job.id: job.state for job in client.jobs()} == dict.fromkeys(new, "succeeded")
-        assert sorted(path.name for path in ran.iterdir() if path.name.startswith("new")) == [f"new{at}" for at in range(4)]
+        assert sorted(path.name for path in ran.iterdir() if path.name.startswith("new")) == [
+            f"new{at}" for at in range(4)
+        ]
     finally:
         agent.process.send_signal(signal.SIGCONT)
         server.kill()

@@ -1,7 +1,7 @@
 """Nodes that run what the journal never decided, as after a restore: it is reported, and nothing is stopped."""
 
-from fairlead.core.commands import Answer, BeginEra, Rejected, Report
 from fairlead.core.changes import SKIPPED
+from fairlead.core.commands import Answer, BeginEra, Rejected, Report
 from fairlead.core.effects import ForNode, Stop
 from fairlead.journal.in_memory import MemoryJournal
 from fairlead.testing import World

@@ -30,22 +30,22 @@ def verify(
     ],
     output: Output,
 ) -> None:
-    """Check a whole journal: its digests, its snapshots, and the state that its records give.
+    """Check a whole journal: its digests, its snapshots, and the state that its records give, and the data beside it.
 
-    One line is printed for each stream of records: one for the cluster, and one for each partition. Nothing is written,
-    and the server may run meanwhile. Exit code: 0 if all streams are sound, 1 if one is damaged, 2 if the file does not
-    exist.
+    One line is printed for each stream of records: one for the cluster, and one for each partition. Further lines are
+    for history, tokens, keys and secrets, if they are in the same place. Nothing is written, and the server may run
+    meanwhile. Exit code: 0 if all are sound, 1 if one is damaged, 2 if the file does not exist.
     """
     if not place.startswith(("postgresql://", "postgres://")):
         _need_journal(Path(place))
     from fairlead.server.failure import Failed
-    from fairlead.server.verification import shown_place, verify_journal
+    from fairlead.server.verification import shown_place, verify_data
 
     reports: list[dict[str, Any]] = []
     problem = ""
     with Bar() as bar:
         try:
-            for report in verify_journal(place, bar.show):
+            for report in verify_data(place, bar.show):
                 reports.append({name: getattr(report, name) for name in report.__struct_fields__})
                 reports[-1]["time"] = _time(report.time)
                 if not output.as_json:
@@ -76,6 +76,9 @@ def _print(report: dict[str, Any]) -> None:
         return
     count = report["records"]
     parts = [f"{count} record{'s' * (count != 1)}"]
+    if not report["digest"]:
+        typer.echo(f"{report['stream']}: sound, {count} {'entry' if count == 1 else 'entries'}")
+        return
     if report["last"] != count:
         parts.append(f"the last is {report['last']}")
     if report["time"]:

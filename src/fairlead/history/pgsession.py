@@ -119,6 +119,9 @@ class PostgresSession(Session):
     def matches(self, column: str, pattern: str) -> tuple[str, dict[str, Any]]:
         return f"{column} ~ :pattern", {"pattern": _regex(pattern)}
 
+    def damage(self) -> str:
+        return ""  # PostgreSQL checks its pages itself, if it has checksums
+
     def excess(self, size: int) -> int:
         """Return the number of jobs to delete, estimated from the sizes of rows.
 

@@ -250,7 +250,7 @@ class History:
     def job(self, partition: str, id: str) -> JobRow | None:
         """Return a job by its id, the newest if several jobs had this id."""
         sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = ? AND id = ? ORDER BY number DESC LIMIT 1"
-        return next(map(_job, self._ask(sql, partition, id)), None)
+        return next(map(job_of, self._ask(sql, partition, id)), None)
 
     def jobs(
         self, partition: str, wanted: JobFilter = EVERY_JOB, before: int | None = None, limit: int = 100
@@ -261,7 +261,7 @@ class History:
             if before is not None:
                 where += f" AND number < {before:d}"
             sql = f"SELECT {JOB_COLUMNS} FROM jobs WHERE partition = :partition AND {where} ORDER BY number DESC"
-            return list(map(_job, db.run(f"{sql} LIMIT {limit:d}", {**values, "partition": partition})))
+            return list(map(job_of, db.run(f"{sql} LIMIT {limit:d}", {**values, "partition": partition})))
 
     def usage(self, report: UsageReport) -> None:
         """Add the ended attempts of the history to a usage report."""
@@ -276,7 +276,7 @@ class History:
         # Attempts are written in the order of their ends, so the newest rows are read without an index of times.
         newest = "SELECT * FROM attempts WHERE partition = ? ORDER BY rowid DESC LIMIT ?"
         sql = f"SELECT {ATTEMPTS_FOUND} FROM ({newest}) AS attempts WHERE ended >= ?"
-        rows = [_attempt(row) for row in self._ask(sql, partition, limit, since)]
+        rows = [attempt_of(row) for row in self._ask(sql, partition, limit, since)]
         rows = [row for row in rows if row.started is not None and row.started < until and user in ("", row.user)]
         names: dict[int, str] = {}
         numbers = sorted({row.number for row in rows})
@@ -301,7 +301,7 @@ class History:
             f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? "
             f"ORDER BY rowid LIMIT {limit:d} OFFSET {skip:d}"
         )
-        return list(map(_attempt, self._ask(sql, partition, number)))
+        return list(map(attempt_of, self._ask(sql, partition, number)))
 
     def task_attempts(self, partition: str, number: int, stage: str, index: int) -> list[AttemptRow]:
         """Return the ended attempts of a task, in the order of their numbers."""
@@ -309,7 +309,7 @@ class History:
             f"SELECT {ATTEMPTS_FOUND} FROM attempts WHERE partition = ? AND number = ? AND stage = ? "
             "AND first <= ? AND last >= ? ORDER BY attempt, rowid"
         )
-        rows = map(_attempt, self._ask(sql, partition, number, stage, index, index))
+        rows = map(attempt_of, self._ask(sql, partition, number, stage, index, index))
         return [row for row in rows if index in Ranges(row.indices)]
 
     def used(self, partition: str, number: int) -> dict[str, tuple[int, int, int]]:
@@ -435,11 +435,11 @@ def _flat_attempt(row: AttemptRow) -> tuple[Any, ...]:
     return (*values, flat[0] if flat else 0, flat[-1] - 1 if flat else -1, count(flat))
 
 
-def _job(row: tuple[Any, ...]) -> JobRow:
+def job_of(row: tuple[Any, ...]) -> JobRow:
     return msgspec.convert([*row[:-3], *map(msgspec.json.decode, row[-3:-1]), row[-1]], JobRow)
 
 
-def _attempt(row: tuple[Any, ...]) -> AttemptRow:
+def attempt_of(row: tuple[Any, ...]) -> AttemptRow:
     values = list(row)
     for at in (INDICES, AMOUNTS):
         values[at] = msgspec.json.decode(values[at])

@@ -65,7 +65,11 @@ class Session(ABC):
     def matches(self, column: str, pattern: str) -> tuple[str, dict[str, Any]]:
         """Return an SQL condition that is true if a column matches a shell pattern, and its parameters."""
 
-    # Size
+    # Size and damage
+
+    @abstractmethod
+    def damage(self) -> str:
+        """Return what the database finds wrong with its own file; empty if nothing."""
 
     @abstractmethod
     def excess(self, size: int) -> int:
@@ -171,6 +175,10 @@ class SqliteSession(Session):
         match: Callable[[str], object] = re.compile(fnmatch.translate(pattern)).match
         self.db.create_function("matches", 1, lambda name: match(name) is not None)
         return f"matches({column})", {}
+
+    def damage(self) -> str:
+        [(found,)] = self.db.execute("PRAGMA quick_check(1)").fetchall()
+        return "" if found == "ok" else str(found)
 
     def excess(self, size: int) -> int:
         # Free pages of deleted rows do not count, because SQLite uses them again.

@@ -22,6 +22,7 @@ from fairlead.journal.journal import (
     Pruned,
     Record,
     Snapshot,
+    era_of,
     raised,
 )
 
@@ -271,7 +272,7 @@ class ChainedJournal(Journal):
         """
         if not row.epoch:  # a stream of this name may have been lost with its epochs
             [(highest,)] = self._records.run("SELECT coalesce(max(epoch), 0) FROM reigns")
-            return highest // LINE * LINE + 1
+            return era_of(highest) * LINE + 1
         epoch = raised(row.epoch) if moved else row.epoch + 1
         if moved:
             self._skipped[stream] = range(row.epoch + 1, epoch)

@@ -85,6 +85,12 @@ def copy_journal(
     return spans
 
 
+def check_point(source: ChainedJournal, point: Point) -> None:
+    """Raise `TooEarly` if a journal cannot be copied up to a point."""
+    with source.frozen() as streams:
+        _cut_all(source, {stream: _end(source, stream, row, tail) for stream, (row, tail) in streams.items()}, point)
+
+
 PREFIX = stream_of("")
 
 

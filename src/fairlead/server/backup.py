@@ -26,9 +26,10 @@ from fairlead.identity.sealed import SealedFile, key_path
 from fairlead.identity.smallfile import SmallFile
 from fairlead.identity.tokens import Tokens
 from fairlead.journal.locate import is_url, need_driver, open_journal
-from fairlead.journal.stream_copy import PartDone, Point, Progress, Span, copy_journal, shown_time
+from fairlead.journal.stream_copy import PartDone, Point, Progress, Span, check_point, copy_journal, shown_time
 from fairlead.server.failure import Failed, storage_problems_as_failed
 from fairlead.server.identity_documents import SERVER_KEY, documents_of
+from fairlead.server.verification import verify_backup
 
 __all__ = ["Failed", "Point", "back_up", "copy_data", "keeps_token", "restore_backup", "shown_time"]
 
@@ -128,7 +129,7 @@ def restore_backup(
     """Copy a backup, as of a point in time, to a target. With `replace`, move existing data aside first.
 
     Return the restored partitions, and where the replaced data are. Epochs continue above all earlier ones, so that
-    agents accept the restored servers. If this fails, a directory gets its earlier content back.
+    agents accept the restored servers. The backup is checked first; if the restore fails, the target is as before.
     """
     backup = backup.absolute()
     manifest = _manifest(backup)
@@ -144,14 +145,29 @@ def restore_backup(
         if not key.exists():
             raise Failed(f"{key}: the key file of the backup is missing; put it there, or name it with --secrets-key")
         documents = _sealed_documents(backup, key)
-        documents(SERVER_KEY).read()  # fail on a wrong key file before anything is changed
-        replaced = _make_empty_database(target, replace) if is_url(target) else _make_empty_folder(folders[0], replace)
+        documents(SERVER_KEY).read()  # fail on a wrong key file before the long check
+        _check_backup(backup, key, point, progress)
+        if is_url(target):
+            replaced = _make_empty_database(target, replace)
+            stack.enter_context(_renamed_back_on_failure(target, replaced.removeprefix("schema ")))
+        else:
+            replaced = _make_empty_folder(folders[0], replace)
         _copy_documents(documents, _documents(target, key), part_done)
         with open_journal(backup / "journal", read_only=True) as old, open_journal(_place_of("journal", target)) as new:
             spans = copy_journal(old, new, part_done, progress, point, lead=True)
         others = ALWAYS if point is None else point.time or spans[point.partition].last_time
         _copy_history(str(backup), target, part_done, spans, others)
     return spans, replaced
+
+
+def _check_backup(backup: Path, key: Path, point: Point | None, progress: Progress) -> None:
+    """Raise `Failed` if a backup is damaged or lacks the wanted point, before any data make place for it."""
+    for report in verify_backup(backup, key, progress):
+        if report.problem:
+            raise Failed(f"{backup}: {report.stream}: {report.problem}; name another backup")
+    if point is not None:
+        with open_journal(backup / "journal", read_only=True) as journal:
+            check_point(journal, point)
 
 
 def keeps_token(target: str) -> bool:
@@ -278,6 +294,21 @@ def _make_empty_database(url: str, replace: bool) -> str:
         name = _replaced()
         journal.rename_schema(name)
     return f"schema {name}"
+
+
+@contextmanager
+def _renamed_back_on_failure(url: str, before: str) -> Iterator[None]:
+    """If the block fails, drop what it wrote to a database, and put the renamed schema `before` back, if any."""
+    try:
+        yield
+    except BaseException:
+        from fairlead.journal.pgconnection import SCHEMA, connect
+
+        with connect(url, "restore") as connection, connection.transaction():
+            connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE".encode())
+            if before:
+                connection.execute(f"ALTER SCHEMA {before} RENAME TO {SCHEMA}".encode())
+        raise
 
 
 def _replaced() -> str:

@@ -9,7 +9,6 @@ import msgspec
 
 from fairlead.core.changes.change import Change
 from fairlead.core.changes.lines import Line, Names
-from fairlead.core.ranges import Ranges
 from fairlead.core.state import Partition
 
 SKIPPED = 1_000_000
