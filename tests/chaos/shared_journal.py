@@ -16,7 +16,17 @@ from typing import Literal, Protocol
 import msgspec
 
 from fairlead.journal.in_memory import MemoryJournal
-from fairlead.journal.journal import Fenced, Held, Journal, JournalError, NotWritten, Record, Snapshot, UnknownOutcome
+from fairlead.journal.journal import (
+    NEWEST,
+    Fenced,
+    Held,
+    Journal,
+    JournalError,
+    NotWritten,
+    Record,
+    Snapshot,
+    UnknownOutcome,
+)
 from fairlead.journal.leases import LEASE, RENEWALS, Leases
 from fairlead.journal.roster import Lease, Member, Membership
 
@@ -228,8 +238,8 @@ class SharedJournal(Journal):
     def streams(self) -> list[str]:
         return self._reached.streams()
 
-    def snapshot(self, stream: str) -> Snapshot | None:
-        return self._reached.snapshot(stream)
+    def snapshot(self, stream: str, upto: int = NEWEST) -> Snapshot | None:
+        return self._reached.snapshot(stream, upto)
 
     def save_snapshot(self, stream: str, seq: int, payload: bytes) -> None:
         self._reached.save_snapshot(stream, seq, payload)

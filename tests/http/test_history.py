@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fairlead.core.dump import dump
 from fairlead.history.recorder import AttemptRow, HistoryRecorder, JobRow
 from fairlead.history.store import History, Used
 from fairlead.journal import MemoryJournal
@@ -150,37 +151,53 @@ def test_rows_that_a_crash_kept_from_being_written_are_added_later(tmp_path: Pat
     story(w)
     history = History(tmp_path / "history")
     past = HistoryRecorder(history)
-    past.began(w.partition())
+
+    def recover() -> None:
+        past.reached("default", 9)
+        past.began(w.partition())
+
+    recover()
     made_up = rows(history, 1)
     assert [(row[3], row[2]) for row in made_up if row[1] == (1, 2)] == [("succeeded", 2)]
     assert len(made_up) == 6
-    past.began(w.partition())
+    recover()
     assert rows(history, 1) == made_up  # once
     job = history.job("default", "single")
     assert job is not None and job.tasks == {"succeeded": 1}
 
 
-@pytest.mark.parametrize("written", range(0, 60, 7))
-def test_rows_of_replayed_records_are_whole(tmp_path: Path, written: int) -> None:
-    """The server is killed when only some rows are written: the others have their nodes and times all the same."""
+@pytest.mark.parametrize("snapshots", [False, True])
+@pytest.mark.parametrize("written", range(12))
+def test_rows_of_replayed_records_are_whole(tmp_path: Path, written: int, snapshots: bool) -> None:
+    """The server is killed when only some rows are written: the others have their nodes and times all the same.
+
+    A snapshot may have been made after the last row. Sometimes rows are written, and the note of them is not.
+    """
 
     class Cut(History):
         left = written
 
-        def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
+        def put(self, jobs: list[JobRow], attempts: list[AttemptRow], reached: tuple[str, int] | None = None) -> None:
             if self.left >= 0:
-                super().put(jobs, attempts)
+                super().put(jobs, attempts, reached if self.left % 3 else None)
             self.left -= len(attempts)
 
     whole, cut = History(tmp_path / "whole"), Cut(tmp_path / "cut")
     journal = MemoryJournal()
-    story(World(observers=[HistoryRecorder(whole), HistoryRecorder(cut)], journal=journal))
-    cut.left = 1_000_000
-    Writer(journal, "default", [HistoryRecorder(cut)])
-    for number in (1, 2):
-        whole.flush()
+    world = World(observers=[HistoryRecorder(whole), HistoryRecorder(cut)], journal=journal)
+    story(world)
+    if snapshots:
+        journal.save_snapshot("partition/default", journal.last("partition/default"), dump(world.partition()))
+    for left in (2, 1_000_000, 1_000_000):  # it is killed again while it recovers
+        cut.left = left
+        Writer(journal, "default", [HistoryRecorder(cut)])
         cut.flush()
-        assert set(cut.attempts("default", number)) == set(whole.attempts("default", number))
+    whole.flush()
+    assert cut.reached("default", 999) == whole.reached("default", 999) == journal.last("partition/default")
+    for number in (1, 2):
+        found = cut.attempts("default", number)
+        assert sorted(map(repr, found)) == sorted(map(repr, whole.attempts("default", number)))
+    assert cut.jobs("default") == whole.jobs("default")
     whole.close()
     cut.close()
 

@@ -132,7 +132,6 @@ def test_use_that_is_reported_again_is_taken_once_and_from_the_node_of_the_task(
     assert history.used("default", 1) == {"main": (3, 1, 1)}
     assert history.used("default", 2) == {"main": (5, 1, 1)}
     assert history.used("default", 3) == {}
-    assert history.newest("default") == 2 and history.newest("other") == -1
     history.close()
 
 

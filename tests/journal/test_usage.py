@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from fairlead.core.cycle import Cycle
 from fairlead.core.errors import Refused
 from fairlead.core.ranges import indices
 from fairlead.core.resources import HOUR, SECOND
-from fairlead.core.state import Partition
 from fairlead.history.recorder import AttemptRow, HistoryRecorder
 from fairlead.history.store import History, Used
 from fairlead.history.usage_report import UsageReport, running
@@ -40,8 +39,6 @@ class Counter(Observer):
         self.runs: dict[tuple[str, str, int, int], tuple[str, str, dict[str, int], int]] = {}
         self.spans: list[tuple[str, str, dict[str, int], int, int]] = []
         self.preempted = 0
-
-    def replayed(self, partition: Partition, news: Iterable[Any]) -> None: ...
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         now = decided.plan.partition.now

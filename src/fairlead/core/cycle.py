@@ -49,6 +49,8 @@ class Cycle(msgspec.Struct):
     more: bool
     """True if another cycle should follow at once: this one reached a bound, or phases after match changed holds or
     stopped tasks."""
+    seq: int = 0
+    """The number of its record. The writer sets it; 0 before that, and if there were no changes."""
 
     def actors(self) -> list[Actor]:
         """Return the callers whose commands made changes.

@@ -1,8 +1,8 @@
 """Makes history rows of ended jobs and attempts from the plans of cycles, and passes them to a store.
 
-Ended jobs leave the state after some time; the history keeps them. It is written after the journal. If the server
-crashes between the two writes, the next start adds the missing rows: from the records that it replays, or from the
-state if a snapshot has replaced these records.
+Ended jobs leave the state after some time; the history keeps them. It is written after the journal, with the number of
+the record up to which it is complete. A new leader replays the records after that one, and adds their rows; if some of
+these records were deleted, it adds what the state still has. A row that is added again changes nothing.
 """
 
 from __future__ import annotations
@@ -85,10 +85,19 @@ encode_spec, decode_spec = msgspec.json.Encoder().encode, msgspec.json.Decoder(J
 
 
 class Store(Protocol):
-    """Stores rows. The row of a job replaces an earlier row of the same job."""
+    """Stores rows. The row of a job replaces an earlier row of the same job, and an attempt is stored once."""
 
-    def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
-        """Queue rows, which are written soon. It is quick and never raises."""
+    def put(self, jobs: list[JobRow], attempts: list[AttemptRow], reached: tuple[str, int] | None = None) -> None:
+        """Queue rows, which are written soon. It is quick and never raises.
+
+        `reached` is a partition and the number of a record: all rows of this record and earlier ones are queued now.
+        """
+
+    def flush(self) -> None:
+        """Write all queued rows now."""
+
+    def reached(self, partition: str, last: int) -> int | None:
+        """Return the record up to which all rows of a partition are stored; at most `last`. None if it is not known."""
 
     def counted(self, partition: str) -> dict[int, dict[str, int]]:
         """Return the task counts by outcome of every stored job, by job number."""
@@ -96,70 +105,84 @@ class Store(Protocol):
     def attempts(self, partition: str, number: int) -> list[AttemptRow]:
         """Return the stored attempts of a job."""
 
-    def newest(self, partition: str) -> Micros:
-        """Return the time of the last stored end; -1 if there is none. All earlier ends are stored too."""
-
 
 class HistoryRecorder:
     """An observer of the writer that stores the ended jobs and attempts of each cycle."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._newest: dict[str, Micros] = {}
-        """Partition that is being recovered → the time of the last end in the store."""
-        self._replayed: dict[tuple[str, int], list[AttemptRow]] = {}
-        """(Partition, job number) → replayed attempts that may be missing in the store."""
+        self._recovering: dict[str, _Recovery] = {}
 
-    def replayed(self, partition: Partition, news: Iterable[News]) -> None:
-        name = partition.name
-        if name not in self._newest:
-            self._newest[name] = self._store.newest(name)
-        if partition.now < self._newest[name]:
-            return
-        for item in news:
-            if isinstance(item, TaskNews) and item.what == "ended" and item.outcome != "pending":
-                row = _attempt_row(partition, item)
-                self._replayed.setdefault((name, row.number), []).append(row)
+    def reached(self, partition: str, last: int) -> int:
+        reached = self._store.reached(partition, last)
+        self._recovering[partition] = _Recovery(reached, last)
+        return last if reached is None else reached
+
+    def replayed(self, partition: Partition, seq: int, news: Iterable[News]) -> None:
+        recovery = self._recovering[partition.name]
+        if recovery.reached is not None and seq > recovery.reached:
+            recovery.first = recovery.first or seq
+            self._store.put(*_rows(partition, news), reached=(partition.name, seq))
 
     def began(self, partition: Partition) -> None:
-        self._newest.pop(partition.name, None)
-        replayed = {key: self._replayed.pop(key) for key in list(self._replayed) if key[0] == partition.name}
+        recovery = self._recovering.pop(partition.name, None)
+        if recovery is not None and not recovery.is_whole:
+            self._fill(partition, recovery.last)
+
+    def _fill(self, partition: Partition, last: int) -> None:
+        """Add rows that are missing in the store, from the state: records of these rows are no longer stored."""
         attempts: list[AttemptRow] = []
         jobs: list[JobRow] = []
+        self._store.flush()
         written = self._store.counted(partition.name)
         for job in partition.jobs.values():
             tasks = _tasks(job)
             if not tasks or written.get(job.number) == tasks:
                 continue
-            stored = self._store.attempts(partition.name, job.number)
-            lacking = _lacking(replayed.get((partition.name, job.number), ()), stored)
-            attempts += lacking
-            attempts += _missing(partition, job, [*stored, *lacking])
+            attempts += _missing(partition, job, self._store.attempts(partition.name, job.number))
             if job.over and not job.allocations:
                 jobs.append(_job_row(partition, job, job.ended_at))
-        if jobs or attempts:
-            self._store.put(jobs, attempts)
+        self._store.put(jobs, attempts, (partition.name, last))
 
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
-        partition = decided.plan.partition
-        attempts: list[AttemptRow] = []
-        over: dict[str, Job] = {}
-        for news in decided.plan.news():
-            if isinstance(news, TaskNews) and news.what == "ended":
-                job = news.stage.job
-                if job.over:
-                    over[job.id] = job
-                if news.outcome != "pending":
-                    attempts.append(_attempt_row(partition, news))
-            elif isinstance(news, JobNews) and news.job.over and news.job.id in partition.jobs:
-                over[news.job.id] = news.job
-        if attempts or over:
-            # A killed job gets its row when its last task has stopped.
-            rows = [_job_row(partition, job, partition.now) for job in over.values() if not job.allocations]
-            self._store.put(rows, attempts)
+        if decided.changes:
+            partition = decided.plan.partition
+            self._store.put(*_rows(partition, decided.plan.news()), reached=(partition.name, decided.seq))
 
     def stopped(self, partition: Partition, why: str) -> None:
         pass
+
+
+class _Recovery(msgspec.Struct):
+    """The recovery of a partition."""
+
+    reached: int | None
+    """The record up to which the store had all rows; None if it is not known."""
+    last: int
+    first: int = 0
+    """The first record after `reached` that was replayed; 0 if there was none."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the store had, or now gets, the rows of all records."""
+        return self.reached is not None and (self.reached == self.last or self.first == self.reached + 1)
+
+
+def _rows(partition: Partition, news: Iterable[News]) -> tuple[list[JobRow], list[AttemptRow]]:
+    """Return the rows of a record. They depend only on the record and the state after it."""
+    attempts: list[AttemptRow] = []
+    over: dict[str, Job] = {}
+    for item in news:
+        if isinstance(item, TaskNews) and item.what == "ended":
+            job = item.stage.job
+            if job.over:
+                over[job.id] = job
+            if item.outcome != "pending":
+                attempts.append(_attempt_row(partition, item))
+        elif isinstance(item, JobNews) and item.job.over and item.job.id in partition.jobs:
+            over[item.job.id] = item.job
+    # A killed job gets its row when its last task has stopped.
+    return [_job_row(partition, job, partition.now) for job in over.values() if not job.allocations], attempts
 
 
 def _job_row(partition: Partition, job: Job, ended: Micros | None) -> JobRow:
@@ -226,17 +249,8 @@ def _owner(stage: Stage) -> tuple[str, str, str, Amounts, Micros]:
     return job.id, job.spec.user, job.queue.path, stage.shape.amounts, job.submitted
 
 
-def _lacking(replayed: Iterable[AttemptRow], stored: Iterable[AttemptRow]) -> list[AttemptRow]:
-    """Return those rows of `replayed` that are not in `stored`."""
-    known = {(row.stage, row.indices, row.attempt) for row in stored}
-    return [row for row in replayed if (row.stage, row.indices, row.attempt) not in known]
-
-
 def _missing(partition: Partition, job: Job, stored_rows: Iterable[AttemptRow]) -> Iterator[AttemptRow]:
-    """Yield rows for ended tasks of the state that the store lacks. The nodes of these tasks are no longer known.
-
-    Rows are missing if the server crashed before it wrote them, and a snapshot has replaced the records.
-    """
+    """Yield rows for ended tasks of the state that the store lacks. The nodes of these tasks are no longer known."""
     stored: dict[tuple[str, str], Ranges] = {}
     for row in stored_rows:
         stored.setdefault((row.stage, row.outcome), Ranges()).add(

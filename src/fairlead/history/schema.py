@@ -18,7 +18,6 @@ CREATE TABLE IF NOT EXISTS attempts (
     started INTEGER, ended INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
     job TEXT NOT NULL DEFAULT '', user TEXT NOT NULL DEFAULT '', queue TEXT NOT NULL DEFAULT '',
     amounts TEXT NOT NULL DEFAULT '[]', submitted INTEGER NOT NULL DEFAULT 0, tasks INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX IF NOT EXISTS attempts_by_job ON attempts (partition, number, stage, first);
 CREATE TABLE IF NOT EXISTS used (
     partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, place INTEGER NOT NULL,
     attempt INTEGER NOT NULL, signal INTEGER NOT NULL, ran INTEGER NOT NULL, cpu INTEGER NOT NULL,
@@ -30,7 +29,15 @@ CREATE TABLE IF NOT EXISTS results (
     partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, place INTEGER NOT NULL,
     attempt INTEGER NOT NULL, files TEXT NOT NULL, warning TEXT NOT NULL,
     PRIMARY KEY (partition, number, stage, place, attempt)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS reached (partition TEXT PRIMARY KEY NOT NULL, seq INTEGER NOT NULL) WITHOUT ROWID;
 """
+ONCE = """
+DELETE FROM attempts WHERE rowid NOT IN (
+    SELECT min(rowid) FROM attempts GROUP BY partition, number, stage, first, attempt);
+CREATE UNIQUE INDEX attempts_once ON attempts (partition, number, stage, first, attempt);
+DROP INDEX IF EXISTS attempts_by_job;
+"""
+"""Removes the duplicates of earlier versions, and prevents new ones."""
 ADDED = {
     "jobs": {"labels": "TEXT NOT NULL DEFAULT '{}'", "spec": "TEXT NOT NULL DEFAULT ''"},
     "attempts": {
@@ -50,3 +57,5 @@ def create_tables(db: sqlite3.Connection) -> None:
         for name, form in columns.items():
             if name not in present:
                 db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {form}")
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'attempts_once'").fetchall():
+        db.executescript(ONCE)

@@ -30,6 +30,8 @@ RETRY = 1.0
 """Seconds between two attempts to write."""
 WAITING = 500_000
 """Maximum number of rows that wait to be written. Further rows are left out."""
+NOTED_EVERY = 1_000
+"""Records without rows after which it is noted that the history has reached them."""
 
 
 def _marks(row: type[msgspec.Struct]) -> str:
@@ -58,8 +60,12 @@ REPORTED_AGAIN = f"""INSERT INTO used SELECT {USED_VALUES}
 PUT_JOB = (
     f"INSERT INTO jobs ({JOB_COLUMNS}) VALUES ({_marks(JobRow)}) ON CONFLICT (partition, number) DO UPDATE SET "
     + ", ".join(f'"{name}" = excluded."{name}"' for name in JobRow.__struct_fields__[2:])
+    + " WHERE excluded.ended >= jobs.ended"
 )
-# On PostgreSQL an attempt is stored once, even if both a deposed server and its successor write it.
+REACHED = """INSERT INTO reached VALUES (?, ?) ON CONFLICT (partition) DO UPDATE SET seq = excluded.seq
+    WHERE excluded.seq > reached.seq"""
+# An attempt is stored once, also if a deposed server and its successor write it: a task has an attempt once, so no two
+# rows of an attempt have the same first task.
 PUT_ATTEMPT = (
     f"INSERT INTO attempts ({ATTEMPT_COLUMNS}, first, last, tasks) VALUES ({_marks(AttemptRow)}, ?, ?, ?) "
     "ON CONFLICT DO NOTHING"
@@ -109,6 +115,12 @@ class History:
         """Rows that wait to be written."""
         self._left_out = 0
         """Number of rows that were left out since the last written batch."""
+        self._reached: dict[str, int] = {}
+        """Partition → the last record whose rows are all queued or written."""
+        self._noted: dict[str, int] = {}
+        """Partition → the last of these numbers that was written."""
+        self._gaps: set[str] = set()
+        """Partitions of which rows were left out. The next leader adds them again."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._hurry = threading.Event()
@@ -125,8 +137,27 @@ class History:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def put(self, jobs: list[JobRow], attempts: list[AttemptRow]) -> None:
-        self._queue([*jobs, *attempts])
+    def put(self, jobs: list[JobRow], attempts: list[AttemptRow], reached: tuple[str, int] | None = None) -> None:
+        self._queue([*jobs, *attempts], reached)
+
+    def reached(self, partition: str, last: int) -> int | None:
+        """Return the record up to which all rows of a partition are stored; at most `last`, its last record.
+
+        None if a version stored the rows that did not note it.
+        """
+        self.flush()
+        with self._lock:
+            self._gaps.discard(partition)
+        with self._tables.session() as db, db.writing():
+            found = list(db.run("SELECT seq FROM reached WHERE partition = ?", (partition,)))
+            if found:
+                # The stream may have been removed and begun again, or set back.
+                db.run("UPDATE reached SET seq = ? WHERE partition = ? AND seq > ?", (last, partition, last))
+                return min(int(found[0][0]), last)
+            if list(db.run("SELECT 1 FROM attempts WHERE partition = ? LIMIT 1", (partition,))):
+                return None
+            db.run(REACHED, (partition, 0))
+            return 0
 
     def put_used(self, used: list[Used]) -> None:
         self._queue(used)
@@ -143,13 +174,19 @@ class History:
         self._wake.set()
         self._thread.join()
 
-    def _queue(self, rows: Sequence[Row]) -> None:
+    def _queue(self, rows: Sequence[Row], reached: tuple[str, int] | None = None) -> None:
         """Queue rows and wake the writing thread; start a new thread if it has ended."""
         with self._lock:
             if len(self._rows) + len(rows) <= WAITING:
                 self._rows += rows
             else:
                 self._left_out += len(rows)
+                self._gaps.update(row.partition for row in rows)
+            if reached is not None and reached[0] not in self._gaps:
+                partition, seq = reached
+                self._reached[partition] = max(seq, self._reached.get(partition, 0))
+                if not rows and seq - self._noted.get(partition, 0) < NOTED_EVERY:
+                    return
         self._wake.set()
         if not self._thread.is_alive() and not self._closing.is_set():
             self._note("the thread of the history had ended and was started again")
@@ -190,17 +227,21 @@ class History:
     def _write(self, db: Session) -> None:
         with self._lock:
             rows, self._rows = self._rows, []
+            reached, self._reached = self._reached, {}
             self._busy = True
         try:
             try:
-                _insert(db, rows)
+                _insert(db, rows, reached)
             except Exception as problem:
                 if not self._tables.is_of_a_row(problem):
                     raise
                 self._insert_singly(db, rows)
+                _insert(db, [], reached)
+            self._noted |= reached
         except BaseException:
             with self._lock:
                 self._rows = rows + self._rows
+                self._reached = reached | self._reached
             raise
         finally:
             with self._written:
@@ -242,10 +283,6 @@ class History:
     def counted(self, partition: str) -> dict[int, dict[str, int]]:
         rows = self._ask("SELECT number, tasks FROM jobs WHERE partition = ?", partition)
         return {number: msgspec.json.decode(tasks) for number, tasks in rows}
-
-    def newest(self, partition: str) -> int:
-        rows = self._ask("SELECT ended FROM attempts WHERE partition = ? ORDER BY rowid DESC LIMIT 1", partition)
-        return int(rows[0][0]) if rows else -1
 
     def job(self, partition: str, id: str) -> JobRow | None:
         """Return a job by its id, the newest if several jobs had this id."""
@@ -411,13 +448,14 @@ def _drop(db: Session, before: Micros, most: int) -> int:
     return len(oldest)
 
 
-def _insert(db: Session, rows: list[Row]) -> None:
+def _insert(db: Session, rows: list[Row], reached: dict[str, int] | None = None) -> None:
     used = [msgspec.structs.asdict(row) for row in rows if isinstance(row, Used)]
     with db.writing():
         db.run_many(PUT_JOB, [_flat_job(row) for row in rows if isinstance(row, JobRow)])
         db.run_many(PUT_ATTEMPT, [_flat_attempt(row) for row in rows if isinstance(row, AttemptRow)])
         db.run_many(REPORTED, [values for values in used if not values["node"]])
         db.run_many(REPORTED_AGAIN, [values for values in used if values["node"]])
+        db.run_many(REACHED, sorted((reached or {}).items()))
 
 
 def _text(value: object) -> str:

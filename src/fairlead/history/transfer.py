@@ -49,8 +49,11 @@ def copy_history(
     part_done: Callable[[str, int], None],
     until: Mapping[str, Micros],
     others: Micros,
+    records: Mapping[str, int],
 ) -> None:
     """Copy the rows of each partition up to its time in `until`; those of removed partitions up to the time `others`.
+
+    `records` has the last record of each partition in the copy of the journal.
 
     `part_done` is called with the name of each table and the number of its copied rows.
     """
@@ -62,6 +65,8 @@ def copy_history(
             raise JournalError(f"{after.where}: there is a history already; name an empty place")
         digests = {table: _Digest() for table in TABLES}
         with new.writing():
+            for partition, seq in list(old.run("SELECT partition, seq FROM reached")):
+                new.run("INSERT INTO reached VALUES (?, ?)", (partition, min(seq, records.get(partition, seq))))
             for table in TABLES:
                 for (partition,) in list(old.run(f"SELECT DISTINCT partition FROM {table}")):
                     values = {"partition": partition, "until": until.get(partition, others)}

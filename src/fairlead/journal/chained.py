@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from fairlead.journal.journal import (
     KEPT_SNAPSHOTS,
     LINE,
+    NEWEST,
     Damaged,
     Fenced,
     Journal,
@@ -288,18 +289,20 @@ class ChainedJournal(Journal):
             rows = self._snapshots.run("SELECT seq FROM snapshots WHERE stream = ? ORDER BY seq DESC", (stream,))
             return [seq for (seq,) in rows]
 
-    def snapshot(self, stream: str) -> Snapshot | None:
+    def snapshot(self, stream: str, upto: int = NEWEST) -> Snapshot | None:
         tried: list[int] | None = None
         while True:
             numbers = self.saved_snapshots(stream)
-            for seq in numbers:
-                snapshot = self.load_snapshot(stream, seq)
-                if snapshot:
-                    return snapshot
+            snapshot = self._first_intact(stream, [seq for seq in numbers if seq <= upto])
+            if snapshot is not None:
+                return snapshot
             with self._reading(f"stream {stream!r}: reading its base"):
                 row, _ = self._state_of(stream)
             if not row.base:
                 return None
+            snapshot = self._first_intact(stream, [seq for seq in numbers if seq > upto])
+            if snapshot is not None:
+                return snapshot
             if numbers == tried:  # else another process saved a newer snapshot and pruned meanwhile
                 raise Damaged(
                     self.snapshots_path,
@@ -307,6 +310,10 @@ class ChainedJournal(Journal):
                     f"up to which the records are pruned (there are {numbers or 'none'})",
                 )
             tried = numbers
+
+    def _first_intact(self, stream: str, numbers: list[int]) -> Snapshot | None:
+        found = (self.load_snapshot(stream, seq) for seq in numbers)
+        return next((snapshot for snapshot in found if snapshot is not None), None)
 
     def load_snapshot(self, stream: str, seq: int) -> Snapshot | None:
         """Return a snapshot; None if it is damaged or obsolete. Raises `Damaged` if it does not match the records."""

@@ -18,7 +18,7 @@ from fairlead.core.commands import Actor
 from fairlead.core.dump import NotADump, load
 from fairlead.core.model import Micros
 from fairlead.core.state import Partition, Touched
-from fairlead.journal.journal import Damaged, Journal, TooNew
+from fairlead.journal.journal import NEWEST, Damaged, Journal, TooNew
 
 FORMAT = 1
 CLUSTER_STREAM = "cluster"
@@ -105,14 +105,19 @@ def encode_cluster(configured: ClusterConfigured) -> bytes:
     return _encode((FORMAT, configured))
 
 
-Replayed = Callable[[Partition, Iterable[News]], None]
-"""Called after each replayed record, with the state and the news of the record."""
+Replayed = Callable[[Partition, int, Iterable[News]], None]
+"""Called after each replayed record, with the state, the number of the record and its news."""
 
 
-def restore(journal: Journal, partition: str, replayed: Sequence[Replayed] = ()) -> tuple[Partition, int]:
-    """Return a partition as of its last record, and the number of that record."""
+def restore(
+    journal: Journal, partition: str, replayed: Sequence[Replayed] = (), after: int = NEWEST
+) -> tuple[Partition, int]:
+    """Return a partition as of its last record, and the number of that record.
+
+    The records after record `after` are replayed, as far as they are stored.
+    """
     stream = stream_of(partition)
-    snapshot = journal.snapshot(stream)
+    snapshot = journal.snapshot(stream, after)
     state, seq = Partition(partition), 0
     if snapshot is not None:
         try:
@@ -125,7 +130,7 @@ def restore(journal: Journal, partition: str, replayed: Sequence[Replayed] = ())
         done = replay(state, record.payload, f"record {record.seq} of {stream}")
         seq = record.seq
         for observe in replayed:
-            observe(state, (news for change, before in done for news in change.news(state, before)))
+            observe(state, seq, (news for change, before in done for news in change.news(state, before)))
     state.touched = Touched()
     return state, seq
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from fairlead.journal.journal import (
     KEPT_SNAPSHOTS,
+    NEWEST,
     Fenced,
     Journal,
     JournalError,
@@ -110,9 +111,12 @@ class MemoryJournal(Journal):
             fresh.epoch = self._streams[stream].epoch + 1
             self._streams[stream] = fresh
 
-    def snapshot(self, stream: str) -> Snapshot | None:
+    def snapshot(self, stream: str, upto: int = NEWEST) -> Snapshot | None:
         entry = self._streams.get(stream)
-        return entry.snapshots[-1] if entry and entry.snapshots else None
+        if entry is None or not entry.snapshots:
+            return None
+        early = [snapshot for snapshot in entry.snapshots if snapshot.seq <= upto]
+        return early[-1] if early else entry.snapshots[-1] if entry.base else None
 
     def save_snapshot(self, stream: str, seq: int, payload: bytes) -> None:
         entry = self._streams.get(stream, _Stream())

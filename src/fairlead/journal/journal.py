@@ -11,6 +11,8 @@ from typing import Protocol, Self
 import msgspec
 
 KEPT_SNAPSHOTS = 2
+NEWEST = 2**62
+"""A number above those of all records."""
 LINE = 1_000_000
 """A restore raises epochs to the next multiple of this number, which is more epochs than one database ever uses."""
 
@@ -136,8 +138,11 @@ class Journal(Protocol):
     def drop(self, stream: str) -> None:
         """Remove a stream with its snapshots, and fence its writer. A new stream of this name continues its epochs."""
 
-    def snapshot(self, stream: str) -> Snapshot | None:
-        """Return the newest intact snapshot; None if there is none and all records from record 1 on are stored."""
+    def snapshot(self, stream: str, upto: int = NEWEST) -> Snapshot | None:
+        """Return the newest intact snapshot at record `upto` or earlier; None if all records from record 1 are stored.
+
+        If there is none that early and records were deleted, return the newest of all.
+        """
 
     def save_snapshot(self, stream: str, seq: int, payload: bytes) -> None:
         """Save `payload` as the state after record `seq`.

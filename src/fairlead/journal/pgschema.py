@@ -86,7 +86,17 @@ CREATE TABLE servers (
     draining boolean NOT NULL, expires timestamptz NOT NULL
 ) WITH (fillfactor = 20);
 """
-MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY + _DOCUMENTS, _SPECIFICATIONS, _ORIGIN, _SERVERS)
+# `reached`: the record up to which the history of a partition is complete.
+# A task has an attempt once, so no two rows of an attempt have the same first task.
+_REACHED = """
+CREATE TABLE reached (partition text PRIMARY KEY, seq bigint NOT NULL);
+DELETE FROM attempts AS a USING attempts AS b WHERE a.rowid > b.rowid AND a.partition = b.partition
+    AND a.number = b.number AND a.stage = b.stage AND a.first = b.first AND a.attempt = b.attempt;
+DROP INDEX attempts_once;
+DROP INDEX attempts_by_job;
+CREATE UNIQUE INDEX attempts_once ON attempts (partition, number, stage, first, attempt);
+"""
+MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY + _DOCUMENTS, _SPECIFICATIONS, _ORIGIN, _SERVERS, _REACHED)
 
 
 def prepare(connection: Connection, where: str, read_only: bool = False) -> None:

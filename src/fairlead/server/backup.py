@@ -188,7 +188,8 @@ def _copy_history(
 ) -> None:
     """Copy the history of each partition up to the end of its span, and of other partitions up to `others`."""
     ends = {name: span.last_time for name, span in spans.items()}
-    copy_history(_place_of("history", source), _place_of("history", target), part_done, ends, others)
+    records = {name: span.last for name, span in spans.items()}
+    copy_history(_place_of("history", source), _place_of("history", target), part_done, ends, others, records)
 
 
 def _copy_documents(old: Documents, new: Documents, part_done: PartDone) -> None:

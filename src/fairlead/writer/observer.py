@@ -26,7 +26,8 @@ class Observer(Protocol):
     def cycle(self, decided: Cycle, seconds: Mapping[str, float]) -> None:
         """Called after each cycle, when its changes are durable.
 
-        `seconds` has the duration of each phase. If there were changes, it also has `encode` and `journal`.
+        `decided.seq` is the number of its record. `seconds` has the duration of each phase. If there were changes, it
+        also has `encode` and `journal`.
         """
 
     def stopped(self, partition: Partition, why: str) -> None:
@@ -40,5 +41,9 @@ class ReplayObserver(Protocol):
     If the last server crashed, its observers may have missed these records.
     """
 
-    def replayed(self, partition: Partition, news: Iterable[News]) -> None:
-        """Called after each replayed record, with the state after it and its news, which are computed on iteration."""
+    def reached(self, partition: str, last: int) -> int:
+        """Return the record after which the observer needs the records up to `last`, the last one."""
+
+    def replayed(self, partition: Partition, seq: int, news: Iterable[News]) -> None:
+        """Called after each replayed record, with the state after it, its number, and its news, which are computed on
+        iteration."""

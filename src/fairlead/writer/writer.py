@@ -41,8 +41,10 @@ class Writer:
         self.epoch = journal.reign(self.stream)
         self.skipped = journal.skipped(self.stream)
         """Epochs before this one whose records were lost, because the data were restored to an earlier time."""
-        replayed = [observer.replayed for observer in observers if isinstance(observer, ReplayObserver)]
-        state, seq = restore(journal, partition, replayed)
+        replaying = [observer for observer in observers if isinstance(observer, ReplayObserver)]
+        last = journal.last(self.stream)
+        after = min((observer.reached(partition, last) for observer in replaying), default=last)
+        state, seq = restore(journal, partition, [observer.replayed for observer in replaying], after)
         missing = missing_policies(state.settings, [queue.settings for queue in state.queues.values()])
         if missing:
             raise PolicyMissing(partition, missing)
@@ -72,6 +74,7 @@ class Writer:
             decided.plan.abandon()
         else:
             self._commit(decided, now, watch)
+            decided.seq = self.seq
         self._remember(decided)
         for observer in self._observers:
             observer.cycle(decided, watch.seconds)
