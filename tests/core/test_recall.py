@@ -196,3 +196,18 @@ def test_nodes_set_aside_survive_a_restart() -> None:
     w.restart()
     assert w.holds() == held
     assert seconds_until_placed(w, owner, 60) <= 45
+
+
+def test_nodes_set_aside_count_when_they_are_held_for_a_starving_ask() -> None:
+    """One of two nodes may be held. n1 is set aside for the owner, and n0 is held for `first`."""
+    settings = {"starving_after": "10s", "held_nodes_percent": 50, "hold_large": False, "rebalance_after": 0}
+    w = World({"queues": {"root": {"research": {"share": 60}, "batch": {"share": 40}}}, **settings})
+    for name in ("n0", "n1"):
+        w.node(name, cpu=4, labels={"node": name})
+    w.submit(queue="root.batch", stages=[{"array": 8, "resources": {"cpu": 1}}])
+    w.cycle()
+    for name, queue, node in (("owner", "research", "n1"), ("first", "batch", "n0"), ("second", "batch", "n1")):
+        w.submit(name=name, queue=f"root.{queue}", stages=[{"resources": {"cpu": 2}, "selectors": {"node": node}}])
+        w.advance(5)
+    w.advance(60)
+    assert w.holds() == {"n0": [("first", "main", 1)], "n1": [("owner", "main", 1)]}

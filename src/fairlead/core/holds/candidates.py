@@ -25,7 +25,8 @@ class NodeGroup(NamedTuple):
     """Running tasks of the ask's own gang on each node."""
     claims: list[tuple[Shape, int]]
     """These tasks, and the tasks that each node is held for."""
-    held: bool
+    counted: bool
+    """True if these nodes already count as held for starving asks."""
     node_ids: list[int]
 
 
@@ -45,19 +46,21 @@ class Candidates:
         self.version = partition.derived.holds_version
         held = [hold for hold in partition.holds.values() if hold.recalled or not alone]
         self.claims: Claims = {node_id: claimed_on(partition, node_id) for node_id in held_nodes(held)}
-        self.counted = 0 if alone else len(held_nodes(starving_holds(partition)))
-        """The number of nodes that count as held for starving asks."""
+        self.counted = {} if alone else held_nodes(starving_holds(partition))
+        """The nodes that count as held for starving asks."""
         self._groups: dict[tuple[int, ...], list[NodeGroup]] = {}
 
     def groups(self, without: tuple[int, ...]) -> list[NodeGroup]:
         """Return the groups of all nodes except some, for an ask whose gang has no running tasks (cached)."""
         groups = self._groups.get(without)
         if groups is None:
-            groups = self._groups[without] = gather(self.partition, self.claims, {}, without)
+            groups = self._groups[without] = gather(self.partition, self.claims, self.counted, {}, without)
         return groups
 
 
-def gather(partition: Partition, claims: Claims, own: Claims, without: Collection[int] = ()) -> list[NodeGroup]:
+def gather(
+    partition: Partition, claims: Claims, counted: Collection[int], own: Claims, without: Collection[int] = ()
+) -> list[NodeGroup]:
     """Group the nodes that may be held: up, connected, not backed off and not promised. The oldest nodes come first."""
     nodes = partition.nodes
     # Labels that no shape selects by do not distinguish nodes.
@@ -78,11 +81,12 @@ def gather(partition: Partition, claims: Claims, own: Claims, without: Collectio
             tuple([column[row] for column in columns]),
             tuple(claims[node_id]) if node_id in claims else None,
             tuple(own[node_id]) if node_id in own else None,
+            node_id in counted,
         )
         group = groups.get(key)
         if group is None:
             own_use = own.get(node_id, [])
-            group = groups[key] = NodeGroup(own_use, claims.get(node_id, []) + own_use, node_id in claims, [])
+            group = groups[key] = NodeGroup(own_use, claims.get(node_id, []) + own_use, node_id in counted, [])
         group.node_ids.append(node_id)
     return list(groups.values())
 
@@ -111,12 +115,12 @@ def offers(partition: Partition, shape: Shape, groups: list[NodeGroup], most: in
 
 
 def suffice(node_offers: list[Offer], needed: int, most_nodes: int, most_new: int) -> bool:
-    """True if `most_nodes` nodes can take all tasks and at most `most_new` of these nodes are not held yet."""
+    """True if `most_nodes` nodes can take all tasks and at most `most_new` of these nodes do not count as held yet."""
     for offer in sorted(node_offers, key=lambda offer: -offer.beside):
         if not offer.beside:
             return False
         nodes = min(len(offer.group.node_ids), most_nodes, -(-needed // offer.beside))
-        if not offer.group.held:
+        if not offer.group.counted:
             nodes = min(nodes, max(0, most_new))
             most_new -= nodes
         most_nodes -= nodes

@@ -204,24 +204,24 @@ def _find(partition: Partition, ask: Ask, candidates: Candidates, percent: int |
     """
     own, planned = _own_capacity(ask), planned_before(partition, ask)
     most_held_nodes = may_be_held(100 if percent is None else percent, len(partition.nodes))
-    claims = dict(candidates.claims)
-    recalled = len(claims) - candidates.counted  # these nodes do not count
+    claims, counted = dict(candidates.claims), dict(candidates.counted)
     places: list[Place] = []
     for stage, needed in minimum_by_stage(ask):
         apart = nodes_with_task(stage)
         alike = not (own or places or apart)
-        groups = candidates.groups(planned) if alike else gather(partition, claims, own, {*apart, *planned})
+        groups = candidates.groups(planned) if alike else gather(partition, claims, counted, own, {*apart, *planned})
         node_offers = offers(partition, stage.shape, groups, stage.count)
         if sum(min(offer.alone, needed) * len(offer.group.node_ids) for offer in node_offers) < needed:
             return None
         most_nodes = sum(len(offer.group.node_ids) for offer in node_offers)
         if percent is not None:
             most_nodes = may_be_held(percent, most_nodes)
-        most_new = most_held_nodes + recalled - len(claims)
+        most_new = most_held_nodes - len(counted)
         if not suffice(node_offers, needed, most_nodes, most_new):
             return None
         for node_id, tasks in _take(partition, stage.shape, needed, node_offers, most_nodes, most_new):
             claims[node_id] = [*claims.get(node_id, []), (stage.shape, tasks)]
+            counted[node_id] = None
             places.append((node_id, stage.position, tasks))
     return tuple(places)
 
@@ -230,7 +230,9 @@ def _take(
     partition: Partition, shape: Shape, needed: int, node_offers: list[Offer], most_nodes: int, most_new: int
 ) -> list[tuple[int, int]]:
     """Return nodes with the number of tasks that each is held for: the best nodes, or else those with most capacity."""
-    offered = {node_id: (offer.beside, offer.group.held) for offer in node_offers for node_id in offer.group.node_ids}
+    offered = {
+        node_id: (offer.beside, offer.group.counted) for offer in node_offers for node_id in offer.group.node_ids
+    }
     best = _ranked(partition, shape, list(offered))
     largest = sorted(best, key=lambda node_id: -offered[node_id][0])
     return _keep(needed, best[:most_nodes], offered, most_nodes, most_new) or _keep(
@@ -244,10 +246,10 @@ def _keep(
     """Assign tasks to nodes in the given order. Returns an empty list if not all tasks fit."""
     chosen: list[tuple[int, int]] = []
     for node_id in order:
-        tasks, held = offered[node_id]
-        if not tasks or (not held and most_new <= 0):
+        tasks, is_counted = offered[node_id]
+        if not tasks or (not is_counted and most_new <= 0):
             continue
-        most_new -= not held
+        most_new -= not is_counted
         chosen.append((node_id, min(tasks, needed)))
         needed -= min(tasks, needed)
         if not needed:
