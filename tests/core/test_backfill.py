@@ -620,6 +620,24 @@ def test_conservative_names_the_job_that_would_be_delayed(long: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["easy", "shortest", "conservative"])
+def test_an_ask_that_is_kept_back_says_so_only_while_it_fits(mode: str) -> None:
+    w = World(config={"backfill": mode})
+    w.node("n", cpu=4)
+    submit(w, "now", 1, 32)
+    submit(w, "long", 1, 102)
+    submit(w, "head", 3, 10)
+    submit(w, "late", 1, 100)
+    submit(w, "later", 1, 100)
+    assert w.explain("later")[0].reason == WouldDelay("head", 32 * SECOND)
+    submit(w, "short", 2, 10)
+    for name in ("late", "later"):
+        reason = w.explain(name)[0].reason
+        assert isinstance(reason, NoCapacity) and (reason.fitting, reason.lacks) == (0, "cpu")
+    w.advance(20)
+    assert w.explain("later")[0].reason == WouldDelay("head", 32 * SECOND)
+
+
+@pytest.mark.parametrize("mode", ["easy", "shortest", "conservative"])
 def test_a_hold_for_an_ask_behind_the_head_leaves_the_nodes_of_its_plan(mode: str) -> None:
     """`head` is held for on n0, and planned for 100 on n1. All of n1 would be held for `large`, which is behind it."""
     starts = Starts()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from fairlead.core.admission import refusal
 from fairlead.core.ahead.whatif import WhatIf
-from fairlead.core.asks import minimum_by_stage
+from fairlead.core.asks import gang_size, minimum_by_stage
 from fairlead.core.fitting import fitting_now, may_take
 from fairlead.core.holds.earmarks import ends_at, nodes_with_task
 from fairlead.core.model import Ask, Hold, Job, Micros, Promise, Stage
@@ -25,7 +25,7 @@ from fairlead.core.shape import SOFT, Shape
 from fairlead.core.state import Partition
 from fairlead.core.why import reasons
 from fairlead.core.why.never import never_fits, never_whole, why_never
-from fairlead.core.why.reasons import HeldFor, NeverFits, NoCapacity, NoShare, NotStopping, Reason
+from fairlead.core.why.reasons import HeldFor, NeverFits, NoCapacity, NoShare, NotStopping, Reason, WouldDelay
 
 NAMED = 5
 """An explanation names at most this number of holds, of overdue stops, and of nodes."""
@@ -40,6 +40,11 @@ def why_now(partition: Partition, stage: Stage, kind: int, reason: Reason | None
     ask = stage.asks[kind]
     if ask is not None and isinstance(reason, PASSING):
         return refusal(partition, ask) or reason
+    if ask is not None and isinstance(reason, WouldDelay) and not ask.whole:
+        wanted = gang_size(ask)
+        own = [] if partition.earmark_of(ask.seq) is None else [ask.seq]
+        if _Nodes(partition, stage, own).fitting(WhatIf(partition), wanted) < wanted:
+            reason = NoCapacity(wanted, 0)  # the capacity has been used since
     if isinstance(reason, NoCapacity):
         return why_no_capacity(partition, stage, reason, now)
     return why_never(partition, stage, reason) if isinstance(reason, NeverFits) else reason
