@@ -214,7 +214,7 @@ class Script:
             node = self.partition.nodes.name[self.partition.nodes.rows[allocation.node]]
             block = (index, index + 1)
             common = {"node": node, "job": job, "stage": stage, "attempt": allocation.attempt, "operator": True}
-            reports.append(Report(indices=block, state=state, **common, **rest))
+            reports.append(Report(indices=block, state=state, **{"ran": 7 * SECOND, **common, **rest}))
         return reports
 
 

@@ -214,3 +214,34 @@ def test_a_file_of_an_earlier_version(tmp_path: Path) -> None:
     assert told(history).total.amounts == {"cpu": 1000 * SECOND}
     assert [attempt.number for attempt in history.attempts("default", 1)] == [1]
     history.close()
+
+
+def test_tasks_count_for_the_time_that_they_ran_also_if_the_server_hears_of_it_late(place: str) -> None:
+    history = History(place)
+    history.put([], [row(1, 100, 9_000, ran=50), row(2, None, 9_000, ran=70), row(3, 100, 130, ran=500)])
+    history.put([], [row(4, None, 9_000, submitted=8_990, ran=70), row(5, 100, 200, indices=(0, 4), ran=40)])
+    use = {key[0]: use.amounts["cpu"] // 1000 for key, use in told(history, "job").rows.items()}
+    assert use == {"1": 50, "2": 70, "3": 30, "4": 10, "5": 160}
+    history.close()
+
+
+def test_the_run_time_of_a_task_is_in_the_journal(tmp_path: Path) -> None:
+    """A task ends while no server leads, and is reported much later: quick, in a block, failed, or stopped."""
+    history = History(tmp_path / "history")
+    w = World(observers=[HistoryRecorder(history)])
+    w.nodes(3, cpu=4)
+    for name, count in (("single", 1), ("block", 3), ("failed", 1), ("killed", 1)):
+        w.submit(name=name, stages=[{"name": "s", "count": count, "resources": {"cpu": 1}}])
+    w.cycle()
+    w.ignore_stops("killed")
+    w.kill("killed")
+    w.cycle()
+    w.advance(100)
+    states = {"single": "succeeded", "block": "succeeded", "failed": "failed", "killed": "stopped"}
+    for name, state in states.items():
+        for index in range(3 if name == "block" else 1):
+            w.report(name, "s", index, state=state, attempt=1, ran=2)
+    w.cycle()
+    use = {key[0]: use.amounts["cpu"] // 1000 / SECOND for key, use in report(history, w, "job").rows.items()}
+    assert use == {"single": 2.0, "block": 6.0, "failed": 2.0, "killed": 2.0}
+    history.close()

@@ -28,6 +28,7 @@ from fairlead.core.model import (
     Ask,
     Job,
     JobState,
+    Micros,
     Outcome,
     Stage,
     StopCause,
@@ -195,17 +196,26 @@ def _runs(allocation: Allocation) -> bool:
 # -- ending ------------------------------------------------------------------------------------------------------
 
 
-def succeed(plan: Plan, allocation: Allocation, block: tuple[int, ...], exit_code: int | None = 0) -> None:
+def succeed(
+    plan: Plan, allocation: Allocation, block: tuple[int, ...], exit_code: int | None = 0, ran: Micros = 0
+) -> None:
     stage = allocation.stage
     if stage.starts_whole and not stage.started and not stage.job.over:
         # Its generation has ended. A program that was told to stop may report success; it runs again with its gang.
-        confirm_stop(plan, allocation, block)
+        confirm_stop(plan, allocation, block, ran=ran)
         return
-    plan.do(Ended(allocation.id, block, "succeeded", exit_code=exit_code))
+    plan.do(Ended(allocation.id, block, "succeeded", exit_code=exit_code, ran=ran))
     finish_if_done(plan, stage.job)
 
 
-def fail(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, exit_code: int | None = None) -> None:
+def fail(
+    plan: Plan,
+    allocation: Allocation,
+    block: tuple[int, ...],
+    reason: str,
+    exit_code: int | None = None,
+    ran: Micros = 0,
+) -> None:
     """End failed tasks, and follow `on_failure` of their stage. Tasks without tries left fail for good."""
     stage = allocation.stage
     number = allocation.id
@@ -215,27 +225,32 @@ def fail(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str
     final = difference(block, retry)
     if stage.on_failure == "restart" and not stage.started and not stage.job.over:
         # The generation has ended already, so this failure costs no try.
-        plan.do(Ended(number, block, "failed", NEW, reason=reason, exit_code=exit_code))
+        plan.do(Ended(number, block, "failed", NEW, reason=reason, exit_code=exit_code, ran=ran))
         add_ask(plan, stage, NEW, since=_waited(stage, NEW))
         return
     if retry and stage.on_failure == "restart":
-        plan.do(Ended(number, retry, "failed", NEW, tried=True, reason=reason, exit_code=exit_code))
+        plan.do(Ended(number, retry, "failed", NEW, tried=True, reason=reason, exit_code=exit_code, ran=ran))
         restart(plan, stage, stopped_for=f"{stage.name}[{block[0]}] failed")
     elif retry:
         # If its gang was stopped meanwhile, this task must start together with it.
         kind = REPLACE if stage.started else NEW
-        plan.do(Ended(number, retry, "failed", kind, tried=True, reason=reason, exit_code=exit_code))
+        plan.do(Ended(number, retry, "failed", kind, tried=True, reason=reason, exit_code=exit_code, ran=ran))
         add_ask(plan, stage, kind, since=_waited(stage, kind))
     if final:
-        fail_for_good(plan, allocation, final, reason, exit_code)
+        fail_for_good(plan, allocation, final, reason, exit_code, ran)
     finish_if_done(plan, stage.job)
 
 
 def fail_for_good(
-    plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str, exit_code: int | None = None
+    plan: Plan,
+    allocation: Allocation,
+    block: tuple[int, ...],
+    reason: str,
+    exit_code: int | None = None,
+    ran: Micros = 0,
 ) -> None:
     stage = allocation.stage
-    plan.do(Ended(allocation.id, block, "failed", tried=True, reason=reason, exit_code=exit_code))
+    plan.do(Ended(allocation.id, block, "failed", tried=True, reason=reason, exit_code=exit_code, ran=ran))
     strict = stage.min == stage.count and not stage.job.manager
     if not stage.job.over and (strict or stage.on_failure == "fail"):
         # A gang cannot run without this member; an array can.
@@ -290,7 +305,7 @@ def claimant_of(partition: Partition, allocation: Allocation) -> str:
     return f"job {name}" if claimant.user == allocation.stage.job.user else f"a job of {claimant.queue.path}"
 
 
-def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str = "") -> None:
+def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], reason: str = "", ran: Micros = 0) -> None:
     """End tasks that have stopped after they were told to."""
     stage = allocation.stage
     cause = allocation.cause
@@ -299,19 +314,19 @@ def confirm_stop(plan: Plan, allocation: Allocation, block: tuple[int, ...], rea
     ended = f"{cause}: {allocation.stopped_for}" if cause in ("gang", "done") and allocation.stopped_for else cause
     why = reason or (f"{BY_USERS[cause]} by {by}" if by else f"preempted for {claimant}" if claimant else ended)
     if stage.job.over or cause == "kill":
-        plan.do(Ended(allocation.id, block, "killed", reason=why))
+        plan.do(Ended(allocation.id, block, "killed", reason=why, ran=ran))
     elif cause == "scale":
-        _confirm_scaled(plan, allocation, block, why)
+        _confirm_scaled(plan, allocation, block, why, ran)
     elif cause == "time limit":
         limit = stage.terms.time_limit
-        fail(plan, allocation, block, cause if limit is None else f"time limit of {format_duration(limit)}")
+        fail(plan, allocation, block, cause if limit is None else f"time limit of {format_duration(limit)}", ran=ran)
         return
     else:
         # If their stage is still started, replaced tasks return as replacements, and added tasks that started together
         # as kind scale. Other tasks return as kind new, so that they do not overtake asks of higher priority.
         kinds: dict[StopCause, int] = {"gang": SCALE, "replace": REPLACE} if stage.started else {}
         kind = kinds.get(cause, NEW)
-        plan.do(Ended(allocation.id, block, "preempted", kind, reason=why))
+        plan.do(Ended(allocation.id, block, "preempted", kind, reason=why, ran=ran))
         if cause in WAITS_AGAIN:
             add_ask(plan, stage, kind, back=True)
         else:
@@ -515,13 +530,13 @@ def _failure_of(stages: Iterable[Stage]) -> str:
     return ""
 
 
-def _confirm_scaled(plan: Plan, allocation: Allocation, block: tuple[int, ...], why: str) -> None:
+def _confirm_scaled(plan: Plan, allocation: Allocation, block: tuple[int, ...], why: str, ran: Micros) -> None:
     stage = allocation.stage
     back = _those(block, lambda index: index < stage.count)
     gone = difference(block, back)
     if gone:
-        plan.do(Ended(allocation.id, gone, "killed", reason=why))
+        plan.do(Ended(allocation.id, gone, "killed", reason=why, ran=ran))
     if back:
         kind = SCALE if stage.started else NEW
-        plan.do(Ended(allocation.id, back, "preempted", kind, reason=why))
+        plan.do(Ended(allocation.id, back, "preempted", kind, reason=why, ran=ran))
         add_ask(plan, stage, kind)

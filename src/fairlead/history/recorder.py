@@ -74,6 +74,8 @@ class AttemptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The resources of each task."""
     submitted: Micros = 0
     """When the job was submitted."""
+    ran: Micros = 0
+    """Average run time of its tasks, as their node measured it; 0 if that is not known."""
 
 
 NOT_ASKED_FOR = {
@@ -240,11 +242,12 @@ def _attempt_row(partition: Partition, news: TaskNews) -> AttemptRow:
         news.started,
         partition.now,
         *_owner(news.stage),
+        news.ran,
     )
 
 
 def _owner(stage: Stage) -> tuple[str, str, str, Amounts, Micros]:
-    """Return the last fields of an attempt row: the job with its user and queue, the resources, the submit time."""
+    """Return fields of an attempt row: the job with its user and queue, the resources, the submit time."""
     job = stage.job
     return job.id, job.spec.user, job.queue.path, stage.shape.amounts, job.submitted
 

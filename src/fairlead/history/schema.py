@@ -17,7 +17,8 @@ CREATE TABLE IF NOT EXISTS attempts (
     attempt INTEGER NOT NULL, outcome TEXT NOT NULL, node TEXT NOT NULL, exit_code INTEGER, reason TEXT NOT NULL,
     started INTEGER, ended INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
     job TEXT NOT NULL DEFAULT '', user TEXT NOT NULL DEFAULT '', queue TEXT NOT NULL DEFAULT '',
-    amounts TEXT NOT NULL DEFAULT '[]', submitted INTEGER NOT NULL DEFAULT 0, tasks INTEGER NOT NULL DEFAULT 0);
+    amounts TEXT NOT NULL DEFAULT '[]', submitted INTEGER NOT NULL DEFAULT 0, tasks INTEGER NOT NULL DEFAULT 0,
+    ran INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS used (
     partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, place INTEGER NOT NULL,
     attempt INTEGER NOT NULL, signal INTEGER NOT NULL, ran INTEGER NOT NULL, cpu INTEGER NOT NULL,
@@ -43,7 +44,7 @@ ADDED = {
     "attempts": {
         **dict.fromkeys(("job", "user", "queue"), "TEXT NOT NULL DEFAULT ''"),
         "amounts": "TEXT NOT NULL DEFAULT '[]'",
-        **dict.fromkeys(("submitted", "tasks"), "INTEGER NOT NULL DEFAULT 0"),
+        **dict.fromkeys(("submitted", "tasks", "ran"), "INTEGER NOT NULL DEFAULT 0"),
     },
 }
 """Columns that files of earlier versions lack. Attempts of such a file get 0 `tasks`, and reports leave them out."""

@@ -43,7 +43,7 @@ JOB_COLUMNS = ", ".join(f'"{name}"' for name in JobRow.__struct_fields__)
 ATTEMPT_COLUMNS = ", ".join(f'"{name}"' for name in AttemptRow.__struct_fields__)
 INDICES, AMOUNTS = map(AttemptRow.__struct_fields__.index, ("indices", "amounts"))
 # A quick task may end before its start is reported. Then its start is its end minus its run time.
-BEGAN = """coalesce(started, ended - (
+BEGAN = """coalesce(started, CASE WHEN ran > 0 THEN ended - ran END, ended - (
     SELECT max(ran) FROM used WHERE used.partition = attempts.partition AND used.number = attempts.number
     AND used.stage = attempts.stage AND used.attempt = attempts.attempt AND place BETWEEN first AND last))"""
 EVERY = 2**62

@@ -161,17 +161,23 @@ class UsageReport:
 # -- the attempts that have ended ----------------------------------------------------------------------------------
 
 PIECES = """
-SELECT partition, number, job, "user", queue, submitted, amounts, outcome, tasks, started AS began, ended
+SELECT partition, number, job, "user", queue, submitted, amounts, outcome, tasks, started AS began,
+    CASE WHEN ran > 0 AND started + ran < ended THEN started + ran ELSE ended END AS ended
 FROM attempts WHERE tasks > 0 AND started IS NOT NULL AND {where}
+UNION ALL
+SELECT partition, number, job, "user", queue, submitted, amounts, outcome, tasks,
+    CASE WHEN submitted > ended - ran THEN submitted ELSE ended - ran END, ended
+FROM attempts WHERE tasks > 0 AND started IS NULL AND ran > 0 AND {where}
 UNION ALL
 SELECT a.partition, a.number, a.job, a."user", a.queue, a.submitted, a.amounts, a.outcome, 1,
     CASE WHEN a.submitted > a.ended - used.ran THEN a.submitted ELSE a.ended - used.ran END, a.ended
 FROM attempts AS a JOIN used USING (partition, number, stage, attempt)
-WHERE a.tasks > 0 AND a.started IS NULL AND used.ran >= 0 AND place BETWEEN a.first AND a.last
+WHERE a.tasks > 0 AND a.started IS NULL AND a.ran = 0 AND used.ran >= 0 AND place BETWEEN a.first AND a.last
     AND (a.last - a.first < a.tasks OR holds(a.indices, place)) AND {where}
 """
-"""Attempts with a known start. A quick task may end before its start is reported: then its start is its end minus its
-run time."""
+"""Attempts with a known start. They end when they have run for the time that their node measured, because the server
+may hear of the end much later, after a change of leader. A quick task may end before its start is reported. Then its
+start is its end minus its run time, which earlier versions wrote only to `used`."""
 LOW_BITS = 20
 """Times are summed as high and low bits, because a sum of whole times may not fit into 64 bits."""
 

@@ -90,6 +90,7 @@ CREATE TABLE servers (
 # A task has an attempt once, so no two rows of an attempt have the same first task.
 _REACHED = """
 CREATE TABLE reached (partition text PRIMARY KEY, seq bigint NOT NULL);
+ALTER TABLE attempts ADD COLUMN ran bigint NOT NULL DEFAULT 0;
 DELETE FROM attempts AS a USING attempts AS b WHERE a.rowid > b.rowid AND a.partition = b.partition
     AND a.number = b.number AND a.stage = b.stage AND a.first = b.first AND a.attempt = b.attempt;
 DROP INDEX attempts_once;

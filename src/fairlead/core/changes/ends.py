@@ -46,6 +46,8 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
     launch_failed: bool = False
     reason: str = ""
     exit_code: int | None = None
+    ran: Micros = 0
+    """Average run time of the tasks, as their node measured it; 0 if that is not known."""
 
     warns = True
 
@@ -105,6 +107,7 @@ class Ended(Change[EndedUndo], frozen=True, tag="ended"):
                 self.reason,
                 self.exit_code,
                 allocation.started,
+                ran=self.ran,
             ),
         )
 

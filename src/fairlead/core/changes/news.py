@@ -26,6 +26,8 @@ class TaskNews(msgspec.Struct, frozen=True, gc=False):
     """When tasks that ended had started to run."""
     devices: tuple[int, ...] = ()
     """The devices of placed tasks."""
+    ran: Micros = 0
+    """Average run time of tasks that ended, as their node measured it; 0 if that is not known."""
 
 
 class JobNews(msgspec.Struct, frozen=True, gc=False):

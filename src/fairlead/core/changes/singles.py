@@ -12,7 +12,7 @@ from fairlead.core.changes.lines import Line, Names
 from fairlead.core.changes.news import JobNews, News, TaskNews
 from fairlead.core.changes.tasks import placement
 from fairlead.core.lifecycle import JOB, TASK
-from fairlead.core.model import NEW, NO_ASKS, NOTHING_PENDING, Allocation, Ask, JobState, Stage, all_pending
+from fairlead.core.model import NEW, NO_ASKS, NOTHING_PENDING, Allocation, Ask, JobState, Micros, Stage, all_pending
 from fairlead.core.ranges import Ranges, SharedRanges
 from fairlead.core.state import Partition
 
@@ -121,6 +121,8 @@ class SinglesEnded(Change[list[Allocation]], frozen=True, tag="singles ended"):
     """Ends the tasks of one-task jobs that succeeded at their first attempt, and with them their jobs."""
 
     allocations: tuple[int, ...]
+    ran: tuple[Micros, ...] = ()
+    """The run time of each task, as `Ended` has it. Empty in records of earlier versions."""
 
     def apply(self, partition: Partition) -> list[Allocation]:
         ended = [partition.allocations[number] for number in self.allocations]
@@ -146,9 +148,9 @@ class SinglesEnded(Change[list[Allocation]], frozen=True, tag="singles ended"):
             partition.book(allocation)
 
     def news(self, partition: Partition, before: list[Allocation]) -> Iterator[News]:
-        for allocation in before:
-            stage, attempt, node = allocation.stage, allocation.attempt, allocation.node
-            yield TaskNews("ended", stage, allocation.indices, attempt, node, "succeeded", "", 0, allocation.started)
+        for allocation, ran in zip(before, self.ran or [0] * len(before), strict=True):
+            stage, attempt, node, began = allocation.stage, allocation.attempt, allocation.node, allocation.started
+            yield TaskNews("ended", stage, allocation.indices, attempt, node, "succeeded", "", 0, began, ran=ran)
             yield JobNews("state", stage.job, "succeeded")
 
     def counts(self, partition: Partition, before: list[Allocation]) -> Iterable[tuple[str, int]]:

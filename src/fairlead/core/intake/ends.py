@@ -8,7 +8,7 @@ from __future__ import annotations
 from fairlead.core.changes import SinglesEnded
 from fairlead.core.commands import Report
 from fairlead.core.intake.reports import MAX_NUMBER
-from fairlead.core.model import Allocation, Job, Stage
+from fairlead.core.model import Allocation, Job, Micros, Stage
 from fairlead.core.plan import Plan
 
 
@@ -17,21 +17,22 @@ class Ends:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._ended: dict[int, None] = {}
+        self._ended: dict[int, Micros] = {}
+        """Allocation → how long its task ran; 0 if that is not known."""
 
     def take(self, report: Report) -> bool:
         """Collect a report. False if the fast path does not cover it."""
         allocation = self._find(report)
         if allocation is None or allocation.id in self._ended:
             return False
-        self._ended[allocation.id] = None
+        self._ended[allocation.id] = report.ran
         self.plan.partition.readiness.note_node(allocation.node)
         return True
 
     def make(self) -> None:
         """Make the change for the collected reports, if any."""
         if self._ended:
-            self.plan.do(SinglesEnded(tuple(self._ended)))
+            self.plan.do(SinglesEnded(tuple(self._ended), tuple(self._ended.values())))
             self._ended = {}
 
     def _find(self, report: Report) -> Allocation | None:

@@ -234,12 +234,12 @@ def _take(plan: Plan, allocation: Allocation, block: tuple[int, ...], command: R
     elif state == "succeeded":
         if allocation.stage.terms.min == 1:
             _measure(plan, allocation, command.ran)
-        succeed(plan, allocation, block, command.exit_code)
+        succeed(plan, allocation, block, command.exit_code, command.ran)
     elif allocation.state == "stopping":
         # The tasks were told to stop, so how they ended does not matter.
-        confirm_stop(plan, allocation, block, reason)
+        confirm_stop(plan, allocation, block, reason, command.ran)
     elif state == "failed":
-        fail(plan, allocation, block, reason or f"exit code {command.exit_code}", command.exit_code)
+        fail(plan, allocation, block, reason or f"exit code {command.exit_code}", command.exit_code, command.ran)
     elif allocation.state == "assigned" and (allocation.slots or allocation.cause):
         _return(plan, allocation, block, state == "refused", reason or f"node {node} did not start it")
     elif state == "refused" and allocation.state == "assigned":
