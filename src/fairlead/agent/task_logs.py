@@ -1,4 +1,4 @@
-"""Reads the logs of tasks from the files that spawners write, and removes old logs."""
+"""Reads the logs of tasks from the files that spawners write, of one task or shared, and removes old logs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Literal
 
 from fairlead.agent.launch_data import each_of
 from fairlead.agent.result_files import open_own, read_results
 from fairlead.agent.spawner.files import FOLDER
 from fairlead.agent.spawner.records import folder_of
+from fairlead.agent.spawner.shared_logs import ENDING, PAIRS, SMALL, records
 from fairlead.wire.agent_messages import MAX_OUTPUT, Collected, LogPart, LogRequest, Output, OutputPart, OutputRequest
 
 PART = 1 << 16
 TOGETHER = 500
 """Tasks whose result files are sent in one part, if they are small: the server stores them at once."""
 POLL = 0.2
+YOUNG = 0.3
+"""Seconds to wait for the log of a task that has just started: it has its own file after a tenth of a second."""
+MAX_SHARED = 200
+"""Shared files of one folder that are read: one for each spawner."""
+MISSING = "nothing is kept of this task here; it has not started, or its log was removed"
 STREAMS: tuple[Literal["out", "err"], ...] = ("out", "err")
 KEEP = 7 * 24 * 3600
 """Seconds that the log of an ended task is kept."""
@@ -36,17 +42,61 @@ def log_path(logs: str, request: LogRequest) -> Path | None:
     return folder / f"{request.number}.{request.stage}.{request.index}.{request.attempt}.{request.stream}"
 
 
-async def read_log(logs: str, request: LogRequest, is_over: Callable[[], bool]) -> AsyncIterator[LogPart]:
-    """Yield a log in parts. Offsets count from the first byte that is kept: rotation removes earlier ones."""
+class SharedOutput:
+    """Reads the output of ended tasks that have no files of their own. Remembers where the output of each task is."""
+
+    def __init__(self, logs: str) -> None:
+        self._logs = logs
+        self._places: dict[str, dict[str, tuple[Path, int, int, int]]] = {}
+        """Folder → name of a task → its shared file, the offset of the output, and the sizes of output and errors."""
+
+    async def read(self, request: LogRequest) -> bytes | None:
+        """Return the output or errors of a task; None if they are not in a shared file."""
+        folder = folder_of(request.number, request.index)
+        if folder not in self._places:
+            self._places[folder] = await asyncio.to_thread(self._find, folder)
+        place = self._places[folder].get(f"{request.number}.{request.stage}.{request.index}.{request.attempt}")
+        if place is None:
+            return None
+        path, at, out, err = place
+        return _read(path, at, out) if request.stream == "out" else _read(path, at + out, err)
+
+    def _find(self, folder: str) -> dict[str, tuple[Path, int, int, int]]:
+        places: dict[str, tuple[Path, int, int, int]] = {}
+        for path in sorted(Path(self._logs, folder).glob(f"*{ENDING}"))[:MAX_SHARED]:
+            fd = open_own(path)
+            if fd is not None:
+                with suppress(OSError):
+                    for name, at, out, err in records(fd):
+                        places.setdefault(name, (path, at, min(out, SMALL), min(err, SMALL)))
+                os.close(fd)
+        return places
+
+
+async def read_log(
+    logs: str, request: LogRequest, is_over: Callable[[], bool], shared: SharedOutput | None = None
+) -> AsyncIterator[LogPart]:
+    """Yield a log in parts. Offsets count from the first byte that is kept: rotation removes earlier ones.
+
+    `shared` is given if several logs of ended tasks are read.
+    """
     path = log_path(logs, request)
     if path is None:
         yield LogPart(request.request, 0, b"", True, "there is no such log; check the name of the stage")
+        return
+    since = monotonic()
+    over = is_over()
+    while not over and not os.path.lexists(path) and (request.follow or monotonic() < since + YOUNG):
+        await asyncio.sleep(POLL / 4)
+        over = is_over()
+    if over and not os.path.lexists(path):
+        yield await _read_shared(shared or SharedOutput(logs), request)
         return
     older = path.with_name(path.name + ".1")
     base = _size(older)
     size = base + _size(path)
     offset = max(0, size + request.offset) if request.offset < 0 else request.offset
-    exists = os.path.lexists(path) or request.follow
+    exists = os.path.lexists(path)
     while offset < base and (data := _read(older, offset, min(PART, base - offset))):
         yield LogPart(request.request, offset, data)
         offset += len(data)
@@ -61,8 +111,15 @@ async def read_log(logs: str, request: LogRequest, is_over: Callable[[], bool]) 
         if over or not request.follow:
             break
         await asyncio.sleep(POLL)
-    missing = "" if exists else "nothing is kept of this task here; it has not started, or its log was removed"
-    yield LogPart(request.request, base + current, b"", True, missing)
+    yield LogPart(request.request, base + current, b"", True, "" if exists else MISSING)
+
+
+async def _read_shared(shared: SharedOutput, request: LogRequest) -> LogPart:
+    text = await shared.read(request)
+    if text is None:
+        return LogPart(request.request, 0, b"", True, "" if request.follow else MISSING)
+    offset = max(0, len(text) + request.offset) if request.offset < 0 else request.offset
+    return LogPart(request.request, offset, text[offset:], True)
 
 
 async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[OutputPart]:
@@ -74,6 +131,7 @@ async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[Outpu
     waiting: list[Output] = []
     collected: list[Collected] = []
     size = 0
+    shared = SharedOutput(logs)
     for index in each_of(tasks.indices):
         results = read_results(logs, tasks, index, request.max_result_files, request.max_result_bytes)
         async for part in results:
@@ -85,7 +143,7 @@ async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[Outpu
                 waiting, collected, size = [], [], 0
         for stream in STREAMS if request.logs else ():
             log = LogRequest(0, tasks.number, tasks.stage, index, tasks.attempt, stream, user=request.user)
-            async for piece in read_log(logs, log, lambda: True):
+            async for piece in read_log(logs, log, lambda: True, shared):
                 if piece.offset + len(piece.data) > MAX_OUTPUT:
                     break
                 if piece.data:
@@ -123,7 +181,8 @@ def _remove_old_files(folder: int, limit: float) -> list[str]:
         for entry in entries:
             with suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
+                    if not entry.name.startswith(PAIRS):  # their spawners have them open
+                        folders.append(entry.name)
                 elif entry.stat(follow_symlinks=False).st_mtime < limit:
                     os.unlink(entry.name, dir_fd=folder)
     return folders

@@ -14,6 +14,8 @@ LARGE = 16 << 20
 MAX_COPIED = 2 * LARGE
 """Largest number of bytes to move. Of a larger file only the end is kept."""
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+LOG_MODE = 0o640
+"""Mode of logs: the agent reads them as a member of their group."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags to open a folder that is not a link."""
 

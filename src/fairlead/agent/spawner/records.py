@@ -5,6 +5,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fairlead.agent.spawner.cgroups import Room
+    from fairlead.agent.spawner.shared_logs import Pair
 
 Key = tuple[int, str, int, int]
 """Job number, stage, attempt, index."""
@@ -39,7 +40,8 @@ class Task:
     """One attempt of a task, from its launch until the agent has confirmed its end."""
 
     __slots__ = (
-        "began", "cause", "chain", "index", "key", "kill_at", "meta", "own", "pid", "result", "room", "spec", "state",
+        "began", "cause", "chain", "index", "key", "kill_at", "meta", "own", "pair", "pid", "result", "room", "spec",
+        "state",
     )  # fmt: skip
 
     def __init__(self, key: Key, meta: Meta, chain: int, spec: Spec | None, own: dict[str, str] | None) -> None:
@@ -53,6 +55,8 @@ class Task:
         self.pid = 0
         self.began = 0.0
         self.room: Room | None = None
+        self.pair: Pair | None = None
+        """The files for its output, while it has none of its own."""
         self.cause = ""
         """Why the task was asked to stop; empty if it was not."""
         self.kill_at = NEVER

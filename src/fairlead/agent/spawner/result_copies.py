@@ -11,8 +11,8 @@ import os
 import signal
 import stat
 
-from fairlead.agent.spawner.files import FOLDER, SAFELY, close_all_but, make_log_folder
-from fairlead.agent.spawner.task_start import LOG_MODE, name_of
+from fairlead.agent.spawner.files import FOLDER, LOG_MODE, SAFELY, close_all_but, make_log_folder
+from fairlead.agent.spawner.task_start import name_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

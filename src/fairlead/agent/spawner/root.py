@@ -25,6 +25,7 @@ from fairlead.agent.spawner.keeper import Keeping, can_guard
 from fairlead.agent.spawner.keeper_client import AskedLimits
 from fairlead.agent.spawner.ledger import open_files
 from fairlead.agent.spawner.processes import ignore_termination
+from fairlead.agent.spawner.shared_logs import SharedLogs
 from fairlead.agent.spawner.spawner import Spawner, enough_descriptors, listen, take_lock
 from fairlead.agent.spawner.users import NotAllowed, Person, find_person, read_map
 
@@ -161,7 +162,8 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         confine.become(person)
         os.umask(0o022)
         home = person.home if os.path.isdir(person.home) else "/"
-        spawner = Spawner(files, mark, lock, folder + "/logs", limits, listener, agent[0], home, person.environment)
+        shared = SharedLogs(folder + "/logs", "spawner")
+        spawner = Spawner(files, mark, lock, shared, limits, listener, agent[0], home, person.environment)
         if not spawner.run():
             return 4
         _clear(folder + "/tmp")

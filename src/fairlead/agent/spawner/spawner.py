@@ -24,6 +24,7 @@ from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.pace import Pace
 from fairlead.agent.spawner.processes import ignore_termination, process_of
 from fairlead.agent.spawner.records import NEVER
+from fairlead.agent.spawner.shared_logs import SharedLogs
 from fairlead.agent.spawner.task_start import Starter
 from fairlead.agent.spawner.tasks import Tasks
 
@@ -53,7 +54,7 @@ class Spawner:
         files: tuple[int, int],
         mark: str,
         lock: int,
-        logs: str,
+        shared: SharedLogs,
         limits: Limits,
         listener: _socket.socket,
         agent: int,
@@ -72,8 +73,8 @@ class Spawner:
         self._lease = Lease()
         self._guard = Guard(files, mark, lock, self._lease)
         self._limits = limits
-        starter = Starter(limits, mark, logs, home, person or {})
-        self._tasks = Tasks(ledger, limits, starter, logs, self._guard.pid)
+        starter = Starter(limits, mark, shared, home, person or {})
+        self._tasks = Tasks(ledger, limits, starter, self._guard.pid)
         self._tasks.record()
         self._orders: dict[str, Callable[..., None]] = {
             "launch": self._tasks.launch,
@@ -347,6 +348,7 @@ def main(directory: str, mark: str, logs: str) -> int:
     gc.disable()
     os.umask(0o022)
     files = open_files(directory + "/ledger")
-    Spawner(files, mark, lock, logs, Limits(mark.rstrip(":")), listen(directory), os.getuid()).run()
+    shared = SharedLogs(logs, os.path.basename(directory))
+    Spawner(files, mark, lock, shared, Limits(mark.rstrip(":")), listen(directory), os.getuid()).run()
     os.unlink(directory + "/socket")
     os._exit(0)  # release lock and sockets together, so that the next spawner sees either both or neither

@@ -11,22 +11,22 @@ import signal
 import stat
 from time import monotonic
 
-from fairlead.agent.spawner.files import make_log_folder
+from fairlead.agent.spawner.files import LOG_MODE, make_log_folder
 from fairlead.agent.spawner.processes import MARK
 from fairlead.agent.spawner.records import RUNNING
+from fairlead.agent.spawner.shared_logs import path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fairlead.agent.spawner.cgroups import Limits, Room
     from fairlead.agent.spawner.records import Result, Task
+    from fairlead.agent.spawner.shared_logs import SharedLogs
 
     Files = tuple[int | None, int | None]
     """Descriptors for standard output and error. None stands for a log."""
 
 GPUS = "NVIDIA_VISIBLE_DEVICES"
 """The variable in which the agent passes the GPUs of a task."""
-LOG_MODE = 0o640
-"""Mode of logs: the agent reads them as a member of their group."""
 OPEN = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
 """Flags to open a log. It is always a new file, so a FIFO or link that another task put there is not opened."""
 DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -49,11 +49,11 @@ class CannotStart(Exception):
 class Starter:
     """Starts tasks, with their environment, logs and limits."""
 
-    def __init__(self, limits: Limits, mark: str, logs: str, home: str, person: dict[str, str]) -> None:
+    def __init__(self, limits: Limits, mark: str, shared: SharedLogs, home: str, person: dict[str, str]) -> None:
         """Take the settings. `person` has environment variables of the tasks' user; a job may override them."""
         self._limits = limits
         self._mark = mark
-        self._logs = logs
+        self.shared = shared
         self.home = home
         """Working directory of tasks that name none."""
         self._person = person
@@ -85,7 +85,7 @@ class Starter:
         room = self._room(cpu, memory, gpus)
         task.began = monotonic()
         try:
-            task.pid = self._spawn(path, command, environment, f"{self._logs}/{task.folder}/{task.name}", files)
+            task.pid = self._spawn(task, path, command, environment, files)
         except (OSError, ValueError) as problem:
             if room is not None:
                 self._limits.give(room)
@@ -134,25 +134,32 @@ class Starter:
         except OSError as problem:
             raise CannotStart("refused", 0, f"its GPUs cannot be given to it: {problem}") from None
 
-    def _spawn(self, path: str, command: tuple[str, ...], environment: dict[str, str], log: str, files: Files) -> int:
-        """Start a process and return its pid. Its output goes to `files`; where an entry is None, to a new log."""
-        actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = []
-        created: list[str] = []
-        for number, ending, file in ((1, "out", files[0]), (2, "err", files[1])):
-            if file is None:
-                created.append(f"{log}.{ending}")
-                actions.append((os.POSIX_SPAWN_OPEN, number, created[-1], OPEN, LOG_MODE))
-            else:
-                actions.append((os.POSIX_SPAWN_DUP2, file, number))
+    def _spawn(self, task: Task, path: str, command: tuple[str, ...], environment: dict[str, str], files: Files) -> int:
+        """Start a process and return its pid. Its output goes to `files`, and where an entry is None, to a log."""
 
-        def spawn() -> int:
+        def spawn(logs: list[str], flags: int) -> int:
+            actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = [
+                (os.POSIX_SPAWN_OPEN, number, log, flags, LOG_MODE)
+                if file is None
+                else (os.POSIX_SPAWN_DUP2, file, number)
+                for number, log, file in zip((1, 2), logs, files, strict=True)
+            ]
             return os.posix_spawn(
                 path, command, environment, file_actions=actions, setsid=True, setsigmask=(), setsigdef=DEFAULT_SIGNALS
             )
 
+        pair = self.shared.take(task) if None in files else None
+        if pair is not None:
+            try:
+                return spawn([path_of(fd) for fd in pair.files], os.O_WRONLY | os.O_APPEND)
+            except OSError:
+                self.shared.give_back(task)  # if it is not the pair, it fails again
+        log = f"{self.shared.logs}/{task.folder}/{task.name}"
+        logs = [f"{log}.out", f"{log}.err"]
+        created = [name for name, file in zip(logs, files, strict=True) if file is None]
         for _ in range(3):
             try:
-                return spawn()
+                return spawn(logs, OPEN)
             except FileNotFoundError:
                 if not created or os.path.lexists(created[0]):
                     raise  # the log exists, so it is the program that is missing
@@ -161,7 +168,7 @@ class Starter:
                 for file_name in created:
                     if os.path.lexists(file_name):
                         os.unlink(file_name)
-        return spawn()
+        return spawn(logs, OPEN)
 
     def _path(self, name: str, search: str) -> str:
         if "/" in name or not name:

@@ -42,7 +42,7 @@ class Chain:
 
 
 class Tasks:
-    def __init__(self, ledger: Ledger, limits: Limits, starter: Starter, logs: str, guard: int = 0) -> None:
+    def __init__(self, ledger: Ledger, limits: Limits, starter: Starter, guard: int = 0) -> None:
         """Start with the tasks of the ledger. `guard` is the pid of the guard, a child process that is not a task."""
         self.by_key: dict[Key, Task] = {}
         self.started: list[Key] = []
@@ -52,7 +52,8 @@ class Tasks:
         self._ledger = ledger
         self._limits = limits
         self._starter = starter
-        self._logs = logs
+        self._shared = starter.shared
+        self._logs = starter.shared.logs
         self.guard = guard
         self._by_pid: dict[int, Task] = {}
         self._chains: dict[int, Chain] = {}
@@ -62,20 +63,23 @@ class Tasks:
         """Tasks that were asked to stop, or that ended and have processes left."""
         self._collecting: dict[int, Task] = {}
         """Process that collects result files → its task, which has ended."""
-        self._unlimited: deque[Task] = deque()
-        """Running tasks that have no cgroup yet, oldest first."""
+        self._young: deque[Task] = deque()
+        """Tasks that started less than `LIMITED_AFTER` ago, oldest first: without a cgroup and logs of their own."""
         self._pids: list[tuple[Key, int]] = []
         self._results: list[tuple[Key, Result]] = []
         self._scan_at = NEVER
         self._watch_at = monotonic()
         self._orphans = True
         """True if ended tasks may have left processes behind."""
+        lost: list[Task] = []
         for key, (meta, chain) in ledger.tasks.items():
             task = self.by_key[key] = Task(key, meta, chain, None, None)
             if key in ledger.ended:
                 task.state, task.result = ENDED, ledger.ended[key]
             else:
+                lost.append(task)
                 self._settle(task, ("lost", 0, "its spawner died", 0, 0, 0))
+        self._shared.take_over(lost)
 
     @property
     def starting(self) -> bool:
@@ -97,7 +101,7 @@ class Tasks:
     @property
     def next_due(self) -> float:
         watch = self._watch_at if self._by_pid or self._orphans else NEVER
-        limit = self._unlimited[0].began + LIMITED_AFTER if self._unlimited else NEVER
+        limit = self._young[0].began + LIMITED_AFTER if self._young else NEVER
         return min(watch, limit, self._scan_at, min((task.kill_at for task in self._leaving.values()), default=NEVER))
 
     # -- taking and stopping -------------------------------------------------------------------------------------
@@ -200,8 +204,7 @@ class Tasks:
                 self._by_pid[task.pid] = task
                 self._pids.append((task.key, task.pid))
                 self.started.append(task.key)
-                if task.room is None:
-                    self._unlimited.append(task)
+                self._young.append(task)
                 continue
             self._leave(task)
             if problem is not None:
@@ -310,6 +313,7 @@ class Tasks:
         return f"{self._logs}/{task.folder}/{task.name}"
 
     def _settle(self, task: Task, result: Result) -> None:
+        self._shared.end(task)
         task.state = ENDED
         task.result = result
         task.spec = task.own = task.room = None
@@ -317,7 +321,8 @@ class Tasks:
         self._results.append((task.key, result))
 
     def record(self) -> None:
-        """Write starts and results to the ledger. Results are reported to the agent only afterwards."""
+        """Write outputs, then starts and results to the ledger. Results are reported to the agent only afterwards."""
+        self._shared.write()
         if self._pids:
             self._ledger.began(self._pids)
             self._pids = []
@@ -337,8 +342,8 @@ class Tasks:
         now = monotonic()
         if self._leaving and (now >= self._scan_at or any(now >= task.kill_at for task in self._leaving.values())):
             self._clear(now)
-        if self._unlimited and now >= self._unlimited[0].began + LIMITED_AFTER:
-            self._limit(now)
+        if self._young and now >= self._young[0].began + LIMITED_AFTER:
+            self._grow(now)
         if now >= self._watch_at:
             self._watch_at = now + WATCH_PAUSE
             running = self._by_pid.values()
@@ -365,12 +370,15 @@ class Tasks:
             else:
                 self._over(task)
 
-    def _limit(self, now: float) -> None:
-        """Move tasks that have run for `LIMITED_AFTER` seconds into cgroups, with all their processes."""
+    def _grow(self, now: float) -> None:
+        """Give tasks that have run for `LIMITED_AFTER` seconds their own logs, and cgroups with all their processes."""
         due: dict[int, Task] = {}
-        while self._unlimited and now >= self._unlimited[0].began + LIMITED_AFTER:
-            task = self._unlimited.popleft()
-            if task.state == RUNNING and task.spec is not None:
+        while self._young and now >= self._young[0].began + LIMITED_AFTER:
+            task = self._young.popleft()
+            if task.state == ENDED:
+                continue
+            self._shared.part(task)
+            if task.state == RUNNING and task.room is None and task.spec is not None:
                 due[task.pid] = task
         if not due:
             return
