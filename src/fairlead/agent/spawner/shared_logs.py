@@ -76,7 +76,7 @@ class SharedLogs:
     def take(self, task: Task) -> Pair | None:
         """Give a task a free pair and return it; return None if the task needs files of its own."""
         try:
-            if not self._free and not self._make():
+            if self._count(task.folder) >= MAX_RECORDS or not (self._free or self._make()):
                 return None
             pair = self._free[-1]
             os.pwrite(self._owners, f"{task.folder}/{task.name}".encode().ljust(OWNER, b"\0"), OWNER * pair.number)
@@ -109,12 +109,12 @@ class SharedLogs:
             return
         try:
             out, err = (_finished(fd) for fd in task.pair.files)
-            if out is not None and err is not None and self._count(task.folder) < MAX_RECORDS:
-                self._records[task.folder] += 1
+            if out is not None and err is not None:
+                self._records[task.folder] = self._count(task.folder) + 1
                 self._ended.setdefault(task.folder, []).append((task, out, err))
                 return
         except OSError:
-            pass  # the shared file cannot be used
+            pass  # the shared file cannot be used any more
         self.part(task)
 
     def write(self) -> None:
@@ -196,13 +196,12 @@ class SharedLogs:
 
     def _move(self, number: int, stream: str, task: Task) -> None:
         folder = f"{self.logs}/{task.folder}"
-        for _ in range(2):
-            try:
-                return os.rename(f"{self._pairs}/{number}.{stream}", f"{folder}/{task.name}.{stream}")
-            except FileNotFoundError:
+        try:
+            if not os.path.isdir(folder):
                 make_log_folder(folder)
-            except OSError:
-                return  # the task has made a folder of that name
+            os.rename(f"{self._pairs}/{number}.{stream}", f"{folder}/{task.name}.{stream}")
+        except OSError:
+            return  # a task has removed the file, or replaced a folder
 
     # -- shared files --------------------------------------------------------------------------------------------
 
@@ -210,39 +209,41 @@ class SharedLogs:
         """Return the number of records in a shared file. Remove an incomplete one, which a killed spawner has left."""
         number = self._records.get(folder)
         if number is None:
-            number = 0
-            path = f"{self.logs}/{folder}/{self._ending}"
-            if os.path.lexists(path):
-                fd = open_plain(path, os.O_RDWR)
-                try:
-                    end = 0
-                    for _, at, out, err in records(fd):
-                        end, number = at + out + err, number + 1
-                    os.ftruncate(fd, end)
-                finally:
-                    os.close(fd)
+            fd = self._open(folder)
+            try:
+                number = end = 0
+                for _, at, out, err in records(fd):
+                    end, number = at + out + err, number + 1
+                os.ftruncate(fd, end)
+            finally:
+                os.close(fd)
             if len(self._records) >= REMEMBERED:
                 self._records.clear()
             self._records[folder] = number
         return number
 
     def _append(self, folder: str, data: bytes) -> None:
+        fd = self._open(folder)
+        try:
+            size = os.fstat(fd).st_size
+            if os.write(fd, data) < len(data):
+                os.ftruncate(fd, size)
+                raise OSError("the disk is full")
+        finally:
+            os.close(fd)
+
+    def _open(self, folder: str) -> int:
         path = f"{self.logs}/{folder}/{self._ending}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | SAFELY
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | SAFELY
         try:
             fd = os.open(path, flags, LOG_MODE)
         except FileNotFoundError:
-            make_log_folder(os.path.dirname(path))
+            make_log_folder(f"{self.logs}/{folder}")
             fd = os.open(path, flags, LOG_MODE)
-        try:
-            status = os.fstat(fd)
-            if not is_plain(status):
-                raise FileNotFoundError(path)
-            if os.write(fd, data) < len(data):
-                os.ftruncate(fd, status.st_size)
-                raise OSError(f"{path}: the disk is full")
-        finally:
+        if not is_plain(os.fstat(fd)):
             os.close(fd)
+            raise FileNotFoundError(path)
+        return fd
 
 
 def path_of(fd: int) -> str:
