@@ -41,6 +41,8 @@ LOOK = 1.0
 """Seconds between two checks for silent spawners."""
 SWEEP = 3600.0
 """Seconds between two removals of old logs."""
+MAX_SPAWNERS = 16
+"""A spawner starts up to 2,500 quick tasks a second, and takes 12 MB."""
 OUT_OF_TIME = (9, 10)
 """OpenSSL's codes for a certificate that is not valid yet, or has expired."""
 OTHER_NAME = (62, 64)
@@ -91,7 +93,7 @@ class Agent:
         inherited = {**personal_variables(), **os.environ}
         around = surroundings(self._name, self._machine.gpus, inherited, helper is not None)
         if helper is None:
-            self.table = TaskTable(around, settings.spawners or min(2, os.cpu_count() or 1))
+            self.table = TaskTable(around, settings.spawners or spawners_for(os.cpu_count() or 1))
         else:
             self.table = TaskTable(around, 0, machine_fails=Probe(self._directory).fails)
             for user in helper.known():
@@ -272,6 +274,11 @@ class _Channel:
     async def recv(self) -> bytes:
         data = await self._connection.recv()
         return data if isinstance(data, bytes) else data.encode()
+
+
+def spawners_for(cores: int) -> int:
+    """Return the number of spawners that a node without separate users needs to keep its cores busy."""
+    return max(min(2, cores), min(MAX_SPAWNERS, cores // 2))
 
 
 def _address(url: str, partition: str) -> str:
