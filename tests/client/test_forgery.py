@@ -117,7 +117,9 @@ def test_the_key_is_with_the_client_and_its_tasks_alone(up: Up, client: Attacked
         assert value not in str(client.sent)
         assert value not in up.run("show", str(len(client.sent)), "--json")
         for file in up.folder.rglob("*"):
-            if file.is_file() and not file.name.endswith((".out", ".shared")):  # the function returns the key to its client
+            if file.is_file() and not file.name.endswith(
+                (".out", ".shared")
+            ):  # the function returns the key to its client
                 assert value.encode() not in file.read_bytes(), file
     assert client.secrets() == []
 
