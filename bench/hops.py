@@ -171,9 +171,8 @@ def run(jobs: int, array: bool) -> None:
             for point, times in json.loads(file.read_text()).items():
                 passed.setdefault(point, []).extend(time - began for time in times.values() if time > began)
     print(f"{jobs:,} jobs on {os.cpu_count()} cores with {SLOTS} slots in {seconds:.2f} s: {jobs / seconds:,.0f} /s")
-    print(
-        "| ms after the request, when passed by | jobs | first | 10 % | 50 % | 90 % | all |\n|---|---|---|---|---|---|---|"
-    )
+    print("| ms after the request, when passed by | jobs | first | 10 % | 50 % | 90 % | all |")
+    print("|---|---|---|---|---|---|---|")
     for point in POINTS:
         times = sorted(passed.get(point, []))
         if times:
