@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from fairlead.core.errors import Refused
+from fairlead.core.why.reasons import HeldFor, NoCapacity
 from fairlead.core.why.remedy_steps import (
     AddNodes,
     Block,
@@ -322,7 +324,7 @@ def test_every_step_of_a_remedy_is_needed() -> None:
     w.cycle()
     # With more capacity at first, bringing it to the front was needed; with no more than enough, it is not.
     assert texts(w.why(job).waiting[0].remedies) == [
-        "max_jobs of queue root.a is raised to 2 and a node with 2.5 CPUs is added"
+        "max_jobs of queue root.a is raised to 2 and nodes with capacity for 5 tasks of 0.5 CPU are added"
     ]
 
 
@@ -619,6 +621,13 @@ def test_no_hold_is_promised_to_a_gang_larger_than_the_nodes_that_are_up() -> No
     assert (comes(w, gang), no_hold(w, gang)) == ([], "")
 
 
+def test_nodes_that_are_held_for_a_named_job_are_told_once() -> None:
+    hold = HeldFor("7", "main", 1, 0, ("n0",))
+    reason = NoCapacity(wanted=1, fitting=0, failed=(("held", 1), ("draining", 1)), closed=(hold,))
+    assert str(reason) == f"0 of 1 fit now: 1 node is draining; {hold}"
+    assert "2 nodes are held for other jobs" in str(structs.replace(reason, failed=(("held", 2),)))
+
+
 def test_remedies_are_sums_and_the_cheapest_three() -> None:
     w = World()
     w.nodes(12, cpu=1)
@@ -628,7 +637,7 @@ def test_remedies_are_sums_and_the_cheapest_three() -> None:
     w.cycle()
     assert texts(w.why(gang).waiting[0].remedies) == [
         "6 tasks of job wide on 6 nodes end",
-        "a node with 6 CPUs is added",
+        "nodes with capacity for 6 tasks of 1 CPU are added",
     ]
     w.drain("n0")
     w.drain("n1")

@@ -428,6 +428,23 @@ def test_the_page_is_small_and_its_first_view_is_quick(browser: Any, cluster: Se
     assert 10_000 < sent < 500_000
 
 
+def test_a_queue_whose_only_job_can_never_run_is_not_below_its_share(browser: Any, tmp_path: Path) -> None:
+    queues = {"root": {"a": {"share": 50}, "b": {"share": 50}}}
+    with serving(tmp_path, {"partitions": {"default": {"queues": queues}}}) as site:
+        site.node("n1", cpu=2)
+        stage = {"command": ["true"], "resources": {"cpu": 1}}
+        for _ in range(2):
+            submit(site.as_owner, {"name": "lent", "queue": "root.a", "stages": [stage]})
+        never = submit(site.as_owner, {"queue": "root.b", "stages": [{**stage, "selectors": {"kind": "none"}}]})
+        with opened(browser, site.url, site.owner) as page:
+            page.get_by_test_id("fair").get_by_text("Fair", exact=True).wait_for()
+            show(page, "jobs", "text=never, as it is")
+            page.evaluate("() => { location.hash = '#/' }")
+            submit(site.as_owner, {"queue": "root.b", "stages": [stage]})
+            page.get_by_test_id("fair").get_by_text("1 below share").wait_for()
+        site.as_owner.delete(f"/api/v1/jobs/{never}")
+
+
 def test_a_gang_that_later_jobs_pass_is_not_called_fair(browser: Any, tmp_path: Path) -> None:
     with serving(tmp_path) as site:
         site.node("n1", cpu=2)

@@ -235,7 +235,7 @@ def _free(reason: NoCapacity, fitting: int) -> str:
         return f"{amount} {verb} free on {names}, enough for {fitting}"
     where = "" if reason.taking == reason.nodes else _where_it_can_run(reason)
     if not reason.taking:
-        return nodes_in_words(reason.failed[:3], reason.wanted)
+        return nodes_in_words(reason.unnamed[:3], reason.wanted)
     if not reason.unused:
         return f"no {noun_of(reason.lacks, MILLI)} is free{where}"
     if reason.largest == reason.unused:

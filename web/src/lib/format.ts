@@ -92,7 +92,7 @@ export function starting(eta: Eta | undefined, now: number): { text: string; sur
   if (!eta) return { text: "", sure: "" };
   if (eta.start === null) {
     if (eta.not_before !== null && eta.not_before > now) return { text: `not within ${wait(eta.not_before)}`, sure: "" };
-    return { text: "not known", sure: "" };
+    return { text: eta.text.includes("can never run") ? "never, as it is" : "not known", sure: "" };
   }
   if (eta.start - now < 1 && (eta.latest ?? Infinity) - now < 1) return { text: "now", sure: "" };
   const from = eta.earliest === null || eta.earliest - now < 1 ? "now" : wait(eta.earliest);

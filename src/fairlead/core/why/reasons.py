@@ -171,11 +171,17 @@ class NoCapacity(Reason, frozen=True, tag="no capacity"):
     def __str__(self) -> str:
         fit = ", ".join(f"{fitting} of {wanted} {name} tasks" for name, wanted, fitting in self.stages)
         text = f"{fit or f'{self.fitting} of {self.wanted}'} fit now"
-        details = [nodes_in_words(self.failed, self.wanted)] if self.failed else []
+        details = [nodes_in_words(self.unnamed, self.wanted)] if self.unnamed else []
         details += self.pools
         details += map(str, (*self.closed, *self.stuck))
         details += [_gets_leftovers(self.without_share)] if self.without_share else []
         return f"{text}: {'; '.join(details)}" if details else text
+
+    @property
+    def unnamed(self) -> tuple[tuple[str, int], ...]:
+        """The entries of `failed`, without the held nodes if `closed` has all of them."""
+        closed = sum(hold.nodes for hold in self.closed)
+        return tuple((what, nodes) for what, nodes in self.failed if what != "held" or nodes > closed)
 
     @property
     def pools(self) -> list[str]:

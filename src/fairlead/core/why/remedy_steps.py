@@ -168,6 +168,8 @@ def _merged(blocks: tuple[Block, ...]) -> list[Block]:
     return [Block(job, stage, Ranges.from_indices(sorted(tasks)).flat()) for (job, stage, _), tasks in merged.items()]
 
 
+ONE_NODE = 4
+"""Nodes for more tasks than this are described by their tasks, because one node may be too small for them."""
 NAMED = 3
 """A remedy names at most this number of nodes, and of stages whose tasks end."""
 
@@ -226,13 +228,17 @@ class AddNodes(Step, frozen=True):
         )
 
     def __str__(self) -> str:
-        nodes = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
+        if self.nodes == 1 and self.tasks > ONE_NODE:
+            each = format_amounts(sorted(self.per_task)) or "any resources"
+            nodes, has, several = "nodes", f"capacity for {self.tasks} tasks of {each}", True
+        else:
+            several = self.nodes > 1
+            nodes, has = f"{self.nodes} nodes" if several else "a node", format_amounts(sorted(self.resources))
         labels = "".join(f" {key}={value}" for key, value in self.labels)
         noun = "label" if len(self.labels) == 1 else "labels"
         where = f" to pool {self.pool}" if self.pool else ""
-        user = f" that {'takes' if self.nodes == 1 else 'take'} tasks of user {self.user}" if self.user else ""
-        added = "is added" if self.nodes == 1 else "are added"
-        has = format_amounts(sorted(self.resources))
+        user = f" that {'take' if several else 'takes'} tasks of user {self.user}" if self.user else ""
+        added = "are added" if several else "is added"
         return f"{nodes} with {has}{labels and f' and the {noun}' + labels}{user} {added}{where}"
 
     def commands(self, partition: Partition) -> list[cmd.Command]:
