@@ -123,7 +123,7 @@ def test_what_if_there_were_more_nodes(up: Up) -> None:
     assert up.run("whatif", "--add-nodes", "box:2").startswith("of 2 jobs waiting now: 2 would start earlier\n")
     gone = up.run("whatif", "--remove-node", "box")
     assert gone.startswith("of 2 jobs waiting now: 2 would no longer start\n")
-    assert re.search(r"^mean wait for the start +\d+.* +no start$", gone, re.MULTILINE), gone
+    assert re.search(r"^mean wait until the start +\d+.* +no start$", gone, re.MULTILINE), gone
     assert "no pool and no node" in up.ask("whatif", "--add-nodes", "bax:2").stderr
     assert up.ask("whatif").returncode == 2
     up.run("kill", *jobs)

@@ -75,7 +75,9 @@ def export_trace(
     if left:
         said += f"; jobs left out: {left}"
     if found.after_left_out:
-        said += f"; {found.after_left_out} jobs lost their --after, because those jobs are not in the trace"
+        said += (
+            f"; {found.after_left_out} jobs no longer wait for a job in --after, because that job is not in the trace"
+        )
     print_text(said)
 
 
@@ -133,7 +135,7 @@ def _print_comparison(found: WhatIf, replayed: bool) -> None:
     never_after = found.never + found.no_longer == found.compared
     rows = [
         (
-            "mean wait for the start",
+            "mean wait until the start",
             _wait(found.mean_wait_before, never_before),
             _wait(found.mean_wait_after, never_after),
         ),

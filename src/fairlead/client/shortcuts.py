@@ -43,7 +43,7 @@ class Shortcuts(Methods):
         """
         replay = changes.get("replay")
         if isinstance(replay, float) and not isfinite(replay):  # JSON has no such number
-            problem = f"{replay} is not a period of the past; write one such as 7d, or leave it out"
+            problem = f"{replay} is not a period; write one such as 7d, or leave it out"
             raise Problem(problem, 422, "invalid", "replay")
         return self.send(op.WhatIf(document=given(**changes)))
 

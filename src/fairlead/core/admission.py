@@ -320,7 +320,7 @@ def held_back(job: Job) -> HeldBack | None:
 
 
 def refusal(partition: Partition, ask: Ask) -> Reason | None:
-    """Return why the tasks of an ask that must start together may not; None if they wait for nothing but capacity."""
+    """Return why an ask may not start its first tasks; None if it waits for nothing but capacity."""
     return Admission(partition).refusal(ask, minimum_by_stage(ask))
 
 

@@ -61,7 +61,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     """The submitted estimate or time limit."""
 
     def scaled(self, given: Micros | None) -> Micros:
-        """Return the run time of a task with another estimate, by the same fraction of the estimate."""
+        """Return the run time of a task with another estimate, which it uses up to the same fraction as this run."""
         if given is None:
             return self.ran
         if self.given is None:

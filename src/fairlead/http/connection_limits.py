@@ -30,15 +30,15 @@ class Shares(msgspec.Struct, frozen=True):
     """Largest numbers of open connections."""
 
     most: int
-    """All connections."""
+    """All connections together."""
     address: int
     """Connections from one address without a token."""
     strangers: int
-    """All connections without a token."""
+    """All connections without a token together."""
     user: int
     """Connections of one user."""
     users: int
-    """Connections of all users. The rest of `most` is reserved for agents and operators."""
+    """Connections of all users together. The rest of `most` is reserved for agents and operators."""
 
 
 def shares(most: int) -> Shares:

@@ -181,7 +181,11 @@ class Body:
             raise self._too_large()
         if self._arrived[self._user] > self._bounds.bodies:
             most = self._bounds.bodies
-            raise Unserved("too many", f"the requests in progress of one user have at most {most:,} bytes; wait", 1)
+            raise Unserved(
+                "too many",
+                f"the unfinished requests of one user may have {most:,} bytes together; wait until one has ended",
+                1,
+            )
         return message
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ def done(state: State, target: Target) -> None:
 
 
 def refused(state: State, target: Target, problem: str) -> None:
-    """Record that the API server refuses an action: a task that cannot start is lost, a pod to stop stays."""
+    """Record that the API server refused an action: a task that could not start is lost, a stop has no effect."""
     member = target.owner
     assert isinstance(member, Member)
     if member.action is not target:

@@ -172,7 +172,7 @@ class Spawner:
 
     @property
     def _lease_due(self) -> float:
-        """When to check the lease next: at each of its three times, and every `LEASE_PAUSE` after the first."""
+        """Return when to check the lease next: at `look_at`, then every `LEASE_PAUSE`, and at `ask_at` and `end_at`."""
         lease, seen = self._lease, self._lease_seen
         times = [time for time in (lease.look_at, lease.ask_at, lease.end_at) if time > seen]
         return min(times) if len(times) == 3 else min([seen + LEASE_PAUSE, *times])

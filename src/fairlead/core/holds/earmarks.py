@@ -191,7 +191,7 @@ def choose_yielded(partition: Partition, ask: Ask, stage: Stage, most: int, with
 
 
 def _choose_on(partition: Partition, stage: Stage, most: int, usable: list[tuple[int, bool]]) -> list[Choice]:
-    """Choose capacity for up to `most` tasks of a stage on nodes; for True, only what the promises there leave."""
+    """Choose capacity for up to `most` tasks of a stage. With True, only what the promises on a node leave is used."""
     nodes, shape, taken = partition.nodes, stage.shape, nodes_with_task(stage)
     chosen: list[Choice] = []
     for node_id, beside in usable if most > 0 else ():

@@ -114,7 +114,7 @@ def owners_in(partition: Partition, lane: Lane) -> Iterator[Owner]:
 
 
 def owed_by(partition: Partition, leaf: Queue, needs: Needs = ()) -> list[Queue]:
-    """Return the queues whose loans tasks of a leaf queue have a right to: siblings of the leaf or of an ancestor.
+    """Return the queues whose loans a leaf queue has a right to: siblings of the leaf or of an ancestor.
 
     There is such a right on levels with shares, if the queue stays within its entitlement when the tasks `needs` have
     started. Without `needs`, the queue must be below its entitlement.

@@ -180,7 +180,7 @@ def _needs_all(earmark: Earmark, ask: Ask) -> bool:
 
 
 def is_for_many(earmark: Earmark) -> bool:
-    """True if an earmark may have nodes for more tasks than must start together: one for a recall or of an order."""
+    """True if an earmark may have nodes for more tasks than must start together: recalls and ordered nodes may."""
     return earmark.recalled if isinstance(earmark, Hold) else isinstance(earmark, Promise) and earmark.ordered
 
 

@@ -24,7 +24,7 @@ STATES = get_args(ReportState)
 MAX_NUMBER = 2**53
 MAX_REASON = 1_000
 MAX_COMPARED = 100_000
-"""Reports of more tasks than this are not searched for attempts that this journal never gave."""
+"""Reports of more tasks than this are not searched for attempt numbers that this journal never issued."""
 MAX_SKIPPED = 1_000_000
 """The greatest number of job or attempt numbers that one report can make unusable."""
 MAX_STRANGE = 10_000
@@ -113,11 +113,11 @@ def _stop_stray(plan: Plan, command: Report, block: tuple[int, ...]) -> None:
         plan.strays.append((command.node, stop))
 
 
-# -- attempts that this journal never gave: its data were set back, or it is the wrong journal ------------------------
+# -- attempts that this journal never issued: its data were set back, or it is the wrong journal ----------------------
 
 
 def _strange(plan: Plan, stage: Stage, command: Report, block: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the tasks of a block without live tasks to which this journal never gave the reported attempt."""
+    """Return the tasks of a report, none of them live, whose attempt number this journal never issued."""
     attempt = command.attempt
     floor, highest, raised = stage.earlier or (stage.floor, 0, 0)
     if attempt > stage.top or max(floor, highest) < attempt <= raised:
@@ -134,7 +134,7 @@ def _strange(plan: Plan, stage: Stage, command: Report, block: tuple[int, ...]) 
 
 
 def _is_new(stage: Stage, index: int, attempt: int) -> bool:
-    """True if this journal never gave a task this attempt, which is above `Stage.floor`."""
+    """True if this journal never issued this attempt number for a task; it is above `Stage.floor`."""
     past = stage.past(index).attempt
     allocation = (stage.live or {}).get(index)
     if allocation is not None:  # without a history, it had no other attempt

@@ -20,7 +20,7 @@ from fairlead.core.state import Partition
 from fairlead.core.why.reasons import NoCapacity
 
 Sleep = Literal["asleep", "awake", "capacity"]
-"""`capacity`: the lane is awake only in case there is capacity now for the ask that found none."""
+"""`capacity`: the lane is awake only because there might be capacity now for the ask that found none."""
 
 
 class AwakeLanes:
@@ -58,7 +58,7 @@ class AwakeLanes:
                     self._wake(key, lane)
 
     def let_sleep(self, shape: Shape) -> int:
-        """Let lanes sleep that are awake only in case a task of a shape fits: none fits. Returns their number."""
+        """Put the lanes to sleep that are awake only because a task of a shape might fit. Returns their number."""
         removed = 0
         for path, lanes in self.by_queue.items():
             left: list[Lane] = []

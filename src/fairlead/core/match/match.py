@@ -315,7 +315,7 @@ class Round:
         return False
 
     def _note_full(self, shape: Shape, reason: Reason) -> None:
-        """Note that no task of a shape fits, and let lanes sleep on that are awake only in case one fits."""
+        """Note that no task of a shape fits, and put the lanes to sleep that are awake only because one might fit."""
         if shape.key.apart or self.partition.nodes.held or shape in self._starter.full:
             return
         self._starter.full[shape] = reason

@@ -80,7 +80,7 @@ class Starter:
         return placed, None
 
     def fitting(self, asks: list[Ask], most: int) -> int:
-        """Return how many single tasks, at most `most`, may start and fit, whichever of these asks they belong to."""
+        """Return how many single tasks of these asks together, at most `most`, may start and fit."""
         partition, shape = self.plan.partition, asks[0].stage.shape
         if partition.nodes.held or shape.key.near or shape.key.apart:
             return 1  # the capacity depends on the ask

@@ -200,8 +200,8 @@ class QueueCursor:
     def most(self, lane: Lane, ask: Ask, most: int, fitting: Callable[[list[Ask], int], int]) -> int:
         """Return how many single tasks the current ask may start in its turn, at most `most`.
 
-        Turns of several asks that alternate are counted out together. `fitting` returns how many of a number of tasks
-        may start and fit, whichever of some asks they belong to.
+        Turns of several asks that alternate are counted out together. `fitting(asks, n)` returns how many of n
+        tasks may start and fit, no matter to which of the asks they belong.
         """
         if self.leaf.asks == 1 or not (self._by_running or self._turns is not None):
             return most

@@ -188,7 +188,7 @@ class Balance:
                 fitting -= tasks
 
     def _free_crossing(self, stage: Stage, more: int, most_own: int, own: dict[int, None]) -> int:
-        """Free capacity for more single tasks within the entitlement; units may go of which only a part is on loan."""
+        """Free capacity for more single tasks within the entitlement, also from units that are only partly on loan."""
         if more <= 0:
             return 0
         self._crossing = True
@@ -199,8 +199,9 @@ class Balance:
     def _let_end(self, head: Ask, own: Collection[int], lacking: int) -> bool:
         """Count tasks as ended that end by themselves within `preempt_grace`, if the head will get their capacity.
 
-        It will on its own nodes, and single tasks will wherever one ended task is enough. Nothing is counted for a head
-        that has waited for longer than loans may last, because estimates may be wrong. True if a task counts as ended.
+        A head gets it on nodes that are kept for it, and single tasks wherever one ended task is enough. Nothing is
+        counted for a head that has waited for longer than loans may last, because estimates may be wrong. True if a
+        task counts as ended.
         """
         settings, clearing = self.partition.settings, self._clearing
         clearing.spared = {}

@@ -57,10 +57,10 @@ class Victim(NamedTuple):
 
 
 Candidate = tuple[Victim, Unit, list[Block]]
-"""A victim, its unit with the number of tasks that do not count as ended yet, and those of them on one node."""
+"""A victim, its remaining tasks in this trial, and those of them on one node."""
 
 Solution = tuple[tuple[int, int, Cost], Sequence[Candidate]]
-"""Victims on a node. In front their rank: the tasks that stop, the negative number of tasks that then fit, the cost."""
+"""The rank of victims on a node, and the victims. The rank: tasks that stop, minus the tasks that then fit, cost."""
 
 Offer = tuple[int, Cost, int, int, int, list[Victim]]
 """Tasks that stop per million that start, cost, node, version of the node, number of tasks that start there,

@@ -169,9 +169,9 @@ def _pools(partition: Partition, stage: Stage, now: Micros) -> dict[str, Any]:
 
 
 def _with_count(reason: NoCapacity, fitting: int) -> NoCapacity:
-    """Return the reason with `fitting`, the number of tasks that fit now of the stage that lacks capacity.
+    """Return the reason with `fitting`: how many tasks fit now of the stage that lacks capacity.
 
-    If all tasks would fit by `fitting`, which is a simple count, the reason keeps the more exact count of the core.
+    `fitting` is a simple count. If by this count all tasks would fit, the reason keeps the core's more exact count.
     """
     if not reason.stages:
         return replace(reason, fitting=fitting) if fitting < reason.wanted else reason

@@ -195,7 +195,7 @@ class Search:
         return RaiseShare(path, share=share, now=now) if share < 2**20 else None
 
     def _own_stops(self, steps: Steps) -> Step | None:
-        """Return the step that the stopping tasks of the job on one node have ended."""
+        """Return the step in which the stopping tasks of the job on one node end."""
         done = {step.node for step in steps if isinstance(step, EndTasks)}
         live = {live.id: live for stage in self.job.stages for live in (stage.live or {}).values()}.values()
         stopping = [allocation for allocation in live if allocation.state == "stopping"]
@@ -464,7 +464,7 @@ class Search:
         yield from sorted(offers, key=lambda steps: offers[steps])[:2]
 
     def _free(self, row: int, name: str, amount: int) -> int:
-        """Return how much of a resource is free on a node, for a task that asks for an amount: in whole GPUs, if so."""
+        """Return how much of a resource is free on a node. If a task asks for whole GPUs, only whole GPUs count."""
         nodes = self.partition.nodes
         if name == GPU and amount >= WHOLE_DEVICE:
             return sum(not used for used in nodes.devices[row][: nodes.gpus[row]]) * WHOLE_DEVICE

@@ -519,7 +519,7 @@ async def stop_tasks(request: Request, asked: op.StopTasks) -> wire.Done:
     given = read.get("indices")
     if not isinstance(given, list) or not given or len(given) > wire.MAX_STOPPED:
         raise Refused(
-            "indices", f"they are not a list of 1 to {wire.MAX_STOPPED} indices of tasks; write such as [1, 3]"
+            "indices", f"they are not a list of 1 to {wire.MAX_STOPPED} indices of tasks; write a list such as [1, 3]"
         )
     indices = [parse_count(index, f"indices[{at}]", 0, MAX_TASKS - 1) for at, index in enumerate(given)]
     stage = read.name("stage", "")

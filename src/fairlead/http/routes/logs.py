@@ -34,7 +34,7 @@ ASKED_AT_ONCE, NODE_TIMEOUT = 100, 5.0
 @serves(op.Log)
 async def log(request: Request, asked: op.Log) -> Response:
     if asked.attempt is not None and asked.after is not None:
-        raise Refused("after", "give the number of an attempt or the one before it, not both")
+        raise Refused("after", "give `attempt` or `after`, not both")
     services = request.services
     number, user = await find_job(request, asked)
     served = request.leader(asked)

@@ -79,7 +79,7 @@ class Earmarks(Collector):
         )
         yield gauge(
             "promised_nodes",
-            "Nodes with coming capacity that only one ask may use.",
+            "Nodes on which capacity that becomes free is promised to one ask.",
             (),
             [((partition,), figures.promised) for partition, figures in kept],
         )

@@ -100,7 +100,7 @@ COUNTERS = (
     Counted("fairlead_stale_reports_total", "Reports of old attempts, which were ignored.", {"stale report": ""}),
     Counted(
         "fairlead_unknown_attempts_total",
-        "Reports of attempts that this journal never gave. An operator must look at each.",
+        "Reports of attempt numbers that this journal never issued. An operator must look at each.",
         {"unknown attempt": ""},
     ),
     Counted(

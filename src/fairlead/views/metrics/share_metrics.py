@@ -33,10 +33,10 @@ class QueueFigures(NamedTuple):
 
 PERCENTAGES = (
     ("share", f"Share of a queue in the sum of its siblings' shares. The {QUEUES} queues with the most use are shown."),
-    ("entitlement", "Entitlement of a queue, of the partition."),
-    ("use", "Use of a queue, of the partition: the largest part of any resource, or slots."),
-    ("loan", "Use of a queue beyond its entitlement, of the partition."),
-    ("past", "Average of the past use of a queue, of the partition; 0 unless share_memory is set."),
+    ("entitlement", "Entitlement of a queue, as a part of the partition."),
+    ("use", "Use of a queue, as a part of the partition: the largest part of any resource, or slots."),
+    ("loan", "Use of a queue beyond its entitlement, as a part of the partition."),
+    ("past", "Average of the past use of a queue, as a part of the partition; 0 unless share_memory is set."),
 )
 """Name and meaning of the metric of each field of `QueueFigures`."""
 
