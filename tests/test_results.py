@@ -63,6 +63,8 @@ def test_files_are_collected_listed_and_fetched(up: Up, client: Client, tmp_path
     shown = up.ask("results", job)
     assert shown.stdout.splitlines()[1].split() == ["main.0", "1", "3", "out/a.csv"]
     assert "warning: task main.0: no file matches *.none" in shown.stderr
+    several = up.run("submit", "--wait", "--array", "3", "--cpu", "0.1", "--result", "*.none", "--", "true").strip()
+    assert up.ask("results", several).stderr.count("3 tasks, such as main.0: no file matches *.none") == 1
     target = tmp_path / "target"
     assert up.run("results", job, "-o", str(target)).splitlines() == [
         str(target / "main.0" / name) for name in ("out/a.csv", "out/deep/b.csv", "out/empty.csv")

@@ -75,6 +75,10 @@ def _print(tasks: list[wire.TaskResults], fetched: list[Path] | None) -> None:
         print_table(("TASK", "ATTEMPT", "SIZE", "FILE"), rows)
     if not files:
         print_text("no result files; `fairlead submit --result PATTERN` names files to collect", err=True)
+    warned: dict[str, list[str]] = {}
     for task in tasks:
         if task.warning:
-            print_text(f"fairlead: warning: task {task.stage}.{task.index}: {task.warning}", err=True)
+            warned.setdefault(task.warning, []).append(f"{task.stage}.{task.index}")
+    for warning, names in warned.items():
+        which = f"task {names[0]}" if len(names) == 1 else f"{len(names):,} tasks, such as {names[0]}"
+        print_text(f"fairlead: warning: {which}: {warning}", err=True)
