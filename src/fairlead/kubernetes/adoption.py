@@ -13,7 +13,7 @@ from fairlead.kubernetes.units import Member, Task, Unit, pair
 from fairlead.wire import api as wire
 
 Losses = Mapping[tuple[str, str], list[str]]
-"""Job and ask → why tasks of it were lost. Tasks of an ask are equal, so any one without a pod counts as lost."""
+"""Job and ask → why tasks of the ask were lost. Its tasks are equal, so any without a pod count as lost."""
 
 
 def adopt(state: State, told: wire.ManagerState) -> None:

@@ -28,7 +28,7 @@ NOTHING: list[Choice] = []
 STARTED = "it has started"
 
 Before = tuple[int, int, bool, list[tuple[LaneMemory, Verdict | None]]]
-"""The plan's mark, the version `openings`, `Starter.released`, and the verdicts on the lanes of a job."""
+"""What `undo_tried` restores: a mark of the plan, `openings`, `Starter.released`, verdicts on a job's lanes."""
 
 
 class Starter:
