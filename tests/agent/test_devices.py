@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fairlead.agent.spawner.guard import Lease
 from fairlead.agent.spawner.keeper import Keeping, can_guard
 from fairlead.agent.spawner.keeper_client import AskedLimits
 from tests.people import needs_root
@@ -46,7 +47,7 @@ def shell() -> Iterator[Shell]:
 
 def test_a_spawner_has_no_device_but_while_it_starts_a_task_that_was_given_it(shell: Shell) -> None:
     numbers = tuple((os.major(os.stat(each).st_rdev), os.minor(os.stat(each).st_rdev)) for each in DEVICES)
-    keeping = Keeping(f"test-{os.getpid()}", 0, numbers)
+    keeping = Keeping(f"test-{os.getpid()}", 0, numbers, Lease())
     assert shell.opens() == ["yes", "yes"]
     keeping.begin(shell.process.pid, 1_000)
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

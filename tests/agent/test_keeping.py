@@ -15,6 +15,7 @@ import pytest
 
 from fairlead.agent.spawner import keeper_client
 from fairlead.agent.spawner.cgroups import Limits, Room
+from fairlead.agent.spawner.guard import Lease
 from fairlead.agent.spawner.keeper import Keeping
 from fairlead.agent.spawner.keeper_client import AskedLimits
 from tests.people import needs_root
@@ -76,7 +77,7 @@ def test_a_keeper_that_cannot_go_on_cleans_up(tmp_path: Path) -> None:
 
 
 def test_a_keeper_does_not_end_with_a_spawner_that_was_killed_around_a_question() -> None:
-    keeping = Keeping(f"test-{os.getpid()}", 0, ())
+    keeping = Keeping(f"test-{os.getpid()}", 0, (), Lease())
     try:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         its.send(b"leave 1")
@@ -92,13 +93,13 @@ def test_a_keeper_does_not_end_with_a_spawner_that_was_killed_around_a_question(
 
 def test_a_keeper_ends_what_is_left_of_one_that_was_killed() -> None:
     name = f"test-{os.getpid()}"
-    first = Keeping(name, 0, ())
+    first = Keeping(name, 0, (), Lease())
     with subprocess.Popen(["sleep", "1000"]) as process:
         try:
             first.begin(process.pid, 1_000)
             if not first.limits.holds(process.pid) or not first.limits._processes:
                 pytest.skip("no cgroups for all processes of a user here, and nodes say so")
-            Keeping(name, 0, ()).end()
+            Keeping(name, 0, (), Lease()).end()
             assert process.wait(SECONDS) == -9
         finally:
             process.kill()
@@ -129,7 +130,7 @@ class Groups(Limits):
 
 
 def test_a_task_without_gpus_finds_none_of_the_task_before_it(tmp_path: Path) -> None:
-    keeping = Keeping(f"test-{os.getpid()}", 0, ((195, 0), (195, 1)))
+    keeping = Keeping(f"test-{os.getpid()}", 0, ((195, 0), (195, 1)), Lease())
     keeping.end()
     keeping.limits, keeping._tree = Groups(tmp_path), str(tmp_path)
     denied: list[list[Any]] = []

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import marshal
+import mmap
 import os
 from pathlib import Path
 
 import pytest
 
-from fairlead.agent.result_files import read_results, remove_results, staged_results
-from fairlead.agent.spawner.result_copies import Collection, fits, is_safe, write_list
+from fairlead.agent.result_files import read_results, remove_results
+from fairlead.agent.result_lists import ResultLists
+from fairlead.agent.spawner.frames import HEAD
+from fairlead.agent.spawner.result_copies import MAX_NAME, Collection, fits, is_safe, leave_list
 from fairlead.wire.agent_messages import OutputPart, Tasks
 from fairlead.wire.result_names import is_safe_name
 
@@ -45,15 +49,19 @@ def test_both_ends_agree_which_names_are_safe(name: str, safe: bool) -> None:
 
 
 def collect(folder: Path, *patterns: str, files: int = 10, size: int = 1000) -> Collection:
-    """Collect files of a folder as the task `TASKS`, and write their list."""
+    """Collect files of a folder as the task `TASKS`, and keep their list."""
     logs = folder.parent / "logs" / "0.0"
     logs.mkdir(parents=True, exist_ok=True)
     found = Collection(str(logs / "7.a.b.0.2"), files, size)
     fd = os.open(folder, os.O_RDONLY)
     found.collect(fd, list(patterns))
     os.close(fd)
-    write_list(str(logs / "7.a.b.0.2"), "job", found.files, found.warnings)
+    lists(folder).add("ann", (TASKS.job, TASKS.number, TASKS.stage, TASKS.attempt), 0, (found.files, found.warnings))
     return found
+
+
+def lists(folder: Path) -> ResultLists:
+    return ResultLists(folder.parent / "lists", lambda event, fields: None)
 
 
 @pytest.fixture
@@ -63,10 +71,6 @@ def folder(tmp_path: Path) -> Path:
     for name in ("a.csv", "out/b.csv", "out/deep/c.csv", "out/deep/.hidden", "out/d.txt"):
         (found / name).write_text(name)
     return found
-
-
-def names(found: Collection) -> list[str]:
-    return [name for _, name in found.files]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def names(found: Collection) -> list[str]:
 )
 def test_patterns_find_files_once(folder: Path, patterns: list[str], expected: list[str]) -> None:
     found = collect(folder, *patterns)
-    assert names(found) == expected and found.warnings == []
+    assert found.files == expected and found.warnings == []
 
 
 def test_a_file_that_is_replaced_by_a_link_or_a_fifo_is_not_read(folder: Path) -> None:
@@ -91,7 +95,7 @@ def test_a_file_that_is_replaced_by_a_link_or_a_fifo_is_not_read(folder: Path) -
     os.mkfifo(folder / "b")
     (folder / "linked").symlink_to(folder / "out")
     found = collect(folder, "a.csv", "b", "linked/*", "linked/**")
-    assert names(found) == []
+    assert found.files == []
     assert found.warnings == [
         "a.csv was not collected: it is a link",
         "b was not collected: it is not a regular file",
@@ -111,7 +115,8 @@ def test_a_tree_that_is_too_deep_or_too_large_is_named(folder: Path, monkeypatch
 
 def send(folder: Path, files: int = 10, size: int = 1000) -> list[OutputPart]:
     async def story() -> list[OutputPart]:
-        return [part async for part in read_results(str(folder.parent / "logs"), TASKS, 0, files, size)]
+        listed = lists(folder).find("ann", TASKS, 0)
+        return [part async for part in read_results(str(folder.parent / "logs"), listed, TASKS, 0, files, size)]
 
     return asyncio.run(story())
 
@@ -119,7 +124,7 @@ def send(folder: Path, files: int = 10, size: int = 1000) -> list[OutputPart]:
 def test_what_was_collected_is_sent_and_removed_when_the_server_has_it(folder: Path) -> None:
     collect(folder, "**/*.csv", "none")
     logs = str(folder.parent / "logs")
-    assert staged_results(logs) == [TASKS]
+    assert lists(folder).all() == [TASKS]
     parts = send(folder)
     assert {piece.name: piece.data for part in parts for piece in part.outputs} == {
         name: name.encode() for name in ("a.csv", "out/b.csv", "out/deep/c.csv")
@@ -127,26 +132,76 @@ def test_what_was_collected_is_sent_and_removed_when_the_server_has_it(folder: P
     (collected,) = parts[-1].collected
     assert collected.files == (("a.csv", 5), ("out/b.csv", 9), ("out/deep/c.csv", 14))
     assert collected.warning == "no file matches none"
-    remove_results(logs, TASKS)
-    assert staged_results(logs) == [] == send(folder) and list(Path(logs).rglob("*.file*")) == []
+    remove_results(logs, lists(folder), TASKS, "ann")
+    assert lists(folder).all() == [] == send(folder) and list(Path(logs).rglob("*.file*")) == []
 
 
-def test_a_user_that_writes_the_list_gains_nothing(folder: Path) -> None:
-    """The folder of logs belongs to the user, who can write anything there."""
-    collect(folder, "a.csv")
-    logs = folder.parent / "logs" / "0.0"
-    (logs / "7.a.b.0.2.file0").unlink()
-    (logs / "7.a.b.0.2.file0").symlink_to("/etc/passwd")
-    os.mkfifo(logs / "7.a.b.0.2.file1")
-    (logs / "7.a.b.0.2.file2").write_bytes(b"x" * 2000)
-    (logs / "7.a.b.0.2.file3").write_bytes(b"x")
-    os.link("/etc/hostname" if os.stat("/etc/hostname").st_dev == logs.stat().st_dev else logs / "7.a.b.0.2.file3",
-            logs / "7.a.b.0.2.file4")  # fmt: skip
-    lines = ["job other", *(f"file 1 {name}" for name in ("link", "fifo", "large", "../up", "second"))]
-    (logs / "7.a.b.0.2.files").write_text("\n".join([*lines, "file", "nonsense \x1b", ""]))
+def test_files_that_were_taken_before_are_not_reported_as_missing(folder: Path) -> None:
+    """The end of a task is reported again if the agent was killed before its spawner forgot the task."""
+    found = collect(folder, "a.csv")
+    remove_results(str(folder.parent / "logs"), lists(folder), TASKS, "ann")
+    lists(folder).add("ann", (TASKS.job, TASKS.number, TASKS.stage, TASKS.attempt), 0, (found.files, []))
+    assert send(folder) == []
+
+
+def test_a_user_that_replaces_the_copies_gains_nothing(folder: Path) -> None:
+    """The folder of the copies belongs to the user, who can write anything there."""
+    for name in ("link", "fifo", "large", "second", "folder", "sparse"):
+        (folder / name).write_text("x")
+    found = collect(folder, "link", "fifo", "large", "second", "folder", "sparse")
+    prefix = folder.parent / "logs" / "0.0" / "7.a.b.0.2"
+    copies = {name: prefix.with_name(f"{prefix.name}.file{number}") for number, name in enumerate(found.files)}
+    for name in ("link", "fifo", "folder", "second"):
+        copies[name].unlink()
+    copies["link"].symlink_to("/etc/passwd")
+    os.mkfifo(copies["fifo"])
+    copies["folder"].mkdir()
+    os.link("/etc/hostname" if os.stat("/etc/hostname").st_dev == prefix.parent.stat().st_dev else copies["large"],
+            copies["second"])  # fmt: skip
+    copies["large"].write_bytes(b"x" * 2000)
+    os.truncate(copies["sparse"], 64 << 30)
     (collected,) = send(folder)[-1].collected
     assert collected.files == ()
     assert "large was not sent: it exceeds max_result_files or max_result_bytes" in collected.warning
-    (logs / "7.a.b.0.2.files").unlink()
-    (logs / "7.a.b.0.2.files").symlink_to("/etc/passwd")
-    assert send(folder) == []
+    assert "sparse was not sent: it exceeds max_result_files or max_result_bytes" in collected.warning
+    assert "'link' was not sent: its copy is missing" in collected.warning
+
+
+def test_a_list_beside_the_logs_is_not_read(folder: Path) -> None:
+    """Names like these ended an agent, kept it from starting, or blocked it for minutes."""
+    logs = folder.parent / "logs" / "0.0"
+    collect(folder, "a.csv")
+    (logs / f"{'9' * 200}.main.0.1.files").write_text("job 1\n")
+    (logs / "1.main.0.1.files").write_text("file 1 x\n" * 7_000_000)
+    open(os.fsencode(logs) + b"/1.\xff.0.1.files", "wb").close()
+    for number in range(300):
+        with (logs / f"{number}.other.0.1.files").open("wb") as file:
+            file.truncate(64 << 20)
+    assert lists(folder).all() == [TASKS]
+    assert [collected.files for part in send(folder) for collected in part.collected] == [(("a.csv", 5),)]
+
+
+def test_lists_of_one_user_do_not_fill_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairlead.agent.result_lists.MAX_WAITING", 1000)
+    kept = lists(folder)
+    for index in range(3):
+        kept.add("ann", ("job", 7, "main", 1), index, (["x" * 500], []))
+        kept.add("bob", ("job", 8, "main", 1), index, (["x" * 100], []))
+    found = [kept.find("ann", Tasks("job", 7, "main", 1, (0, 3)), index) for index in range(3)]
+    assert [len(each.names) if each else None for each in found] == [1, 0, 0]
+    assert found[1] is not None and found[1].warnings == [
+        "its files were not kept: too many result files of this user wait on the node"
+    ]
+    assert kept.find("bob", Tasks("job", 8, "main", 1, (0, 3)), 2) is not None
+    assert kept.all() == lists(folder).all() == [Tasks("job", 7, "main", 1, (0, 3)), Tasks("job", 8, "main", 1, (0, 3))]
+    (folder.parent / "lists/of-ann/0.0/7.main.0.1").write_bytes(b"cut")
+    assert lists(folder).all()[0] == Tasks("job", 7, "main", 1, (1, 3))
+
+
+def test_names_that_are_too_long_for_the_list_are_counted() -> None:
+    found = Collection("", 100, 100)
+    found.files = [f"{number:0{MAX_NAME}}" for number in range(100)]
+    with mmap.mmap(-1, 20 * MAX_NAME) as memory:
+        leave_list(found, memory)
+        names, warnings = marshal.loads(memory[HEAD:])
+    assert (len(names), warnings[-1]) == (12, "only 12 files are listed: their names are too long")

@@ -9,13 +9,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, cast
 
+import msgspec
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
 from fairlead.agent import session
 from fairlead.agent.coordinator import Epoch, Joining
 from fairlead.agent.process import Agent, Settings
+from fairlead.agent.result_lists import ResultLists
 from fairlead.agent.session import KeyRenewed, Refused, Session
-from fairlead.agent.spawner.result_copies import write_list
 from fairlead.agent.task_logs import PART, log_path, read_log, read_outputs
 from fairlead.agent.task_table import TaskTable
 from fairlead.wire import agent_messages as wire
@@ -54,15 +56,20 @@ class Talk:
         self.leases: list[tuple[float, float]] = []
         self.epochs: list[int] = []
         self.has_new_key = False
+        self.unknown: list[str] = []
         self.steady = monotonic
+        self.lists = ResultLists(Path("/nowhere"), lambda event, fields: None)
         self.outside = self.identity = self.epoch = self
         self.session = Session(cast(Joining, self), self.line)
 
     def logs_of(self, user: str) -> str:
         return "/nowhere"
 
-    def users_with_logs(self) -> list[str]:
-        return [""]
+    async def waiting_results(self) -> list[Tasks]:
+        return self.lists.all()
+
+    def owner_of(self, user: str) -> str:
+        return ""
 
     def lease(self, ask_at: float, end_at: float, length: float, lock: str) -> None:
         self.leases.append((ask_at, end_at))
@@ -75,6 +82,9 @@ class Talk:
 
     def on_joined(self, session: Session, hello: wire.Hello) -> None:
         """Do nothing: the test looks at the messages."""
+
+    def say_unknown(self, problem: str) -> None:
+        self.unknown.append(problem)
 
     def new_key(self) -> NewKey:
         return NewKey(b"key", b"signature")
@@ -115,14 +125,30 @@ def test_a_lease_counts_from_when_the_server_was_asked() -> None:
     tell(story)
 
 
+def test_a_message_of_a_newer_server_is_skipped() -> None:
+    async def story(talk: Talk) -> None:
+        talk.line.say(WELCOME)
+        running = asyncio.create_task(talk.run())
+        assert await talk.line.to_server.get() == HELLO
+        talk.line.to_agent.put_nowait(msgspec.msgpack.encode([99, "later"]))
+        talk.line.to_agent.put_nowait(msgspec.msgpack.encode([3, 7, "a later field"]))
+        while not talk.unknown:
+            await asyncio.sleep(0.01)
+        assert isinstance(await talk.line.to_server.get(), wire.Beat)
+        assert not running.done()
+        running.cancel()
+
+    tell(story)
+
+
 def test_an_agent_names_the_result_files_that_it_still_has_when_it_joins(tmp_path: Path) -> None:
     """As after a crash of the server that had confirmed the end of the task. They are removed when it has them."""
-    (tmp_path / "0.0").mkdir()
-    write_list(str(tmp_path / "0.0" / "1.main.4.2"), "j", [], ["a warning"])
+    lists = ResultLists(tmp_path, lambda event, fields: None)
+    lists.add("", ("j", 1, "main", 2), 4, ([], ["a warning"]))
     left = Tasks("j", 1, "main", 2, (4, 5))
 
     async def story(talk: Talk) -> None:
-        talk.session._logs_of = lambda user: str(tmp_path)
+        talk.lists = talk.session._lists = lists
         talk.line.say(WELCOME)
         running = asyncio.create_task(talk.run())
         assert await talk.line.to_server.get() == HELLO
@@ -132,7 +158,7 @@ def test_an_agent_names_the_result_files_that_it_still_has_when_it_joins(tmp_pat
             pass
         assert (part.request, part.collected) == (9, (wire.Collected(4, (), "a warning"),))
         talk.line.say(wire.Taken(left, "ann"))
-        while list((tmp_path / "0.0").iterdir()):
+        while lists.all():
             await asyncio.sleep(0.01)
         running.cancel()
 
@@ -358,3 +384,26 @@ def test_a_log_reader_that_is_replaced_is_informed(monkeypatch: pytest.MonkeyPat
         running.cancel()
 
     tell(story)
+
+
+def test_a_dead_link_is_left_without_a_handshake(tmp_path: Path) -> None:
+    """The closing handshake on a dead link took ten seconds, so a hole of five cost a lease of ten."""
+
+    async def story() -> None:
+        done = asyncio.Event()
+
+        async def handle(connection: ServerConnection) -> None:
+            connection.transport.pause_reading()
+            await done.wait()
+
+        async with serve(handle, "127.0.0.1", 0, close_timeout=0.1) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            token = join_token("secret", Key().public)
+            settings = Settings(join=f"http://127.0.0.1:{port}", directory=tmp_path / "agent", token=token, name="n1")
+            agent = Agent(settings, lambda event, fields: None)
+            async with asyncio.timeout(8):
+                async with agent.connect():
+                    pass
+            done.set()
+
+    asyncio.run(story())

@@ -306,10 +306,10 @@ def test_an_end_is_reported_when_its_files_are_collected(spawner: Spawner, tmp_p
     keys = spawner.launch(script, count=2, results=results)
     spawner.until(lambda: len(spawner.ended) == 2)
     for index, key in enumerate(keys):
-        assert spawner.ended[key][:2] == ("exit", index) and spawner.ended[key][6] is True
+        assert spawner.ended[key][:2] == ("exit", index)
+        assert spawner.ended[key][6] == ([f"{str(tmp_path)[1:]}/r-{index}-1-job1"], [])
         log = spawner.log(key)
         assert log.with_suffix(".file0").read_text() == f"{index}\n"
-        assert log.with_suffix(".files").read_text() == f"job job1\nfile 2 {str(tmp_path)[1:]}/r-{index}-1-job1\n"
     (other,) = spawner.launch("true", number=2)
     spawner.until(lambda: other in spawner.ended)
     assert len(spawner.ended[other]) == 6
@@ -341,10 +341,8 @@ def test_a_stop_ends_collecting_and_the_result_of_the_task_stays(
     assert tasks.at_work and alive(pid)
     tasks.stop([(task.key, 5.0)])
     work(lambda: not tasks.at_work)
-    assert task.result is not None and (task.result[:2], task.result[6:]) == (("exit", 3), (True,))
-    assert (
-        tmp_path / "0.0" / "1.main.0.1.files"
-    ).read_text() == "job job1\nwarning collecting its files was interrupted\n"
+    assert task.result is not None and task.result[:2] == ("exit", 3)
+    assert task.result[6:] == (([], ["collecting its files was interrupted"]),)
     limits.close()
 
 

@@ -19,6 +19,7 @@ import pytest
 from fairlead.agent.process import Agent, Settings, Taken
 from fairlead.core.commands import MoveNode, RemoveNode
 from fairlead.core.model import Stage
+from fairlead.core.state import Partition
 from fairlead.gang import wait
 from fairlead.wire.agent_messages import LogRequest
 from fairlead.wire.handshake import Key, join_token
@@ -392,4 +393,34 @@ def test_a_second_agent_on_a_directory_is_refused(tmp_path: Path) -> None:
             Agent(settings, lambda event, fields: None)
         os.close(first._lock)
 
+    tell(story)
+
+
+def test_a_node_that_starts_no_task_of_several_jobs_in_a_row_is_drained(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with plant_with_agent(tmp_path, "--for=ann", "--for=bob", "--user=root") as (plant, _):
+
+            async def fail(user: str, jobs: int) -> None:
+                for _ in range(jobs):
+                    assert await plant.over(await plant.submit(["/missing/program"], user=user)) == "failed"
+
+            def state(partition: Partition) -> tuple[str, str]:
+                node = partition.nodes.joins["n1"]
+                return partition.nodes.state[partition.nodes.rows[node]], partition.nodes.reasons.get(node, "")
+
+            await fail("ann", 8)  # a user alone cannot take out a node
+            assert await plant.over(await plant.submit(["false"], user="bob")) == "failed"  # it ran
+            await fail("ann", 4)
+            assert (await plant.read(state))[0] == "up"
+            await fail("bob", 1)
+            await plant.until(lambda partition: state(partition)[0] == "draining")
+            assert (await plant.read(state))[1] == (
+                "it could start no task of 5 jobs in a row: command not found: /missing/program"
+            )
+            waits = await plant.submit(["true"], user="bob")
+            await plant.ask(MoveNode(name="n1", action="enable", operator=True))
+            assert await plant.over(waits) == "succeeded"
+
+    if os.geteuid() != 0:
+        pytest.skip("only root may run tasks of several users as itself")
     tell(story)

@@ -344,3 +344,52 @@ def test_a_few_messages_after_a_pause_are_sent_at_once() -> None:
         waits.append(pace.wait(100.0, 10, True) > 0)
         pace.sent(100.0)
     assert waits == [False, False, False, False, True, True]
+
+
+def users_table(**given: Any) -> TaskTable:
+    """A table with a spawner for each user, on a machine that works."""
+    return TaskTable(AROUND, 0, machine_fails=lambda: False, **given)
+
+
+def of_user(*indices: int) -> Work:
+    return Work(1, (Spec(("true",), user="ann"),), (Launch(tasks(*indices), 0),))
+
+
+def test_no_task_fails_because_its_node_cannot_start_a_spawner() -> None:
+    """A user can be the cause of a spawner that does not answer, but not of a root helper that cannot start one."""
+    for node_fault, state in ((True, "refused"), (False, "failed")):
+        table = users_table()
+        table.handle(of_user(0, 1))
+        [frames] = table.outbox
+        table.not_sent(0, frames)
+        table.mark_missing(0, "it cannot be started", node_fault)
+        assert list(reported(table)) == [state]
+        table.handle(of_user(1, 2))
+        assert list(reported(table)) == [state]
+
+
+def test_a_task_that_does_not_end_when_it_is_stopped_is_overdue_once() -> None:
+    now = 100.0
+    table = users_table(steady=lambda: now)
+    table.grace = 5.0
+    table.handle(of_user(0, 2))
+    table.record([key(0), key(1)], [])
+    table.handle(Work(1, stops=(Stop(tasks(0, 2), "kill"),)))
+    table.record([], [(key(0), ("stopped", 0, "", 1, 0, 0))])
+    assert table.overdue(10.0) == set()
+    now = 115.1
+    assert table.overdue(10.0) == {0}
+    assert table.overdue(10.0) == set()
+
+
+def test_lists_of_result_files_are_kept_before_the_end_is_reported() -> None:
+    """A spawner of the version before has True in place of the list."""
+    kept: list[tuple[Any, ...]] = []
+    table = users_table(keep_list=lambda *given: kept.append(given))
+    table.handle(of_user(0, 2))
+    ends: list[Any] = [("exit", 0, "", 1, 0, 0, (["a"], [])), ("exit", 0, "", 1, 0, 0, True)]
+    table.record([key(0), key(1)], [(key(index), end) for index, end in enumerate(ends)])
+    assert kept[0] == ("ann", ("job", 1, "main", 1), 0, (["a"], []))
+    assert kept[1][2] == 1 and "by an earlier version" in kept[1][3][1][0]
+    [report] = table.reporting.batch()[1]
+    assert report.results

@@ -139,9 +139,9 @@ async def has_its_result_files_collected_with_its_own_rights(plant: Plant, one: 
         (collected,) = [each for part in parts for each in part.collected]
         assert said in collected.warning and bool(said) == bool(collected.warning)
         folder = one.directory / "users" / user / "logs"
-        assert len(list(folder.glob("*/*.files"))) == 1
+        assert len(list((one.directory / f"agent/results/of-{user}").glob("*/*"))) == 1
         plant.hub.taken(PARTITION, "n1", tasks, user)
-        while list(folder.glob("*/*.file*")):
+        while list(folder.glob("*/*.file*")) or list((one.directory / f"agent/results/of-{user}").glob("*/*")):
             await asyncio.sleep(0.02)
 
 

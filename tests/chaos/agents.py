@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
 from fairlead.agent.coordinator import Epoch, Joining
 from fairlead.agent.launch_data import Surroundings
+from fairlead.agent.result_lists import ResultLists
 from fairlead.agent.session import Channel, Refused
 from fairlead.agent.task_table import TaskTable
 from fairlead.wire.agent_messages import (
@@ -24,6 +26,7 @@ from fairlead.wire.agent_messages import (
     NewKey,
     Proof,
     Refusal,
+    Tasks,
     Work,
     decode_from_server,
     encode,
@@ -261,11 +264,16 @@ class Machine:
         self._links.append(link)
         return link
 
+    lists = ResultLists(Path("/nowhere"), lambda event, fields: None)
+
     def logs_of(self, user: str) -> str:
         raise AssertionError("logs are not read in a trial")
 
-    def users_with_logs(self) -> list[str]:
+    async def waiting_results(self) -> list[Tasks]:
         return []
+
+    def owner_of(self, user: str) -> str:
+        return ""
 
     def _obeyed(self, epoch: int) -> None:
         self._world.obeyed(self.name, epoch, self._wires[-1].server.owner.name)

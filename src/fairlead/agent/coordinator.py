@@ -16,10 +16,11 @@ import msgspec
 
 from fairlead.agent.session import Channel, KeyRenewed, Refused, Session
 from fairlead.agent.task_table import Frame, TaskTable
-from fairlead.wire.agent_messages import Hello
+from fairlead.wire.agent_messages import Hello, Tasks
 
 if TYPE_CHECKING:
     from fairlead.agent.node_key import Identity
+    from fairlead.agent.result_lists import ResultLists
     from fairlead.agent.spawner_link import Link
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
@@ -51,11 +52,17 @@ class Outside(Protocol):
     def open_link(self, at: int, user: str) -> Link:
         """Open a link to the spawner with this number. The link passes its messages to `Joining.on_message`."""
 
+    lists: ResultLists
+    """The lists of result files that the server has not stored yet."""
+
     def logs_of(self, user: str) -> str:
         """Return the folder with the logs of a user."""
 
-    def users_with_logs(self) -> list[str]:
-        """Return the users that may have logs here; only an empty name if all users share one folder."""
+    async def waiting_results(self) -> list[Tasks]:
+        """Return the tasks whose result files the server has not stored yet."""
+
+    def owner_of(self, user: str) -> str:
+        """Return the user of the spawner that runs the tasks of a user; empty if all users share spawners."""
 
 
 class Epoch:
@@ -116,6 +123,8 @@ class Joining:
         self._found: set[int] = set()
         """Spawners that have listed their tasks."""
         self._notes: dict[int, str] = {}
+        self._unknown: set[str] = set()
+        """Messages of the server that were not understood, and logged."""
         self._session: Session | None = None
         self._last_joined = float("-inf")
         """When the last accepted connection ended."""
@@ -193,6 +202,12 @@ class Joining:
         self._log("joined", {"server": self.outside.server, "node": hello.node, "running": len(self.table)})
         session.poke()
 
+    def say_unknown(self, problem: str) -> None:
+        """Log a message of the server that this agent does not understand, each kind once."""
+        if problem not in self._unknown:
+            self._unknown.add(problem)
+            self._log("message not understood", {"problem": f"{problem}; update this agent"})
+
     def lease(self, ask_at: float, end_at: float, length: float, lock: str) -> None:
         """Tell the spawners when to ask and to force their tasks to end.
 
@@ -216,11 +231,14 @@ class Joining:
             self.table.record(*rest)
         self._tell()
 
-    def on_spawner_lost(self, at: int, problem: str, gone: bool) -> None:
-        """Handle a spawner that ended or could not be started. `gone` is True if there is no spawner for now."""
+    def on_spawner_lost(self, at: int, problem: str, gone: bool, node_fault: bool = False) -> None:
+        """Handle a spawner that ended or could not be started. `gone` is True if there is no spawner for now.
+
+        `node_fault` is True if the user of the spawner cannot be the cause.
+        """
         self._log("spawner", {"problem": problem})
         if gone:
-            self.table.mark_missing(at, problem)
+            self.table.mark_missing(at, problem, node_fault)
             self._tell()
 
     def refuse(self, at: int, problem: str) -> None:

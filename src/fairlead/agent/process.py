@@ -18,11 +18,13 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidMessage, WebSocketException
 
+from fairlead import __version__
 from fairlead.agent.coordinator import Epoch, Joining, Log
 from fairlead.agent.launch_data import personal_variables, surroundings
 from fairlead.agent.machine import Machine, host_name, this_machine
 from fairlead.agent.node_key import Identity
 from fairlead.agent.probe import Probe
+from fairlead.agent.result_lists import ResultLists
 from fairlead.agent.session import Channel, Refused
 from fairlead.agent.spawner_link import Link, OwnSpawner, prepare, replace_file
 from fairlead.agent.split import Helper
@@ -37,12 +39,16 @@ SPAWNER_TIMEOUT = 10.0
 SILENT = 20.0
 """Seconds after which the spawner of a user that has not answered a launch is ended. The server's `launch_timeout`
 should be longer, because the server pauses the node then."""
+OVERDUE = 10.0
+"""Seconds after the end of its grace when a task that was stopped is ended by the root helper, with its spawner."""
 LOOK = 1.0
 """Seconds between two checks for silent spawners."""
 SWEEP = 3600.0
 """Seconds between two removals of old logs."""
 MAX_SPAWNERS = 16
 """A spawner starts up to 2,500 quick tasks a second, and takes 12 MB."""
+OPEN_TIME = 5.0
+"""Seconds to open a connection to a server, before another attempt."""
 OUT_OF_TIME = (9, 10)
 """OpenSSL's codes for a certificate that is not valid yet, or has expired."""
 OTHER_NAME = (62, 64)
@@ -92,10 +98,13 @@ class Agent:
         self._helper = helper
         inherited = {**personal_variables(), **os.environ}
         around = surroundings(self._name, self._machine.gpus, inherited, helper is not None)
+        self.lists = ResultLists(self._directory / "results", log)
         if helper is None:
-            self.table = TaskTable(around, settings.spawners or spawners_for(os.cpu_count() or 1))
+            number = settings.spawners or spawners_for(os.cpu_count() or 1)
+            self.table = TaskTable(around, number, keep_list=self.lists.add)
         else:
-            self.table = TaskTable(around, 0, machine_fails=Probe(self._directory).fails)
+            fails = Probe(self._directory).fails
+            self.table = TaskTable(around, 0, machine_fails=fails, keep_list=self.lists.add)
             for user in helper.known():
                 self.table.spawners_of(user)
         self._parts: set[asyncio.Task[None]] = set()
@@ -117,6 +126,7 @@ class Agent:
         self._keep(self._serve())
         self._keep(self._sweep())
         if self._helper is not None:
+            self._keep(self._helper.listen())
             self._keep(self._end_unresponsive(self._helper))
         try:
             await self._over  # a part that fails ends the whole agent
@@ -140,13 +150,14 @@ class Agent:
                 # A user who suspends their own spawner must not keep the node from joining.
                 if self._helper is not None:
                     for at in self._joining.silent:
-                        await self._end_spawner(self._helper, at)
+                        await self._end_spawner(self._helper, at, "the spawner did not answer")
         await self._joining.stay()
 
     async def _end_unresponsive(self, helper: Helper) -> None:
-        """End spawners that do not answer launches, until cancelled.
+        """End spawners that do not answer launches or do not end their tasks in time, until cancelled.
 
-        Otherwise a user who suspends their own spawner would get the node paused for all users.
+        Otherwise a user who suspends their own spawner would get the node paused for all users, and a task that impairs
+        its spawner could not be stopped.
         """
         since: dict[int, float] = {}
         while True:
@@ -156,12 +167,14 @@ class Agent:
             for at, first in list(since.items()):
                 if now - max(first, self._joining.heard.get(at, 0.0)) > SILENT:
                     del since[at]
-                    await self._end_spawner(helper, at)
+                    await self._end_spawner(helper, at, "the spawner did not answer")
+            for at in self.table.overdue(OVERDUE):
+                await self._end_spawner(helper, at, "a task did not end when it was stopped")
 
-    async def _end_spawner(self, helper: Helper, at: int) -> None:
+    async def _end_spawner(self, helper: Helper, at: int, why: str) -> None:
         user = self.table.users[at]
         problem = await helper.end(user)
-        self._log("spawner ended", {"user": user, "problem": problem or "the spawner did not answer"})
+        self._log("spawner ended", {"user": user, "problem": problem or why})
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[Channel, str]]:
@@ -176,8 +189,13 @@ class Agent:
                 max_size=MAX_MESSAGE_BYTES,
                 ssl=_trust(url, settings.authority),
                 proxy=None,
+                open_timeout=OPEN_TIME,
             ) as connection:
-                yield _Channel(connection), settings.address or str(connection.local_address[0])
+                try:
+                    yield _Channel(connection), settings.address or str(connection.local_address[0])
+                finally:
+                    # No closing handshake: on a dead link it takes longer than a short lease.
+                    connection.transport.abort()
         except ssl.SSLCertVerificationError as problem:
             raise _untrusted(settings, problem) from problem
         except ssl.SSLError as problem:
@@ -243,13 +261,20 @@ class Agent:
     def logs_of(self, user: str) -> str:
         return str(self._directory / "logs" if self._helper is None else self._helper.users / user / "logs")
 
+    async def waiting_results(self) -> list[wire.Tasks]:
+        return await asyncio.to_thread(self.lists.all)
+
+    def owner_of(self, user: str) -> str:
+        return "" if self._helper is None else user
+
     def users_with_logs(self) -> list[str]:
+        """Return the users that may have logs here; only an empty name if all users share one folder."""
         return [""] if self._helper is None else [folder.name for folder in self._helper.folders()]
 
     def _facts(self) -> dict[str, str]:
         if self._helper is not None:
-            return {"users": "separate", **self._helper.facts}
-        return {"users": "one", "cgroup": self._joining.cgroup, "tmp": "shared"}
+            return {"version": __version__, "users": "separate", **self._helper.facts}
+        return {"version": __version__, "users": "one", "cgroup": self._joining.cgroup, "tmp": "shared"}
 
     async def _sweep(self) -> None:
         while True:

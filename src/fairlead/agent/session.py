@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from fairlead.agent.result_files import remove_results, staged_results
+import msgspec
+
+from fairlead.agent.result_files import remove_results
 from fairlead.agent.spawner.pace import Pace
 from fairlead.agent.task_logs import read_log, read_outputs
 from fairlead.wire import agent_messages as wire
@@ -67,6 +69,7 @@ class Session:
         self._table = agent.table
         self._steady = agent.steady
         self._logs_of = agent.outside.logs_of
+        self._lists = agent.outside.lists
         self._news = asyncio.Event()
         self._stirred = asyncio.Event()
         self._beats: dict[int, float] = {}
@@ -114,7 +117,12 @@ class Session:
 
     async def _listen(self) -> None:
         while True:
-            message = decode_from_server(await self._channel.recv())
+            data = await self._channel.recv()
+            try:
+                message = decode_from_server(data)
+            except msgspec.ValidationError as problem:
+                self._agent.say_unknown(str(problem))  # a newer server may send others
+                continue
             if isinstance(message, wire.Renew):
                 await self._channel.send(encode(self._agent.identity.new_key()))
             else:
@@ -134,9 +142,13 @@ class Session:
                 is_over = partial(self._table.is_over, number, stage, attempt, index)
                 self._start_reader(message, read_log(self._logs_of(message.user), message, is_over))
             case wire.OutputRequest():
-                self._start_reader(message, read_outputs(self._logs_of(message.user), message))
-            case wire.Taken():
-                remove_results(self._logs_of(message.user), message.tasks)
+                lists = partial(self._lists.find, self._agent.outside.owner_of(message.user), message.tasks)
+                self._start_reader(message, read_outputs(self._logs_of(message.user), message, lists))
+            case wire.Taken(tasks=tasks, user=user):
+                work = partial(
+                    remove_results, self._logs_of(user), self._lists, tasks, self._agent.outside.owner_of(user)
+                )
+                asyncio.get_running_loop().run_in_executor(None, work)  # a folder of a user may be slow
             case wire.LogCancel():
                 reader = self._readers.pop(message.request, None)
                 if reader is not None:
@@ -216,9 +228,8 @@ class Session:
 
     async def _tell_staged(self) -> None:
         """Send the server the tasks whose result files it has not stored yet."""
-        for user in self._agent.outside.users_with_logs():
-            if staged := staged_results(self._logs_of(user)):
-                await self._channel.send(encode(wire.Staged(tuple(staged))))
+        if staged := await self._agent.outside.waiting_results():
+            await self._channel.send(encode(wire.Staged(tuple(staged))))
 
     # -- logs ----------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from fairlead.agent.spawner.frames import Unpacker, pack
+from fairlead.agent.spawner.frames import VERSION, Unpacker, pack
 from fairlead.agent.spawner.processes import MARK
 from fairlead.agent.spawner.records import ENDED
 
@@ -33,6 +33,7 @@ __import__(f"fairlead.agent.spawner.{sys.argv[2]}")
 sys.exit(sys.modules[f"fairlead.agent.spawner.{sys.argv[2]}"].main(*sys.argv[3:]))
 """
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+END_GRACE = 10.0
 LOG = "spawner.log"
 SILENT = 15
 """Attempts to connect, within about ten seconds, after which a spawner counts as missing."""
@@ -50,7 +51,7 @@ class Link(asyncio.Protocol):
         directory: Path,
         start: Callable[[], Awaitable[str]],
         heard: Callable[..., None],
-        failed: Callable[[str, bool], None],
+        failed: Callable[[str, bool, bool], None],
         wanted: Callable[[], bool] = lambda: True,
         forbidden: Callable[[str], None] = lambda problem: None,
     ) -> None:
@@ -59,8 +60,8 @@ class Link(asyncio.Protocol):
 
         `heard` is called with each message of the spawner. `failed` is called with the reason when a spawner ended or
         could not be started; starts are retried without end. Its second argument is True after a failed start, when
-        there is no spawner until the next message. The link is kept while `wanted` returns True. `forbidden` is called
-        if the user may have no spawner here.
+        there is no spawner until the next message. Its third is True if the user of the spawner cannot be the cause.
+        The link is kept while `wanted` returns True. `forbidden` is called if the user may have no spawner here.
         """
         self._directory = directory
         self._start = start
@@ -72,6 +73,9 @@ class Link(asyncio.Protocol):
         self._spoken = False
         self._settled = False
         """True once a spawner has listed its tasks or is forbidden. Until then the link is kept."""
+        self._confused = False
+        """True if the spawner said what this agent does not understand. Further messages are ignored."""
+        self._said = ""
         self._incoming = Unpacker()
         self._lost = asyncio.Event()
         self._wake = asyncio.Event()
@@ -83,6 +87,8 @@ class Link(asyncio.Protocol):
                 try:
                     await self._connect()
                     await self._lost.wait()
+                    if self._confused:
+                        await asyncio.sleep(LONGEST_PAUSE)
                 except Forbidden as problem:
                     self._settled = True
                     self._forbidden(str(problem))
@@ -111,6 +117,7 @@ class Link(asyncio.Protocol):
     async def _connect(self) -> None:
         pause = FIRST_PAUSE
         tries, gone, reported = 0, False, ("", False)
+        node_fault = False
         while True:
             problem = ""
             try:
@@ -118,15 +125,16 @@ class Link(asyncio.Protocol):
                 if link is not None:
                     break
                 problem = await self._start()
-                gone = bool(problem) and tries > 0
+                gone = node_fault = bool(problem) and tries > 0
                 tries += 1
                 if not problem and tries > SILENT:
                     problem, gone = f"no spawner answers in {self._directory}", True
             except OSError as fault:
-                problem, gone = f"no spawner could be started in {self._directory}: {fault.strerror or fault}", True
+                problem = f"no spawner could be started in {self._directory}: {fault.strerror or fault}"
+                gone = node_fault = True
             if problem and (problem, gone) != reported:
                 reported = (problem, gone)
-                self._failed(problem, gone)
+                self._failed(problem, gone, node_fault)
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 1.5 * pause)
         self._incoming = Unpacker()
@@ -137,12 +145,51 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # transports of other loops do not subclass it
-        self._spoken = False
+        self._spoken = self._confused = False
+        self._transport.write(pack(("version", VERSION)))
 
     def data_received(self, data: bytes) -> None:
-        for message in self._incoming.feed(data):
-            self._spoken = self._settled = True  # the first message lists the spawner's tasks
-            self._heard(*message)
+        if self._confused:
+            return
+        listed = self._spoken
+        try:
+            for message in self._incoming.feed(data):
+                self._spoken = self._settled = True  # the first message lists the spawner's tasks
+                if message[0] == "version":
+                    self._check(message[1])
+                else:
+                    self._heard(*message)
+                listed = True
+        except (TypeError, ValueError, LookupError, EOFError) as problem:
+            self._misunderstand(problem, listed)
+
+    def _check(self, version: int) -> None:
+        if version > VERSION:
+            self._say(
+                f"the spawner in {self._directory} speaks version {version}, this agent {VERSION}; update the agent"
+            )
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._failed(text, False, False)
+
+    def _misunderstand(self, problem: Exception, listed: bool) -> None:
+        """Handle a message that this agent does not understand.
+
+        If it is the list of tasks, the spawner is of a version too far from this one, and is told to end: the agent
+        cannot report its tasks, so the server would start them elsewhere while they run here.
+        """
+        self._confused = True
+        if self._transport is None:
+            return
+        text = f"the spawner in {self._directory} says what this agent does not understand ({problem!r})"
+        if listed:
+            self._transport.close()  # its next list has all it knows
+        else:
+            text += "; its version is too old or too new, so its tasks are ended and are tried again"
+            self._transport.write(pack(("end", END_GRACE)))
+        self._say(text)
 
     def connection_lost(self, problem: Exception | None) -> None:
         self._transport = None

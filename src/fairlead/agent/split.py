@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -22,6 +23,7 @@ from fairlead.agent.spawner.users import NotAllowed, allowed_uids, read_map
 from fairlead.agent.spawner_link import RUN, SOURCE, Forbidden
 
 NO_NEW_PRIVILEGES = 38
+ENDED = "the root helper ended, so tasks cannot be started; start the agent again. Running tasks keep running"
 
 
 class CannotSplit(Exception):
@@ -47,6 +49,7 @@ class Helper:
         self.users = users
         """The directory with a folder for each user that has run tasks here."""
         self._asking = asyncio.Lock()
+        self._answers: asyncio.Queue[bytes] = asyncio.Queue()
         self._received = b""
         while b"\n" not in self._received:
             data = self._link.recv(4096)
@@ -57,6 +60,20 @@ class Helper:
         self.facts = dict(fact.split("=", 1) for fact in line.decode().split()[1:])
         """How users are separated here: `cgroup` (v2, v1, none), `tmp` (private, shared), `gpus` (separate, shared)."""
         link.setblocking(False)
+
+    async def listen(self) -> NoReturn:
+        """Receive the helper's answers. Raises `CannotSplit` when the helper ends, because no spawner could start."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                data = await loop.sock_recv(self._link, 4096)
+            except OSError:
+                data = b""
+            if not data:
+                raise CannotSplit(ENDED)
+            *lines, self._received = (self._received + data).split(b"\n")
+            for line in lines:
+                self._answers.put_nowait(line)
 
     async def start(self, user: str) -> str:
         """Start the spawner of a user. Return an empty text, or the problem if another attempt may succeed.
@@ -74,14 +91,11 @@ class Helper:
 
     async def _ask(self, request: str) -> str:
         async with self._asking:
-            loop = asyncio.get_running_loop()
-            await loop.sock_sendall(self._link, f"{request}\n".encode())
-            while b"\n" not in self._received:
-                data = await loop.sock_recv(self._link, 4096)
-                if not data:
-                    raise CannotSplit("the root helper ended; start the agent again")
-                self._received += data
-            line, _, self._received = self._received.partition(b"\n")
+            try:
+                await asyncio.get_running_loop().sock_sendall(self._link, f"{request}\n".encode())
+            except OSError:
+                raise CannotSplit(ENDED) from None
+            line = await self._answers.get()
         answer, _, problem = line.decode(errors="replace").partition(" ")
         if answer == "no":
             raise Forbidden(problem)

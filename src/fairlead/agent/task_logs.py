@@ -7,12 +7,14 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from time import monotonic, time
 from typing import Literal
 
 from fairlead.agent.launch_data import each_of
 from fairlead.agent.result_files import open_own, read_results
+from fairlead.agent.result_lists import ResultList
 from fairlead.agent.spawner.files import FOLDER
 from fairlead.agent.spawner.records import folder_of
 from fairlead.agent.spawner.shared_logs import ENDING, PAIRS, SMALL, records
@@ -30,6 +32,8 @@ MISSING = "nothing is kept of this task here; it has not started, or its log was
 STREAMS: tuple[Literal["out", "err"], ...] = ("out", "err")
 KEEP = 7 * 24 * 3600
 """Seconds that the log of an ended task is kept."""
+MAX_SEEN = 200_000
+"""Largest number of entries of a folder that are examined in a sweep: a user can fill a folder without end."""
 STAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
 
 
@@ -63,12 +67,18 @@ class SharedOutput:
 
     def _find(self, folder: str) -> dict[str, tuple[Path, int, int, int]]:
         places: dict[str, tuple[Path, int, int, int]] = {}
-        for path in sorted(Path(self._logs, folder).glob(f"*{ENDING}"))[:MAX_SHARED]:
+        try:
+            with os.scandir(Path(self._logs, folder)) as entries:
+                names = [entry.name for entry in islice(entries, MAX_SEEN) if entry.name.endswith(ENDING)]
+        except OSError:
+            return places
+        for name in sorted(names)[:MAX_SHARED]:
+            path = Path(self._logs, folder, name)
             fd = open_own(path)
             if fd is not None:
                 with suppress(OSError):
-                    for name, at, out, err in records(fd):
-                        places.setdefault(name, (path, at, min(out, SMALL), min(err, SMALL)))
+                    for task, at, out, err in records(fd):
+                        places.setdefault(task, (path, at, min(out, SMALL), min(err, SMALL)))
                 os.close(fd)
         return places
 
@@ -122,10 +132,13 @@ async def _read_shared(shared: SharedOutput, request: LogRequest) -> LogPart:
     return LogPart(request.request, offset, text[offset:], True)
 
 
-async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[OutputPart]:
+async def read_outputs(
+    logs: str, request: OutputRequest, listed: Callable[[int], ResultList | None] = lambda index: None
+) -> AsyncIterator[OutputPart]:
     """Yield the result files of tasks and, if requested, their logs, in parts of about `PART` bytes.
 
-    At most `MAX_OUTPUT` bytes of a log are sent: a task can make it huge at no cost, as a sparse file.
+    `listed` returns the list of a task's result files. At most `MAX_OUTPUT` bytes of a log are sent: a task can make it
+    huge at no cost, as a sparse file.
     """
     tasks = request.tasks
     waiting: list[Output] = []
@@ -133,7 +146,8 @@ async def read_outputs(logs: str, request: OutputRequest) -> AsyncIterator[Outpu
     size = 0
     shared = SharedOutput(logs)
     for index in each_of(tasks.indices):
-        results = read_results(logs, tasks, index, request.max_result_files, request.max_result_bytes)
+        limits = (request.max_result_files, request.max_result_bytes)
+        results = read_results(logs, listed(index), tasks, index, *limits)
         async for part in results:
             waiting += part.outputs
             collected += part.collected
@@ -178,7 +192,7 @@ def remove_old(logs: str) -> None:
 def _remove_old_files(folder: int, limit: float) -> list[str]:
     folders: list[str] = []
     with os.scandir(folder) as entries:
-        for entry in entries:
+        for entry in islice(entries, MAX_SEEN):
             with suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
                     if not entry.name.startswith(PAIRS):  # their spawners have them open

@@ -12,7 +12,7 @@ from typing import Any
 
 from fairlead.agent.launch_data import Surroundings, each_of, flat_of, own_variables, spawner_spec
 from fairlead.agent.reports import Entry, Reporting
-from fairlead.agent.spawner.records import Key, Meta, Result, Spec
+from fairlead.agent.spawner.records import Key, Listing, Meta, Result, Spec
 from fairlead.agent.spawner_balance import SpawnerBalance
 from fairlead.wire.agent_messages import Launch, Report, Stop, Tasks, Work
 
@@ -21,6 +21,7 @@ Task = tuple[int, str, int]
 Frame = tuple[Any, ...]
 """A message for a spawner."""
 NOT_STARTED: Result = ("returned", 0, "", 0, 0, 0)
+EARLIER: Listing = ([], ["its files are not sent: they were collected by an earlier version of Fairlead on the node"])
 MAX_GONE = 200
 """Confirmed ends to collect before they are sent to a spawner."""
 
@@ -32,12 +33,15 @@ class TaskTable:
         spawners: int,
         steady: Callable[[], float] = monotonic,
         machine_fails: Callable[[], bool] = lambda: True,
+        keep_list: Callable[[str, Meta, int, Listing], None] = lambda user, meta, index, listing: None,
     ) -> None:
         """Create an empty table. `spawners` is the number of spawners shared by all users; 0 gives each user their own.
 
         `steady` is a clock that spawners have too. `machine_fails` is called if the spawner of a user cannot start a
-        task. It returns True if the machine is the cause, False if it is a limit of that user.
+        task. It returns True if the machine is the cause, False if it is a limit of that user. `keep_list` is called
+        with the user of the spawner, the task and the list of its result files, before its end is reported.
         """
+        self._keep_list = keep_list
         self._steady = steady
         self._machine_fails = machine_fails
         self.grace = 30.0
@@ -64,6 +68,10 @@ class TaskTable:
         """The attempt of each task that has not ended."""
         self._held: dict[Task, Entry] = {}
         """Later attempts, which wait until the live attempt of their task has ended."""
+        self._node_faults: set[int] = set()
+        """Missing spawners that could not be started because of the node, whatever their user does."""
+        self._stop_at: dict[Key, float] = {}
+        """Tasks that were told to stop → when their grace ends."""
         self._gone: list[list[Key]] = [[] for _ in range(spawners)]
         """Confirmed ends, by spawner, that the spawner has not been told to drop yet."""
         self._specs: dict[tuple[int, bool], Spec] = {}
@@ -182,6 +190,8 @@ class TaskTable:
                 self._end(entry, NOT_STARTED)
             elif entry.state != "ended":
                 stopping[entry.at].append(key)
+                if stop.cause != "return":
+                    self._stop_at.setdefault(key, self._steady() + self.grace)
         for spawner, keys in enumerate(stopping):
             if keys and stop.cause == "return":
                 self.outbox[spawner].append(("return", keys))
@@ -233,6 +243,7 @@ class TaskTable:
     def find(self, spawner: int, tasks: Iterable[tuple[Meta, int, int, str, Result | None, float]]) -> None:
         """Record the full list of a spawner's tasks, which it sends when it connects."""
         self.missing.pop(spawner, None)
+        self._node_faults.discard(spawner)
         self._unsent.pop(spawner, None)
         before = [key for key, entry in self._entries.items() if entry.at == spawner and not self._is_held(entry)]
         named: set[Key] = set()
@@ -260,9 +271,14 @@ class TaskTable:
                 self._settle_unknown(self._entries[key])
         self.send_confirmed_ends()
 
-    def mark_missing(self, spawner: int, why: str) -> None:
-        """Mark a spawner as missing, because it cannot be started for now. Tasks that never reached it are refused."""
+    def mark_missing(self, spawner: int, why: str, node_fault: bool = False) -> None:
+        """Mark a spawner as missing, because it cannot be started for now. Tasks that never reached it are refused.
+
+        With `node_fault`, its user cannot be the cause, so no task of the user fails.
+        """
         self.missing[spawner] = why
+        if node_fault:
+            self._node_faults.add(spawner)
         for key in self._unsent.pop(spawner, ()):
             entry = self._entries.get(key)
             if entry is not None and entry.state == "sent":
@@ -286,6 +302,16 @@ class TaskTable:
             if entry.state == "sent" and not entry.waits and not self._is_held(entry)
         }
 
+    def overdue(self, seconds: float) -> set[int]:
+        """Return the spawners with a task that has not ended within `seconds` after the grace of its stop.
+
+        Each task is returned once.
+        """
+        late = [key for key, grace_end in self._stop_at.items() if self._steady() > grace_end + seconds]
+        for key in late:
+            del self._stop_at[key]
+        return {self._entries[key].at for key in late}
+
     def _settle_unknown(self, entry: Entry) -> None:
         """End a task that its spawner does not have, or send it again if it cannot have started."""
         if entry.state == "running":
@@ -308,10 +334,15 @@ class TaskTable:
 
     def _end(self, entry: Entry, result: Result) -> None:
         user = self.users[entry.at]
-        if result[0] == "refused" and user and not self._machine_fails():
+        self._stop_at.pop(entry.key, None)
+        users_fault = result[0] == "refused" and user and entry.at not in self._node_faults
+        if users_fault and not self._machine_fails():
             # A refusal pauses the node for all users, so a single user must not be able to cause it.
             why = f"{result[2]}; tasks of other users can start here, so {user} is over a limit"
             result = ("failed", 126, why, 0, 0, 0)
+        if len(result) == 7:
+            self._keep_list(user, entry.meta, entry.key[3], result[6] if isinstance(result[6], tuple) else EARLIER)
+            result = (*result[:6], None)
         if entry.state == "sent":
             self.queued -= entry.waits
         if entry.state != "ended":

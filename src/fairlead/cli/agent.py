@@ -108,7 +108,8 @@ def agent(options: AgentOptions) -> None:
             accounts = Users(agent=options.user or AGENT_USER, map_file=options.user_map, uids=_uids(options.uids))
             helper = split(whole, accounts)
         else:
-            log("single-user node", {"tasks run as": own_name(), "for users": " ".join(users)})
+            guarded = "only by processes of the same user: if all are stopped together, tasks can run twice"
+            log("single-user node", {"tasks run as": own_name(), "for users": " ".join(users), "guarded": guarded})
         settings = Settings(
             directory=own,
             users=users,
@@ -139,7 +140,10 @@ def _authority(file: Path | None) -> Path | None:
 
 def _missing(file: Path | None) -> str:
     """Return a hint that the token file is missing; empty if it is not."""
-    return "" if file is None or file.exists() else f" ({file} does not exist)"
+    try:
+        return "" if file is None or file.exists() else f" ({file} does not exist)"
+    except PermissionError:
+        return ""  # the agent's user cannot look there
 
 
 def _check_servers(join: str, insecure: bool) -> None:

@@ -74,6 +74,7 @@ NODES: tuple[Column[wire.Node], ...] = (
     Column("tasks", lambda node: node.tasks),
     Column("used", lambda node: amounts(node.used) or "-"),
     Column("has", lambda node: amounts(node.resources)),
+    Column("version", lambda node: node.labels.get("version", "-")),
     Column("labels", lambda node: labels_of(node.labels), False),
     Column("taints", lambda node: " ".join(node.taints), False),
     Column("users", lambda node: " ".join(node.users), False),

@@ -13,6 +13,8 @@ from fairlead.engines.launches import Orders
 from fairlead.wire import agent_messages as wire
 from fairlead.wire.agent_messages import Tasks
 
+FAILED_JOBS, FAILED_USERS = 5, 2
+"""A node that could start no task of this many jobs in a row, of at least this many users, is drained."""
 MAX_UNSENT = 10_000
 """Most messages waiting to be sent. A slower agent is disconnected, and gets its orders when it reconnects."""
 
@@ -59,6 +61,29 @@ class Blocks:
         return rest
 
 
+class FailedStarts:
+    """Jobs in a row of which a node could start no task. With jobs of several users, the node is the cause."""
+
+    def __init__(self) -> None:
+        self._users: dict[int, str] = {}
+        """Number of a job → its user."""
+
+    def add(self, job: int, user: str) -> None:
+        self._users[job] = user
+
+    def clear(self) -> None:
+        self._users.clear()
+
+    @property
+    def jobs(self) -> int:
+        return len(self._users)
+
+    @property
+    def is_nodes_fault(self) -> bool:
+        """True if a user alone cannot have caused this, for example with commands that do not exist."""
+        return self.jobs >= FAILED_JOBS and len(set(self._users.values())) >= FAILED_USERS
+
+
 class Seen(msgspec.Struct):
     """The hub's record of a node, connected or not, during the term of one writer."""
 
@@ -81,6 +106,7 @@ class Attached:
         self.open = False
         """True once the standing orders have been sent. Before that, only stops are queued for the agent."""
         self.early: list[wire.Stop] = []
+        self.failed_starts = FailedStarts()
         self.running = Blocks()
         """Tasks that run there according to the state, from the agent's reports."""
         self._outbox: asyncio.Queue[wire.FromServer | None] = asyncio.Queue(MAX_UNSENT)

@@ -46,6 +46,8 @@ REFUSAL_TIME = 5.0
 """Seconds that a connection has to accept the reason before it is closed."""
 RENEWAL_TIME = 2.0
 """Seconds that an agent has to send a new key after its credential expired, for example by a clock jump."""
+MAX_REASON = 200
+"""Largest number of characters of the reason for which a node is drained."""
 BUSY_PAUSE = 0.02
 WATCH_PAUSE = 0.5
 BAD, AGAIN = 1008, 1012
@@ -339,7 +341,9 @@ class Agents:
         if led is None:
             return
         led.ahead[node] = None
-        reason = "it runs tasks that are not in the journal"
+        await self._drain(led, node, "it runs tasks that are not in the journal")
+
+    async def _drain(self, led: LedPartition, node: str, reason: str) -> None:
         for slot in await self._take(led, [MoveNode(name=node, action="drain", reason=reason, operator=True)]):
             await slot  # refused if the node drains already or is disabled
 
@@ -423,6 +427,7 @@ class Agents:
                 if not isinstance(answer, Accepted):
                     attached.cut()
                     return
+                await self._count_failed_start(partition, attached, report)
                 if report.state == "running":
                     attached.running.add(report.tasks)
                 else:
@@ -432,6 +437,26 @@ class Agents:
             if ended:
                 self._ended(ended)
         attached.put(wire.Confirmed(batch.number))
+
+    async def _count_failed_start(self, partition: str, attached: Attached, report: wire.Report) -> None:
+        """Drain a node that could start no task of several jobs in a row, so that it does not fail all that wait."""
+        failed, tasks = attached.failed_starts, report.tasks
+        if report.state != "failed" or any(report.ran):
+            if report.state == "running" or any(report.ran):
+                failed.clear()
+            return
+        led = self._led.get(partition)
+        if led is None:
+            return
+        job = await led.handle.read(lambda state: state.jobs.get(tasks.job))
+        if job is None:
+            return
+        failed.add(tasks.number, job.spec.user)
+        if failed.is_nodes_fault:
+            reason = f"it could start no task of {failed.jobs} jobs in a row: {report.reason}"[:MAX_REASON]
+            failed.clear()
+            self._log("node drained", {"partition": partition, "node": attached.node, "problem": reason})
+            await self._drain(led, attached.node, reason)
 
     def _missing(self, attached: Attached, listed: Blocks) -> list[Report]:
         """Return loss reports for tasks that run according to the state and that the agent has not listed."""

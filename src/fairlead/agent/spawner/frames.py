@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+VERSION = 2
+"""The version of the messages. The agent tells its version, and a spawner answers with its own. An agent understands
+this version and the one before: a spawner of version 1 does not answer, and the result of a task has True in place of
+the list of its result files."""
 FORMAT = 4
 HEAD = 4
 

@@ -10,14 +10,22 @@ The spawner sends requests as packets:
 - `over NUMBER ROOM` asks if the kernel has killed processes in a room for their memory.
 
 The answer to the last three is the NUMBER of the request, then `ok` or the problem.
+
+The user can stop or impair the spawner and its guard, which have the same uid, but not the keeper. So the keeper ends a
+spawner that is stopped, or that leaves tasks alive after their lease. When the spawner has ended, it kills everything
+that the spawner left behind: all processes in its cgroups, and all descendants, which become children of the keeper.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import signal
+from time import monotonic, sleep
 
 from fairlead.agent.spawner.cgroups import Limits, Room, end_left_over, unified_group
 from fairlead.agent.spawner.devices import Guard, gpus
+from fairlead.agent.spawner.processes import all_processes, descendants, process_of, signal_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,19 +33,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fairlead.agent.spawner.devices import Numbers
+    from fairlead.agent.spawner.guard import Lease
 
 PACKET = 1 << 16
 MAX_ROOMS = 100_000
+END = signal.SIGUSR1
+"""The signal with which the root helper tells a keeper to end its spawner and all tasks."""
+LOOK_PAUSE = 0.5
+STOPPED = 6
+"""Looks in a row at which a spawner is suspended before it is ended."""
+LATE = 3.0
+"""Seconds after the end of a lease in which a spawner has to end its tasks."""
+END_TIME = 10.0
+"""Seconds to try to kill the remaining processes. One that waits for a disk dies later."""
 
 
 class Keeping:
     """The cgroups and GPU guards of one user's spawner and tasks."""
 
-    def __init__(self, name: str, uid: int, devices: tuple[Numbers, ...]) -> None:
-        """Set up the cgroups `name` of the user with this uid.
+    def __init__(self, name: str, uid: int, devices: tuple[Numbers, ...], lease: Lease) -> None:
+        """Set up the cgroups `name` of the user with this uid. `lease` is that of the spawner's tasks.
 
         A task can open only those of the GPUs `devices` that are assigned to it.
         """
+        self._lease = lease
+        self._stopped = 0
+        """Looks in a row at which the spawner was suspended."""
         end_left_over(name)
         self.limits = Limits(name)
         self._name = name
@@ -52,6 +73,7 @@ class Keeping:
     def begin(self, spawner: int, processes: int) -> None:
         """Limit the spawner's processes and deny it all GPUs, before it starts its first process."""
         self._spawner = spawner
+        signal.signal(END, lambda number, frame: os.kill(spawner, signal.SIGKILL))
         self.limits.confine(spawner, processes)
         if not self._devices:
             return
@@ -65,7 +87,17 @@ class Keeping:
     def serve(self, link: _socket.socket) -> None:
         """Serve the spawner's requests until it exits."""
         answered: dict[str, Callable[..., None]] = {"enter": self._enter, "leave": self._leave, "over": self._over}
-        while data := _receive(link):
+        poll = select.poll()
+        poll.register(link, select.POLLIN)
+        look_at = monotonic() + LOOK_PAUSE
+        while True:
+            if monotonic() >= look_at:
+                self._look()
+                look_at = monotonic() + LOOK_PAUSE
+            if not poll.poll(LOOK_PAUSE * 1000):
+                continue
+            if not (data := _receive(link)):
+                return
             request, *rest = data.decode("ascii", "replace").split() or [""]
             work = answered.get(request)
             try:
@@ -81,6 +113,17 @@ class Keeping:
                     link.send(f"{rest[0] if rest else 0} {answer}".encode()[:PACKET])
                 except OSError:
                     return  # the spawner was killed meanwhile
+
+    def _look(self) -> None:
+        """End the spawner if it is suspended, or if it has not ended its tasks after their lease."""
+        process = process_of(self._spawner)
+        self._stopped = self._stopped + 1 if process is not None and process.stopped else 0
+        late = monotonic() >= self._lease.end_at + LATE
+        # Its guard, a child of the spawner, may be alive.
+        if self._stopped >= STOPPED or (late and len(descendants(self._spawner, all_processes())) > 1):
+            why = "it was suspended" if self._stopped >= STOPPED else "its tasks ran after their lease"
+            os.write(2, f"the spawner is ended: {why}\n".encode())
+            os.kill(self._spawner, signal.SIGKILL)
 
     def end(self) -> None:
         self.limits.kill()
@@ -156,6 +199,20 @@ def can_guard() -> bool:
     finally:
         _remove(probe)
     return True
+
+
+def end_descendants() -> None:
+    """Kill all processes that the spawner has left behind. They are children of this process now."""
+    signal.signal(END, signal.SIG_IGN)  # the pid of the spawner may be reused
+    until = monotonic() + END_TIME
+    while (pids := descendants(os.getpid(), all_processes())) and monotonic() < until:
+        signal_all(pids, signal.SIGKILL)
+        sleep(0.01)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
 
 
 def _receive(link: _socket.socket) -> bytes:

@@ -89,7 +89,7 @@ class Ledger:
         """Write the current content in as few records as possible. If the disk is full, the file stays as it is."""
         try:
             self._rewrite()
-            self._rewrite_at = LARGE
+            self._rewrite_at = max(LARGE, 2 * self._size)
         except OSError:
             os.ftruncate(self._fd, self._size)  # a partial record would hide the records after it
             self._rewrite_at = max(LARGE, 2 * self._size)

@@ -91,6 +91,19 @@ def with_children(pid: int) -> list[int]:
     return pids
 
 
+def descendants(root: int, processes: dict[int, Process]) -> list[int]:
+    """Return the living processes below `root`."""
+    children: dict[int, list[int]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found, stack = [], [root]
+    while stack:
+        below = children.get(stack.pop(), ())
+        found += [pid for pid in below if processes[pid].alive]
+        stack += below
+    return found
+
+
 def owners(tasks: dict[int, str], processes: dict[int, Process], root: int) -> dict[int, int]:
     """Return a map from each descendant of `root` to the first process of its task.
 

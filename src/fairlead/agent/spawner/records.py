@@ -11,9 +11,11 @@ Key = tuple[int, str, int, int]
 """Job number, stage, attempt, index."""
 Meta = tuple[str, int, str, int]
 """Job id, job number, stage, attempt."""
-Result = tuple[str, int, str, int, int, int] | tuple[str, int, str, int, int, int, bool]
-"""Kind of end, exit code or signal, reason, microseconds of run time and of CPU time, peak memory in bytes; then True
-if the spawner has tried to collect result files.
+Listing = tuple[list[str], list[str]]
+"""The names of the collected result files of a task, and warnings about others."""
+Result = tuple[str, int, str, int, int, int] | tuple[str, int, str, int, int, int, Listing | None]
+"""Kind of end, exit code or signal, reason, microseconds of run time and of CPU time, peak memory in bytes; then, if
+the spawner has tried to collect result files, their list.
 
 Kinds: `exit`, `signal`, `stopped` (on request), `failed` (the task cannot be started), `refused` (the machine could not
 start it), `lost`, `returned` (the task was never started).

@@ -1,26 +1,28 @@
 """Collects the result files of an ended task: copies them beside its logs, where the agent finds them.
 
 A child process of the spawner copies the files, with the rights of the task's user. It follows no link, opens only
-regular files, and keeps to limits. The list of the copies, `NAME.files`, has a line for the job, one for each file and
-one for each warning. It appears when all copies are complete.
+regular files, and keeps to limits. It returns the list of the copies in memory that it shares with the spawner: a file
+beside the copies could be written by the user.
 """
 
 from __future__ import annotations
 
+import marshal
+import mmap
 import os
 import signal
 import stat
 
 from fairlead.agent.spawner.files import FOLDER, LOG_MODE, SAFELY, close_all_but, make_log_folder
+from fairlead.agent.spawner.frames import FORMAT, HEAD
 from fairlead.agent.spawner.task_start import name_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fairlead.agent.spawner.records import Task
+    from fairlead.agent.spawner.records import Listing, Task
 
-LISTED = ".files"
-"""The suffix of the list of a task's files. The copies end in `.file0`, `.file1` and so on."""
 COPIED = ".file"
+"""The suffix of copies: `.file0`, `.file1` and so on."""
 TIME = 600
 """Seconds after which collecting is abandoned."""
 MAX_SEEN = 200_000
@@ -29,6 +31,10 @@ MAX_DEPTH = 32
 MAX_NAME = 700
 """Largest number of bytes of a file name with its folders."""
 MAX_WARNINGS = 10
+MAX_WARNING = 1_000
+"""Largest number of characters of a warning."""
+MAX_LIST = 16 << 20
+"""Largest number of bytes of the list of a task."""
 PIECE = 1 << 20
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -41,8 +47,8 @@ class Collection:
         self._prefix = prefix
         self._max_files = max_files
         self._max_bytes = max_bytes
-        self.files: list[tuple[int, str]] = []
-        """Size and name of each file that was copied."""
+        self.files: list[str] = []
+        """The names of the files that were copied. Their copies are numbered in this order."""
         self.warnings: list[str] = []
         self._names: set[str] = set()
         self._bytes = 0
@@ -148,14 +154,14 @@ class Collection:
         copy = f"{self._prefix}{COPIED}{len(self.files)}"
         target = _create(copy)
         try:
-            size = _copy(source, target, status.st_size)
+            _copy(source, target, status.st_size)
         except OSError:
             os.unlink(copy)
             raise
         finally:
             os.close(target)
-        self.files.append((size, path))
-        self._bytes += size
+        self.files.append(path)
+        self._bytes += status.st_size
 
 
 def fits(name: str, pattern: str) -> bool:
@@ -209,12 +215,29 @@ def is_safe(name: str) -> bool:
     return name.isprintable() and size <= MAX_NAME and all(part not in ("", ".", "..") for part in parts)
 
 
-def start(task: Task, prefix: str, home: str) -> int:
-    """Fork a process that collects the result files of a task. Return its pid; 0 if the fork fails."""
-    try:
-        pid = os.fork()
-    except OSError:
-        return 0
+class Collecting:
+    """A process that collects the files of a task, and the memory in which it leaves their list."""
+
+    __slots__ = ("_memory", "pid", "task")
+
+    def __init__(self, task: Task, prefix: str, home: str) -> None:
+        """Start the process. Raises `OSError` if that fails."""
+        assert task.spec is not None and task.spec[7] is not None
+        self.task = task
+        size = (task.spec[7][1] + MAX_WARNINGS) * (MAX_NAME + 16) + MAX_WARNINGS * 4 * MAX_WARNING
+        self._memory = mmap.mmap(-1, min(MAX_LIST, size))
+        self.pid = _start(task, prefix, home, self._memory)
+
+    def listing(self) -> Listing | None:
+        """Return the list, after the process has exited with success; None if it has left none."""
+        size = int.from_bytes(self._memory[:HEAD], "little")
+        data = self._memory[HEAD : HEAD + size]
+        self._memory.close()
+        return marshal.loads(data) if size else None
+
+
+def _start(task: Task, prefix: str, home: str, memory: mmap.mmap) -> int:
+    pid = os.fork()
     if pid:
         return pid
     code = 1
@@ -225,13 +248,13 @@ def start(task: Task, prefix: str, home: str) -> int:
             signal.signal(number, signal.SIG_DFL)
         signal.alarm(TIME)
         close_all_but()
-        _collect(task, prefix, home)
+        leave_list(_collect(task, prefix, home), memory)
         code = 0
     finally:
         os._exit(code)
 
 
-def _collect(task: Task, prefix: str, home: str) -> None:
+def _collect(task: Task, prefix: str, home: str) -> Collection:
     assert task.spec is not None and task.spec[7] is not None
     patterns, max_files, max_bytes = task.spec[7]
     collection = Collection(prefix, max_files, max_bytes)
@@ -242,20 +265,23 @@ def _collect(task: Task, prefix: str, home: str) -> None:
         collection.warn(f"the working directory {directory}: {problem.strerror}")
     else:
         collection.collect(folder, [name_of(pattern, task) for pattern in patterns])
-    write_list(prefix, task.meta[0], collection.files, collection.warnings)
+    return collection
 
 
-def write_list(prefix: str, job: str, files: list[tuple[int, str]], warnings: list[str]) -> None:
-    lines = [f"job {job}", *(f"file {size} {name}" for size, name in files)]
-    lines += (f"warning {''.join(char if char.isprintable() else '?' for char in text)}" for text in warnings)
-    fd = _create(f"{prefix}{LISTED}.new")
-    try:
-        data = memoryview("\n".join([*lines, ""]).encode(errors="replace"))
-        while data:
-            data = data[os.write(fd, data) :]
-    finally:
-        os.close(fd)
-    os.rename(f"{prefix}{LISTED}.new", f"{prefix}{LISTED}")
+def leave_list(collection: Collection, memory: mmap.mmap) -> None:
+    """Write the list of a collection into shared memory, its length last. Files beyond the memory are left out."""
+    names = collection.files
+    data = b""
+    while not data or len(data) > len(memory) - HEAD:
+        if data:
+            names = names[: len(names) // 2]
+            collection.warn(f"only {len(names)} files are listed: their names are too long")
+        warnings = [
+            "".join(char if char.isprintable() else "?" for char in text[:MAX_WARNING]) for text in collection.warnings
+        ]
+        data = marshal.dumps((names, warnings), FORMAT)
+    memory[HEAD : HEAD + len(data)] = data
+    memory[:HEAD] = len(data).to_bytes(HEAD, "little")
 
 
 def _create(path: str) -> int:
@@ -269,7 +295,7 @@ def _create(path: str) -> int:
         return os.open(path, CREATE, LOG_MODE)
 
 
-def _copy(source: int, target: int, size: int) -> int:
+def _copy(source: int, target: int, size: int) -> None:
     """Copy at most `size` bytes, by sharing blocks where the file system can."""
     copied = 0
     while copied < size:
@@ -280,4 +306,3 @@ def _copy(source: int, target: int, size: int) -> int:
         if not done:
             break
         copied += done
-    return copied

@@ -21,7 +21,8 @@ from fairlead.agent.spawner import confine
 from fairlead.agent.spawner.cgroups import Limits
 from fairlead.agent.spawner.devices import gpus
 from fairlead.agent.spawner.files import FOLDER, close_all_but
-from fairlead.agent.spawner.keeper import Keeping, can_guard
+from fairlead.agent.spawner.guard import Lease
+from fairlead.agent.spawner.keeper import END, Keeping, can_guard, end_descendants
 from fairlead.agent.spawner.keeper_client import AskedLimits
 from fairlead.agent.spawner.ledger import open_files
 from fairlead.agent.spawner.processes import ignore_termination
@@ -91,15 +92,13 @@ class Helper:
         self._keepers.add(_fork(lambda: keep(folder, person, self._agent, self.private_tmp, self.guards)))
 
     def _end(self, user: str) -> None:
-        """Kill the spawner of a user and its guard: all processes that have its lock open, except the keeper."""
+        """Let the keeper of a user end the spawner and all tasks."""
         if user not in os.listdir(self._users):
             raise NotAllowed("the user has no spawner here")
-        path = f"{self._users}/{user}/lock"
-        with open(path) as file:
+        with open(f"{self._users}/{user}/lock") as file:
             keeper = file.read()
-        for name in os.listdir("/proc"):
-            if name.isdigit() and name != keeper and _has_open(name, path):
-                os.kill(int(name), signal.SIGKILL)
+        if keeper.isdigit() and _is_keeper(keeper, self._users):
+            os.kill(int(keeper), END)
 
     def _prepare(self, user: str, person: Person) -> str:
         """Create the folders of a user, and return the outer one, where only root can replace the inner ones."""
@@ -137,7 +136,9 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
     if lock is None or not enough_descriptors():
         return 0  # another spawner runs or is about to exit; the agent asks again
     mark = _mark(folder)
-    keeping = Keeping(mark.rstrip(":"), person.uid, gpus() if guards else ())
+    lease = Lease()
+    confine.adopt_orphans()  # what a killed spawner leaves behind
+    keeping = Keeping(mark.rstrip(":"), person.uid, gpus() if guards else (), lease)
     path = folder + "/socket"
     listener = listen(folder)
     os.chown(path, 0, agent[1])
@@ -163,7 +164,7 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         os.umask(0o022)
         home = person.home if os.path.isdir(person.home) else "/"
         shared = SharedLogs(folder + "/logs", "spawner")
-        spawner = Spawner(files, mark, lock, shared, limits, listener, agent[0], home, person.environment)
+        spawner = Spawner(files, mark, lock, shared, limits, listener, agent[0], lease, home, person.environment)
         if not spawner.run():
             return 4
         _clear(folder + "/tmp")
@@ -182,6 +183,7 @@ def keep(folder: str, person: Person, agent: tuple[int, int], private_tmp: bool,
         os.kill(pid, signal.SIGKILL)
     finally:
         _, status = os.waitpid(pid, 0)
+        end_descendants()
         keeping.end()
     if status == 0:
         os.unlink(path)  # no results wait for an agent, so the next agent need not connect
@@ -215,18 +217,14 @@ def _mark(folder: str) -> str:
         return mark
 
 
-def _has_open(pid: str, path: str) -> bool:
+def _is_keeper(pid: str, users: str) -> bool:
+    """True if a process is a keeper of this directory: it runs as root, with the arguments of the helper."""
     try:
-        return any(_is_at(f"/proc/{pid}/fd/{fd}", path) for fd in os.listdir(f"/proc/{pid}/fd"))
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            arguments = file.read().split(b"\0")
+        return os.stat(f"/proc/{pid}").st_uid == 0 and os.path.dirname(users).encode() in arguments
     except OSError:
-        return False  # the process has exited
-
-
-def _is_at(link: str, path: str) -> bool:
-    try:
-        return os.path.samefile(link, path)
-    except OSError:
-        return False  # the descriptor was closed, or is not a file
+        return False  # it has exited
 
 
 def _clear(folder: str) -> None:

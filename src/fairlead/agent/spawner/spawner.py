@@ -18,7 +18,7 @@ import sys
 from time import monotonic
 
 from fairlead.agent.spawner.cgroups import Limits
-from fairlead.agent.spawner.frames import Unpacker, pack
+from fairlead.agent.spawner.frames import VERSION, Unpacker, pack
 from fairlead.agent.spawner.guard import Guard, Lease, end_left_over
 from fairlead.agent.spawner.ledger import Ledger, open_files
 from fairlead.agent.spawner.pace import Pace
@@ -58,19 +58,20 @@ class Spawner:
         limits: Limits,
         listener: _socket.socket,
         agent: int,
+        lease: Lease,
         home: str = "/",
         person: dict[str, str] | None = None,
     ) -> None:
         """Take over from an earlier spawner: end the processes that it left behind, then start the guard.
 
-        `files` are those of the ledger, `agent` is the uid of the agent, `home` the default working directory of tasks.
-        `person` has environment variables for tasks. If it is given, the spawner serves one user, and exits when it is
-        idle even if the agent is connected.
+        `files` are those of the ledger, `agent` is the uid of the agent, `lease` that of the tasks, `home` the default
+        working directory of tasks. `person` has environment variables for tasks. If it is given, the spawner serves one
+        user, and exits when it is idle even if the agent is connected.
         """
         ledger = Ledger(files)
         end_left_over(ledger, mark)
         ledger.rewrite()
-        self._lease = Lease()
+        self._lease = lease
         self._guard = Guard(files, mark, lock, self._lease)
         self._limits = limits
         starter = Starter(limits, mark, shared, home, person or {})
@@ -83,6 +84,7 @@ class Spawner:
             "confirm": self._tasks.confirm,
             "lease": self._lease.set,
             "end": self._end,
+            "version": self._tell_version,
         }
         """Message of the agent → what to do."""
         self._uid = agent
@@ -231,6 +233,9 @@ class Spawner:
             self._send()
         return True
 
+    def _tell_version(self, version: int) -> None:
+        self._unsent += pack(("version", VERSION))
+
     def _end(self, grace: float) -> None:
         self._tasks.stop_all(grace, "stop")
         self._quits = True
@@ -349,6 +354,6 @@ def main(directory: str, mark: str, logs: str) -> int:
     os.umask(0o022)
     files = open_files(directory + "/ledger")
     shared = SharedLogs(logs, os.path.basename(directory))
-    Spawner(files, mark, lock, shared, Limits(mark.rstrip(":")), listen(directory), os.getuid()).run()
+    Spawner(files, mark, lock, shared, Limits(mark.rstrip(":")), listen(directory), os.getuid(), Lease()).run()
     os.unlink(directory + "/socket")
     os._exit(0)  # release lock and sockets together, so that the next spawner sees either both or neither

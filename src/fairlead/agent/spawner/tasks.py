@@ -11,10 +11,10 @@ from collections import deque
 from heapq import heappop, heappush
 from time import monotonic
 
-from fairlead.agent.spawner import result_copies
 from fairlead.agent.spawner.cgroups import LIMITED_AFTER
 from fairlead.agent.spawner.processes import signal_all, with_children
 from fairlead.agent.spawner.records import ENDED, LEAVING, NEVER, RUNNING, WAITING, Task
+from fairlead.agent.spawner.result_copies import Collecting
 from fairlead.agent.spawner.watchdog import cut_logs, end_orphans, members, orphans, too_large
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fairlead.agent.spawner.cgroups import Limits
     from fairlead.agent.spawner.ledger import Ledger
-    from fairlead.agent.spawner.records import Key, Meta, Result, Spec
+    from fairlead.agent.spawner.records import Key, Listing, Meta, Result, Spec
     from fairlead.agent.spawner.task_start import Starter
 
 SCAN_PAUSE = 0.02
@@ -61,8 +61,8 @@ class Tasks:
         """Tasks to start now. They already count as running in their chains."""
         self._leaving: dict[Key, Task] = {}
         """Tasks that were asked to stop, or that ended and have processes left."""
-        self._collecting: dict[int, Task] = {}
-        """Process that collects result files → its task, which has ended."""
+        self._collecting: dict[int, Collecting] = {}
+        """Process that collects result files of a task, which has ended."""
         self._young: deque[Task] = deque()
         """Tasks that started less than `LIMITED_AFTER` ago, oldest first: without a cgroup and logs of their own."""
         self._pids: list[tuple[Key, int]] = []
@@ -150,7 +150,7 @@ class Tasks:
         self.reap()  # a task that has ended by itself is not reported as stopped
         now = monotonic()
         asked_pids: list[int] = []
-        collectors = {task.key: pid for pid, task in self._collecting.items()}
+        collectors = {each.task.key: pid for pid, each in self._collecting.items()}
         for key, grace in keys:
             if key in collectors:
                 signal_all([collectors[key]], signal.SIGKILL)
@@ -246,9 +246,10 @@ class Tasks:
             self._orphans = True
             _, status, usage = os.wait4(pid, 0)
             if task is None:
-                collected = self._collecting.pop(pid, None)
-                if collected is not None:
-                    self._end_collected(collected, "" if not status else "collecting its files was interrupted")
+                collecting = self._collecting.pop(pid, None)
+                if collecting is not None:
+                    listing = collecting.listing() if not status else None
+                    self._end_collected(collecting.task, listing or ([], ["collecting its files was interrupted"]))
                 continue  # an orphan of a task
             code = os.waitstatus_to_exitcode(status)
             how = "exit" if code >= 0 else "signal"
@@ -293,24 +294,17 @@ class Tasks:
     def _collect(self, task: Task, result: Result) -> None:
         """Start collecting the result files of an ended task. Afterwards its end is reported and its slot is freed."""
         self._leaving.pop(task.key, None)
-        task.state, task.result = LEAVING, (*result[:6], True)
-        pid = result_copies.start(task, self._prefix(task), self._starter.home)
-        if pid:
-            self._collecting[pid] = task
+        task.state, task.result = LEAVING, result
+        try:
+            collecting = Collecting(task, f"{self._logs}/{task.folder}/{task.name}", self._starter.home)
+        except OSError:
+            self._end_collected(task, ([], ["its files could not be collected: no process could be started"]))
         else:
-            self._end_collected(task, "its files could not be collected: no process could be started")
+            self._collecting[collecting.pid] = collecting
 
-    def _end_collected(self, task: Task, problem: str) -> None:
+    def _end_collected(self, task: Task, listing: Listing) -> None:
         assert task.result is not None
-        if problem:
-            try:
-                result_copies.write_list(self._prefix(task), task.meta[0], [], [problem])
-            except OSError:
-                return self._free(task, task.result)  # the disk is full; the server notes that nothing was collected
-        self._free(task, task.result)
-
-    def _prefix(self, task: Task) -> str:
-        return f"{self._logs}/{task.folder}/{task.name}"
+        self._free(task, (*task.result[:6], listing))
 
     def _settle(self, task: Task, result: Result) -> None:
         self._shared.end(task)
@@ -356,7 +350,13 @@ class Tasks:
     def _clear(self, now: float) -> None:
         """Kill the processes of tasks whose grace is over, and finish the tasks that have no processes left."""
         left = {task.pid: task for task in self._leaving.values()}
-        processes = members(left, self._marks())
+        try:
+            processes = members(left, self._marks())
+        except OSError:  # a task may have taken the descriptors of this process; the first processes are killed anyway
+            for pid, task in left.items():
+                if task.state == RUNNING and now >= task.kill_at:
+                    _signal_group(pid, signal.SIGKILL)
+            raise
         self._scan_at = NEVER
         for pid, task in left.items():
             if task.state == RUNNING:
@@ -395,7 +395,7 @@ class Tasks:
         """Return the first process and the mark of each task that may have processes."""
         tasks = [*self._by_pid.values(), *self._leaving.values()]
         marks = {task.pid: self._starter.mark_of(task) for task in tasks}
-        return marks | {pid: f"{self._starter.mark_of(task)}:collect" for pid, task in self._collecting.items()}
+        return marks | {pid: f"{self._starter.mark_of(each.task)}:collect" for pid, each in self._collecting.items()}
 
 
 def _signal_group(number: int, signal_number: int) -> None:
