@@ -25,7 +25,7 @@ from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Trace
 from fairlead.sim.traces.generate import Workload, generate
 from fairlead.sim.traces.trace import LeftOut, cpu_node
-from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Observer
 
 CPUS = 16
 PEAK = 60

@@ -39,7 +39,7 @@ from fairlead.forecast.runtimes import Runtimes
 from fairlead.sim.policy_files import NAMED
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Trace, read_traces
-from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Observer
 
 SECONDS = 600.0
 

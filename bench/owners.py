@@ -37,7 +37,7 @@ from fairlead.sim.traces import Arrival, Trace
 from fairlead.sim.traces.swf import read_swf
 from fairlead.sim.traces.trace import LeftOut, open_lines
 from fairlead.testing import World
-from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Observer
 
 
 class Stops(Observer):

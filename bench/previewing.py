@@ -19,9 +19,9 @@ from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.resources import SECOND
 from fairlead.forecast.eta import draw_futures, sum_up
+from fairlead.forecast.preview_process import SECONDS
 from fairlead.forecast.previewer import Previewer
 from fairlead.forecast.recorded import Past, PastJob
-from fairlead.forecast.replies import SECONDS
 from fairlead.forecast.runtimes import Runtimes
 from fairlead.history.store import History
 from fairlead.journal.sql import SqliteJournal

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import settings
 
 from fairlead.core.admission import CHECKS
+from fairlead.core.policy.fit import HOLD_SCORES
 from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS
 from fairlead.core.policy.registry import Registry
-from fairlead.core.policy.score import HOLD_SCORES
 from fairlead.core.policy.victim_sets import VICTIMS
 from tests.postgres import MISSING, Postgres, programs, running
 from tests.web.browser import missing as no_browser

@@ -43,7 +43,7 @@ from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.errors import Refused
 from fairlead.core.settings import DEFAULT_CONFIG
 from fairlead.journal.in_memory import MemoryJournal
-from fairlead.pools.provider_settings import check_providers
+from fairlead.pools.provider import check_providers
 from fairlead.testing import World
 from fairlead.writer.writer import Writer
 

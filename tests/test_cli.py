@@ -21,8 +21,8 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from fairlead import __version__
+from fairlead.cli.input_files import MAX_BYTES, Unreadable, read_document
 from fairlead.cli.main import PANELS, app, name_of, narrow_app
-from fairlead.cli.yaml_files import MAX_BYTES, Unreadable, read_document
 from fairlead.core.changes import NodeMoved
 from fairlead.core.config import parse_config
 from fairlead.core.dump import dump, load
@@ -30,7 +30,7 @@ from fairlead.core.settings import PartitionSettings
 from fairlead.journal import SqliteJournal
 from fairlead.journal.codec import encode, stream_of
 from fairlead.journal.snapshot import make_snapshot, renew
-from fairlead.server.input_checks import checked_config
+from fairlead.server.failure import checked_config
 from fairlead.testing import World
 from fairlead.views.config_document import config_view
 
@@ -497,7 +497,7 @@ def test_no_such_configuration(tmp_path: Path) -> None:
 
 def test_both_loaders_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without libyaml the slower loader gives the same result."""
-    monkeypatch.setattr("fairlead.cli.yaml_files.Loader", yaml.SafeLoader)
+    monkeypatch.setattr("fairlead.cli.input_files.Loader", yaml.SafeLoader)
     file = tmp_path / "c.yaml"
     file.write_text(CONFIG)
     assert checked_config(read_document(file), False) == checked_config(yaml.safe_load(CONFIG), False)

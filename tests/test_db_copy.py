@@ -18,7 +18,7 @@ from fairlead.journal import SqliteJournal
 from fairlead.journal.codec import restore
 from fairlead.journal.locate import open_journal
 from fairlead.journal.snapshot import renew
-from fairlead.server.identity_documents import documents_of
+from fairlead.server.storage import documents_of
 from fairlead.testing import World
 from fairlead.wire.agent_messages import Tasks
 from tests.servers import Server

@@ -12,7 +12,7 @@ import pytest
 
 from fairlead.core import cycle
 from fairlead.core.changes import Change, Line, Names, News, TaskNews
-from fairlead.core.changes.pending import give_back, take
+from fairlead.core.changes.stages import give_back, take
 from fairlead.core.dump import dump
 from fairlead.core.invariants import check_all
 from fairlead.core.model import NEW, Ask, Stage
@@ -27,7 +27,7 @@ from fairlead.testing import World
 from fairlead.views.decision_log import Logs
 from fairlead.views.events import events_of
 from fairlead.views.metrics.metrics import Metrics
-from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Observer
 
 
 class SkippedUndo(msgspec.Struct, frozen=True, gc=False):

@@ -17,9 +17,9 @@ import pytest
 
 from fairlead import policies
 from fairlead.core.effects import ForPool
+from fairlead.core.policy.fit import HOLD_SCORES, fit
 from fairlead.core.policy.order import ORDERS, by_fewest_running
 from fairlead.core.policy.placement import PLACEMENTS, bestfit
-from fairlead.core.policy.score import HOLD_SCORES, fit
 from fairlead.core.policy.victim_sets import VICTIMS, newest
 from fairlead.core.why.reasons import Reason
 from fairlead.journal import SqliteJournal
@@ -27,7 +27,7 @@ from fairlead.journal.journal import PolicyMissing
 from fairlead.journal.snapshot import make_snapshot
 from fairlead.journal.verify import verify
 from fairlead.testing import World
-from fairlead.views.whyanswers import explanation
+from fairlead.views.why_answers import explanation
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")

@@ -16,9 +16,8 @@ from prometheus_client import CollectorRegistry
 from fairlead.core.commands import Origin, Submit
 from fairlead.core.documents import parse_job
 from fairlead.testing import World
-from fairlead.views import spans, spansender
-from fairlead.views.spans import Span, Spans
-from fairlead.views.spansender import SpanSender
+from fairlead.views import spans
+from fairlead.views.spans import Span, Spans, SpanSender
 from tests.collector import Collector, fields_of
 from tests.live import PROGRAM, Up
 from tests.views.test_metrics import rows_of_the_page
@@ -185,9 +184,9 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
 def test_spans_beyond_the_queue_and_of_a_dead_collector_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(spansender, "WAITING", 5)
-    monkeypatch.setattr(spansender, "PAUSE", 600.0)
-    monkeypatch.setattr(spansender, "SECONDS", 1.0)
+    monkeypatch.setattr(spans, "WAITING", 5)
+    monkeypatch.setattr(spans, "PAUSE", 600.0)
+    monkeypatch.setattr(spans, "SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     registry = CollectorRegistry()

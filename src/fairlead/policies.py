@@ -14,10 +14,10 @@ from importlib.metadata import EntryPoint, entry_points
 from fairlead.core.admission import CHECKS, Admission, Check
 from fairlead.core.asks import Needs
 from fairlead.core.model import Ask
+from fairlead.core.policy.fit import HOLD_SCORES, HoldScore
 from fairlead.core.policy.fragmentation import Task
 from fairlead.core.policy.order import ORDERS, Order, Standing
 from fairlead.core.policy.placement import PLACEMENTS, Devices, Fleet, Key, Node, Placement, Score, tightest
-from fairlead.core.policy.score import HOLD_SCORES, HoldScore
 from fairlead.core.policy.victim_sets import VICTIMS, Rank, Unit, newest
 from fairlead.core.why.reasons import Reason
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fairlead.core.effects import ForNode
-from fairlead.core.policy.scaling import nodes_to_add
+from fairlead.core.policy.pool_size import nodes_to_add
 from fairlead.core.resources import CPU, GPU, MEMORY
 from fairlead.testing import World
 

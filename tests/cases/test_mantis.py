@@ -14,7 +14,7 @@ import pytest
 
 from fairlead.core.commands import Accepted
 from fairlead.core.effects import ForNode, Launch
-from fairlead.core.policy.scaling import nodes_to_add, nodes_to_give_back
+from fairlead.core.policy.pool_size import nodes_to_add, nodes_to_give_back
 from fairlead.core.why.reasons import NoCapacity
 from fairlead.testing import World
 

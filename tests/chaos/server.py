@@ -29,16 +29,14 @@ from fairlead.journal.codec import stream_of
 from fairlead.journal.in_memory import MemoryJournal
 from fairlead.journal.journal import Journal
 from fairlead.journal.roster import Roster
-from fairlead.pools.call_metrics import Figures
-from fairlead.pools.pool_service import PoolService
+from fairlead.pools.pool_service import Figures, PoolService
 from fairlead.pools.provider import Join, MakeProvider
 from fairlead.wire.agent_messages import Challenge, Knock, NewKey, Proof
 from fairlead.wire.handshake import Exchange
 from fairlead.wire.unserved import Unserved
 from fairlead.writer.inbox import Inbox, Message, Unavailable
 from fairlead.writer.loop import Given, LiveWriter, WriterThread
-from fairlead.writer.observer import Observer
-from fairlead.writer.writer import Stopped, Writer
+from fairlead.writer.writer import Observer, Stopped, Writer
 from tests.chaos.agents import Machine
 from tests.chaos.checkers import CheckFailed, need
 from tests.chaos.faults import ServerFault

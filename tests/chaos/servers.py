@@ -21,8 +21,7 @@ from fairlead.journal.roster import Roster
 from fairlead.pools.provider import MakeProvider
 from fairlead.wire.unserved import Unserved
 from fairlead.writer.loop import Given, LiveWriter
-from fairlead.writer.observer import Observer
-from fairlead.writer.writer import Stopped
+from fairlead.writer.writer import Observer, Stopped
 from tests.chaos.agents import Machine
 from tests.chaos.checkers import need
 from tests.chaos.faults import LeaderFault, ServerFault

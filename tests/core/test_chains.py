@@ -15,7 +15,7 @@ from fairlead.core.effects import ForNode, Launch, Stop
 from fairlead.core.invariants import InvariantBroken, check_all
 from fairlead.core.outcomes import stop
 from fairlead.core.plan import Plan
-from fairlead.core.policy.chain import MAX_CHAIN, ahead, measured
+from fairlead.core.policy.run_times import MAX_CHAIN, ahead, measured
 from fairlead.core.ranges import count, indices
 from fairlead.core.why.reasons import InChain
 from fairlead.testing import World

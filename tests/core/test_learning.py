@@ -12,7 +12,7 @@ from fairlead.core import cycle, last_runs, state
 from fairlead.core.changes import Placed, StartPlanned
 from fairlead.core.last_runs import expected_run
 from fairlead.core.model import NEW
-from fairlead.core.policy.estimates import learned_end, learned_run
+from fairlead.core.policy.run_times import learned_end, learned_run
 from fairlead.core.resources import DAY, SECOND
 from fairlead.testing import World
 

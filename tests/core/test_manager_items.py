@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fairlead.testing import World
-from fairlead.views.managers import manager_state, waiting_answers
+from fairlead.views.manager_answers import manager_state, waiting_answers
 from fairlead.wire import api as wire
 
 CPU = {"cpu": 1}

@@ -12,7 +12,7 @@ from fairlead.core.cycle import Cycle
 from fairlead.core.ranges import indices
 from fairlead.core.resources import MINUTE
 from fairlead.testing import World
-from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Observer
 
 HOUR = 3_600
 AFTER = 10

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fairlead.core.changes import Stopped
 from fairlead.core.cycle import Cycle
 from fairlead.testing import World
-from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Observer
 
 TWO = {"a": {"share": 60}, "b": {"share": 40}}
 BOUND = 120

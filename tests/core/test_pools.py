@@ -15,7 +15,7 @@ from fairlead.core.model import NEW
 from fairlead.core.state import Partition
 from fairlead.core.why.reasons import NoCapacity
 from fairlead.testing import World
-from fairlead.views.poolanswers import usage_answer
+from fairlead.views.pool_answers import usage_answer
 from tests.chaos.checkers import CheckFailed
 from tests.chaos.pool_checker import PoolChecker
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.core.policy.estimates import expected_end
-from fairlead.core.policy.score import MILLION, combined, is_exact, may_be_held, node_score, resource_score
+from fairlead.core.policy.fit import MILLION, combined, is_exact, may_be_held, node_score, resource_score
+from fairlead.core.policy.run_times import expected_end
 
 # Required, free; the score.
 SINGLE = [

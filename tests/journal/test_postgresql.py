@@ -18,8 +18,7 @@ from fairlead.journal import Damaged, Fenced, Held, JournalError, NotWritten, To
 from fairlead.journal.codec import restore
 from fairlead.journal.journal import LINE
 from fairlead.journal.locate import open_journal
-from fairlead.journal.pgconnection import connect, shown_url
-from fairlead.journal.pgsafety import warnings_of
+from fairlead.journal.pgconnection import connect, shown_url, warnings_of
 from fairlead.journal.pgschema import MIGRATIONS
 from fairlead.journal.postgresql import _APPEND, PostgresJournal
 from fairlead.journal.snapshot import Snapshots, make_snapshot, renew

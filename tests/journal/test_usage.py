@@ -20,7 +20,7 @@ from fairlead.history.recorder import AttemptRow, HistoryRecorder
 from fairlead.history.store import History, Used
 from fairlead.history.usage_report import UsageReport, running
 from fairlead.testing import World
-from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Observer
 
 CONFIG = {
     "partitions": {

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairlead.kubernetes import upkeep
+from fairlead.kubernetes import updates
 from fairlead.kubernetes.actions import Target
 from fairlead.kubernetes.adapter import Adapter
 from fairlead.kubernetes.names import GATE, ON_LOSS, PINNED
 from fairlead.kubernetes.units import Member
 from fairlead.testing import World
-from fairlead.views.managers import manager_state
+from fairlead.views.manager_answers import manager_state
 from fairlead.wire.api import ManagerEvent, UpdateItem
 from tests.kubernetes.reading import read_node, read_pod
 
@@ -518,7 +518,7 @@ def test_a_loss_that_is_not_known_is_refused_and_told(play: Play) -> None:
 
 
 def test_asks_and_ports_of_pods_that_are_gone_are_forgotten(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "MOST_ASKS", 3)
+    monkeypatch.setattr(updates, "MOST_ASKS", 3)
     play.adapter.most_asks = 3
     play.connect()
     for at in range(8):

@@ -17,8 +17,7 @@ from fairlead.core.commands import MoveNode
 from fairlead.journal import Journal, SqliteJournal, UnknownOutcome
 from fairlead.journal.codec import stream_of
 from fairlead.pools import pool_service, reconciler
-from fairlead.pools.call_metrics import Figures
-from fairlead.pools.pool_service import PoolService
+from fairlead.pools.pool_service import Figures, PoolService
 from fairlead.pools.provider import Join, PoolKind, Provider, ProviderError
 from tests.http.serving import Serving, serving, submit
 from tests.pools.memory_provider import MemoryProvider

@@ -11,7 +11,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.invariants import check_all
 from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
 from fairlead.sim.batch import Faults, run_policies
-from fairlead.sim.outages import PROFILES, Outages, Profile
+from fairlead.sim.machines import PROFILES, Outages, Profile
 from fairlead.sim.policy_files import NAMED
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Trace

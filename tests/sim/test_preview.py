@@ -35,12 +35,12 @@ from fairlead.core.dump import dump
 from fairlead.core.errors import Refused
 from fairlead.core.model import Micros, Runs, pack_spec
 from fairlead.core.resources import DAY, HOUR, MINUTE, SECOND
-from fairlead.forecast import comparison, eta, replies
+from fairlead.forecast import comparison, eta, preview_process
 from fairlead.forecast.future import DrawingFleet, Future
+from fairlead.forecast.preview_process import answer
 from fairlead.forecast.previewer import Previewer
 from fairlead.forecast.recorded import Past, PastJob
 from fairlead.forecast.replica import Follower, _by
-from fairlead.forecast.replies import answer
 from fairlead.forecast.runtimes import ENOUGH, Runtimes, Table
 from fairlead.history.recorder import HistoryRecorder
 from fairlead.history.store import History
@@ -133,7 +133,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """All futures are drawn, also on a busy machine."""
-    monkeypatch.setattr(replies, "SECONDS", 300.0)
+    monkeypatch.setattr(preview_process, "SECONDS", 300.0)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fairlead.core.commands import AddNode, Command, Configure, Kill, MarkReady,
 from fairlead.core.config import parse_config
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.journal import MemoryJournal
-from fairlead.pools.call_metrics import Figures
+from fairlead.pools.pool_service import Figures
 from fairlead.testing import World
 from fairlead.views.metrics.lane_metrics import LANES
 from fairlead.views.metrics.metrics import Metrics

@@ -10,7 +10,7 @@ from fairlead.core.resources import HOUR, SECOND, format_moment
 from fairlead.core.why.reasons import NoCapacity
 from fairlead.testing import World
 from fairlead.views.answers import hold_answers
-from fairlead.views.poolanswers import pool_answers
+from fairlead.views.pool_answers import pool_answers
 from tests.http.serving import JOB, serving, submit
 from tests.until import until
 

@@ -32,9 +32,8 @@ def check(
     1 if it is not, 2 if it does not exist.
     """
     need_file(file)
-    from fairlead.cli.yaml_files import Unreadable, read_document
-    from fairlead.server.failure import Failed
-    from fairlead.server.input_checks import checked_config
+    from fairlead.cli.input_files import Unreadable, read_document
+    from fairlead.server.failure import Failed, checked_config
 
     problem: dict[str, Any] = {"ok": False, "file": str(file)}
     try:
@@ -70,8 +69,7 @@ def yunikorn(
     import yaml
 
     from fairlead.kubernetes.yunikorn import NotConverted, convert
-    from fairlead.server.failure import Failed
-    from fairlead.server.input_checks import checked_config
+    from fairlead.server.failure import Failed, checked_config
 
     try:
         document, warnings = convert(document_of(file))

@@ -54,7 +54,7 @@ def submit_pods(job: JobOptions, pods: PodOptions, options: SubmitOptions) -> No
 
 def _fields(job: JobOptions, pods: PodOptions) -> dict[str, Any]:
     """Return the fields of a `PodJob`. Fields that are not given have their defaults."""
-    from fairlead.server.input_checks import whole_seconds
+    from fairlead.server.failure import whole_seconds
 
     requests = {"cpu": job.cpu or "1", "memory": job.memory, "nvidia.com/gpu": job.gpu}
     requests |= pairs(job.resource, "--resource")

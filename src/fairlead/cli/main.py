@@ -24,7 +24,6 @@ from fairlead.cli.forecast import eta, export_trace, story, whatif
 from fairlead.cli.history import history, usage
 from fairlead.cli.inspect import explain, ps, show
 from fairlead.cli.job_actions import hold, kill, priority, release, replace, requeue, scale
-from fairlead.cli.job_logs import logs
 from fairlead.cli.journal import journal
 from fairlead.cli.kubernetes import kubernetes
 from fairlead.cli.lane import lane
@@ -39,6 +38,7 @@ from fairlead.cli.server import server
 from fairlead.cli.share import share
 from fairlead.cli.simulate import simulate
 from fairlead.cli.submit import run, submit
+from fairlead.cli.task_output import logs
 from fairlead.cli.token import token
 from fairlead.cli.top import top
 from fairlead.cli.typer_commands import Group

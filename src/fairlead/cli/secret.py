@@ -46,7 +46,7 @@ def rotate_key(*, data: Data = None, secrets_key: SecretsKey = None, database: D
     each of them before it starts.
     """
     from fairlead.server.failure import Failed
-    from fairlead.server.identity_documents import rotate_secrets_key
+    from fairlead.server.storage import rotate_secrets_key
 
     check_database(database)
     directory = directory_of(data)

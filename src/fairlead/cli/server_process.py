@@ -99,7 +99,7 @@ def _issue_tokens(directory: Path, options: ServerOptions, network: NetworkOptio
     from fairlead.identity.smallfile import FileProblem, write_small
     from fairlead.identity.tokens import Tokens
     from fairlead.server.failure import Failed
-    from fairlead.server.identity_documents import documents_of
+    from fairlead.server.storage import documents_of
 
     try:
         wall = kept_wall(directory / "clock", lambda text: None)  # the server logs the warning
@@ -234,8 +234,7 @@ def _program() -> str:
 def _document(config: Path | None) -> object:
     if config is None:
         return None
-    from fairlead.server.failure import Failed
-    from fairlead.server.input_checks import checked_config
+    from fairlead.server.failure import Failed, checked_config
 
     document = document_of(config)
     try:

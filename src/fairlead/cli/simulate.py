@@ -72,9 +72,8 @@ def simulate(options: SimulationOptions) -> None:
     simulation finished, 1 if it failed, 2 if a file does not exist, 130 if interrupted.
     """
     _check(options)
-    from fairlead.cli.yaml_files import Unreadable
-    from fairlead.server.failure import Failed, refusals_as_failed
-    from fairlead.server.input_checks import load_policies
+    from fairlead.cli.input_files import Unreadable
+    from fairlead.server.failure import Failed, load_policies, refusals_as_failed
     from fairlead.sim.fill import check_placement
     from fairlead.sim.traces import parse_nodes, read_traces
 
@@ -163,7 +162,7 @@ def _pack(trace: Any, options: SimulationOptions, interrupted: Callable[[], bool
 
 
 def _load(path: Path) -> object:
-    from fairlead.cli.yaml_files import read_document
+    from fairlead.cli.input_files import read_document
 
     need_file(path)
     return read_document(path)

@@ -1,15 +1,18 @@
-"""`fairlead submit` and `fairlead run`: submit a job, and wait for it or show its output."""
+"""`fairlead submit` and `fairlead run`: submit a job, and wait for it or show its output, until a signal ends that."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from fairlead.cli.input_files import REMEDY, has_input
-from fairlead.cli.interrupts import interrupts
 from fairlead.cli.job_options import JobOptions, PodOptions
 from fairlead.cli.option_values import wrong
 from fairlead.cli.options import Common
@@ -19,6 +22,42 @@ from fairlead.cli.typer_commands import option
 if TYPE_CHECKING:
     from fairlead.client import Client
     from fairlead.wire import api as wire
+
+
+class Interrupt:
+    """The signal that interrupts a command. It raises `KeyboardInterrupt` only after `raises` was called."""
+
+    def __init__(self) -> None:
+        self.signal: int = signal.SIGINT
+        self._heard = False
+        self._raising = False
+
+    def raises(self) -> None:
+        """Raise on signals from now on, because the job can now be killed. Raise at once if one has arrived."""
+        self._raising = True
+        if self._heard:
+            raise KeyboardInterrupt
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        self.signal, self._heard = number, True
+        if self._raising:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupts() -> Iterator[Interrupt]:
+    """Handle the signals that end a command, except those that are ignored, such as SIGHUP under `nohup`."""
+    interrupt = Interrupt()
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, interrupt.hear)
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class SubmitOptions(Common):

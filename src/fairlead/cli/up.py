@@ -60,8 +60,7 @@ def up(options: NodeOptions) -> None:
 def _check_node(name: str, resources: dict[str, str]) -> None:
     """Refuse a name or resources with which the agent of this machine could never join."""
     from fairlead.agent.machine import host_name
-    from fairlead.server.failure import Failed
-    from fairlead.server.input_checks import check_node
+    from fairlead.server.failure import Failed, check_node
 
     try:
         check_node(name or host_name(), resources)

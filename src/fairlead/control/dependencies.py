@@ -16,7 +16,7 @@ from fairlead.journal.roster import Roster
 from fairlead.pools.pool_service import PoolService
 from fairlead.writer.clock import Steady
 from fairlead.writer.loop import WriterThread
-from fairlead.writer.observer import Observer
+from fairlead.writer.writer import Observer
 
 
 class Dependencies(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from fairlead.control.feed import Missed
 from fairlead.control.partition import PartitionService
 from fairlead.core.commands import RegisterManager, UpdateManager
 from fairlead.core.errors import Refused
-from fairlead.views.managers import waiting_answers
+from fairlead.views.manager_answers import waiting_answers
 from fairlead.wire import api as wire
 
 

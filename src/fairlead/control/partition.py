@@ -25,7 +25,7 @@ from fairlead.engines.engine import Busy, Engine
 from fairlead.journal.journal import JournalError
 from fairlead.pools.pool_service import PoolService
 from fairlead.views.events import events_of
-from fairlead.views.managers import manager_state
+from fairlead.views.manager_answers import manager_state
 from fairlead.wire.api import ManagerEvent, ManagerState
 from fairlead.wire.unserved import Unserved
 from fairlead.writer.clock import Clock, Steady

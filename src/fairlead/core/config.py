@@ -21,9 +21,9 @@ from fairlead.core.admission import CHECKS, checks_to_add
 from fairlead.core.documents import MAX_PRIORITY
 from fairlead.core.errors import Refused
 from fairlead.core.model import Amounts, Limits, Micros, PoolSettings, QueueSettings, Unit
+from fairlead.core.policy.fit import HOLD_SCORES
 from fairlead.core.policy.order import ORDERS
 from fairlead.core.policy.placement import PLACEMENTS, placement_names
-from fairlead.core.policy.score import HOLD_SCORES
 from fairlead.core.policy.victim_sets import VICTIMS
 from fairlead.core.reader import Reader, check_entries, check_name, check_text, suggestion
 from fairlead.core.requestors import problem_of

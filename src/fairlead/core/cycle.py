@@ -17,7 +17,7 @@ from fairlead.core.holds.release import release_obsolete
 from fairlead.core.holds.starvation import hold_nodes
 from fairlead.core.intake import intake
 from fairlead.core.last_runs import learn
-from fairlead.core.match.chains import advance_chains, chain
+from fairlead.core.match.advance_chains import advance_chains, chain
 from fairlead.core.match.match import match
 from fairlead.core.model import Micros
 from fairlead.core.past_use import move_landmark

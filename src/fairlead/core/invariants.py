@@ -26,7 +26,7 @@ from fairlead.core.model import (
     Promise,
     Stage,
 )
-from fairlead.core.policy.score import may_be_held
+from fairlead.core.policy.fit import may_be_held
 from fairlead.core.ranges import Ranges, count, indices
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE, Shape

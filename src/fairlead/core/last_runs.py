@@ -1,7 +1,7 @@
 """Expected run times. With `estimates: learned`, they come from earlier runs of the same user, and of the same name.
 
 The state holds the last two run times of each user, and of each of the user's job and stage names. The arithmetic is in
-`core/policy/estimates.py`.
+`core/policy/run_times.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fairlead.core.ahead.expected_ends import guess
 from fairlead.core.changes import Ended, RunsNoted, SinglesEnded
 from fairlead.core.model import Allocation, Ask, Micros, Runs, RunsKey, Stage
 from fairlead.core.plan import Plan
-from fairlead.core.policy.estimates import learned_run
+from fairlead.core.policy.run_times import learned_run
 from fairlead.core.resources import DAY
 from fairlead.core.state import MAX_RUNS, Partition
 

@@ -31,7 +31,7 @@ class Previewer:
         if is_url(places[0]):  # other users can read the arguments of a process, and the address may have a password
             self._environment[DATABASE] = places[0]
             places = ["-", "-"]
-        self._command = [sys.executable, "-P", "-m", "fairlead.forecast.process", *places]
+        self._command = [sys.executable, "-P", "-m", "fairlead.forecast.preview_process", *places]
         self._process: Process | None = None
         self._turn = asyncio.Lock()
         self._closed = False

@@ -17,10 +17,68 @@ from typing import Any
 
 import msgspec
 
-from fairlead.core.ranges import Ranges
-from fairlead.history.schema import create_tables
+from fairlead.core.ranges import Ranges, difference
 from fairlead.journal.journal import JournalError
 from fairlead.journal.locate import is_url, need_driver
+from fairlead.wire.agent_messages import Tasks
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, id TEXT NOT NULL, name TEXT NOT NULL, user TEXT NOT NULL,
+    queue TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, submitted INTEGER NOT NULL,
+    ended INTEGER NOT NULL, tasks TEXT NOT NULL, labels TEXT NOT NULL DEFAULT '{}',
+    spec TEXT NOT NULL DEFAULT '', PRIMARY KEY (partition, number)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS jobs_by_id ON jobs (partition, id, number);
+CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended, partition, number);
+CREATE TABLE IF NOT EXISTS attempts (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, indices TEXT NOT NULL,
+    attempt INTEGER NOT NULL, outcome TEXT NOT NULL, node TEXT NOT NULL, exit_code INTEGER, reason TEXT NOT NULL,
+    started INTEGER, ended INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    job TEXT NOT NULL DEFAULT '', user TEXT NOT NULL DEFAULT '', queue TEXT NOT NULL DEFAULT '',
+    amounts TEXT NOT NULL DEFAULT '[]', submitted INTEGER NOT NULL DEFAULT 0, tasks INTEGER NOT NULL DEFAULT 0,
+    ran INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS used (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, place INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, signal INTEGER NOT NULL, ran INTEGER NOT NULL, cpu INTEGER NOT NULL,
+    memory INTEGER NOT NULL, PRIMARY KEY (partition, number, stage, place, attempt)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS copied (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, attempt INTEGER NOT NULL,
+    indices TEXT NOT NULL, node TEXT NOT NULL, PRIMARY KEY (partition, number, stage, attempt, indices)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS results (
+    partition TEXT NOT NULL, number INTEGER NOT NULL, stage TEXT NOT NULL, place INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, files TEXT NOT NULL, warning TEXT NOT NULL,
+    PRIMARY KEY (partition, number, stage, place, attempt)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS reached (partition TEXT PRIMARY KEY NOT NULL, seq INTEGER NOT NULL) WITHOUT ROWID;
+"""
+ONCE = """
+DELETE FROM attempts WHERE rowid NOT IN (
+    SELECT min(rowid) FROM attempts GROUP BY partition, number, stage, first, attempt);
+CREATE UNIQUE INDEX attempts_once ON attempts (partition, number, stage, first, attempt);
+DROP INDEX IF EXISTS attempts_by_job;
+"""
+"""Removes the duplicates of earlier versions, and prevents new ones."""
+ADDED = {
+    "jobs": {"labels": "TEXT NOT NULL DEFAULT '{}'", "spec": "TEXT NOT NULL DEFAULT ''"},
+    "attempts": {
+        **dict.fromkeys(("job", "user", "queue"), "TEXT NOT NULL DEFAULT ''"),
+        "amounts": "TEXT NOT NULL DEFAULT '[]'",
+        **dict.fromkeys(("submitted", "tasks", "ran"), "INTEGER NOT NULL DEFAULT 0"),
+    },
+}
+"""Columns that files of earlier versions lack. Attempts of such a file get 0 `tasks`, and reports leave them out."""
+
+
+def create_tables(db: sqlite3.Connection) -> None:
+    """Create the tables that are missing, and add the columns that a file of an earlier version lacks."""
+    db.executescript(SCHEMA)
+    for table, columns in ADDED.items():
+        present = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
+        for name, form in columns.items():
+            if name not in present:
+                db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {form}")
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'attempts_once'").fetchall():
+        db.executescript(ONCE)
+
 
 DROPPED_AT_ONCE = 200
 """Jobs that are deleted per transaction when the history is too large."""
@@ -190,3 +248,42 @@ class SqliteSession(Session):
 
 def _holds(indices: str, index: int) -> bool:
     return index in Ranges(msgspec.json.decode(indices, type=list[int]))
+
+
+def mark_copied(db: Session, partition: str, node: str, tasks: Tasks) -> None:
+    """Record that the logs of tasks were copied from their node."""
+    indices = msgspec.json.encode(tasks.indices).decode()
+    row = (partition, tasks.number, tasks.stage, tasks.attempt, indices, node)
+    db.run("INSERT INTO copied VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", row)
+
+
+def not_copied(db: Session, partition: str, nodes: list[str]) -> list[tuple[str, Tasks]]:
+    """Return the ended tasks on these nodes whose logs were not copied, each with its node, the oldest first.
+
+    Deletes the rows of `copied` for all other nodes, which no longer exist. Names of nodes are not used again.
+    """
+    among = f"node IN ({db.members('nodes')})"
+    values: dict[str, Any] = {"partition": partition, "nodes": msgspec.json.encode(nodes).decode()}
+    db.run(f"DELETE FROM copied WHERE partition = :partition AND NOT {among}", values)
+    copied: dict[tuple[int, str, int], Ranges] = {}
+    query = f"SELECT number, stage, attempt, indices FROM copied WHERE partition = :partition AND {among}"
+    for number, stage, attempt, indices in db.run(query, values):
+        done = copied.setdefault((number, stage, attempt), Ranges())
+        flat = _flat(indices)
+        done.add(difference(flat, done.overlap(flat)))
+    query = (
+        "SELECT job, number, stage, attempt, indices, node FROM attempts "
+        f"WHERE partition = :partition AND tasks > 0 AND {among} ORDER BY rowid"
+    )
+    missing: list[tuple[str, Tasks]] = []
+    for job, number, stage, attempt, indices, node in db.run(query, values):
+        flat = _flat(indices)
+        done = copied.get((number, stage, attempt), Ranges())
+        rest = difference(flat, done.overlap(flat))
+        if rest:
+            missing.append((node, Tasks(job, number, stage, attempt, rest)))
+    return missing
+
+
+def _flat(indices: str) -> tuple[int, ...]:
+    return msgspec.json.decode(indices, type=tuple[int, ...])

@@ -17,7 +17,7 @@ from fairlead.control.partition import PartitionService
 from fairlead.control.quotas import Quotas
 from fairlead.core.commands import Accepted, Command
 from fairlead.core.errors import Refused
-from fairlead.core.intake.rights import is_owner
+from fairlead.core.intake.lookup import is_owner
 from fairlead.core.model import Job
 from fairlead.engines.engine import Connection
 from fairlead.history.outputs import OutputStore

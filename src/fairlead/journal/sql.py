@@ -1,6 +1,6 @@
 """The journal on SQLite, in three files: PATH with records and reigns, PATH-snapshots, and PATH-head.
 
-`sqlitefile` opens and checks an SQLite file and runs its transactions, `headfile` reads and writes PATH-head.
+`sqlitefile` opens and checks an SQLite file, runs its transactions, and reads and writes PATH-head.
 """
 
 import os
@@ -9,9 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 from fairlead.journal.chained import GENESIS, READ_BYTES, ChainedJournal, Mark, Reign
-from fairlead.journal.headfile import HeadFile
 from fairlead.journal.journal import Damaged, JournalError
-from fairlead.journal.sqlitefile import File
+from fairlead.journal.sqlitefile import File, HeadFile
 
 Synchronous = Literal["full", "normal", "off"]
 

@@ -6,7 +6,7 @@ makes no call itself: `runner.py` connects it with the watches, the link and the
 
 from __future__ import annotations
 
-from fairlead.kubernetes import adoption, cluster_events, in_flight, partition_events, updates, upkeep
+from fairlead.kubernetes import adoption, handlers, in_flight, updates
 from fairlead.kubernetes.adapter_state import State
 
 
@@ -14,13 +14,13 @@ class Adapter(State):
     """The state between a cluster and a partition, with all functions that change it."""
 
     # events of the watches
-    put_node = cluster_events.put_node
-    drop_node = cluster_events.drop_node
-    put_pod = cluster_events.put_pod
-    drop_pod = cluster_events.drop_pod
+    put_node = handlers.put_node
+    drop_node = handlers.drop_node
+    put_pod = handlers.put_pod
+    drop_pod = handlers.drop_pod
 
     # decisions of the partition, and results of actions on pods
-    take_events = partition_events.take_events
+    take_events = handlers.take_events
     done = in_flight.done
     refused = in_flight.refused
 
@@ -30,4 +30,4 @@ class Adapter(State):
     answered = updates.answered
 
     # changes driven by time
-    retry = upkeep.retry
+    retry = updates.retry

@@ -13,15 +13,43 @@ from typing import Any
 import msgspec
 
 from fairlead.kubernetes.actions import Target
-from fairlead.kubernetes.free_capacity import amounts_of
 from fairlead.kubernetes.groups import GroupObjects
 from fairlead.kubernetes.names import GATE, SCHEDULER
-from fairlead.kubernetes.nodes import MAX_REASON
+from fairlead.kubernetes.nodes import MAX_REASON, Others, amounts_of
 from fairlead.kubernetes.objects import Node
-from fairlead.kubernetes.others import Others
-from fairlead.kubernetes.refusals import Refusals
+from fairlead.kubernetes.pods import NODE_NAME, Needs
 from fairlead.kubernetes.rules import Rules
 from fairlead.kubernetes.units import Member, Task, Unit
+
+KEPT = 300.0
+"""Seconds for which a refusal counts, because its cause may be gone later."""
+
+
+class Refusals:
+    """Refused nodes by the uid of the pods' controller."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, dict[str, float]] = {}
+
+    def add(self, controller: str, node: str, now: float) -> None:
+        self._until.setdefault(controller, {})[node] = now + KEPT
+
+    def apply(self, controller: str, needs: Needs) -> Needs:
+        """Return needs that exclude the refused nodes."""
+        nodes = sorted(self._until.get(controller, ()))
+        if not nodes:
+            return needs
+        others = f"{NODE_NAME} notin ({','.join(nodes)})"
+        where = tuple(f"{term}, {others}" for term in needs.where) or (others,)
+        return msgspec.structs.replace(needs, where=where)
+
+    def expire(self, now: float) -> set[str]:
+        """Forget old refusals. Return the controllers whose pods may use more nodes."""
+        before = self._until
+        left = {key: {node: until for node, until in nodes.items() if until > now} for key, nodes in before.items()}
+        self._until = {key: nodes for key, nodes in left.items() if nodes}
+        return {key for key, nodes in left.items() if len(nodes) < len(before[key])}
+
 
 MOST_ASKS = 1_000
 """Number of known asks from which on those of removed pods are forgotten."""

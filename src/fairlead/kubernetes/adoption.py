@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fairlead.kubernetes.adapter_state import OURS, Outbox, State
-from fairlead.kubernetes.free_capacity import FreeCapacity
+from fairlead.kubernetes.handlers import stop
 from fairlead.kubernetes.in_flight import begin, lose
 from fairlead.kubernetes.job_items import shape
-from fairlead.kubernetes.partition_events import stop
+from fairlead.kubernetes.nodes import FreeCapacity
 from fairlead.kubernetes.units import Member, Task, Unit, pair
 from fairlead.wire import api as wire
 

@@ -1,15 +1,21 @@
-"""Turns a Kubernetes node into items of an update: its resources, and its state from conditions and cordon."""
+"""Nodes of Kubernetes as items of an update: their state from conditions and cordon, and what they have to offer.
+
+A node offers less by what pods use that the partition does not book. Pods that were placed before the adapter started
+count against the free capacity as the API server knows it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
+from fairlead.kubernetes.groups import GroupObjects
 from fairlead.kubernetes.names import node_name
-from fairlead.kubernetes.objects import Node
-from fairlead.kubernetes.pods import NODE_NAME, taint_text
-from fairlead.kubernetes.quantities import CPU, MEMORY, capacities, documented
+from fairlead.kubernetes.objects import Node, Pod
+from fairlead.kubernetes.pods import NODE_NAME, PORT, taint_text, used_by
+from fairlead.kubernetes.quantities import CPU, MEMORY, add, capacities, documented
+from fairlead.kubernetes.units import Member
 
 MAX_LABELS = 999
 MAX_REASON = 200
@@ -77,3 +83,102 @@ def node_state(node: Node) -> tuple[State, str]:
     if node.spec.unschedulable:
         return "drain", "cordoned"
     return "enable", ""
+
+
+class FreeCapacity:
+    """Capacity of some nodes beyond the use by pods: those of all schedulers, and those added by `take`."""
+
+    def __init__(
+        self, members: Iterable[Member], nodes: Collection[str], objects: GroupObjects, others: Others
+    ) -> None:
+        self._objects = objects
+        self._others = others
+        self._used: dict[str, Amounts] = {}
+        if nodes:
+            for member in members:
+                node = member.fixed or (member.placed if member.action is not None else "")
+                if node in nodes and member.uid not in others:
+                    add(self._used.setdefault(node, {}), amounts_of(member, objects))
+
+    def take(self, member: Member, node: Node) -> str:
+        """Book a pod on its node. Return why it does not fit; empty if it does."""
+        action, reason = node_state(node)
+        if action != "enable":
+            return f"node {member.placed}: {reason}"
+        offered = capacities(node.status.allocatable)
+        used = self._used.setdefault(node_name(node.metadata.name), {})
+        other = self._others.used(node.metadata.name)
+        wanted = amounts_of(member, self._objects)
+        for name, amount in wanted.items():
+            has = 1000 if name.startswith(PORT) else offered.get(name, 0)
+            if used.get(name, 0) + other.get(name, 0) + amount > has:
+                return f"node {member.placed} has too little free {name} by now"
+        add(used, wanted)
+        return ""
+
+
+def amounts_of(member: Member, objects: GroupObjects) -> Amounts:
+    """Return what a pod that Fairlead schedules uses of its node."""
+    if member.ask in objects.asks:
+        return dict(objects.asks[member.ask][1].resources)
+    return used_by(member.pod) if member.pod is not None else {}
+
+
+Amounts = dict[str, int]
+
+
+class _Use(NamedTuple):
+    node: str
+    amounts: Amounts
+
+
+class Others:
+    """Bound pods that the partition does not book, and the sums of their use by node."""
+
+    def __init__(self) -> None:
+        self.node_of: dict[str, str] = {}
+        """Name of a node → its uid."""
+        self._pods: dict[str, _Use] = {}
+        self._sums: dict[str, Amounts] = {}
+
+    def put(self, pod: Pod) -> list[str]:
+        """Add or change a pod of another scheduler. Return the uids of the nodes whose use changed."""
+        uid = pod.metadata.uid
+        if pod.ended or not pod.spec.node_name:
+            return self.drop(uid)
+        return self.count(uid, pod.spec.node_name, used_by(pod))
+
+    def count(self, uid: str, node: str, amounts: Amounts) -> list[str]:
+        """Add or change the use of a node by a pod. Return the uids of the nodes whose use changed."""
+        use = _Use(node, amounts)
+        if self._pods.get(uid) == use:
+            return []
+        changed = self.drop(uid)
+        self._pods[uid] = use
+        self._add(use, 1)
+        return changed + self._uids(use.node)
+
+    def drop(self, uid: str) -> list[str]:
+        """Forget a pod. Return the uids of the nodes whose use changed."""
+        use = self._pods.pop(uid, None)
+        if use is None:
+            return []
+        self._add(use, -1)
+        return self._uids(use.node)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._pods
+
+    def used(self, node: str) -> Amounts:
+        """Return the total use of the pods on a node."""
+        return self._sums.get(node, {})
+
+    def _uids(self, node: str) -> list[str]:
+        uid = self.node_of.get(node)
+        return [uid] if uid is not None else []
+
+    def _add(self, use: _Use, times: int) -> None:
+        sums = self._sums.setdefault(use.node, {})
+        add(sums, use.amounts, times)
+        if not sums:
+            del self._sums[use.node]

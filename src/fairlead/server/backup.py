@@ -28,7 +28,7 @@ from fairlead.identity.tokens import Tokens
 from fairlead.journal.locate import is_url, need_driver, open_journal
 from fairlead.journal.stream_copy import PartDone, Point, Progress, Span, check_point, copy_journal, shown_time
 from fairlead.server.failure import Failed, storage_problems_as_failed
-from fairlead.server.identity_documents import SERVER_KEY, documents_of
+from fairlead.server.storage import SERVER_KEY, documents_of
 from fairlead.server.verification import verify_backup
 
 __all__ = ["Failed", "Point", "back_up", "copy_data", "keeps_token", "restore_backup", "shown_time"]

@@ -30,17 +30,14 @@ from fairlead.identity.node_keys import Identities
 from fairlead.identity.sealed import key_path
 from fairlead.identity.secrets import Secrets
 from fairlead.identity.tokens import Tokens
-from fairlead.pools.call_metrics import Figures
-from fairlead.pools.pool_service import PoolService
+from fairlead.pools.pool_service import Figures, PoolService
 from fairlead.server.background import refresh, sweep
-from fairlead.server.failure import storage_problems_as_failed
-from fairlead.server.identity_documents import documents_of
-from fairlead.server.input_checks import load_policies, parsed_config
+from fairlead.server.failure import load_policies, parsed_config, storage_problems_as_failed
+from fairlead.server.logfile import Telemetry
 from fairlead.server.output_collection import OutputCollection
 from fairlead.server.providers import join_by, provider_of
 from fairlead.server.start_options import Limits, ServerOptions, limits_of
-from fairlead.server.storage import Storage, output_place
-from fairlead.server.telemetry import Telemetry
+from fairlead.server.storage import Storage, documents_of, output_place
 from fairlead.writer.gc_settings import spare_the_collector
 
 AGENT_JOINED = "agent joined"

@@ -10,8 +10,7 @@ from fairlead.identity.node_keys import Identities
 from fairlead.identity.smallfile import FileProblem
 from fairlead.pools.command import CommandProvider
 from fairlead.pools.local import LocalProvider, end_machines
-from fairlead.pools.provider import Join, Log, PoolKind, Provider, ProviderError
-from fairlead.pools.provider_settings import parse_provider
+from fairlead.pools.provider import Join, Log, PoolKind, Provider, ProviderError, parse_provider
 from fairlead.server.failure import Failed
 
 

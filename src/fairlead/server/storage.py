@@ -1,4 +1,4 @@
-"""Finds and opens the journal, its snapshots, the history, and the store of outputs."""
+"""Finds and opens what a server stores: journal, snapshots, history, outputs, and the documents with identities."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from structlog.typing import FilteringBoundLogger
 from fairlead.history.s3 import SCHEME, ObjectStore, Unusable
 from fairlead.history.store import History
 from fairlead.history.stores import FolderStore, Store
+from fairlead.identity.node_keys import Documents
+from fairlead.identity.sealed import SealedFile, key_path
+from fairlead.identity.smallfile import Document, SmallFile, StoredDocument
 from fairlead.journal.disk_space import need_disk_space
 from fairlead.journal.journal import Journal, JournalError
+from fairlead.journal.locate import need_driver
 from fairlead.journal.roster import Roster
 from fairlead.journal.snapshot import Snapshots
 from fairlead.journal.sql import SqliteJournal
@@ -65,8 +69,7 @@ class Storage:
         """Return the settings of the database with which committed data can be lost, as warnings."""
         if not self._options.database:
             return []
-        from fairlead.journal.pgconnection import connect
-        from fairlead.journal.pgsafety import warnings_of
+        from fairlead.journal.pgconnection import connect, warnings_of
 
         try:
             with connect(self._options.database, "check") as connection:
@@ -95,3 +98,37 @@ def output_place(options: ServerOptions) -> Store:
         raise Failed(str(problem)) from problem
     except OSError as problem:
         raise Failed(f"{problem.filename}: {problem.strerror}; name another folder with --outputs") from problem
+
+
+SERVER_KEY = "server-key"
+
+
+def documents_of(directory: Path, database: str, secrets_key: Path | None) -> Documents:
+    """Return the documents of a server. Raise `Failed` if the database or the key file cannot be used.
+
+    In a database the server's own key is encrypted too, because people pass copies of a database on.
+    """
+    if not database:
+        return lambda name: SmallFile(directory / name)
+    with storage_problems_as_failed():
+        need_driver()
+        from fairlead.journal.pgdocuments import PostgresDocuments
+
+        rows, key = PostgresDocuments(database), key_path(directory, secrets_key)
+
+    def named(name: str) -> Document:
+        document = StoredDocument(rows, name)
+        return SealedFile(document, key) if name == SERVER_KEY else document
+
+    return named
+
+
+def rotate_secrets_key(directory: Path, given: Path | None, database: str = "") -> Path:
+    """Encrypt the secrets of a server with a new key, and return the path of the key file. No server may run."""
+    documents = documents_of(directory, database, given)
+    with storage_problems_as_failed():
+        key = key_path(directory, given)
+        sealed = documents(SERVER_KEY)
+        others = [sealed] if isinstance(sealed, SealedFile) else []
+        SealedFile(documents("secrets"), key).rotate(*others)
+    return key

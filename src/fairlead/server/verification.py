@@ -21,7 +21,7 @@ from fairlead.journal.journal import JournalError
 from fairlead.journal.locate import is_url, need_driver, open_journal
 from fairlead.journal.verify import Progress, StreamReport, verify
 from fairlead.server.failure import storage_problems_as_failed
-from fairlead.server.identity_documents import SERVER_KEY
+from fairlead.server.storage import SERVER_KEY
 from fairlead.wire.handshake import Key
 
 SEALED = b"\x80"

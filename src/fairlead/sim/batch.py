@@ -12,7 +12,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.model import Micros
 from fairlead.sim.figures import figures
 from fairlead.sim.fill import Packed, pack, summary
-from fairlead.sim.outages import PROFILES, Outages
+from fairlead.sim.machines import PROFILES, Outages
 from fairlead.sim.policy_files import Policy
 from fairlead.sim.record import Record
 from fairlead.sim.simulation import Simulation

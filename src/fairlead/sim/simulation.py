@@ -17,13 +17,11 @@ from fairlead.core.model import Micros
 from fairlead.core.resources import MAX_DURATION
 from fairlead.journal.in_memory import MemoryJournal
 from fairlead.sim.fleet import Fleet
-from fairlead.sim.machines import Machines
-from fairlead.sim.outages import Outages
+from fairlead.sim.machines import Machines, Outages
 from fairlead.sim.policy_files import Policy
 from fairlead.sim.record import Record
 from fairlead.sim.traces import Arrival, Trace
-from fairlead.writer.observer import Observer
-from fairlead.writer.writer import Writer
+from fairlead.writer.writer import Observer, Writer
 
 
 class Simulation:

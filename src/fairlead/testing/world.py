@@ -39,15 +39,14 @@ from fairlead.core.why.remedy_trial import copy_of
 from fairlead.journal.in_memory import MemoryJournal
 from fairlead.journal.journal import Journal
 from fairlead.sim.fleet import Fleet
-from fairlead.testing.manager import ManagerHandle
+from fairlead.testing.manager_handle import ManagerHandle
 from fairlead.views import summaries
 from fairlead.views.dryrun import Tried, try_submission
 from fairlead.views.explanation import Explained, explained, remedies_of, with_remedies
 from fairlead.views.metrics.pool_metrics import pool_figures
 from fairlead.views.summaries import AskView, JobView, TaskView, Waiting
 from fairlead.writer.cluster import Cluster
-from fairlead.writer.observer import Observer
-from fairlead.writer.writer import Stopped, Writer
+from fairlead.writer.writer import Observer, Stopped, Writer
 
 Breakage = Literal["failed", "unknown"]
 MANAGING = commands.UpdateManager | commands.RegisterManager | commands.RemoveManager

@@ -30,7 +30,7 @@ from fairlead.core.changes import (
     SettingsSet,
     Stopped,
 )
-from fairlead.core.changes.lines import NAMED
+from fairlead.core.changes.change import NAMED
 from fairlead.core.commands import Accepted, BringToFront, Command, MarkReady, Report, ResetLane, UpdateManager
 from fairlead.core.cycle import Cycle
 from fairlead.core.model import KINDS

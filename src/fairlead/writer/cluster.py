@@ -21,8 +21,7 @@ from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition
 from fairlead.journal.codec import CLUSTER_STREAM, encode_cluster, restore_cluster, stream_of
 from fairlead.journal.journal import Journal, JournalError, PolicyMissing
-from fairlead.writer.observer import Observer
-from fairlead.writer.writer import Stopped, Writer
+from fairlead.writer.writer import Observer, Stopped, Writer
 
 
 class ConfigurationLog:

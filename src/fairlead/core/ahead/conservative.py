@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fairlead.core.ahead.capacity_timeline import Timeline
 from fairlead.core.ahead.easy import LATE, TRY, Backfill, Prospect
 from fairlead.core.ahead.reserve import Reserve, placed_since
-from fairlead.core.ahead.timeline import Timeline
 from fairlead.core.asks import minimum_by_stage
 from fairlead.core.lanes import Lane
 from fairlead.core.last_runs import run_time

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 
 from fairlead.core.model import Allocation, Micros, Terms
-from fairlead.core.policy.estimates import expected_end, learned_end
+from fairlead.core.policy.run_times import expected_end, learned_end
 
 
 def guess(terms: Terms) -> Micros | None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable
 from fairlead.core.ahead.expected_ends import end_of
 from fairlead.core.asks import is_single
 from fairlead.core.changes import Part
-from fairlead.core.fitting import fitting_in, may_take
 from fairlead.core.holds.earmarks import is_only_ordered
 from fairlead.core.model import FAR, Allocation, Hold, Micros, Promise, Queue
+from fairlead.core.node_fit import fitting_in, may_take
 from fairlead.core.ranges import count, indices
 from fairlead.core.resources import Vector, add
 from fairlead.core.shape import Shape

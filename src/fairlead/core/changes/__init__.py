@@ -11,25 +11,22 @@ from __future__ import annotations
 from typing import Any
 
 from fairlead.core.changes.chains import *
+from fairlead.core.changes.change import *
 from fairlead.core.changes.change import DEFINED as DEFINED
 from fairlead.core.changes.change import Change as Change
+from fairlead.core.changes.change import Line as Line
+from fairlead.core.changes.change import Names as Names
 from fairlead.core.changes.config import *
 from fairlead.core.changes.ends import *
 from fairlead.core.changes.eras import *
 from fairlead.core.changes.gangs import *
 from fairlead.core.changes.holds import *
 from fairlead.core.changes.jobs import *
-from fairlead.core.changes.keys import *
-from fairlead.core.changes.lines import Line as Line
-from fairlead.core.changes.lines import Names as Names
-from fairlead.core.changes.news import *
 from fairlead.core.changes.nodes import *
+from fairlead.core.changes.notes import *
 from fairlead.core.changes.pools import *
-from fairlead.core.changes.runs import *
-from fairlead.core.changes.shares import *
 from fairlead.core.changes.singles import *
 from fairlead.core.changes.stages import *
-from fairlead.core.changes.strange import *
 from fairlead.core.changes.tasks import *
 
 ALL_CHANGES: tuple[type[Change[Any]], ...] = tuple(DEFINED)

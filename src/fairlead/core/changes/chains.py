@@ -9,10 +9,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from fairlead.core.changes.change import Change
-from fairlead.core.changes.lines import Line, Names
-from fairlead.core.changes.news import TaskNews
-from fairlead.core.changes.pending import give_back, take
+from fairlead.core.changes.change import Change, Line, Names, TaskNews
+from fairlead.core.changes.stages import give_back, take
 from fairlead.core.lifecycle import TASK
 from fairlead.core.model import KINDS, Allocation, Ask, Micros, Stage
 from fairlead.core.ranges import count, difference

@@ -7,8 +7,7 @@ from copy import copy
 
 import msgspec
 
-from fairlead.core.changes.change import Change
-from fairlead.core.changes.lines import Line, Names
+from fairlead.core.changes.change import Change, Line, Names
 from fairlead.core.lifecycle import QUEUE
 from fairlead.core.model import Micros, Pool, PoolSettings, Queue, QueueSettings, QueueState
 from fairlead.core.policy.decay import rescaled

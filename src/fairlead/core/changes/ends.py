@@ -7,10 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.core.changes.change import Change
-from fairlead.core.changes.lines import Line, Names
-from fairlead.core.changes.news import TaskNews
-from fairlead.core.changes.pending import give_back, grow, take, ungrow
+from fairlead.core.changes.change import Change, Line, Names, TaskNews
+from fairlead.core.changes.stages import give_back, grow, take, ungrow
 from fairlead.core.changes.tasks import part_of
 from fairlead.core.lifecycle import JOB, TASK
 from fairlead.core.model import KINDS, NOTHING_PENDING, Allocation, Ask, History, JobState, Micros, Outcome, Stage

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from fairlead.core.changes.change import Change
-from fairlead.core.changes.lines import Line, Names
+from fairlead.core.changes.change import Change, Line, Names
 from fairlead.core.state import Partition
 
 SKIPPED = 1_000_000

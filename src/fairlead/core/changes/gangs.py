@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from fairlead.core.changes.change import Change
-from fairlead.core.changes.pending import DemandBefore, demand_of, grow, take
+from fairlead.core.changes.stages import DemandBefore, demand_of, grow, take
 from fairlead.core.changes.tasks import joined
 from fairlead.core.model import NEW, REPLACE, SCALE, Ask, Members, Stage
 from fairlead.core.ranges import Ranges

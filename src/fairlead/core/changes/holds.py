@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.core.changes.change import Change
-from fairlead.core.changes.lines import Line, Names
+from fairlead.core.changes.change import Change, Line, Names
 from fairlead.core.model import Ask, ClaimCause, Earmark, Hold, Micros, Place, Promise
 from fairlead.core.ranges import count
 from fairlead.core.state import Partition

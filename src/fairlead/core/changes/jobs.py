@@ -6,9 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from fairlead.core.changes.change import Change
-from fairlead.core.changes.lines import Line, Names
-from fairlead.core.changes.news import JobNews
+from fairlead.core.changes.change import Change, JobNews, Line, Names
 from fairlead.core.lifecycle import JOB
 from fairlead.core.model import (
     NEW,

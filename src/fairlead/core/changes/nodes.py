@@ -6,9 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from fairlead.core.changes.change import Change
-from fairlead.core.changes.lines import Line, Names
-from fairlead.core.changes.news import NodeNews
+from fairlead.core.changes.change import Change, Line, Names, NodeNews
 from fairlead.core.lifecycle import NODE
 from fairlead.core.model import Amounts, Closure, Micros, NodeState, Pairs
 from fairlead.core.resources import SECOND, format_vector

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from fairlead.core.changes.change import Change
-from fairlead.core.changes.lines import NAMED, Line, Names
+from fairlead.core.changes.change import NAMED, Change, Line, Names
 from fairlead.core.model import Ask, Meant, Micros, NodeOrder, OrderCause
 from fairlead.core.state import Partition
 

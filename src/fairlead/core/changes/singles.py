@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from fairlead.core.changes.change import Change
+from fairlead.core.changes.change import Change, JobNews, Line, Names, News, TaskNews
 from fairlead.core.changes.jobs import job_over
-from fairlead.core.changes.lines import Line, Names
-from fairlead.core.changes.news import JobNews, News, TaskNews
 from fairlead.core.changes.tasks import placement
 from fairlead.core.lifecycle import JOB, TASK
 from fairlead.core.model import NEW, NO_ASKS, NOTHING_PENDING, Allocation, Ask, JobState, Micros, Stage, all_pending

@@ -12,10 +12,8 @@ from typing import Any
 
 import msgspec
 
-from fairlead.core.changes.change import Change
-from fairlead.core.changes.lines import NAMED, Line, Names
-from fairlead.core.changes.news import TaskNews
-from fairlead.core.changes.pending import give_back, take
+from fairlead.core.changes.change import NAMED, Change, Line, Names, TaskNews
+from fairlead.core.changes.stages import give_back, take
 from fairlead.core.lifecycle import TASK
 from fairlead.core.model import KINDS, Allocation, Ask, JobState, Members, Micros, Stage, StopCause
 from fairlead.core.ranges import count, difference, indices

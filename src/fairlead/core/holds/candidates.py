@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from fairlead.core.fitting import fitting_beside, may_take
 from fairlead.core.holds.earmarks import claimed_on
 from fairlead.core.holds.release import held_nodes, starving_holds
+from fairlead.core.node_fit import fitting_beside, may_take
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition
 

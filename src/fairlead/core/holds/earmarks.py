@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from fairlead.core.admission import is_unpreemptible
 from fairlead.core.ahead.expected_ends import guess
 from fairlead.core.asks import is_single
-from fairlead.core.fitting import Wanted, fitting_beside, fitting_now, may_take
 from fairlead.core.index.kinds import Choice
 from fairlead.core.model import FAR, Ask, Earmark, Hold, Micros, Place, Promise, Stage
+from fairlead.core.node_fit import Wanted, fitting_beside, fitting_now, may_take
 from fairlead.core.policy.fit import choose_devices
 from fairlead.core.ranges import count
 from fairlead.core.shape import WHOLE_DEVICE, Shape

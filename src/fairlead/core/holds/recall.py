@@ -18,11 +18,11 @@ from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.asks import Needs, asked_for, is_single, minimum_by_stage
 from fairlead.core.changes import Released
 from fairlead.core.entitlement import has_shares
-from fairlead.core.fitting import fitting_in
 from fairlead.core.holds.earmarks import nodes_with_task
 from fairlead.core.holds.starvation import hold, in_turn
 from fairlead.core.lanes import Lane
 from fairlead.core.model import FAR, Allocation, Ask, Hold, Micros, Place, Queue, Stage
+from fairlead.core.node_fit import fitting_in
 from fairlead.core.outcomes import live_of
 from fairlead.core.plan import Plan
 from fairlead.core.resources import add

@@ -15,7 +15,7 @@ from fairlead.core.changes import Promised, Released, Trimmed
 from fairlead.core.holds.earmarks import ends_at, is_coming, is_stuck, usable_places
 from fairlead.core.model import Ask, Earmark, Hold, Micros, Place, Promise
 from fairlead.core.plan import Plan
-from fairlead.core.policy.score import may_be_held
+from fairlead.core.policy.fit import may_be_held
 from fairlead.core.state import Partition
 from fairlead.core.why.reasons import OverLimit, ShareSpent
 

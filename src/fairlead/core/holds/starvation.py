@@ -23,7 +23,7 @@ from fairlead.core.lanes import Lane
 from fairlead.core.model import FAR, NEW, Ask, Micros, Place
 from fairlead.core.outcomes import live_of, recall
 from fairlead.core.plan import Plan
-from fairlead.core.policy.score import HOLD_SCORES, may_be_held
+from fairlead.core.policy.fit import HOLD_SCORES, may_be_held
 from fairlead.core.ranges import count
 from fairlead.core.shape import Shape
 from fairlead.core.state import Partition

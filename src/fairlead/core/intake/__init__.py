@@ -26,7 +26,7 @@ from fairlead.core.commands import (
 )
 from fairlead.core.errors import Refused
 from fairlead.core.intake import config, jobs, managers, nodes, pools, reports
-from fairlead.core.intake.ends import Ends
+from fairlead.core.intake.reports import Ends
 from fairlead.core.lifecycle import IllegalTransition
 from fairlead.core.model import KeptKey
 from fairlead.core.plan import Plan

@@ -18,10 +18,9 @@ from fairlead.core.changes import (
 )
 from fairlead.core.commands import Accepted, BeginEra, Configure, MarkReady, MoveQueue, RemovePartition
 from fairlead.core.errors import Refused
-from fairlead.core.intake.lookup import find_queue
+from fairlead.core.intake.lookup import find_queue, need_operator
 from fairlead.core.intake.nodes import tell_to_stop
 from fairlead.core.intake.pools import forget_orders, welcome
-from fairlead.core.intake.rights import need_operator
 from fairlead.core.model import Queue, QueueState
 from fairlead.core.outcomes import finish, recall
 from fairlead.core.plan import Plan

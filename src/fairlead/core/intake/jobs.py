@@ -37,8 +37,19 @@ from fairlead.core.config import leaves_text
 from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY
 from fairlead.core.errors import Refused
 from fairlead.core.holds.release import pause_after
-from fairlead.core.intake.lookup import find_job, find_queue, find_stage, need_live, some, unknown
-from fairlead.core.intake.rights import need_operator, need_owner, need_priority, need_submit, right_over
+from fairlead.core.intake.lookup import (
+    find_job,
+    find_queue,
+    find_stage,
+    need_live,
+    need_operator,
+    need_owner,
+    need_priority,
+    need_submit,
+    right_over,
+    some,
+    unknown,
+)
 from fairlead.core.lanes import lane_key
 from fairlead.core.model import NEW, OPERATOR, REPLACE, SCALE, Ask, Job, JobSpec, Queue, Stage, StageSpec
 from fairlead.core.outcomes import (

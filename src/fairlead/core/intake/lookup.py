@@ -1,14 +1,18 @@
-"""The things that commands name: each function returns the thing, or refuses a name that is not known."""
+"""The things that commands name, and access checks. An unknown name is refused, and so is a missing right.
+
+Operators may do everything; users may act on their own jobs, and as access lists of queues allow.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
-from fairlead.core.model import Job, Pool, Queue, Stage
+from fairlead.core.model import ADMINISTRATOR, OPERATOR, OWNER, Job, Pool, Queue, Stage
 from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
-from fairlead.core.state import Partition
+from fairlead.core.state import Partition, max_priority
 
 
 def unknown(
@@ -63,3 +67,68 @@ def find_pool(partition: Partition, name: str) -> Pool:
 def some(names: list[str]) -> str:
     """Return the first 20 names, and the number of the others."""
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def need_operator(command: Command, action: str) -> None:
+    """Refuse the command unless it comes from an operator."""
+    if not command.operator:
+        raise Refused("user", f"only an operator may {action}; ask one", "forbidden")
+
+
+def need_submit(command: Command, queue: Queue) -> None:
+    """Refuse the command if the queue or its ancestors have submit lists without the user."""
+    if command.operator:
+        return
+    lists = [(level.settings.submit, level.settings.admin) for level in queue.line()]
+    if not any(submit for submit, _ in lists):
+        return
+    if not any(_listed(command, submit) or _listed(command, admin) for submit, admin in lists):
+        raise Refused(
+            "queue",
+            f"user {command.user or 'anonymous'} may not submit to {queue.path}; "
+            "ask for an entry in its submit list, or name another queue",
+            "forbidden",
+        )
+
+
+def need_priority(command: Command, queue: Queue, priority: int) -> None:
+    """Refuse a priority above the caller's `max_priority` in the queue. Operators have no maximum."""
+    if command.operator or priority <= 0:
+        return
+    most = max_priority(queue, command.user, command.groups)
+    if priority > most:
+        raise Refused(
+            "priority",
+            f"{priority} is above {most}, the max_priority of user {command.user or 'anonymous'} in {queue.path}; "
+            f"write at most {most}, or ask an operator for a higher max_priority",
+            "forbidden",
+        )
+
+
+def is_owner(command: Command, job: Job) -> bool:
+    """True if the caller is an operator, the owner of the job, or an administrator of its queue or of an ancestor."""
+    if command.operator or command.user == job.user:
+        return True
+    return any(_listed(command, level.settings.admin) for level in job.queue.line())
+
+
+def right_over(command: Command, job: Job) -> int:
+    """Return the highest right of a caller over a job. The caller must pass `is_owner`."""
+    if command.operator:
+        return OPERATOR
+    return ADMINISTRATOR if any(_listed(command, level.settings.admin) for level in job.queue.line()) else OWNER
+
+
+def need_owner(command: Command, job: Job, action: str) -> None:
+    """Refuse the command unless `is_owner` holds."""
+    if not is_owner(command, job):
+        raise Refused(
+            "user",
+            f"{command.user or 'anonymous'} may not {action} job {job.id}; "
+            f"its owner {job.user} or an administrator of {job.queue.path} may",
+            "forbidden",
+        )
+
+
+def _listed(command: Command, entries: tuple[str, ...]) -> bool:
+    return "*" in entries or command.user in entries or any(f"@{group}" in entries for group in command.groups)

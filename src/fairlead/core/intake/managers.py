@@ -28,8 +28,7 @@ from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY, parse
 from fairlead.core.errors import Refused
 from fairlead.core.intake import nodes
 from fairlead.core.intake.jobs import add_job, check_resources, rescale
-from fairlead.core.intake.lookup import find_job, find_node, need_live, unknown
-from fairlead.core.intake.rights import need_operator
+from fairlead.core.intake.lookup import find_job, find_node, need_live, need_operator, unknown
 from fairlead.core.lifecycle import IllegalTransition
 from fairlead.core.model import NEW, REPLACE, Gang, Job, JobSpec, Stage, StageSpec
 from fairlead.core.outcomes import add_ask, avoid, confirm_stop, end_pending, finish, lose

@@ -18,9 +18,8 @@ from fairlead.core.closures import close_if_covered, covers, open_again, recall_
 from fairlead.core.commands import Accepted, AddNode, CloseNodes, DisconnectNodes, MoveNode, RemoveNode, UpdateNode
 from fairlead.core.effects import stop_of
 from fairlead.core.errors import Refused
-from fairlead.core.intake.lookup import find_node
+from fairlead.core.intake.lookup import find_node, need_operator
 from fairlead.core.intake.pools import arrive
-from fairlead.core.intake.rights import need_operator
 from fairlead.core.model import Micros, NodeState, Pairs
 from fairlead.core.outcomes import lose
 from fairlead.core.plan import Plan

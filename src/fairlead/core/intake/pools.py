@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 from fairlead.core.changes import Arrived, OrderFailed, PoolMoved
 from fairlead.core.commands import Accepted, FailOrder, MovePool, ScalePool
 from fairlead.core.errors import Refused
-from fairlead.core.fitting import fitting_now, may_take
 from fairlead.core.holds.release import keep_arrived
-from fairlead.core.intake.lookup import find_pool
-from fairlead.core.intake.rights import need_operator
+from fairlead.core.intake.lookup import find_pool, need_operator
 from fairlead.core.model import Meant, Pool, PoolSettings
+from fairlead.core.node_fit import fitting_now, may_take
 from fairlead.core.plan import Plan
 from fairlead.core.pools.demand import give_back, idle_nodes, order_nodes
 from fairlead.core.pools.sizes import coming_nodes, nodes_left, size_of

@@ -1,6 +1,7 @@
 """Intake of agents' reports. A report of an old attempt is counted and ignored; it is not an error.
 
-A node may report only tasks assigned to it: a report of another node's task is refused.
+A node may report only tasks assigned to it: a report of another node's task is refused. Consecutive reports that the
+task of a one-task job succeeded, and so did its job, are the most common ones. They become one change.
 """
 
 from __future__ import annotations
@@ -8,15 +9,15 @@ from __future__ import annotations
 from itertools import chain
 from typing import NoReturn, get_args
 
-from fairlead.core.changes import Acknowledged, Measured, StrangeFound
+from fairlead.core.changes import Acknowledged, Measured, SinglesEnded, StrangeFound
 from fairlead.core.commands import Accepted, Rejected, Report, ReportState
 from fairlead.core.documents import MAX_TASKS
 from fairlead.core.effects import Stop
 from fairlead.core.errors import Refused
-from fairlead.core.model import KINDS, Allocation, Micros, Stage
+from fairlead.core.model import KINDS, Allocation, Job, Micros, Stage
 from fairlead.core.outcomes import avoid, confirm_stop, fail, lose, return_unstarted, succeed, trust, withdraw_launch
 from fairlead.core.plan import Plan
-from fairlead.core.policy.chain import measured
+from fairlead.core.policy.run_times import measured
 from fairlead.core.ranges import Ranges, check_flat, count, difference, indices
 from fairlead.core.resources import parse_count, printable, shown
 
@@ -264,3 +265,66 @@ def _return(plan: Plan, allocation: Allocation, block: tuple[int, ...], refused:
 def _node(plan: Plan, allocation: Allocation) -> str:
     nodes = plan.partition.nodes
     return nodes.name[nodes.rows[allocation.node]]
+
+
+class Ends:
+    """Collects reports for one change. `make` must be called before other code reads the state."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._ended: dict[int, Micros] = {}
+        """Allocation → how long its task ran; 0 if that is not known."""
+
+    def take(self, report: Report) -> bool:
+        """Collect a report. False if the fast path does not cover it."""
+        allocation = self._find(report)
+        if allocation is None or allocation.id in self._ended:
+            return False
+        self._ended[allocation.id] = report.ran
+        self.plan.partition.readiness.note_node(allocation.node)
+        return True
+
+    def make(self) -> None:
+        """Make the change for the collected reports, if any."""
+        if self._ended:
+            self.plan.do(SinglesEnded(tuple(self._ended), tuple(self._ended.values())))
+            self._ended = {}
+
+    def _find(self, report: Report) -> Allocation | None:
+        partition = self.plan.partition
+        job = partition.jobs.get(report.job)
+        if job is None or not _is_plain(report) or partition.removed:
+            return None
+        stage = _only_task(job)
+        if stage is None or job.id in partition.derived.followers or stage.name != report.stage:
+            return None
+        allocation = (stage.live or {}).get(0)
+        if (
+            allocation is None
+            or allocation.attempt != 1
+            or allocation.state == "stopping"
+            or report.number not in (0, job.number)
+        ):
+            return None
+        return allocation if partition.nodes.name[partition.nodes.rows[allocation.node]] == report.node else None
+
+
+def _is_plain(report: Report) -> bool:
+    """True if an agent reports that the first attempt of the first task of a stage succeeded."""
+    return (
+        report.state == "succeeded"
+        and report.attempt == 1
+        and report.indices == (0, 1)
+        and report.exit_code in (0, None)
+        and type(report.ran) is int
+        and 0 <= report.ran <= MAX_NUMBER
+        and not report.user
+    )
+
+
+def _only_task(job: Job) -> Stage | None:
+    """Return the stage of a one-task job in its first attempt; None for other jobs."""
+    if len(job.stages) != 1 or job.manager or job.after or job.over:
+        return None
+    stage = job.stages[0]
+    return None if stage.count != 1 or stage.history or len(stage.live or ()) != 1 else stage

@@ -22,8 +22,7 @@ from fairlead.core.lanes import Lane
 from fairlead.core.match.awake_lanes import AwakeLanes
 from fairlead.core.match.place import Starter
 from fairlead.core.match.queue_cursor import QueueCursor
-from fairlead.core.match.share_tree import ShareNode, Tree
-from fairlead.core.match.slot_quota import slot_quotas
+from fairlead.core.match.share_tree import ShareNode, Tree, slot_quotas
 from fairlead.core.model import FAR, REPLACE, Ask, Micros, Queue
 from fairlead.core.outcomes import ask_for_rest
 from fairlead.core.plan import Plan

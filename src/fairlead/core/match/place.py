@@ -1,21 +1,24 @@
-"""One turn: admits an ask, chooses nodes and starts its tasks, or gives the reason why not."""
+"""One turn: admits an ask, chooses nodes and starts its tasks, or gives the reason why not.
+
+With `near`, `gather` chooses nodes with few different values of a label, for example in few racks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from fairlead.core.admission import Admission
 from fairlead.core.asks import Needs, is_single, largest_first, minimum_by_stage
 from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
 from fairlead.core.holds.earmarks import choose_held, choose_lent, choose_yielded
 from fairlead.core.holds.release import is_for_many
-from fairlead.core.index.kinds import Choice
+from fairlead.core.index.kinds import Choice, NodeIndex
 from fairlead.core.index.pack import FitIndex
 from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.last_runs import expected_run
 from fairlead.core.match.single_tasks import Singles
-from fairlead.core.match.topology import gather
 from fairlead.core.memory import LaneMemory, Verdict
 from fairlead.core.model import Ask, Earmark, Hold, Job, Micros, Place, Promise, Stage
 from fairlead.core.plan import Plan
@@ -23,6 +26,28 @@ from fairlead.core.ranges import split
 from fairlead.core.shape import Shape
 from fairlead.core.why.never import never_fits, never_whole
 from fairlead.core.why.reasons import NoCapacity, Reason
+
+
+def gather(index: NodeIndex[Any], shape: Shape, most: int, number: int, home: Collection[str]) -> list[Choice]:
+    """Choose nodes for up to `most` tasks: first nodes with the values where the stage already runs (`home`).
+
+    Then comes the value with capacity for the most tasks; of values with capacity for all tasks, the one that needs the
+    fewest nodes. There is one search for each value.
+    """
+    ranked: list[tuple[bool, int, int, str]] = []
+    for value in index.values(shape):
+        choices = index.choose(shape, most, number, value)
+        index.put_back([choice.node_id for choice in choices])
+        ranked.append((value not in home, -sum(choice.tasks for choice in choices), len(choices), value))
+    chosen: list[Choice] = []
+    for *_, value in sorted(ranked):
+        more = index.choose(shape, most, number, value)
+        chosen += more
+        most -= sum(choice.tasks for choice in more)
+        if not most:
+            break
+    return chosen
+
 
 NOTHING: list[Choice] = []
 STARTED = "it has started"

@@ -1,6 +1,9 @@
 """Turns in the queue tree: picks on each level the child that is next by its share, down to a leaf.
 
 The tree has only queues with open lanes. The use of a queue includes starts that are not booked yet.
+
+With `unit: slots`, `slot_quotas` counts the tasks that each queue starts first, level by level. Other slots are given
+out by turns. So are slots that a queue cannot use because of limits, gangs or tasks that do not fit.
 """
 
 from __future__ import annotations
@@ -8,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
-from fairlead.core.entitlement import Uses
+from fairlead.core.entitlement import Entitlements, Uses
 from fairlead.core.model import Queue
-from fairlead.core.policy.shares import Key, turn_key
+from fairlead.core.policy.shares import FEW, Claim, Key, start_counts, turn_key
 from fairlead.core.resources import Vector, add
+from fairlead.core.state import Partition
 
 Place = tuple[bool, Key]
 """False while the queue has starts of its slot quota left, else True; then its place by use and share."""
@@ -147,3 +151,46 @@ class Tree:
         node.below = [(child.read_use() if len(below) > 1 else FIRST, child) for child in below]
         heapify(node.below)
         return True
+
+
+def slot_quotas(partition: Partition) -> dict[str, int]:
+    """Return queue path → number of starts. More than `FEW` siblings have no quotas, but turns alone.
+
+    With `share_memory` no queue has a quota, because only turns count past use.
+    """
+    if partition.settings.share_memory:
+        return {}
+    rights = partition.entitlements()
+    idle = max(0, rights.whole - partition.root.account.tasks)
+    owed: dict[str, int] = {}
+    if idle:
+        _count_out(partition.root, idle, rights, _waiting(partition, idle), owed)
+    return owed
+
+
+def _count_out(parent: Queue, idle: int, rights: Entitlements, waiting: dict[str, int], owed: dict[str, int]) -> None:
+    children = [child for child in parent.children.values() if waiting.get(child.path) or child.account.tasks]
+    if not idle or len(parent.children) > FEW:
+        return
+    claims = [
+        Claim(child.name, rights.share(child), child.account.tasks, waiting.get(child.path, 0))
+        for child in parent.children.values()
+    ]
+    counts = start_counts(rights.of(parent), idle, claims)
+    for child in children:
+        owed[child.path] = counts[child.name]
+        _count_out(child, counts[child.name], rights, waiting, owed)
+
+
+def _waiting(partition: Partition, most: int) -> dict[str, int]:
+    """Return queue path → the number of tasks that wait there or below. A lane counts for little more than `most`."""
+    waiting: dict[str, int] = {}
+    for lane in partition.lanes.values():
+        tasks = 0
+        for ask in lane:
+            tasks += ask.count
+            if tasks >= most:
+                break
+        for queue in lane.queue.line():
+            waiting[queue.path] = waiting.get(queue.path, 0) + tasks
+    return waiting

@@ -1,8 +1,14 @@
-"""Arithmetic of fit: how many equal tasks fit on a node, and which devices they get."""
+"""Arithmetic of fit: how many equal tasks fit on a node, which devices they get, and how well a task fits.
+
+Nodes are held for a starving gang by their score: free capacity compared with the request of a task.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from fairlead.core.policy.registry import Registry
+from fairlead.core.resources import CPU, MEMORY
 
 WHOLE = 1000  # milli-GPU of one device
 
@@ -49,3 +55,49 @@ def overbook_devices(used: Sequence[int], count: int, per_task: int, milli: int)
         return fitting
     order = sorted(range(max(count, per_task)), key=lambda device: (used[device] if device < len(used) else 0, device))
     return tuple(sorted(order[:per_task]))
+
+
+Key = tuple[int, ...]
+
+MILLION = 1_000_000
+BEST = 100 * MILLION
+
+
+def resource_score(required: int, free: int) -> int:
+    if not required:
+        return BEST
+    if required <= free:
+        return BEST - BEST * required // free
+    return BEST * max(0, free) // required - BEST
+
+
+def node_score(required: Mapping[str, int], free: Mapping[str, int]) -> int:
+    scores = {name: resource_score(amount, free.get(name, 0)) for name, amount in required.items()}
+    cpu, memory = scores.pop(CPU, BEST), scores.pop(MEMORY, BEST)
+    return combined(cpu, memory, list(scores.values()))
+
+
+def combined(cpu: int, memory: int, others: list[int]) -> int:
+    rest = sum(others) // len(others) if others else 0
+    return ((cpu + memory) // 2 + 2 * rest) // 3
+
+
+def is_exact(required: Mapping[str, int], free: Mapping[str, int]) -> bool:
+    """True if a task would leave none of its resources free."""
+    return all(free.get(name, 0) == amount for name, amount in required.items())
+
+
+def fit(required: Mapping[str, int], free: Mapping[str, int]) -> Key:
+    """Prefer the node that a task would fill exactly, then the one with the highest score."""
+    return not is_exact(required, free), -node_score(required, free)
+
+
+HoldScore = Callable[[Mapping[str, int], Mapping[str, int]], Key]
+"""Returns the key of a node from the amounts that a task asks for and those that are free. The lowest keys are held."""
+
+HOLD_SCORES: Registry[HoldScore] = Registry("hold score", {"fit": fit})
+
+
+def may_be_held(percent: int, nodes: int) -> int:
+    """Return how many of `nodes` nodes may be held at once: `percent` of them, rounded up."""
+    return -(-percent * nodes // 100)

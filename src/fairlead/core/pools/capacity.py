@@ -13,9 +13,9 @@ import msgspec
 
 from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.entitlement import Entitlements
-from fairlead.core.fitting import fitting_in
 from fairlead.core.holds.earmarks import back_soon
 from fairlead.core.model import Meant, Pool, Stage
+from fairlead.core.node_fit import fitting_in
 from fairlead.core.pools.eligible import Want, wants_in_turn
 from fairlead.core.pools.sizes import coming_nodes, grows, nodes_left, takes
 from fairlead.core.resources import GPU, Vector, add

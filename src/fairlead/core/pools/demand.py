@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fairlead.core.changes import GivenBack, Idled, NodeMoved, Ordered, OrderFailed, Promised, Released
 from fairlead.core.model import Meant, Micros, OrderCause, Pool
 from fairlead.core.plan import Plan
-from fairlead.core.policy.scaling import leaves_free, nodes_for_free, nodes_to_add, nodes_to_give_back
+from fairlead.core.policy.pool_size import leaves_free, nodes_for_free, nodes_to_add, nodes_to_give_back
 from fairlead.core.pools.capacity import Outlook, plan_capacity
 from fairlead.core.pools.sizes import coming_nodes, free_in, grows, nodes_left, paused_until, size_of
 from fairlead.core.resources import add as summed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from fairlead.core.fitting import fitting_in
 from fairlead.core.model import Micros, Pool
+from fairlead.core.node_fit import fitting_in
 from fairlead.core.resources import GPU, Vector
 from fairlead.core.shape import WHOLE_DEVICE, Shape
 from fairlead.core.state import Partition

@@ -12,11 +12,11 @@ from fairlead.core.admission import LIMITS, Admission, has_claimed
 from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.asks import asked_by, minimum_by_stage
 from fairlead.core.changes import Promised, Released
-from fairlead.core.fitting import may_take
 from fairlead.core.holds.earmarks import back_soon
 from fairlead.core.holds.release import end_promises
 from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.model import FAR, Account, Ask, ClaimCause, Micros, Place, Queue
+from fairlead.core.node_fit import may_take
 from fairlead.core.plan import Plan
 from fairlead.core.policy.victim_sets import (
     FEW,

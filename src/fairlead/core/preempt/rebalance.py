@@ -19,10 +19,10 @@ from fairlead.core.ahead.expected_ends import end_of
 from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.asks import Needs, asked_for, gang_size, minimum_by_stage
 from fairlead.core.changes import Promised, Released
-from fairlead.core.fitting import fitting_in
 from fairlead.core.holds.recall import LOOKED_AT
 from fairlead.core.lanes import Lane
 from fairlead.core.model import Allocation, Ask, Micros, Place, Queue, Stage
+from fairlead.core.node_fit import fitting_in
 from fairlead.core.plan import Plan
 from fairlead.core.policy.shares import turn_key
 from fairlead.core.policy.victim_sets import FEW, lowest_level

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from fairlead.core.admission import has_claimed
 from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.changes import Stopped
-from fairlead.core.fitting import fitting_in
 from fairlead.core.model import Allocation, Ask, Job, Micros, Place, Stage
+from fairlead.core.node_fit import fitting_in
 from fairlead.core.outcomes import live_of, restart, stop
 from fairlead.core.plan import Plan
 from fairlead.core.policy.victim_sets import (

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from fairlead.core.admission import refusal
 from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.asks import gang_size, minimum_by_stage
-from fairlead.core.fitting import fitting_now, may_take
 from fairlead.core.holds.earmarks import ends_at, nodes_with_task
 from fairlead.core.model import Ask, Hold, Job, Micros, Promise, Stage
+from fairlead.core.node_fit import fitting_now, may_take
 from fairlead.core.policy.fit import choose_devices
 from fairlead.core.pools.sizes import grows, nodes_left, takes
 from fairlead.core.ranges import count

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from fairlead.core.admission import is_unpreemptible
 from fairlead.core.asks import Needs, asked_for
 from fairlead.core.expressions import accepts, format_where
-from fairlead.core.fitting import may_take
 from fairlead.core.model import NEW, SCALE, Job, Stage
+from fairlead.core.node_fit import may_take
 from fairlead.core.policy.fit import count_fitting
 from fairlead.core.policy.limits import allowed, may_run
 from fairlead.core.reader import nearest_name

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from fairlead.core.ahead.whatif import WhatIf
-from fairlead.core.fitting import fitting_now, may_take
 from fairlead.core.model import Allocation, Job, Micros, Stage
+from fairlead.core.node_fit import fitting_now, may_take
 from fairlead.core.ranges import count
 from fairlead.core.resources import GPU
 from fairlead.core.shape import SOFT, WHOLE_DEVICE, Shape

@@ -13,7 +13,7 @@ from fairlead.core.resources import SECOND, shown
 from fairlead.core.settings import PartitionConfig
 from fairlead.http.context import Request
 from fairlead.http.dispatch import serves
-from fairlead.pools.provider_settings import check_providers
+from fairlead.pools.provider import check_providers
 from fairlead.views.answers import differences, loss_of
 from fairlead.views.config_document import config_view
 from fairlead.wire import api as wire

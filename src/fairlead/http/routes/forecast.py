@@ -30,7 +30,7 @@ from fairlead.http.routes.jobs import (
 from fairlead.views.answers import by_id
 from fairlead.views.dryrun import try_priority, try_submission
 from fairlead.views.summaries import shown_state
-from fairlead.views.whyanswers import dry_run_answer, priority_answer
+from fairlead.views.why_answers import dry_run_answer, priority_answer
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 from fairlead.wire import preview

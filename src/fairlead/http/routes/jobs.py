@@ -27,7 +27,7 @@ from fairlead.core.commands import (
 from fairlead.core.documents import MAX_PRIORITY, MAX_TASKS, MIN_PRIORITY, ONE_CPU, parse_job
 from fairlead.core.errors import Refused
 from fairlead.core.intake.jobs import no_such_job
-from fairlead.core.intake.rights import is_owner
+from fairlead.core.intake.lookup import is_owner
 from fairlead.core.model import Job, JobSpec
 from fairlead.core.ranges import Ranges
 from fairlead.core.reader import MAX_COMPARED, Reader, nearest_name
@@ -42,7 +42,7 @@ from fairlead.http.responses import problem_of
 from fairlead.views.answers import by_id, job_answer, task_answers
 from fairlead.views.explanation import explained, remedies_of, why_never_told, with_remedies
 from fairlead.views.summaries import shown_state
-from fairlead.views.whyanswers import explained_answer, explanation
+from fairlead.views.why_answers import explained_answer, explanation
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 from fairlead.wire.unserved import Unserved

@@ -15,7 +15,7 @@ from fairlead.http.context import Request, change, execute, streamed
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import Response
 from fairlead.http.routes.watch import lines, start_of
-from fairlead.views.managers import manager_answers, waiting_answers
+from fairlead.views.manager_answers import manager_answers, waiting_answers
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 

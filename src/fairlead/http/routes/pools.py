@@ -12,8 +12,8 @@ from fairlead.core.resources import shown
 from fairlead.core.state import Partition
 from fairlead.http.context import Request, change
 from fairlead.http.dispatch import serves
-from fairlead.pools.provider_settings import kind_of
-from fairlead.views.poolanswers import pool_answers, usage_answer
+from fairlead.pools.provider import kind_of
+from fairlead.views.pool_answers import pool_answers, usage_answer
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 

@@ -9,7 +9,7 @@ from fairlead.core.state import Partition
 from fairlead.http.context import Request, change
 from fairlead.http.dispatch import serves
 from fairlead.views.answers import queue_answer
-from fairlead.views.loans import loan_answers
+from fairlead.views.loan_answers import loan_answers
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
 

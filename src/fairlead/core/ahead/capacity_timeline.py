@@ -15,8 +15,8 @@ from fairlead.core.ahead.expected_ends import Forecast
 from fairlead.core.ahead.whatif import WhatIf
 from fairlead.core.asks import Needs
 from fairlead.core.changes import Part
-from fairlead.core.fitting import fitting_in
 from fairlead.core.model import FAR, Allocation, Micros
+from fairlead.core.node_fit import fitting_in
 from fairlead.core.policy.fit import WHOLE
 from fairlead.core.ranges import count
 from fairlead.core.resources import Vector, add

@@ -12,7 +12,7 @@ from fairlead.core.admission import Admission
 from fairlead.core.changes import Chained, SlotPassed
 from fairlead.core.model import Allocation, Stage
 from fairlead.core.plan import Plan
-from fairlead.core.policy.chain import ahead
+from fairlead.core.policy.run_times import ahead
 from fairlead.core.ranges import count, split
 from fairlead.core.state import Partition
 
