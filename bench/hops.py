@@ -150,7 +150,8 @@ def run(jobs: int, array: bool) -> None:
         site = Path(notes) / "site"
         site.mkdir()
         (site / "sitecustomize.py").write_text(SITE)
-        os.environ |= {FOLDER: notes, "PYTHONPATH": f"{site}{os.pathsep}{Path(__file__).parents[1]}"}
+        path = [str(site), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        os.environ |= {FOLDER: notes, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         folder = Path(tempfile.mkdtemp(prefix="hops-")) / "data"
         from bench import e2e
 

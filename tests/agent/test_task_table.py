@@ -330,7 +330,7 @@ def test_a_member_with_its_own_gpu_calls_it_the_first() -> None:
     [(0, False, 0.0), (1, False, 0.0), (2, False, 0.002), (8, False, 0.004), (64, False, 0.010), (1, True, 0.015)],
 )
 def test_how_long_to_wait_after_many_messages(at_work: int, waiting: bool, seconds: float) -> None:
-    pace = Pace()
+    pace = Pace(2)
     for _ in range(10):
         pace.sent(100.0)
     assert pace.wait(100.0, at_work, waiting) == pytest.approx(seconds)
@@ -338,7 +338,7 @@ def test_how_long_to_wait_after_many_messages(at_work: int, waiting: bool, secon
 
 
 def test_a_few_messages_after_a_pause_are_sent_at_once() -> None:
-    pace = Pace()
+    pace = Pace(2)
     waits = []
     for _ in range(6):
         waits.append(pace.wait(100.0, 10, True) > 0)

@@ -101,13 +101,18 @@ class Joining:
         log: Log,
         steady: Callable[[], float] = monotonic,
         spread: Callable[[float, float], float] = random.uniform,
+        cores: int = 1,
     ) -> None:
-        """Take the parts. `spread` draws a random number between two bounds, so that not all agents connect at once."""
+        """Take the parts. `spread` draws a random number between two bounds, so that not all agents connect at once.
+
+        `cores` are those of the machine, on which the pace of reports depends.
+        """
         self.table = table
         self.outside = outside
         self.identity = identity
         self.epoch = epoch
         self.steady = steady
+        self.cores = cores
         self.links: list[Link] = []
         self.heard: dict[int, float] = {}
         """Spawner → when its last message arrived."""

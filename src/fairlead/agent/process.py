@@ -115,7 +115,7 @@ class Agent:
         self.server = settings.join
         self._servers = servers(settings.join)
         """The URLs of the servers, the next one first."""
-        self._joining = Joining(self.table, self, self._identity, self.epoch, log)
+        self._joining = Joining(self.table, self, self._identity, self.epoch, log, cores=os.cpu_count() or 1)
         self.joined = self._joining.joined
         """Set while the agent is joined to a server."""
 

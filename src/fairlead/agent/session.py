@@ -191,7 +191,7 @@ class Session:
     # -- out -----------------------------------------------------------------------------------------------------
 
     async def _report(self) -> None:
-        pace = Pace()
+        pace = Pace(self._agent.cores)
         while True:
             await self._news.wait()
             while self._table.reporting.has_news:

@@ -38,5 +38,7 @@ class Dependencies(msgspec.Struct, frozen=True):
     new_thread: Callable[[], WriterThread] = WriterThread
     on_lead: Callable[[str], None] = lambda partition: None
     """Called when this server has taken over a partition, before it serves the partition, in the writer's thread."""
+    cores: int = 1
+    """The cores of this machine, on which the pauses between cycles depend."""
     roster: Roster | None = None
     """The servers that share the journal; None if no other server uses it."""

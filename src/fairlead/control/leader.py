@@ -117,7 +117,9 @@ class Leader:
 
     def _serve(self, writer: Writer, clock: Clock, thread: WriterThread) -> None:
         given = self._given
-        service = PartitionService(writer, clock, given.steady, thread, given.engine, given.pools, given.after_cycle)
+        service = PartitionService(
+            writer, clock, given.steady, thread, given.engine, given.pools, given.after_cycle, given.cores
+        )
         self.served[service.name] = service
         given.engine.begin(service.name, service)
         given.pools.begin(service.name, service)

@@ -49,6 +49,10 @@ class Revision:
     def __init__(self) -> None:
         self.seq = 0
 
+    def note(self, seq: int) -> None:
+        """Note that the answer is as of record `seq` or a later one."""
+        self.seq = max(self.seq, seq)
+
 
 REVISION: ContextVar[Revision | None] = ContextVar("REVISION", default=None)
 """Where `note_revision` stores the revision of the present request's answer."""
@@ -58,7 +62,7 @@ def note_revision(seq: int) -> None:
     """Note that the answer to the present request is as of record `seq` or a later one."""
     revision = REVISION.get()
     if revision is not None:
-        revision.seq = max(revision.seq, seq)
+        revision.note(seq)
 
 
 AfterCycle = Callable[[str, int], None]
@@ -77,12 +81,13 @@ class PartitionService:
         engine: Engine,
         pools: PoolService,
         after_cycle: AfterCycle,
+        cores: int,
     ) -> None:
         self.name = writer.partition.name
         self.writer = writer
         self.feed = Feed(writer.seq)
         self.managers: dict[str, Feed] = {}
-        self.live = LiveWriter(writer, Inbox(), self.dispatch, self.publish, thread, clock, steady)
+        self.live = LiveWriter(writer, Inbox(), self.dispatch, self.publish, thread, clock, steady, cores)
         self._clock = clock
         self._steady = steady
         self._engine = engine
@@ -141,7 +146,9 @@ class PartitionService:
     def offer(self, command: Command) -> Slot:
         """Put a command into the inbox, and return the slot for its answer. Raise `Busy` if the inbox is full."""
         slot = self.live.inbox.offer(command)
-        slot.add_done_callback(lambda _: note_revision(self.seq))
+        revision = REVISION.get()
+        if revision is not None:
+            slot.add_done_callback(lambda _: revision.note(self.seq))
         return slot
 
     async def execute(self, command: Command) -> Accepted:

@@ -175,6 +175,7 @@ async def compose(
             pools,
             wall,
             on_lead=on_lead,
+            cores=os.cpu_count() or 1,
             roster=storage.roster(),
         )
     )

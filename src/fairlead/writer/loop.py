@@ -29,6 +29,9 @@ Result = TypeVar("Result")
 
 FRACTION = 5
 """Under load, the starts of two cycles are at least `batch_window` / FRACTION apart: 10 ms with the default."""
+FEW_CORES, TWO = 4, 2
+"""With more cores than these, the least pause is shorter, and cycles may take more than half of the time: they take a
+smaller part of the machine from tasks."""
 BURST = 4
 """Burst allowance: cycles with several messages that may run back to back after a quiet period."""
 TIMER_PAUSE = 0.01
@@ -110,7 +113,8 @@ class LiveWriter:
     cycle takes all due timers and up to `max_batch` waiting messages. After `BURST` cycles with two or more messages
     each, in a short time, the loop collects messages: the next cycle starts when `max_batch` messages wait, or after a
     pause. The pause, from start to start, is a fifth of `batch_window`; if cycles are slow, it is twice the duration of
-    a cycle, but at most `batch_window`. If a cycle left work, the next one starts without a pause.
+    a cycle, but at most `batch_window`. With many cores it is shorter. If a cycle left work, the next one starts
+    without a pause.
 
     **Threads.** A cycle, which is a call of the core and a durable write, runs in its own thread. Messages that arrive
     meanwhile wait for the next cycle. No other code may read the state while a cycle runs. `publish` and `dispatch` are
@@ -127,8 +131,9 @@ class LiveWriter:
         thread: WriterThread,
         clock: Clock | None = None,
         steady: Steady = monotonic,
+        cores: int = 1,
     ) -> None:
-        """`clock` is the time of cycles, `steady` measures pauses."""
+        """`clock` is the time of cycles, `steady` measures pauses. `cores` are those of the machine."""
         self.writer = writer
         self.inbox = inbox
         self.stopped = ""
@@ -138,6 +143,10 @@ class LiveWriter:
         self._steady = steady
         self._clock = clock or cycle_clock(writer.partition.now)
         self._thread = thread
+        self._least = min(1.0, FEW_CORES / cores) / FRACTION
+        """The least pause, as a part of `batch_window`."""
+        self._slow = 1.0 + min(1.0, TWO / cores)
+        """The least pause after a slow cycle, as a multiple of its duration."""
         self._settings: PartitionSettings = writer.partition.settings
         self._due: Micros | None = None
         self._not_before = 0.0
@@ -288,7 +297,7 @@ class LiveWriter:
         if messages <= 1:
             return 0.0
         window = self._settings.batch_window / SECOND
-        pause = min(window, max(window / FRACTION, 2 * duration))
+        pause = min(window, max(window * self._least, duration * self._slow))
         self._credit = min(BURST, self._credit + (now - self._credited) / pause) if pause else BURST
         self._credited = now
         if self._credit >= 1:

@@ -97,7 +97,7 @@ class Spawner:
         self._agent: Any = None
         self._incoming = Unpacker()
         self._unsent = b""
-        self._pace = Pace()
+        self._pace = Pace(os.cpu_count() or 1)
         self._idle_since = monotonic()
         self._quits = False
         self._lease_seen = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from time import monotonic
@@ -135,15 +136,22 @@ async def submit_many(request: Request, asked: op.SubmitMany) -> wire.Batch:
             return wire.BatchItem(problem=problem_of(refusal))
 
     items: list[wire.BatchItem] = []
-    for start in range(0, len(documents), AT_ONCE):
-        pending = []
-        for at, document in enumerate(documents[start : start + AT_ONCE], start):
-            pending.append(offer(document, at))
-            if at % READ_AT_ONCE == READ_AT_ONCE - 1:
-                await asyncio.sleep(0)
-        answers = [entry if isinstance(entry, wire.BatchItem) else await _item(entry) for entry in pending]
+    pending: deque[Slot | wire.BatchItem] = deque()
+
+    async def settle(number: int) -> None:
+        """Wait for the answers to the first jobs that wait."""
+        entries = [pending.popleft() for _ in range(number)]
+        answers = [entry if isinstance(entry, wire.BatchItem) else await _item(entry) for entry in entries]
         warnings = await why_never(served, [item.job for item in answers if item.job])
-        items += [msgspec.structs.replace(item, warning=warnings.get(item.job, "")) for item in answers]
+        items.extend(msgspec.structs.replace(item, warning=warnings.get(item.job, "")) for item in answers)
+
+    for at, document in enumerate(documents):
+        pending.append(offer(document, at))
+        if at % READ_AT_ONCE == READ_AT_ONCE - 1:
+            await asyncio.sleep(0)
+        if len(pending) == AT_ONCE:
+            await settle(AT_ONCE // 2)  # the writer has the other half meanwhile
+    await settle(len(pending))
     return wire.Batch(items=items)
 
 
@@ -189,7 +197,16 @@ async def why_never(served: PartitionService, job_ids: list[str]) -> dict[str, s
     """Return, by job id, why jobs can never run as the cluster is now, or that there is no node yet."""
     state = served.partition
     # Mostly the writer is not needed, because counts of nodes are cached with the shapes of tasks.
-    jobs = [job for job in map(state.jobs.get, job_ids) if job is not None and may_never_run(state, job)]
+    jobs: list[Job] = []
+    running: set[bytes] = set()
+    """Specifications of jobs that can run."""
+    for job in map(state.jobs.get, job_ids):
+        if job is None or job.packed in running:
+            continue
+        if may_never_run(state, job):
+            jobs.append(job)
+        else:
+            running.add(job.packed)
 
     def look(state: Partition) -> dict[str, str]:
         reasons = [(job.id, never_runs(state, job)) for job in jobs]
