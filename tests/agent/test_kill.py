@@ -2,7 +2,8 @@
 
 Each task takes a lock that only one process at a time can have, and notes its attempt and its end. None may run twice
 at once, no attempt may be started twice, and none may be lost in silence: the job ends when every task has succeeded,
-and each of them has. No spawner and no agent may end by a fault of its own.
+and each of them has. The output of a task that succeeded is complete,
+and has nothing of another task. No spawner and no agent may end by a fault of its own.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from time import monotonic
 import psutil
 import pytest
 
+from fairlead.agent.task_logs import SharedOutput, read_log
 from fairlead.core.model import Job
+from fairlead.wire.agent_messages import LogRequest
 from tests.agent.plant import SECONDS, Machine, Plant, machine
 
 TASK = """
+echo $FAIRLEAD_INDEX.$FAIRLEAD_ATTEMPT begins
 exec 9>{folder}/lock.$FAIRLEAD_INDEX
 flock -n 9 || {{ echo $FAIRLEAD_INDEX >>{folder}/twice; exit 9; }}
 echo $FAIRLEAD_INDEX.$FAIRLEAD_ATTEMPT >>{folder}/started
 sleep {seconds}
 echo $FAIRLEAD_INDEX >>{folder}/done
+echo $FAIRLEAD_INDEX.$FAIRLEAD_ATTEMPT ends
 """
 VICTIMS = {
     "agent": ["agent"],
@@ -117,6 +122,8 @@ async def story(path: Path, victims: list[str], seed: int, tasks: int, strikes: 
         attempts += len(started)
         assert max(started.values()) == 1, started.most_common(3)
         assert {int(each) for each in (path / name / "done").read_text().split()} == set(range(many))
+        number = int(jobs[name == "quick"])
+        await check_output(path / "agent" / "logs", number, many, list(started))
     until = monotonic() + SECONDS
     while left_over(path):  # a spawner that was just being started gets no message to end, and ends by itself
         assert monotonic() < until, left_over(path)
@@ -126,6 +133,21 @@ async def story(path: Path, victims: list[str], seed: int, tasks: int, strikes: 
     print(f"seed {seed}: {strikes} kills, {hit} with spawners at work, {tasks} tasks, {attempts} attempts")
     assert hit > strikes // 2
     assert attempts > tasks or strikes < 10, "no kill has cost a task its attempt"
+
+
+async def check_output(logs: Path, number: int, tasks: int, attempts: list[str]) -> None:
+    """Check that each attempt has printed only its own text, and one attempt of each task all of it."""
+    shared = SharedOutput(str(logs))
+    whole: set[int] = set()
+    for name in attempts:
+        index, attempt = map(int, name.split("."))
+        request = LogRequest(0, number, "main", index, attempt)
+        printed = b"".join([part.data async for part in read_log(str(logs), request, lambda: True, shared)]).decode()
+        text = f"{name} begins\n{name} ends\n"
+        assert text.startswith(printed), (name, printed)
+        if printed == text:
+            whole.add(index)
+    assert whole == set(range(tasks)), set(range(tasks)) - whole
 
 
 def lines(path: Path, name: str) -> int:

@@ -59,6 +59,7 @@ class Talk:
         self.unknown: list[str] = []
         self.steady = monotonic
         self.lists = ResultLists(Path("/nowhere"), lambda event, fields: None)
+        self.cores = 1
         self.outside = self.identity = self.epoch = self
         self.session = Session(cast(Joining, self), self.line)
 

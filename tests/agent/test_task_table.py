@@ -337,6 +337,13 @@ def test_how_long_to_wait_after_many_messages(at_work: int, waiting: bool, secon
     assert pace.wait(100.0 + seconds, at_work, waiting) == pytest.approx(0.0)
 
 
+def test_with_many_cores_messages_follow_each_other_faster() -> None:
+    pace = Pace(16)
+    for _ in range(10):
+        pace.sent(100.0)
+    assert [pace.wait(100.0, at_work, False) for at_work in (2, 64)] == pytest.approx([0.002, 0.0025])
+
+
 def test_a_few_messages_after_a_pause_are_sent_at_once() -> None:
     pace = Pace(2)
     waits = []

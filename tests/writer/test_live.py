@@ -246,6 +246,24 @@ def test_a_busy_writer_lets_messages_gather(journal: Gated) -> None:
     play(story())
 
 
+@pytest.mark.parametrize(
+    ("cores", "quick", "slow"), [(1, 0.010, 0.024), (2, 0.010, 0.024), (4, 0.010, 0.018), (16, 0.0025, 0.0135)]
+)
+def test_how_long_a_busy_writer_waits(journal: Gated, cores: int, quick: float, slow: float) -> None:
+    async def story() -> None:
+        async with started(journal) as live:
+            loop = LiveWriter(
+                live.loop.writer, Inbox(), live.dispatch, live.publish, live.thread, lambda: 0, lambda: 0.0, cores
+            )
+            for _ in range(BURST):
+                assert loop._pause(2, 0.0, 1.0) == 0.0
+            assert loop._pause(2, 0.0, 1.0) == pytest.approx(quick)
+            assert loop._pause(2, 0.012, 1.0) == pytest.approx(slow)
+            assert loop._pause(2, 1.0, 1.0) == pytest.approx(0.05)
+
+    play(story())
+
+
 def test_what_arrives_during_a_write_is_the_next_batch(journal: Gated) -> None:
     async def story() -> None:
         async with started(journal) as live:
