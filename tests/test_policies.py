@@ -99,8 +99,8 @@ def test_a_configuration_may_name_them(site: Path, tmp_path: Path) -> None:
     [
         (
             {"place": "emptiest"},
-            'place: "emptiest" is not one of pack, spread, bestfit, dotprod, gpu_packing, gpu_clustering, fgd, random, '
-            "roomiest (did you mean roomiest?); write one of them",
+            'place: "emptiest" is not one of pack, spread, bestfit, dotprod, gpu_packing, gpu_clustering, fgd, priced, '
+            "random, roomiest (did you mean roomiest?); write one of them",
         ),
         (
             {"queues": {"root": {"order": "lifo"}}},

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fairlead.core.policy import fragmentation
 from fairlead.core.policy.fragmentation import Task, Workload
 from fairlead.core.policy.placement import PLACEMENTS, WHOLE, Fleet, Node, Placement, draw
+from fairlead.core.policy.pricing import Usual, prices_of, waste_of
 
 HALF = Task((1000, 0), 1, 500)
 WHOLE_ONE = Task((1000, 0), 1, WHOLE)
@@ -23,7 +24,9 @@ def node(cpu: int, *used: int, of: int = 64, memory: int = 100) -> Node:
 
 
 def fleet(*shapes: tuple[Task, int], elsewhere: int = 0) -> Fleet:
-    return Fleet(64_000, 4, Workload(shapes, elsewhere))
+    usual = [Usual(task, weight, frozenset({0})) for task, weight in shapes]
+    (prices,) = prices_of(usual, [{((64_000, 100), 2): 10}], waste_of(shapes))
+    return Fleet(64_000, 4, Workload(shapes, elsewhere), prices)
 
 
 def best(placement: Placement, nodes: Mapping[str, Node], task: Task, around: Fleet) -> str:
@@ -45,6 +48,7 @@ class Row(NamedTuple):
 
 
 USES_ONE = ((Task((1000, 0), 1, WHOLE), 1),)
+SEVENS_AND_THREES = ((Task((1000, 0), 1, 700), 2), (Task((1000, 0), 1, 300), 1))
 HUNGRY = ((Task((8000, 0), 1, WHOLE), 1),)
 CORES = {"few": node(10), "many": node(60), "some": node(30)}
 
@@ -193,8 +197,54 @@ ROWS = [
         (*USES_ONE, (CPU_ONLY, 99)),
     ),
     Row("fgd", "of devices with equal losses the tightest", HALF, {"only": node(9, 0, 500, 500, 700)}, "only", (1,)),
-    Row("fgd", "equal losses as by bestfit", CPU_ONLY, CORES, "few", (), USES_ONE),
-    Row("fgd", "without usual work as by bestfit", HALF, {"a": node(9, 0, 0), "b": node(9, 0)}, "b", (0,)),
+    Row("fgd", "of equal losses the first", CPU_ONLY, CORES, "few", (), USES_ONE),
+    Row("fgd", "without usual work the first", HALF, {"a": node(9, 0, 0), "b": node(9, 0)}, "a", (0,)),
+    Row(
+        "priced",
+        "a part that a larger request fits is left for it: the example of docs/packing.md",
+        Task((1000, 0), 1, 300),
+        {"hole": node(60, 300), "whole": node(60, 0)},
+        "whole",
+        (0,),
+        SEVENS_AND_THREES,
+    ),
+    Row(
+        "priced",
+        "a device is split rather than left with a useless rest",
+        Task((1000, 0), 1, 300),
+        {"only": node(60, 300, 0)},
+        "only",
+        (1,),
+        SEVENS_AND_THREES,
+    ),
+    Row(
+        "priced",
+        "GPUs that lack CPUs are used first",
+        WHOLE_ONE,
+        {"good": node(60, 0, 0), "starved": node(9, 0, 0)},
+        "starved",
+        (0,),
+        HUNGRY,
+    ),
+    Row(
+        "priced",
+        "work that would leave idle GPUs without CPUs goes elsewhere",
+        CPU_ONLY,
+        {"starving": node(12, 0, 0), "rich": node(60, 0, 0)},
+        "rich",
+        (),
+        HUNGRY,
+    ),
+    Row(
+        "priced",
+        "several free GPUs on one node are left for tasks that need them",
+        WHOLE_ONE,
+        {"pair": node(60, 0, 0), "one": node(60, 1000, 0)},
+        "one",
+        (1,),
+        ((WHOLE_ONE, 1), (Task((1000, 0), 2, WHOLE), 1)),
+    ),
+    Row("priced", "of equal losses the first", WHOLE_ONE, {"one": node(60, 0, 0), "two": node(60, 0)}, "one", (0,)),
     Row("random", "all are equal", HALF, {"a": node(9, 0), "b": node(64, 500)}, "a", (0,)),
 ]
 
@@ -308,7 +358,7 @@ def cases(draw_from: st.DrawFn) -> Case:
     used += (0 if task.milli == WHOLE else draw_from(st.sampled_from([0, WHOLE - task.milli])),) * task.devices
     free = tuple(asked + more for asked, more in zip(task.amounts, spare, strict=True))
     capacity = tuple(have + taken for have, taken in zip(free, draw_from(amounts), strict=True))
-    around = Fleet(draw_from(st.integers(0, 12)), len(used), Workload(draw_from(workloads)))
+    around = fleet(*draw_from(workloads))._replace(cpu=draw_from(st.integers(0, 12)), devices=len(used))
     return Case(draw_from(st.sampled_from(sorted(PLACEMENTS))), Node(capacity, free, used), task, around)
 
 
@@ -322,7 +372,7 @@ def test_the_devices_fit(case: Case) -> None:
 
 @given(cases())
 def test_a_part_goes_to_a_split_device_if_one_fits(case: Case) -> None:
-    if case.place == "fgd" or not 0 < case.task.milli < WHOLE:
+    if case.place in ("fgd", "priced") or not 0 < case.task.milli < WHOLE:
         return
     (device,) = PLACEMENTS[case.place].devices(case.node, case.task, case.fleet)
     split = [used for used in case.node.device_use if 0 < used <= WHOLE - case.task.milli]
@@ -351,5 +401,5 @@ def test_what_was_asked_before_does_not_matter(case: Case, earlier: Case) -> Non
 
 
 @given(cases())
-def test_fgd_never_gains_by_placing(case: Case) -> None:
-    assert min(PLACEMENTS["fgd"].score(case.node, case.task, case.fleet)) >= 0
+def test_fgd_distinguishes_a_hundred_losses(case: Case) -> None:
+    assert -50 < min(PLACEMENTS["fgd"].score(case.node, case.task, case.fleet)) <= 50

@@ -111,6 +111,7 @@ def test_fgd_does_not_weigh_what_is_forgotten() -> None:
     for shape in (here, gone):
         shape.stages = 1
         index.add(shape)
+    index.learn([(here.key, 1)])
     index.put_all_back()
     index.forget(gone)
     index.refresh()

@@ -35,8 +35,8 @@ def test_a_task_goes_to_the_cheapest_pool_with_room(place: str) -> None:
     w.cycle()
     assert nodes_of(w, job) == ["c"]
     w.advance(1)
-    why = "chosen by the cost of pools and placement `{}` from the 2 nodes that can run it"
-    assert why.format(place) in w.why(job).sentence
+    why = "chosen by the cost of pools and placement `{}` from the 2 nodes that can run such a task"
+    assert why.format("pack" if place == "priced" else place) in w.why(job).sentence
 
 
 @pytest.mark.parametrize("place", placement_names())

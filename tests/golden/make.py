@@ -68,6 +68,7 @@ PARTITION = "golden"
 
 FIRST = {
     "unit": "slots",
+    "place": "pack",
     "seed": 3,
     "max_batch": 7,
     "lease": "90s",
@@ -111,6 +112,7 @@ FIRST = {
     },
 }
 SECOND_CONFIG: dict[str, Any] = {
+    "place": "pack",
     "held_nodes_percent": 0,
     "share_memory": "90min",
     "queues": {"root": {"ml": {"share": 50, "order": "fifo"}, "ci": {"share": 50}}},

@@ -148,7 +148,7 @@ def _pack(trace: Any, options: SimulationOptions, interrupted: Callable[[], bool
     from fairlead.sim.text import PACKING_ROWS
 
     assert options.packing is not None
-    packing = Packing(options.packing, options.shuffles or 10, 1 if options.seed is None else options.seed)
+    packing = Packing(options.packing, options.shuffles or 10, 42 if options.seed is None else options.seed)
     with Bar() as bar:
 
         def watch(placement: str, done: int) -> bool:

@@ -19,6 +19,7 @@ from fairlead.core.intake import intake
 from fairlead.core.last_runs import learn
 from fairlead.core.match.advance_chains import advance_chains, chain
 from fairlead.core.match.match import match
+from fairlead.core.mix import learn_mix
 from fairlead.core.model import Micros
 from fairlead.core.past_use import move_landmark
 from fairlead.core.plan import Note, Plan
@@ -82,6 +83,7 @@ def run(partition: Partition, commands: Sequence[Command], now: Micros, watch: W
         watch("intake")
         if not partition.removed:
             learn(plan)
+            learn_mix(plan)
             expiry(plan)
             release_obsolete(plan)
             advance_chains(plan)

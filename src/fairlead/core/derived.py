@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from fairlead.core.ahead.expected_ends import Forecast
 from fairlead.core.entitlement import Entitlements
 from fairlead.core.index.pack import FitIndex
-from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.model import Allocation, Micros, RunsKey
 from fairlead.core.node_table import NodeTable
+from fairlead.core.policy.placement import PACK
 from fairlead.core.requestors import Requestors
 from fairlead.core.shape import Shape, ShapeKey
 
@@ -45,6 +45,7 @@ class Derived:
         "forgetting",
         "holds_version",
         "index",
+        "indexed",
         "key_of",
         "old_runs",
         "openings",
@@ -99,8 +100,10 @@ class Derived:
         self.key_of: dict[str, tuple[str, str]] = {}
         """Job → the idempotency key of its submission."""
         # -- of allocations and nodes
-        self.index: FitIndex | ScoreIndex = FitIndex(nodes)
+        self.index: FitIndex = FitIndex(nodes)
         """The index of nodes for the placement policy in the settings."""
+        self.indexed = (PACK, 0)
+        """The placement and the seed for which the index was made."""
         self.timers: list[tuple[Micros, int]] = []
         """A heap of deadlines of allocations, for acknowledgement, time limit or stop, with their numbers."""
         self.overdue: dict[int, Allocation] = {}

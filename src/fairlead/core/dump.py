@@ -33,6 +33,7 @@ from fairlead.core.model import (
     Manager,
     Meant,
     Members,
+    Mix,
     NodeOrder,
     OrderCause,
     Pairs,
@@ -194,6 +195,7 @@ class _Document(msgspec.Struct, frozen=True, array_like=True):
     closures: tuple[tuple[Pairs, Closure], ...] = ()
     era: int = 0
     skipped: tuple[int, ...] = ()
+    mix: Mix = Mix()
 
 
 class NotADump(Exception):
@@ -280,6 +282,7 @@ def dump(partition: Partition) -> bytes:
             tuple(sorted(partition.closures.items(), key=itemgetter(0))),
             partition.era,
             partition.skipped.flat(),
+            partition.mix,
         )
     )
 
@@ -361,6 +364,7 @@ def _load(document: _Document) -> Partition:
     _load_jobs(partition, document)
     for strange_key, floor, tasks in document.strange:
         partition.strange[strange_key] = Strange(floor, dict(tasks))
+    partition.set_mix(document.mix)
     for runs_key, runs in document.runs:
         partition.note_runs(runs_key, runs)
     earmarks: list[Hold | Promise] = [*document.holds, *document.promises]

@@ -30,7 +30,7 @@ from fairlead.core.policy.fit import may_be_held
 from fairlead.core.ranges import Ranges, count, indices
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE, Shape
-from fairlead.core.state import MAX_RUNS, Partition, is_short
+from fairlead.core.state import MAX_MIX, MAX_RUNS, MIX_WEIGHT, Partition, is_short
 
 
 class InvariantBroken(AssertionError):
@@ -407,6 +407,15 @@ def _check_runs(partition: Partition) -> None:
         _need(runs.last >= 0 and (runs.before is None or runs.before >= 0), f"run times of {key} are shorter than 0")
 
 
+def _check_mix(partition: Partition) -> None:
+    requests = partition.mix.requests
+    _need(len(requests) <= MAX_MIX, f"the mix has {len(requests)} requests")
+    _need(sum(tasks for _, tasks in requests) <= 2 * MIX_WEIGHT, "the mix weighs too much")
+    _need(all(tasks > 0 for _, tasks in requests), "a request of the mix has no weight")
+    _need([key for key, _ in requests] == sorted({key for key, _ in requests}), "the mix is not sorted")
+    _need(partition.mix.upto <= partition.counters.job, "the mix includes jobs that were not submitted yet")
+
+
 def _check_strange(partition: Partition) -> None:
     """Check that no job or task can get a job or attempt number of tasks that this journal never started."""
     skipped = partition.skipped.flat()
@@ -564,6 +573,7 @@ EVERYTHING = (
     _check_queues,
     _check_past,
     _check_runs,
+    _check_mix,
     _check_strange,
     _check_lanes,
     _check_shapes,

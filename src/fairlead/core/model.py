@@ -609,6 +609,15 @@ class Runs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     before: Micros | None = None
 
 
+class Mix(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What jobs usually ask for."""
+
+    requests: tuple[tuple[ShapeKey, int], ...] = ()
+    """Shapes without preferences, sorted, and the weight of each: 100 for a task, less for old ones."""
+    upto: int = 0
+    """Jobs below this number are included."""
+
+
 class Account(msgspec.Struct, eq=False):
     """Use and limits of a queue, or of a user or group in a queue."""
 

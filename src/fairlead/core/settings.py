@@ -29,7 +29,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, array_like=True):
     """The settings. Durations are in microseconds, percentages in whole percent. docs/settings.md explains each."""
 
     unit: Unit = "dominant"
-    place: str = "pack"
+    place: str = "priced"
     seed: int = 0
     max_batch: int = 100
     batch_window: Micros = 50_000

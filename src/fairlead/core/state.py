@@ -32,6 +32,7 @@ from fairlead.core.model import (
     Limits,
     Manager,
     Micros,
+    Mix,
     NodeOrder,
     Pairs,
     Place,
@@ -47,11 +48,11 @@ from fairlead.core.model import (
 )
 from fairlead.core.node_table import NodeTable
 from fairlead.core.policy.decay import TASKS, booked_use, past_use, total_weight
-from fairlead.core.policy.placement import PACK
+from fairlead.core.policy.placement import PACK, PLACEMENTS
 from fairlead.core.ranges import Ranges, count, indices
 from fairlead.core.readiness import Readiness
 from fairlead.core.requestors import Requestors
-from fairlead.core.resources import BUILT_IN, SECOND, Vector
+from fairlead.core.resources import BUILT_IN, GPU, SECOND, Vector
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.shape import Shape, ShapeKey
 
@@ -62,6 +63,11 @@ CHAIN_RECALL_FACTOR = 10
 
 MAX_RUNS = 10_000
 """The number of users and names whose last run times are kept; the oldest are dropped first."""
+
+MIX_WEIGHT = 640_000
+"""The mix has at most twice this weight."""
+MAX_MIX = 1_000
+"""The number of different requests that the mix has at most; the rarest are dropped."""
 
 STOP_MARGIN: Micros = 30 * SECOND
 """The time after `preempt_grace` for the kill and its report. A stop that takes longer is overdue."""
@@ -136,6 +142,8 @@ class Partition:
         self.managers: dict[str, Manager] = {}
         self.runs: dict[RunsKey, Runs] = {}
         """With learned estimates, the last runs of users and names."""
+        self.mix = Mix()
+        """What jobs usually ask for, if nodes have GPUs."""
         self.strange: dict[tuple[int, str], Strange] = {}
         """(Job number, stage) → tasks that run although this journal never started them."""
         self.keys: dict[tuple[str, str], KeptKey] = {}
@@ -152,14 +160,10 @@ class Partition:
             lane.memory = LaneMemory()
 
     def set_settings(self, settings: PartitionSettings) -> None:
-        if (settings.place, settings.seed) != (self.settings.place, self.settings.seed):
-            pack = settings.place == PACK
-            self.derived.index = FitIndex(self.nodes) if pack else ScoreIndex(self.nodes, settings.place, settings.seed)
-            for shape in self.derived.shapes.values():
-                self.derived.index.add(shape)
         if settings.requestors != self.settings.requestors:
             self.derived.requestors = Requestors(settings.requestors)
         self.settings = settings
+        self.use_index()
         self.derived.queue_version += 1  # `facts` caches which checks apply to which jobs
         self.derived.forecast = (
             Forecast(self.allocations.values(), self.now, settings.learns) if settings.backfills else None
@@ -167,6 +171,26 @@ class Partition:
         self.memory.unheld_starving = True
         self.retime()
         self.wake_all_lanes()
+
+    def use_index(self) -> None:
+        """Use the index of nodes for the placement in the settings. Prices are for nodes with GPUs, so that without any
+        the index is that of `pack`."""
+        place, seed = self.settings.place, self.settings.seed
+        if self.derived.indexed == (place, seed):
+            return
+        if place in PLACEMENTS and PLACEMENTS[place].prices and not self.nodes.offered.get(GPU):
+            place, seed = PACK, 0
+        if self.derived.indexed != (place, seed):
+            self.derived.indexed = (place, seed)
+            self.derived.index = FitIndex(self.nodes) if place == PACK else ScoreIndex(self.nodes, place, seed)
+            for shape in self.derived.shapes.values():
+                self.derived.index.add(shape)
+            self.set_mix(self.mix)
+
+    def set_mix(self, mix: Mix) -> None:
+        self.mix = mix
+        if isinstance(self.derived.index, ScoreIndex):
+            self.derived.index.learn(mix.requests)
 
     def set_pools(self, pools: dict[str, Pool]) -> None:
         self.pools = pools

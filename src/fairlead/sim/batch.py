@@ -69,7 +69,8 @@ class Packing(msgspec.Struct, frozen=True):
     """Jobs arrive until they have asked for this percentage of all GPUs."""
     shuffles: int = 10
     """The number of random orders of the jobs."""
-    seed: int = 1
+    seed: int = 42
+    """The seed of the first order. The published figures have the seeds 42 to 51."""
 
 
 PackWatch = Callable[[str, int], bool]

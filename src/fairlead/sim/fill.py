@@ -1,26 +1,31 @@
 """Packing: measures what part of all GPUs a placement allocates before jobs no longer fit.
 
-Jobs of the trace arrive in random order until they have asked for a given percentage of all GPUs; if the trace is too
-short, random jobs arrive again. No job ends, so a job that does not fit has failed. Nodes join in random order, so that
-ties between equal nodes favour none of them.
+The protocol is that of the paper that introduced `fgd` (USENIX ATC 2023), with its random orders: jobs of the trace
+arrive until they have asked for a given percentage of all GPUs; if the trace is too short, random jobs arrive again. No
+job ends, so a job that does not fit has failed. The placement knows the mix of jobs from the start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from random import Random
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 
+from fairlead.core.changes import MixLearnt
 from fairlead.core.config import parse_partition
 from fairlead.core.errors import Refused
+from fairlead.core.mix import WEIGHT
+from fairlead.core.model import Mix
+from fairlead.core.plan import Plan
 from fairlead.core.policy.fragmentation import Task, Workload
 from fairlead.core.policy.placement import placement_names
 from fairlead.core.reader import suggestion
 from fairlead.core.resources import CPU, GPU, MILLI, SECOND
-from fairlead.core.shape import Shape
+from fairlead.core.shape import Shape, ShapeKey
 from fairlead.core.state import Partition
+from fairlead.sim.go_random import GoRandom
 from fairlead.sim.policy_files import ONE_QUEUE, Policy
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, LeftOut, Trace
@@ -49,14 +54,21 @@ def check_placement(name: str) -> None:
         raise Refused("place", f"there is no placement {name}{suggestion(name, names)}; write {', '.join(names)}")
 
 
-def pack(trace: Trace, place: str, percent: int, seed: int, stop: Callable[[], bool] = lambda: False) -> Packed | None:
-    """Run one shuffle. Returns None if it was stopped."""
+def pack(
+    trace: Trace, place: str, percent: int, seed: int, stop: Callable[[], bool] = lambda: False, known: bool = True
+) -> Packed | None:
+    """Run one shuffle. Returns None if it was stopped.
+
+    With `known`, the placement knows the mix of all jobs from the start; otherwise it learns it from what arrives.
+    """
     check_placement(place)
     if not trace.amount(GPU):
         raise Refused("packing", "the nodes have no GPUs to fill; name nodes that have some")
-    shuffled = _shuffled(trace, percent, Random(seed))
+    shuffled = _shuffled(trace, percent, seed)
     policy = Policy(place, parse_partition({**ONE_QUEUE, "place": place, "seed": seed}, place))
     simulation = Simulation(shuffled, policy)
+    if known:
+        _learn(simulation.writer.partition, trace.arrivals)
     if not simulation.run(until=shuffled.arrivals[-1].at, stop=lambda _: stop()):
         return None
     partition = simulation.writer.partition
@@ -91,28 +103,52 @@ def summary(trace: Trace, place: str, percent: int, packed: Sequence[Packed]) ->
     }
 
 
-def _shuffled(trace: Trace, percent: int, rng: Random) -> Trace:
-    nodes = list(trace.nodes)
-    rng.shuffle(nodes)
-    wanted = trace.amount(GPU) * percent // 100
-    arrivals: list[Arrival] = []
-    asked = 0
-    for arrival in _endless(trace.arrivals, rng):
-        if asked >= wanted:
+def _shuffled(trace: Trace, percent: int, seed: int) -> Trace:
+    """Return the trace in the order of a seed, as the simulator of the published figures orders it.
+
+    The jobs are shuffled. If they ask for too much, random ones are left out; if for too little, random ones are added.
+    Then the nodes are shuffled, because ties go to the first one.
+    """
+    if not any(map(_gpu_of, trace.arrivals)):
+        raise Refused("packing", "no job asks for GPUs; name a trace with some that do")
+    rng = GoRandom(seed)
+    rng.int63()
+    jobs = sorted(trace.arrivals, key=lambda arrival: arrival.job)
+    rng.shuffle(jobs)
+    arriving = list(jobs)
+    left = trace.amount(GPU) * percent // 100 - sum(map(_gpu_of, jobs))
+    while left < 0:
+        left += _gpu_of(arriving.pop(rng.intn(len(arriving))))
+    while left:
+        more = jobs[rng.intn(len(jobs))]
+        if _gpu_of(more) > left:
             break
-        number = len(arrivals)
-        arrivals.append(Arrival(number // BATCH * SECOND, str(number), arrival.spec, (FOR_EVER,)))
-        asked += sum(dict(stage.resources).get(GPU, 0) * stage.count for stage in arrival.spec.stages)
+        left -= _gpu_of(more)
+        arriving.append(more)
+    arrivals = [
+        Arrival(number // BATCH * SECOND, str(number), arrival.spec, (FOR_EVER,))
+        for number, arrival in enumerate(arriving)
+    ]
+    names = sorted(trace.nodes, key=itemgetter(0))
+    places = rng.permutation(len(names))
+    nodes = [node for _, node in sorted(zip(places, names, strict=True), key=itemgetter(0))]
     return Trace(trace.name, arrivals, nodes, LeftOut())
 
 
-def _endless(arrivals: Sequence[Arrival], rng: Random) -> Iterator[Arrival]:
-    """Yield all arrivals in random order, then random ones without end."""
-    yield from rng.sample(arrivals, len(arrivals))
-    if not any(dict(stage.resources).get(GPU) for arrival in arrivals for stage in arrival.spec.stages):
-        raise Refused("packing", "no job asks for GPUs; name a trace with some that do")
-    while True:
-        yield rng.choice(arrivals)
+def _gpu_of(arrival: Arrival) -> int:
+    return sum([dict(stage.resources).get(GPU, 0) * stage.count for stage in arrival.spec.stages])
+
+
+def _learn(partition: Partition, usual: Sequence[Arrival]) -> None:
+    """Let a partition know the mix of all jobs of a trace."""
+    weights: dict[ShapeKey, int] = {}
+    for arrival in usual:
+        for stage in arrival.spec.stages:
+            key = stage.shape_key("", "")
+            weights[key] = weights.get(key, 0) + WEIGHT * stage.count
+    plan = Plan(partition, partition.now)
+    plan.do(MixLearnt(Mix(tuple(sorted(weights.items())), partition.counters.job)))
+    plan.seal()
 
 
 def fragmented(partition: Partition, usual: Sequence[Arrival]) -> float:

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 
 from fairlead.core.admission import is_unpreemptible
 from fairlead.core.entitlement import has_shares
+from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.model import Allocation, Job, Micros, Stage
 from fairlead.core.outcomes import claimant_of, live_of
+from fairlead.core.policy.placement import PACK, PLACEMENTS
+from fairlead.core.policy.pricing import Good
 from fairlead.core.preempt.loans import is_on
 from fairlead.core.ranges import count
 from fairlead.core.resources import format_moment
@@ -23,6 +26,14 @@ NAMED = 5
 """The greatest number of nodes, and of different ends of earlier attempts, that are named."""
 LOOKED_AT = 1_000
 """The greatest number of tasks that are searched for the ends of earlier attempts."""
+
+
+GOOD: dict[Good, str] = {
+    "full": "no GPU stays idle",
+    "parts": "no part of a GPU is left that nothing asks for",
+    "others": "enough of all other resources is left for the idle GPUs",
+    "least": "the fewest GPUs are expected to be lost",
+}
 
 
 class Cause(Reason, frozen=True):
@@ -67,6 +78,8 @@ class RunsOn(OnNodes, frozen=True):
     """The label by which nodes close to each other were chosen."""
     by_cost: bool = False
     """True if the cost of pools had an influence, because the suitable nodes have different costs."""
+    good: Good | None = None
+    """What is good about the nodes, if the placement reckons with lost GPUs."""
 
     def __str__(self) -> str:
         return f"{of_stage(self.stage)}{self._counted} {self._verb('runs', 'run')} on {self.where}, {self.why}"
@@ -81,6 +94,7 @@ class RunsOn(OnNodes, frozen=True):
         else:
             by = f"{'the cost of pools and ' * self.by_cost}placement `{self.place}`"
             chosen = f"chosen by {by} from the {self.suitable}{of} nodes that can run {tasks}"
+            chosen += f", where {GOOD[self.good]}" if self.good else ""
         chosen += f", close together by label {self.near}" if self.near else ""
         return chosen + (", after nodes were held for it" if self.held else "")
 
@@ -210,7 +224,16 @@ def _runs_on(partition: Partition, stage: Stage, tasks: int, names: tuple[str, .
     nodes, shape = partition.nodes, stage.shape
     suitable = [row for row in nodes.rows.values() if could_take(partition, row, shape)]
     place, by_cost = partition.settings.place, len({nodes.cost_of(nodes.pool[row]) for row in suitable}) > 1
-    return RunsOn(stage.name, tasks, names, of, place, len(suitable), len(nodes.rows), held, shape.key.near, by_cost)
+    prices = place in PLACEMENTS and PLACEMENTS[place].prices
+    if prices and not any(nodes.gpus[nodes.rows[nodes.joins[name]]] for name in names):
+        place = PACK
+    index, good = partition.derived.index, None
+    if prices and shape.devices and isinstance(index, ScoreIndex):
+        found = [index.good_about(allocation.node, shape, allocation.devices) for allocation in live_of(stage)[:NAMED]]
+        good = found[0] if len(set(found)) == 1 else "least"
+    return RunsOn(
+        stage.name, tasks, names, of, place, len(suitable), len(nodes.rows), held, shape.key.near, by_cost, good
+    )
 
 
 def _last_attempts(partition: Partition, stage: Stage) -> Iterator[LastAttempt]:

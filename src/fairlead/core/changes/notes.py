@@ -1,4 +1,4 @@
-"""Changes of small records: idempotency keys, managers, past run times and use, planned starts, unknown tasks."""
+"""Changes of small records: keys of submissions, managers, run times, the mix, past use, plans, unknown tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from fairlead.core.changes.change import Change, Line, Names
-from fairlead.core.model import KeptKey, Manager, Micros, Runs, RunsKey, Stage, Strange
+from fairlead.core.model import KeptKey, Manager, Micros, Mix, Runs, RunsKey, Stage, Strange
 from fairlead.core.policy.decay import after_shift
 from fairlead.core.ranges import Ranges, count
 from fairlead.core.resources import Vector
@@ -221,3 +221,17 @@ class LandmarkMoved(Change[LandmarkMovedUndo], frozen=True, tag="landmark moved"
             queue = partition.queues[path]
             account = partition.account_of(queue, user) if user else queue.account
             account.booked = booked
+
+
+class MixLearnt(Change[Mix], frozen=True, tag="mix learnt"):
+    """Records what jobs usually ask for."""
+
+    mix: Mix
+
+    def apply(self, partition: Partition) -> Mix:
+        before = partition.mix
+        partition.set_mix(self.mix)
+        return before
+
+    def undo(self, partition: Partition, before: Mix) -> None:
+        partition.set_mix(before)

@@ -29,6 +29,9 @@ class NodeKind:
     def __init__(self, key: KindKey) -> None:
         self.key = key
 
+    def forget(self, shape: Shape) -> None:
+        """Drop what is remembered about a shape."""
+
 
 class Choice(NamedTuple):
     """A node for some tasks of a turn: the number of the tasks, and the devices of each task in turn."""
@@ -60,7 +63,6 @@ class NodeIndex(Generic[K]):
         self._pushes = 0
         self._stale = True
 
-    _kind: type[K]
     _spares_gpus = True
     """True if tasks without GPUs go to nodes without GPUs if they can."""
 
@@ -139,6 +141,9 @@ class NodeIndex(Generic[K]):
 
     # -- inside
 
+    def _kind(self, key: KindKey) -> K:
+        raise NotImplementedError
+
     def _is_outgrown(self) -> bool:
         """True if a node has a resource that the index was not built for."""
         return False
@@ -154,7 +159,7 @@ class NodeIndex(Generic[K]):
         if ranked is None:
             by_rank: dict[tuple[int, ...], list[K]] = {}
             for key, kind in self._kinds.items():
-                if self._accepts(shape, key, near):
+                if (key.gpus or not shape.devices) and self._accepts(shape, key, near):
                     by_rank.setdefault(self._rank(shape, key), []).append(kind)
             ranked = self._accepted[shape, near] = [by_rank[rank] for rank in sorted(by_rank)]
         return ranked
@@ -179,7 +184,16 @@ class NodeIndex(Generic[K]):
         if row is None or not nodes.placeable(row) or node_id in nodes.held:
             self._leave(node_id)
             return
-        key = KindKey(
+        key = self._key_of(row)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = self._kind(key)
+            self._accepted.clear()
+        self._place(node_id, row, kind)
+
+    def _key_of(self, row: int) -> KindKey:
+        nodes = self.nodes
+        return KindKey(
             nodes.manager[row],
             nodes.pool[row],
             nodes.taints[row],
@@ -187,11 +201,6 @@ class NodeIndex(Generic[K]):
             tuple([nodes.labels[row].get(label) for label in self._labels]),
             nodes.gpus[row] > 0,
         )
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kinds[key] = self._kind(key)
-            self._accepted.clear()
-        self._place(node_id, row, kind)
 
     def _move(self, node_id: int) -> None:
         """Move a node after its use changed. Its kind is the same as before."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from typing import Any
 
 from fairlead.core.index.kinds import Choice, KindKey, NodeIndex, NodeKind
 from fairlead.core.node_table import NodeTable
@@ -60,6 +61,9 @@ class Buckets(NodeKind):
             self.masks[shape] = (mask & below) | ((mask & ~below) << 1) | (fits << at)
         return at
 
+    def forget(self, shape: Shape) -> None:
+        self.masks.pop(shape, None)
+
     def mask_of(self, shape: Shape, index: FitIndex) -> int:
         mask = 0
         for at, bucket in enumerate(self.buckets):
@@ -68,8 +72,8 @@ class Buckets(NodeKind):
         return mask
 
 
-class FitIndex(NodeIndex[Buckets]):
-    _kind = Buckets
+class FitIndex(NodeIndex[Any]):
+    """An index with `Buckets` as kinds. A subclass may have other kinds beside them."""
 
     def __init__(self, nodes: NodeTable) -> None:
         super().__init__(nodes)
@@ -82,7 +86,7 @@ class FitIndex(NodeIndex[Buckets]):
         """Thresholds of parts of a GPU."""
 
     def add(self, shape: Shape) -> None:
-        self._stale |= not self._thresholds.issuperset(_thresholds(shape))
+        self._stale |= not self._knows(shape)
         self._shapes[shape] = () if self._stale else self._need(shape)
 
     def forget(self, shape: Shape) -> None:
@@ -90,23 +94,17 @@ class FitIndex(NodeIndex[Buckets]):
         del self._shapes[shape]
         self._accepted.clear()
         for kind in self._kinds.values():
-            kind.masks.pop(shape, None)
+            kind.forget(shape)
 
     def choose(self, shape: Shape, most: int, number: int, near: str | None = None) -> list[Choice]:
         chosen: list[Choice] = []
-        per_node = 1 if shape.key.apart else most
-        while most:
-            first = self._first(shape, near)
-            if first is None:
-                break
-            (_, node_id), heap = first
-            tasks, devices = self.fitting_on(node_id, shape, min(most, per_node))
-            chosen.append(Choice(node_id, tasks, devices))
-            most -= tasks
-            if not most or len(self._at) == 1:
-                break  # the search ends here, so this node may stay in its heap
-            heappop(heap)
-            self._out[node_id] = None
+        for kinds in self._accepted.get((shape, near)) or self._kinds_for(shape, near):
+            more = self._choose_among(kinds, shape, most, number)
+            if more:
+                chosen += more
+                most -= more[0].tasks if len(more) == 1 else sum([choice.tasks for choice in more])
+                if not most:
+                    break
         return chosen
 
     def fitting_on(self, node_id: int, shape: Shape, most: int) -> tuple[int, tuple[int, ...]]:
@@ -147,6 +145,31 @@ class FitIndex(NodeIndex[Buckets]):
 
     # -- inside
 
+    def _kind(self, key: KindKey) -> NodeKind:
+        return Buckets(key)
+
+    def _knows(self, shape: Shape) -> bool:
+        """True if the index has all thresholds and labels of a shape."""
+        return self._thresholds.issuperset(_thresholds(shape))
+
+    def _choose_among(self, kinds: list[Any], shape: Shape, most: int, number: int) -> list[Choice]:
+        """Choose nodes of some kinds for up to `most` tasks."""
+        chosen: list[Choice] = []
+        per_node = 1 if shape.key.apart else most
+        while most:
+            first = self._fullest(shape, kinds)
+            if first is None:
+                break
+            (_, node_id), heap = first
+            tasks, devices = self.fitting_on(node_id, shape, min(most, per_node))
+            chosen.append(Choice(node_id, tasks, devices))
+            most -= tasks
+            if not most or len(self._at) == 1:
+                break  # the search ends here, so this node may stay in its heap
+            heappop(heap)
+            self._out[node_id] = None
+        return chosen
+
     def _is_outgrown(self) -> bool:
         # A new resource needs one more column.
         capacity = self.nodes.capacity
@@ -160,7 +183,7 @@ class FitIndex(NodeIndex[Buckets]):
                 return first
         return None
 
-    def _fullest(self, shape: Shape, kinds: list[Buckets]) -> tuple[Entry, list[Entry]] | None:
+    def _fullest(self, shape: Shape, kinds: list[Any]) -> tuple[Entry, list[Entry]] | None:
         best: Entry | None = None
         heap: list[Entry] = []
         places = self._at

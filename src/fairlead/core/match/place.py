@@ -14,7 +14,6 @@ from fairlead.core.changes import Began, Part, Placed, Released, Trimmed
 from fairlead.core.holds.earmarks import choose_held, choose_lent, choose_yielded
 from fairlead.core.holds.release import is_for_many
 from fairlead.core.index.kinds import Choice, NodeIndex
-from fairlead.core.index.pack import FitIndex
 from fairlead.core.index.scored import ScoreIndex
 from fairlead.core.lanes import Lane, lane_key
 from fairlead.core.last_runs import expected_run
@@ -66,7 +65,7 @@ class Starter:
         index = plan.partition.derived.index
         # Ordered nodes are yielded by the use of queues, which counts only booked starts.
         batches = batches and not any(promise.ordered for promise in plan.partition.promises.values())
-        self._singles = Singles(plan, index) if batches and isinstance(index, FitIndex) else None
+        self._singles = Singles(plan, index) if batches else None
         self.full: dict[Shape, Reason] = {}
         """Shape → the reason why no further task of it fits in this cycle."""
         self.released = False

@@ -9,22 +9,27 @@ millionths, rounded down. The default, `pack`, is not in this file: it is built 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import accumulate
-from operator import itemgetter, sub
+from math import log
+from operator import sub
 from typing import NamedTuple
 
 from fairlead.core.policy.fit import WHOLE, choose_devices
 from fairlead.core.policy.fragmentation import Task, Workload
+from fairlead.core.policy.pricing import Prices
 from fairlead.core.policy.registry import Registry
 
 Key = tuple[int, ...]
 
 MILLION = 1_000_000
-STEP = 40
-"""Milli-GPU. `fgd` rounds losses down to multiples of it."""
+PRICE_STEP = 2_000
+"""Millionths of a GPU. `priced` rounds losses to multiples of it."""
+FRAGMENTED_STEPS = [round(MILLION * log((50 + half) / (50 - half))) for half in range(1, 50)]
+"""Millionths of a GPU. `fgd` distinguishes 50 losses and 50 gains: the percents of a logistic curve over the fragmented
+capacity. Rounded, so that the values are the same on every machine; a test compares them."""
 
 
 class Node(NamedTuple):
@@ -35,6 +40,14 @@ class Node(NamedTuple):
     device_use: tuple[int, ...]
     """Use of each device, in milli-GPU."""
 
+    def after(self, task: Task, devices: Sequence[int]) -> Node:
+        """Return the node with one more task, on these devices."""
+        used = list(self.device_use)
+        for device in devices:
+            used[device] += task.milli
+        free = [have - amount for have, amount in zip(self.free, task.amounts, strict=True)]
+        return Node(self.capacity, tuple(free), tuple(used))
+
     @property
     def gpu(self) -> int:
         """Return the free capacity of all devices together, in milli-GPU."""
@@ -42,11 +55,16 @@ class Node(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """All nodes as a placement sees them: the most CPU and the most devices of one node, and the typical tasks."""
+    """All nodes as a placement sees them."""
 
     cpu: int
+    """The most CPU of one node."""
     devices: int
+    """The most devices of one node."""
     workload: Workload
+    """The usual tasks."""
+    prices: Prices | None = None
+    """What is expected to be lost on nodes of this kind."""
 
 
 Score = Callable[[Node, Task, Fleet], Key]
@@ -106,9 +124,13 @@ def gpu_clustering(node: Node, task: Task, fleet: Fleet) -> Key:
 
 
 def fgd(node: Node, task: Task, fleet: Fleet) -> Key:
-    """Prefer the node where typical tasks lose the least usable GPU capacity; for equal losses, as `bestfit`."""
-    lost, _ = _least_loss(node, task, fleet)
-    return (lost, _left_over(node, task, fleet))
+    """Prefer the node where usual tasks lose the least usable GPU capacity."""
+    return (_least_fragmented(node, task, fleet)[0],)
+
+
+def priced(node: Node, task: Task, fleet: Fleet) -> Key:
+    """Prefer the node where the fewest GPUs are expected to be lost by the placement."""
+    return (_least_lost(node, task, fleet)[0],)
 
 
 def any_node(node: Node, task: Task, fleet: Fleet) -> Key:
@@ -125,9 +147,14 @@ def tightest(node: Node, task: Task, fleet: Fleet) -> tuple[int, ...]:
     return choose_devices(node.device_use, len(node.device_use), task.devices, task.milli, 1)
 
 
-def least_lost(node: Node, task: Task, fleet: Fleet) -> tuple[int, ...]:
+def least_fragmented(node: Node, task: Task, fleet: Fleet) -> tuple[int, ...]:
     """Choose the devices that `fgd` scored."""
-    return _least_loss(node, task, fleet)[1]
+    return _least_fragmented(node, task, fleet)[1]
+
+
+def least_lost(node: Node, task: Task, fleet: Fleet) -> tuple[int, ...]:
+    """Choose the devices that `priced` scored."""
+    return _least_lost(node, task, fleet)[1]
 
 
 # ---- table
@@ -140,6 +167,9 @@ class Placement(NamedTuple):
     """True if a random one of the nodes with the best score is taken."""
     weighs: bool = False
     """True if the placement uses `Fleet.workload`, which is empty otherwise."""
+    prices: bool = False
+    """True if the placement uses `Fleet.prices`, which is None otherwise. Then only nodes with GPUs are scored; the
+    others are used as by `pack`."""
 
 
 PACK = "pack"
@@ -152,7 +182,8 @@ PLACEMENTS: Registry[Placement] = Registry(
         "dotprod": Placement(dotprod),
         "gpu_packing": Placement(gpu_packing),
         "gpu_clustering": Placement(gpu_clustering),
-        "fgd": Placement(fgd, least_lost, weighs=True),
+        "fgd": Placement(fgd, least_fragmented, weighs=True),
+        "priced": Placement(priced, least_lost, prices=True),
         "random": Placement(any_node, drawn=True),
     },
     reserved=(PACK,),
@@ -185,17 +216,45 @@ def _left_over(node: Node, task: Task, fleet: Fleet) -> int:
     return cpu + (node.gpu - task.gpu) * MILLION // max(1, WHOLE * fleet.devices)
 
 
-def _least_loss(node: Node, task: Task, fleet: Fleet) -> tuple[int, tuple[int, ...]]:
-    """Return the smallest loss of usable GPU capacity for typical tasks, in steps, and the devices with this loss."""
+def _least_fragmented(node: Node, task: Task, fleet: Fleet) -> tuple[int, tuple[int, ...]]:
+    """Return the smallest step of lost usable capacity, and the first devices with it."""
     workload = fleet.workload
+    idle, total = node.gpu, max(1, workload.total)
     before = workload.usable(node.free, node.device_use)
     free = tuple(map(sub, node.free, task.amounts))
-    step = max(1, STEP * workload.total)
-    losses = (
-        ((before - workload.usable(free, _with(node.device_use, devices, task.milli))) // step, devices)
-        for devices in _ways(node, task, fleet)
-    )
-    return min(losses, key=itemgetter(0))
+    best: tuple[int, tuple[int, ...]] | None = None
+    for devices in _ways(node, task, fleet):
+        usable = workload.usable(free, _with(node.device_use, devices, task.milli))
+        # Fragmented is what is idle and not usable.
+        more = (idle - task.gpu) * total - usable - (idle * total - before)
+        step = _fragmented_step(more * 1_000, total)
+        if best is None or step < best[0]:
+            best = (step, devices)
+    assert best is not None
+    return best
+
+
+def _fragmented_step(more: int, total: int) -> int:
+    """Return the step of a growth of fragmented capacity by `more` ÷ `total` millionths of a GPU."""
+    if more <= 0:
+        return -bisect_right(FRAGMENTED_STEPS, -more // total)
+    return 1 + bisect_left(FRAGMENTED_STEPS, -(-more // total))
+
+
+def _least_lost(node: Node, task: Task, fleet: Fleet) -> tuple[int, tuple[int, ...]]:
+    """Return the smallest expected loss by the placement, in steps, and the first devices with it."""
+    prices = fleet.prices
+    assert prices is not None
+    before = prices.lost(node.free, node.device_use)
+    free = tuple(map(sub, node.free, task.amounts))
+    best: tuple[int, tuple[int, ...]] | None = None
+    for devices in _ways(node, task, fleet):
+        lost = prices.lost(free, _with(node.device_use, devices, task.milli))
+        step = -((before - lost) // PRICE_STEP)
+        if best is None or step < best[0]:
+            best = (step, devices)
+    assert best is not None
+    return best
 
 
 def _ways(node: Node, task: Task, fleet: Fleet) -> Iterator[tuple[int, ...]]:
@@ -208,8 +267,8 @@ def _ways(node: Node, task: Task, fleet: Fleet) -> Iterator[tuple[int, ...]]:
             yield (first[used],)
 
 
-def _with(used: Sequence[int], devices: Sequence[int], milli: int) -> list[int]:
+def _with(used: Sequence[int], devices: Sequence[int], milli: int) -> tuple[int, ...]:
     after = list(used)
     for device in devices:
         after[device] += milli
-    return after
+    return tuple(after)

@@ -17,6 +17,7 @@ from fairlead.core.holds.earmarks import back_soon
 from fairlead.core.model import Meant, Pool, Stage
 from fairlead.core.node_fit import fitting_in
 from fairlead.core.pools.eligible import Want, wants_in_turn
+from fairlead.core.pools.priced import losses
 from fairlead.core.pools.sizes import coming_nodes, grows, nodes_left, takes
 from fairlead.core.resources import GPU, Vector, add
 from fairlead.core.shape import WHOLE_DEVICE, Shape
@@ -275,10 +276,13 @@ class Packing:
         return pool_names
 
     def _choose(self, shape: Shape) -> Pool | None:
-        """Return the cheapest pool that may grow and whose nodes accept a shape."""
+        """Return the cheapest pool that may grow and whose nodes accept a shape; of equal ones, that of least loss."""
         fitting = self._fits.get(shape)
         if fitting is None:
-            fitting = self._fits[shape] = [pool for pool in self._pools if pool.name in self._takers(shape)]
+            fitting = [pool for pool in self._pools if pool.name in self._takers(shape)]
+            lost = losses(self.partition, shape, fitting)
+            fitting.sort(key=lambda pool: (pool.settings.cost, lost.get(pool.name, 0)))
+            self._fits[shape] = fitting
         for pool in fitting:
             if self._left[pool.name] != 0:
                 return pool

@@ -1,0 +1,60 @@
+"""The mix: what jobs usually ask for, learnt from submissions. Placements that weigh usual requests use it.
+
+It is learnt again after 1, 2, 4, … and then every 6,400 jobs, so that scores of nodes stay valid for long. Old requests
+count less and less: whenever the mix has grown to twice its size, all numbers are halved.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from fairlead.core.changes import MixLearnt
+from fairlead.core.model import Mix
+from fairlead.core.plan import Plan
+from fairlead.core.resources import GPU
+from fairlead.core.shape import ShapeKey
+from fairlead.core.state import MAX_MIX, MIX_WEIGHT, Partition
+
+WEIGHT = 100
+"""The weight of a task."""
+PERIOD = 6_400
+"""The most jobs after which the mix is learnt again."""
+MAX_OF_STAGE = 1_000
+"""The most tasks of one stage that count."""
+
+
+def learn_mix(plan: Plan) -> None:
+    """Learn what jobs ask for, if enough jobs came since the mix was last learnt."""
+    partition = plan.partition
+    partition.use_index()
+    if learns_mix(partition):
+        job, known = partition.counters.job, partition.mix.upto
+        if job - known >= min(PERIOD, max(1, known - 1)) and job > 1:
+            plan.do(MixLearnt(mixed(partition)))
+
+
+def learns_mix(partition: Partition) -> bool:
+    """True if a node or a pool has GPUs."""
+    return bool(partition.nodes.offered.get(GPU)) or any(
+        name == GPU for pool in partition.pools.values() for name, _ in pool.settings.node
+    )
+
+
+def mixed(partition: Partition) -> Mix:
+    """Return the mix with the jobs that came since it was learnt."""
+    weights = dict(partition.mix.requests)
+    for job in partition.jobs.values():
+        if job.number >= partition.mix.upto:
+            for stage in job.stages:
+                key = usual(stage.shape.key)
+                weights[key] = weights.get(key, 0) + WEIGHT * min(stage.count, MAX_OF_STAGE)
+    total = sum(weights.values())
+    if total > 2 * MIX_WEIGHT:
+        weights = {key: weight * MIX_WEIGHT // total for key, weight in weights.items()}
+    most = sorted([(-weight, key) for key, weight in weights.items() if weight])[:MAX_MIX]
+    return Mix(tuple(sorted([(key, -weight) for weight, key in most])), partition.counters.job)
+
+
+def usual(key: ShapeKey) -> ShapeKey:
+    """Return a shape without what concerns only the choice between nodes that accept it."""
+    return replace(key, near="", apart=False, prefer=()) if key.near or key.apart or key.prefer else key

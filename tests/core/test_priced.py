@@ -1,0 +1,289 @@
+"""The placement `priced` at work, the mix that it learns, and both with gangs, holds, backfill, pools and restarts."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairlead.core.dump import dump, load
+from fairlead.core.mix import MAX_OF_STAGE, WEIGHT
+from fairlead.core.policy.fit import WHOLE
+from fairlead.core.policy.placement import FRAGMENTED_STEPS
+from fairlead.core.policy.pricing import EXCESS, MICRO
+from fairlead.core.policy.shareprices import UNITS, values_of_room
+from fairlead.core.state import MIX_WEIGHT
+from fairlead.testing import World
+
+
+def submit(w: World, name: str, cpu: float = 1, gpu: float = 0, count: int = 1, **rest: Any) -> str:
+    resources = {"cpu": cpu, "gpu": gpu} if gpu else {"cpu": cpu}
+    return w.submit(name=name, stages=[{"name": "w", "count": count, "resources": resources, **rest}])
+
+
+def ended(w: World, job: str) -> None:
+    w.advance(1)
+    w.finish(job)
+    w.advance(1)
+
+
+def nodes_of(w: World, *jobs: str) -> list[str]:
+    return [node for job in jobs for _, node in sorted(w.placements(job).items())]
+
+
+def usual(w: World) -> dict[str, int]:
+    """The mix, by the text of the amounts."""
+    return {str(dict(key.resources)): weight for key, weight in w.partition().mix.requests}
+
+
+# -- placing
+
+
+def test_it_is_the_default_and_nodes_without_gpus_are_packed() -> None:
+    w = World()
+    w.nodes(2, cpu=4)
+    w.node("g", cpu=4, gpu=1)
+    jobs = [submit(w, f"j{at}") for at in range(5)]
+    w.cycle()
+    assert nodes_of(w, *jobs) == ["n0"] * 4 + ["n1"]
+    w.advance(1)
+    assert "placement `pack`" in w.why(jobs[0]).sentence
+
+
+def test_a_part_leaves_the_hole_of_a_larger_request() -> None:
+    """The example of docs/packing.md, in a world."""
+    w = World()
+    w.nodes(2, cpu=32, gpu=1)
+    first = [submit(w, "seven", gpu=0.7), submit(w, "three", gpu=0.3)]
+    w.cycle()
+    assert nodes_of(w, *first) == ["n0", "n0"]
+    w.finish(first[0])
+    w.advance(1)
+    third = submit(w, "another-three", gpu=0.3)  # in the hole of n0 it would leave a part that nothing asks for
+    w.cycle()
+    assert nodes_of(w, third) == ["n1"]
+    w.advance(1)
+    assert w.why(third).sentence == (
+        "job another-three runs on n1, chosen by placement `priced` from the 2 nodes that can run such a task, "
+        "where no part of a GPU is left that nothing asks for"
+    )
+
+
+def test_whole_nodes_stay_free_for_gangs_of_whole_nodes() -> None:
+    w = World()
+    w.nodes(4, cpu=32, gpu=4)
+    ended(w, submit(w, "learnt", cpu=8, gpu=4, count=2))
+    singles = [submit(w, f"one-{at}", gpu=1) for at in range(6)]
+    w.cycle()
+    gang = submit(w, "gang", cpu=8, gpu=4, count=2)
+    w.cycle()
+    assert len(set(nodes_of(w, *singles))) == 2
+    assert len(set(nodes_of(w, gang))) == 2
+
+
+def test_apart_and_near_are_kept() -> None:
+    w = World()
+    for at in range(4):
+        w.node(f"n{at}", cpu=8, gpu=2, labels={"rack": f"r{at % 2}"})
+    apart = submit(w, "apart", gpu=0.5, count=3, apart=True)
+    near = submit(w, "near", gpu=1, count=2, near="rack")
+    w.cycle()
+    assert len(set(nodes_of(w, apart))) == 3
+    assert len({node[1:] in ("0", "2") for node in nodes_of(w, near)}) == 1
+
+
+def test_work_without_gpus_leaves_cpus_for_idle_gpus() -> None:
+    w = World()
+    w.node("lean", cpu=16, gpu=4)
+    w.node("rich", cpu=32, gpu=4)
+    ended(w, submit(w, "learnt", cpu=4, gpu=1, count=4))
+    job = submit(w, "cpus", cpu=8)
+    w.cycle()
+    assert nodes_of(w, job) == ["rich"]
+
+
+def test_a_resource_that_runs_out_counts_like_cpus() -> None:
+    w = World()
+    w.node("lean", cpu=64, gpu=4, memory="16Gi")
+    w.node("rich", cpu=64, gpu=4, memory="64Gi")
+    asks = {"cpu": 1, "gpu": 1, "memory": "10Gi"}
+    ended(w, w.submit(name="learnt", stages=[{"name": "w", "count": 4, "resources": asks}]))
+    job = w.submit(name="memory", stages=[{"name": "w", "resources": {"cpu": 1, "memory": "12Gi"}}])
+    w.cycle()
+    assert nodes_of(w, job) == ["rich"]
+
+
+# -- with other features
+
+
+def test_held_nodes_stay_held() -> None:
+    w = World({"starving_after": "10s", "hold_for": "100s"})
+    w.nodes(2, cpu=8, gpu=1)
+    small = [submit(w, f"s{at}", gpu=1) for at in range(2)]
+    w.advance(0)
+    gang = submit(w, "gang", gpu=1, count=2)
+    w.advance(11)
+    assert set(w.holds()) == {"n0", "n1"}
+    later = submit(w, "later", gpu=0.5)
+    w.finish(small[0])
+    w.advance(0)
+    assert not w.placements(later)
+    w.finish(small[1])
+    w.advance(0)
+    assert sorted(nodes_of(w, gang)) == ["n0", "n1"]
+
+
+@pytest.mark.parametrize("mode", ["easy", "shortest", "conservative"])
+def test_backfill_passes_a_gang_that_waits(mode: str) -> None:
+    w = World({"backfill": mode})
+    w.nodes(2, cpu=8, gpu=1)
+    long = submit(w, "long", gpu=1, estimate="1h")
+    w.advance(0)
+    gang = submit(w, "gang", gpu=1, count=2, estimate="1h")
+    w.advance(1)
+    short, longer = submit(w, "short", gpu=0.5, estimate="10min"), submit(w, "longer", gpu=0.5, estimate="2h")
+    w.advance(1)
+    assert w.placements(short) and not w.placements(longer) and not w.placements(gang)
+    w.finish(short)
+    w.finish(long)
+    w.advance(1)
+    assert len(w.placements(gang)) == 2
+
+
+def test_a_whole_job_with_stages_that_compete() -> None:
+    w = World()
+    w.nodes(3, cpu=4, gpu=2)
+    job = w.submit(
+        name="job",
+        gang="job",
+        stages=[
+            {"name": "parts", "count": 4, "resources": {"cpu": 1, "gpu": 0.5}},
+            {"name": "pairs", "count": 2, "resources": {"cpu": 4, "gpu": 2}},
+        ],
+    )
+    w.cycle()
+    assert len(w.placements(job)) == 6
+
+
+def test_a_new_node_is_of_the_pool_that_loses_least() -> None:
+    w = World()
+    for name, cpu in (("lean", 2), ("rich", 32)):
+        w.pool(name, node={"cpu": cpu, "gpu": 4}, max=4, provider={"command": ["./cloud"]})
+    submit(w, "job", cpu=2, gpu=1)
+    w.advance(1)
+    assert {name: pool["ordered"] for name, pool in w.pools().items()} == {"lean": 0, "rich": 1}
+
+
+# -- the mix
+
+
+def test_what_is_learnt() -> None:
+    w = World()
+    w.node("c", cpu=8)
+    submit(w, "early", cpu=2)
+    w.cycle()
+    assert not w.partition().mix.requests  # no node has GPUs
+    w.node("g", cpu=8, gpu=2)
+    w.cycle()
+    assert usual(w) == {"{'cpu': 2000}": WEIGHT}
+    submit(w, "many", gpu=0.5, count=5, min=1)
+    w.cycle()
+    submit(w, "huge", gpu=1, count=100_000, min=1)
+    submit(w, "late", cpu=2)
+    w.cycle()
+    assert usual(w) == {
+        "{'cpu': 2000}": 2 * WEIGHT,
+        "{'cpu': 1000, 'gpu': 500}": 5 * WEIGHT,
+        "{'cpu': 1000, 'gpu': 1000}": MAX_OF_STAGE * WEIGHT,
+    }
+
+
+def test_it_is_learnt_at_doubled_numbers_of_jobs() -> None:
+    w = World()
+    w.node("g", cpu=8, gpu=2)
+    learnt: list[int] = []
+    for at in range(20):
+        submit(w, f"j{at}", gpu=1)
+        w.cycle()
+        if not learnt or w.partition().mix.upto > learnt[-1]:
+            learnt.append(w.partition().mix.upto)
+    assert [upto - 1 for upto in learnt] == [1, 2, 4, 8, 16]
+
+
+def test_old_requests_count_less() -> None:
+    w = World({"max_placed": 1})
+    w.node("g", cpu=8, gpu=2)
+    for at in range(40):
+        submit(w, f"j{at}", gpu=0.5 if at < 2 else 1, count=1_000, min=1)
+        w.cycle()
+    (_, old), (_, new) = w.partition().mix.requests
+    assert old * 20 < new and old < 2_000 * WEIGHT // 2
+    assert MIX_WEIGHT - 2 <= old + new <= 2 * MIX_WEIGHT
+
+
+def test_preferences_make_no_other_request() -> None:
+    w = World()
+    w.node("g", cpu=8, gpu=2)
+    for at, rest in enumerate(({}, {"near": "rack"}, {"apart": True}, {"prefer": {"zone = a": 1}})):
+        submit(w, f"j{at}", gpu=1, **rest)
+    w.cycle()
+    assert usual(w) == {"{'cpu': 1000, 'gpu': 1000}": 4 * WEIGHT}
+
+
+shares = st.sampled_from([0, 0.1, 0.25, 0.3, 0.5, 0.7, 1, 2])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 6), shares, st.integers(1, 3), st.booleans()), min_size=5, max_size=30))
+def test_a_restart_changes_no_choice(jobs: list[tuple[int, float, int, bool]]) -> None:
+    """Replay, and a state from a snapshot, decide as the server that went on."""
+
+    def play(restart: bool) -> tuple[list[list[str]], bytes]:
+        w = World({"max_placed": 100})
+        for at in range(6):
+            w.node(f"n{at}", cpu=8 + 8 * (at % 3), gpu=2 * (at % 3), labels={"model": f"m{at % 2}"})
+        names: list[str] = []
+        for at, (cpu, gpu, count, ends) in enumerate(jobs):
+            names.append(submit(w, f"j{at}", cpu, gpu, count, min=1, selectors={"model": "m0"} if at % 5 == 4 else {}))
+            w.advance(1)
+            if ends and w.placements(names[at // 2]):
+                w.finish(names[at // 2])
+                w.advance(1)
+            if restart:
+                w.restart()
+                assert dump(load(w.dump())) == w.dump()
+        return [nodes_of(w, name) for name in names], w.dump()
+
+    (went_on, _), (restarted, _) = play(False), play(True)
+    assert went_on == restarted
+
+
+# -- prices
+
+
+def test_prices_of_shares() -> None:
+    # Two of three fill a device, and so do 70 and 30; 81 leaves 19, which nothing fills.
+    values = values_of_room({70: 1, 30: 1}, MICRO)
+    assert (
+        values[UNITS] == MICRO and values[70] + values[30] == MICRO and values[29] == 0 and values[60] == 2 * values[30]
+    )
+    assert values_of_room({81: 5}, MICRO)[80:] == [0] + [MICRO] * 20
+    assert values_of_room({}, MICRO) == [0] * 101
+
+
+@given(st.dictionaries(st.integers(1, UNITS), st.integers(1, 1000), max_size=12))
+def test_no_set_of_requests_costs_more_than_its_device(asked: dict[int, int]) -> None:
+    values = values_of_room(asked, MICRO)
+    assert values == sorted(values) and values[0] == 0 and values[UNITS] <= MICRO
+    assert not asked or values[UNITS] >= MICRO - 1
+    for a in range(UNITS + 1):
+        assert all(values[a] + values[b] <= values[a + b] + 1 for b in range(UNITS + 1 - a))
+
+
+def test_the_tables_are_the_same_on_every_machine() -> None:
+    digest = blake2b(repr((EXCESS, FRAGMENTED_STEPS)).encode(), digest_size=8).hexdigest()
+    assert digest == "b858afd0e229ad50"
+    assert EXCESS[len(EXCESS) // 2] == 398_942 and len(FRAGMENTED_STEPS) == 49 and WHOLE == 1000
