@@ -50,6 +50,7 @@ EXCUSES = (
     "nodes that are kept for other asks",
     "nodes that take no work, and tasks that do not stop in time",
     "an ask before it in its lane that may start",
+    "other jobs of its queue that have used its share up",
     "a pause after a hold or claim that did not help",
     "recall that is turned off: then tasks that have just begun",
 )
