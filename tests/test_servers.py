@@ -7,8 +7,10 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import httpx
+import psycopg
 import pytest
 
 import fairlead
@@ -191,6 +193,25 @@ def configured(partitions: Sequence[str]) -> dict[str, Any]:
     return {"partitions": {name: {"ready_after": "3s", "queues": {"root": {"q": {}}}} for name in partitions}}
 
 
+def metrics(server: Server) -> str:
+    asked = Request(f"{server.url}/metrics", headers={"Authorization": f"Bearer {server.token}"})
+    return urlopen(asked).read().decode()  # type: ignore[no-any-return]
+
+
+def test_damage_that_a_follower_finds_is_an_alarm_at_once(pair: Pair, database: str) -> None:
+    until(lambda: any(server.led() for server in pair))
+    one, two = sorted(pair, key=lambda server: not server.led())
+    with one.client() as client:
+        client.submit(["true"])
+    two.kill()
+    with psycopg.connect(database, autocommit=True) as db:
+        changed = db.execute("UPDATE fairlead.records SET payload = 'x' WHERE stream = 'partition/default' AND seq = 1")
+        assert changed.rowcount == 1
+    two.start()
+    until(lambda: "its journal is damaged" in str(json.load(urlopen(f"{two.url}/healthz"))["alarms"]))
+    assert two.log().count("is not followed") == 1
+
+
 def test_partitions_spread_and_move(tmp_path: Path, spread: Pair) -> None:
     one, two = spread
     urls = f"{one.url},{two.url}"
@@ -204,8 +225,14 @@ def test_partitions_spread_and_move(tmp_path: Path, spread: Pair) -> None:
         for name in ("a", "d"):
             with fairlead.Client(urls, one.token, partition=name) as client:
                 until(lambda client=client, name=name: runs(client, jobs[name]))
+        assert 'fairlead_ready{partition="a"}' in metrics(one) + metrics(two)
         assert "drains" in fairlead_program(two.url, one.token, "server", "drain", one.url)
         until(lambda: (one.led(), two.led()) == ([], [*FOUR]))
+        # A former leader shows no gauges of the partition, and a planned move is no error.
+        until(lambda: not [line for line in metrics(one).splitlines() if line.startswith("fairlead_ready{")])
+        assert "fairlead_nodes{" not in metrics(one) and 'fairlead_ready{partition="a"}' in metrics(two)
+        lines = [json.loads(line) for line in one.log().splitlines() if "is given to another server" in line]
+        assert lines and {line["level"] for line in lines} == {"info"}
         assert f"{one.url}  drained" in fairlead_program(urls, one.token, "server", "list")
         for name in FOUR:
             with fairlead.Client(urls, one.token, partition=name) as client:
@@ -219,7 +246,7 @@ def test_partitions_spread_and_move(tmp_path: Path, spread: Pair) -> None:
         refused = failing_program(urls, one.token, "server", "drain", two.url)
         assert "no other server is up that could lead" in refused
         assert "there is no server http://x" in failing_program(urls, one.token, "server", "drain", "http://x")
-        fairlead_program(urls, one.token, "server", "enable", one.url)
+        assert f"{one.url} leads " in fairlead_program(urls, one.token, "server", "enable", one.url)
         until(lambda: (len(one.led()), len(two.led())) == (2, 2))
         two.kill()
         until(lambda: one.led() == [*FOUR])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,6 +44,8 @@ def run(context: typer.Context, network: NetworkOptions, options: ServerOptions)
             raise wrong(flag, f"it is for a server that starts; leave it out, or write it after {command}")
 
 
+MOVES = 3.0
+"""Seconds in which a partition usually moves to a server that was enabled."""
 SERVERS: tuple[Column[wire.Server], ...] = (
     Column("server", lambda server: server.url or "this server"),
     Column("state", lambda server: server.state),
@@ -67,10 +70,19 @@ def drain_server(name: ServerName, common: ClusterWide) -> None:
 
 @server.command("enable")
 def enable_server(name: ServerName, common: ClusterWide) -> None:
-    """Let a drained server lead partitions again."""
+    """Let a drained server lead partitions again, and say which ones it leads."""
     server = _find(name, common)
     common.request(lambda client: client.enable_server(server))
-    common.show({"ok": True, "server": server}, [f"{name} leads again"])
+    deadline = time.monotonic() + MOVES
+    while not (leads := _leads(server, common)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    said = f"leads {', '.join(leads)}" if leads else "may lead again, and leads nothing now: other servers lead all"
+    common.show({"ok": True, "server": server, "leads": leads}, [f"{name} {said}"])
+
+
+def _leads(server: str, common: ClusterWide) -> list[str]:
+    found = common.request(lambda client: client.servers())
+    return next((list(each.leads) for each in found if each.id == server), [])
 
 
 def _find(name: str, common: ClusterWide) -> str:

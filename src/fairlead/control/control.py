@@ -71,6 +71,11 @@ class Control:
         """The configuration that was read last, even if this server serves no requests now."""
         return self._configuration.partitions
 
+    @property
+    def damaged(self) -> list[str]:
+        """The partitions that this server follows, and whose journal is damaged."""
+        return sorted(self._supervisor.follower.damaged)
+
     def led(self) -> list[str]:
         """Return the names of the partitions that this server leads."""
         return sorted(self._leader.served)

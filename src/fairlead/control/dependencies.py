@@ -40,5 +40,9 @@ class Dependencies(msgspec.Struct, frozen=True):
     """Called when this server has taken over a partition, before it serves the partition, in the writer's thread."""
     cores: int = 1
     """The cores of this machine, on which the pauses between cycles depend."""
+    on_end: Callable[[str], None] = lambda partition: None
+    """Called when this server does not serve a partition any more."""
+    inform: Callable[[str], None] = lambda text: None
+    """Logs a text about planned work, which is no problem."""
     roster: Roster | None = None
     """The servers that share the journal; None if no other server uses it."""

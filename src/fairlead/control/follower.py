@@ -16,7 +16,7 @@ from fairlead.core.settings import PartitionConfig
 from fairlead.core.state import Partition, Touched
 from fairlead.core.why.reasons import Reason
 from fairlead.journal.codec import replay, restore, stream_of
-from fairlead.journal.journal import Journal, JournalError
+from fairlead.journal.journal import Damaged, Journal, JournalError
 from fairlead.wire.unserved import Unserved
 from fairlead.writer.cluster import try_configuration
 
@@ -30,6 +30,10 @@ class Follower:
         self, given: Dependencies, heartbeat: Heartbeat, streams: Streams, configuration: ClusterConfiguration
     ) -> None:
         self.followed: dict[str, FollowedPartition] = {}
+        self.damaged: set[str] = set()
+        """Partitions whose journal was found to be damaged when it was read last."""
+        self._problems: dict[str, str] = {}
+        """Partition → why it cannot be followed at present."""
         self._given = given
         self._heartbeat = heartbeat
         self._streams = streams
@@ -40,6 +44,7 @@ class Follower:
         names, leases = self._configuration.names(), self._heartbeat.membership.leases
         for name in [name for name in self.followed if name in led or name not in names]:
             del self.followed[name]
+            self.damaged.discard(name)
         for name in names:
             stream = stream_of(name)
             if name in led or self._streams.busy(stream) or stream not in leases:
@@ -54,7 +59,14 @@ class Follower:
         try:
             await followed.catch_up()
         except JournalError as problem:
-            self._given.note(f"partition {followed.name} is not followed: {problem}")
+            if self._problems.get(followed.name) != str(problem):  # it is tried again with each heartbeat
+                self._given.note(f"partition {followed.name} is not followed: {problem}")
+            self._problems[followed.name] = str(problem)
+            if isinstance(problem, Damaged):
+                self.damaged.add(followed.name)
+        else:
+            self._problems.pop(followed.name, None)
+            self.damaged.discard(followed.name)
 
 
 class FollowedPartition:

@@ -79,7 +79,7 @@ class Leader:
 
     async def resign(self, name: str) -> None:
         """Give up a partition, so that another server leads it."""
-        self._given.note(f"partition {name} is given to another server")
+        self._given.inform(f"partition {name} is given to another server")
         await self._streams.give_up(stream_of(name))
 
     async def adopt_next(self, name: str, user: str) -> Rejected | None:
@@ -174,6 +174,7 @@ class Leader:
         await service.live.close()
         await asyncio.gather(running, return_exceptions=True)
         service.close()
+        self._given.on_end(name)
         if name not in self.served:  # otherwise this server leads it again already
             self._given.engine.end(name)
             self._given.pools.end(name)

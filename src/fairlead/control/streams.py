@@ -168,7 +168,7 @@ class Streams:
         """Forget the failures of a stream, because this server leads it now."""
         self._retries.pop(stream, None)
         if self.problems.pop(stream, ""):
-            self._given.note("the control plane works again")
+            self._given.inform("the control plane works again")
 
     def forget_problems(self) -> None:
         """Forget the problems of streams that another server leads."""

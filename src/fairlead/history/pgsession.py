@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -17,6 +17,7 @@ import psycopg
 from fairlead.history.tables import Session, Tables
 from fairlead.journal.journal import JournalError
 from fairlead.journal.pgconnection import Connection, connect, explained, shown_url, with_placeholders
+from fairlead.journal.pglimit import limited
 from fairlead.journal.pgschema import prepare
 
 KEPT = 4
@@ -25,6 +26,8 @@ CHECKED_EVERY = 60.0
 """Seconds between two measurements of the size, which are slow."""
 ROW = 80
 """Approximate bytes of a row in addition to its columns: its header and its entries in indexes."""
+PATIENCE = 60.0
+"""Seconds that a transaction may take. A COMMIT on a former primary would take for ever."""
 TARGET = 0.95
 """The fraction of the size limit that is used after rows were deleted."""
 
@@ -101,8 +104,10 @@ class PostgresSession(Session):
             with self.db.cursor() as cursor:
                 cursor.executemany(with_placeholders(sql), rows)
 
-    def writing(self) -> AbstractContextManager[object]:
-        return self.db.transaction()
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        with limited(self.db, PATIENCE), self.db.transaction():
+            yield
 
     def make_durable(self) -> None:
         """Do nothing: PostgreSQL makes every transaction durable, unless it is configured otherwise."""

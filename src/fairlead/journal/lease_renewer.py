@@ -13,6 +13,7 @@ import psycopg
 from fairlead.journal.journal import JournalError
 from fairlead.journal.leases import RENEWALS, Leases
 from fairlead.journal.pgconnection import Connection, connect
+from fairlead.journal.pglimit import limited
 
 
 class LeaseRenewer(Leases):
@@ -54,4 +55,5 @@ class LeaseRenewer(Leases):
             )
             return done.rowcount == 1
 
-        self.renew(extend)
+        with limited(connection, self._lease):
+            self.renew(extend)

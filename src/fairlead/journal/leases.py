@@ -1,4 +1,7 @@
-"""The leases of a server, measured by its own clock. A wrong clock can only make a lease end early."""
+"""The leases of a server and of others, measured by its own steady clock.
+
+The clock of a database may be set, so the time that it says a lease ends is not enough.
+"""
 
 from __future__ import annotations
 
@@ -52,3 +55,30 @@ class Leases:
         with self._lock:
             oldest = min((sent for _, sent in self._streams.values()), default=None)
         return float("inf") if oldest is None else oldest + self._lease * (1 - EARLY)
+
+
+class Sightings:
+    """When this process first saw the present end of each lease of other servers. Several threads may use it.
+
+    A server that lives renews its lease, so an end that stays the same for as long as the lease lasts is over, even if
+    the clock of the database was set back since.
+    """
+
+    def __init__(self, steady: Callable[[], float] = monotonic) -> None:
+        self._steady = steady
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[object, float]] = {}
+        """Lease → its end as the database has it, and when that was first seen."""
+
+    def left(self, name: str, end: object, left: float, lasts: float) -> float:
+        """Return how many seconds a lease still lasts. By the clock of the database, these are `left`.
+
+        A lease lasts `lasts` seconds after a renewal; 0 if that is not known.
+        """
+        now = self._steady()
+        with self._lock:
+            seen, since = self._seen.get(name, (None, now))
+            if seen != end:
+                since = now
+                self._seen[name] = (end, now)
+        return min(left, since + lasts - now) if lasts else left

@@ -6,7 +6,7 @@ This module needs psycopg, which only installations with PostgreSQL have; `locat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
 from fairlead.journal.journal import JournalError, Locked, NotWritten, UnknownOutcome
+from fairlead.journal.pgprimary import Primaries
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -28,6 +29,7 @@ CHANNEL = "fairlead"
 LOCK_SECONDS = 10
 """Seconds that a statement waits for a lock. A COMMIT has no limit."""
 CONNECT_SECONDS = 5
+PRIMARIES = Primaries()
 DEAD_AFTER = 5_000
 """Milliseconds without a confirmation from the database after which a connection is closed."""
 
@@ -66,8 +68,12 @@ def connect(url: str, purpose: str, read_only: bool = False) -> Connection:
         "target_session_attrs": "read-write",
     }
     settings = {name: value for name, value in settings.items() if name not in parts}
+
+    def open_at(host: Mapping[str, str]) -> Connection:
+        return psycopg.connect(url, autocommit=True, prepare_threshold=2, **{**settings, **host})
+
     try:
-        connection = psycopg.connect(url, autocommit=True, prepare_threshold=2, **settings)
+        connection = PRIMARIES.connect(url, _hosts(parts), open_at)
     except psycopg.Error as problem:
         raise JournalError(
             f"{shown_url(url)}: cannot connect ({_text(problem)}); check the address, that the database runs and "
@@ -90,6 +96,17 @@ def connect(url: str, purpose: str, read_only: bool = False) -> Connection:
         connection.close()
         raise
     return connection
+
+
+def _hosts(parts: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    """Return the settings that name each single host of an address."""
+    named = {name: str(parts[name]).split(",") for name in ("host", "hostaddr", "port") if parts.get(name)}
+    places = max((len(named[name]) for name in ("host", "hostaddr") if name in named), default=1)
+    if places == 1:
+        return [{}]
+    if any(len(values) not in (1, places) for values in named.values()):
+        return [{}]  # the driver says what is wrong
+    return [{name: values[at if len(values) > 1 else 0] for name, values in named.items()} for at in range(places)]
 
 
 @lru_cache(1000)

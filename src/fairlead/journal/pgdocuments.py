@@ -8,7 +8,11 @@ from typing import Any
 import psycopg
 
 from fairlead.journal.pgconnection import connect, explained, is_broken, shown_url
+from fairlead.journal.pglimit import limited
 from fairlead.journal.pgschema import prepare
+
+PATIENCE = 10.0
+"""Seconds that a statement may take. A COMMIT on a former primary would take for ever."""
 
 
 class PostgresDocuments:
@@ -53,12 +57,14 @@ class PostgresDocuments:
         with self._lock:
             try:
                 try:
-                    return self._db.execute(sql.encode(), values).fetchone()
+                    with limited(self._db, PATIENCE):
+                        return self._db.execute(sql.encode(), values).fetchone()
                 except psycopg.Error:
                     if not is_broken(self._db):
                         raise
                     self._db.close()
                     self._db = connect(self._url, "documents")
-                    return self._db.execute(sql.encode(), values).fetchone()
+                    with limited(self._db, PATIENCE):
+                        return self._db.execute(sql.encode(), values).fetchone()
             except psycopg.Error as problem:
                 raise explained(problem, self.where, doing) from problem

@@ -12,8 +12,9 @@ from contextlib import suppress
 import psycopg
 
 from fairlead.journal.journal import JournalError
-from fairlead.journal.leases import LEASE
+from fairlead.journal.leases import LEASE, Sightings
 from fairlead.journal.pgconnection import CHANNEL, Connection, connect, explained, shown_url, writing
+from fairlead.journal.pglimit import limited
 from fairlead.journal.pgschema import prepare
 from fairlead.journal.roster import Lease, Member, Membership
 
@@ -21,6 +22,7 @@ EVERY = 0.25
 """Seconds between two heartbeats."""
 LISTENING = 1.0
 """Seconds after which the listening thread checks whether it should end."""
+_END = "expires, extract(epoch FROM expires - clock_timestamp())::float, lasts"
 OLD = "1 day"
 """After this time, the row of a server that crashed is deleted."""
 
@@ -28,8 +30,11 @@ OLD = "1 day"
 class PostgresRoster:
     """The roster in a database. `server` is the name under which this server holds leases."""
 
-    def __init__(self, url: str, server: str, address: str, lease: float = LEASE) -> None:
+    def __init__(
+        self, url: str, server: str, address: str, lease: float = LEASE, sightings: Sightings | None = None
+    ) -> None:
         self.lasts = lease
+        self._sightings = sightings or Sightings()
         self.every = EVERY
         self._where = shown_url(url)
         self._url = url
@@ -45,10 +50,10 @@ class PostgresRoster:
                 self._db = connect(self._url, "roster")
                 prepare(self._db, self._where)
             db = self._db
-            with writing(db, self._where, "looking for other servers"):
+            with limited(db, self.lasts), writing(db, self._where, "looking for other servers"):
                 db.execute(
                     "INSERT INTO servers VALUES (%(id)s, %(address)s, %(version)s, %(takes)s, false, "
-                    "clock_timestamp() + %(lease)s * interval '1 second') ON CONFLICT (id) DO UPDATE SET "
+                    "clock_timestamp() + %(lease)s * interval '1 second', %(lease)s) ON CONFLICT (id) DO UPDATE SET "
                     "version = EXCLUDED.version, takes = EXCLUDED.takes, expires = EXCLUDED.expires",
                     {
                         "id": self._server,
@@ -58,27 +63,28 @@ class PostgresRoster:
                         "lease": self.lasts,
                     },
                 )
-            # A server whose lease of a stream has ended is not up, even if its own row has not expired.
-            members = [
-                Member(id, address, version, takes and not draining, draining)
-                for id, address, version, takes, draining in db.execute(
-                    "SELECT id, address, version, takes, draining FROM servers WHERE expires > clock_timestamp() "
-                    "AND (id = %s OR NOT EXISTS (SELECT 1 FROM reigns WHERE holder = servers.id "
-                    "AND reigns.expires < clock_timestamp())) ORDER BY id",
-                    (self._server,),
-                )
-            ]
-            leases = {
-                stream: Lease(holder, address, seq) if held else Lease(seq=seq)
-                for stream, holder, address, seq, held in db.execute(
-                    "SELECT stream, holder, address, seq, holder != '' AND expires > clock_timestamp() FROM reigns"
-                )
-            }
+            reigns = db.execute(f"SELECT stream, holder, address, seq, {_END} FROM reigns").fetchall()
+            servers = db.execute(
+                f"SELECT id, address, version, takes, draining, {_END} FROM servers ORDER BY id"
+            ).fetchall()
         except (psycopg.Error, JournalError) as problem:
             self._forget()
             if isinstance(problem, JournalError):
                 raise
             raise explained(problem, self._where, "looking for other servers") from problem
+        leases: dict[str, Lease] = {}
+        lapsed: set[str] = set()
+        for stream, holder, address, seq, *end in reigns:
+            held = self._sightings.left(stream, *end) > 0
+            leases[stream] = Lease(holder, address, seq) if holder and held else Lease(seq=seq)
+            if not held:
+                lapsed.add(holder)
+        members = [
+            Member(id, address, version, takes and not draining, draining)
+            for id, address, version, takes, draining, *end in servers
+            # A server whose lease of a stream has ended is not up, even if its own row has not expired.
+            if self._sightings.left(f"server {id}", *end) > 0 and (id == self._server or id not in lapsed)
+        ]
         return Membership(self._server, members, leases)
 
     def listen(self, wake: Callable[[], None]) -> None:
@@ -88,12 +94,13 @@ class PostgresRoster:
     def notify(self) -> None:
         with suppress(psycopg.Error):  # the other servers read the rows by themselves a little later
             if self._db is not None:
-                self._db.execute(f"NOTIFY {CHANNEL}")
+                with limited(self._db, self.lasts):
+                    self._db.execute(f"NOTIFY {CHANNEL}")
 
     def drain(self, member: str, draining: bool) -> bool:
         if self._db is None:
             raise JournalError(f"{self._where}: it does not answer now; try again")
-        with writing(self._db, self._where, "draining a server"):
+        with limited(self._db, self.lasts), writing(self._db, self._where, "draining a server"):
             # The rows are locked: if two servers drain each other, the second sees the first.
             self._db.execute("SELECT 1 FROM servers ORDER BY id FOR UPDATE")
             done = self._db.execute(
@@ -108,7 +115,7 @@ class PostgresRoster:
     def close(self) -> None:
         self._over.set()
         if self._db is not None:
-            with suppress(psycopg.Error):
+            with suppress(psycopg.Error), limited(self._db, self.lasts):
                 self._db.execute(
                     "DELETE FROM servers WHERE id = %s OR expires < clock_timestamp() - %s::interval",
                     (self._server, OLD),

@@ -97,7 +97,19 @@ DROP INDEX attempts_once;
 DROP INDEX attempts_by_job;
 CREATE UNIQUE INDEX attempts_once ON attempts (partition, number, stage, first, attempt);
 """
-MIGRATIONS: tuple[str, ...] = (_JOURNAL + _HISTORY + _DOCUMENTS, _SPECIFICATIONS, _ORIGIN, _SERVERS, _REACHED)
+# Seconds that a lease or the row of a server lasts after a renewal; 0 in rows of earlier versions.
+_LASTS = """
+ALTER TABLE reigns ADD COLUMN lasts double precision NOT NULL DEFAULT 0;
+ALTER TABLE servers ADD COLUMN lasts double precision NOT NULL DEFAULT 0;
+"""
+MIGRATIONS: tuple[str, ...] = (
+    _JOURNAL + _HISTORY + _DOCUMENTS,
+    _SPECIFICATIONS,
+    _ORIGIN,
+    _SERVERS,
+    _REACHED,
+    _LASTS,
+)
 
 
 def prepare(connection: Connection, where: str, read_only: bool = False) -> None:

@@ -18,7 +18,7 @@ import psycopg
 from fairlead.journal.chained import GENESIS, READ_BYTES, ChainedJournal, Mark, Reign
 from fairlead.journal.journal import Damaged, Fenced, Held, JournalError, UnknownOutcome
 from fairlead.journal.lease_renewer import LeaseRenewer
-from fairlead.journal.leases import LEASE
+from fairlead.journal.leases import LEASE, Sightings
 from fairlead.journal.pgconnection import (
     CHANNEL,
     SCHEMA,
@@ -31,6 +31,7 @@ from fairlead.journal.pgconnection import (
     with_placeholders,
     writing,
 )
+from fairlead.journal.pglimit import limited
 from fairlead.journal.pgschema import prepare
 
 PATIENCE = 10.0
@@ -65,11 +66,12 @@ class PostgresJournal(ChainedJournal):
         lease: float = LEASE,
         read_only: bool = False,
         patience: float = PATIENCE,
+        sightings: Sightings | None = None,
     ) -> None:
         """Connect to a database.
 
         `server` is the name under which this process holds leases (random by default). Clients reach the server at
-        `address`. A lease ends `lease` seconds after its last renewal.
+        `address`. A lease ends `lease` seconds after its last renewal. All objects of a server share `sightings`.
         """
         self.path = shown_url(url)
         self.snapshots_path = f"{self.path}, table snapshots"
@@ -79,6 +81,8 @@ class PostgresJournal(ChainedJournal):
         self._expires = f"clock_timestamp() + interval '{lease:f} seconds'"
         self._read_only = read_only
         self._patience = patience
+        self._lease = lease
+        self._sightings = sightings or Sightings()
         self._in_doubt = False
         self._skipped = {}
         self._tails = {}
@@ -105,7 +109,8 @@ class PostgresJournal(ChainedJournal):
     # Reigns and appends
 
     def reign(self, stream: str) -> int:
-        with self.writing(f"stream {stream!r}: beginning a reign"):
+        writing = self.writing(f"stream {stream!r}: beginning a reign")
+        with limited(self._db, self._lease), writing:
             row, tail = self._claim(stream)
             if row.slot < 0:
                 row = row._replace(slot=0)
@@ -130,12 +135,13 @@ class PostgresJournal(ChainedJournal):
         """Lock the row of a stream and return its content. Raises `Held` if another server leads the stream."""
         self._db.execute(_NEW_ROW, (stream,))
         lease = self._db.execute(
-            "SELECT holder, address, extract(epoch FROM expires - clock_timestamp())::float FROM reigns "
-            "WHERE stream = %s FOR UPDATE",
+            "SELECT holder, address, expires, extract(epoch FROM expires - clock_timestamp())::float, lasts "
+            "FROM reigns WHERE stream = %s FOR UPDATE",
             (stream,),
         ).fetchone()
         assert lease is not None
-        holder, address, left = lease
+        holder, address, *end = lease
+        left = self._sightings.left(stream, *end)
         if holder not in ("", self._server) and left > 0:
             raise Held(stream, address, left)
         return self._state_of(stream)
@@ -148,7 +154,8 @@ class PostgresJournal(ChainedJournal):
         values = {"stream": stream, "epoch": epoch, "seq": seq, "digest": digest, "payload": payload}
         while True:
             try:
-                return self._db.execute(_APPEND, {**values, "session": self._session}, prepare=True).rowcount == 1
+                with limited(self._db, self._lease):
+                    return self._db.execute(_APPEND, {**values, "session": self._session}, prepare=True).rowcount == 1
             except psycopg.Error as problem:
                 if not is_broken(self._db):
                     raise refused(problem, self.path, doing) from problem
@@ -199,7 +206,7 @@ class PostgresJournal(ChainedJournal):
         self._db = self._connected()
         held = [(stream, tail.epoch) for stream, tail in sorted(self._tails.items())]
         if held:
-            with writing(self._db, self.path, "replacing a lost connection"):
+            with limited(self._db, self._lease), writing(self._db, self.path, "replacing a lost connection"):
                 for stream, epoch in held:
                     self._db.execute(
                         f"UPDATE reigns SET session = %s, expires = {self._expires} "
@@ -211,8 +218,11 @@ class PostgresJournal(ChainedJournal):
         """Write the row of a stream, with a lease for this server. The caller must have locked the row."""
         self._db.execute(
             "UPDATE reigns SET epoch = %s, born = %s, base = %s, base_digest = %s, seal = %s, seq = %s, digest = %s, "
-            f"holder = %s, session = %s, address = %s, expires = {self._expires} WHERE stream = %s",
-            (*row[1:], row.seal(stream), tail.seq, tail.digest, self._server, self._session, self._address, stream),
+            f"holder = %s, session = %s, address = %s, lasts = %s, expires = {self._expires} WHERE stream = %s",
+            (
+                *(*row[1:], row.seal(stream), tail.seq, tail.digest),
+                *(self._server, self._session, self._address, self._lease, stream),
+            ),
         )
 
     # Reading
@@ -341,7 +351,7 @@ class PostgresJournal(ChainedJournal):
     def close(self) -> None:
         """Close the journal and end its leases, so that another server can lead at once."""
         self._renewer.close()
-        with suppress(psycopg.Error):
+        with suppress(psycopg.Error), limited(self._db, self._lease):
             for stream, tail in self._tails.items():
                 self._db.execute(
                     "UPDATE reigns SET holder = '', expires = 'epoch' WHERE stream = %s AND epoch = %s AND holder = %s",

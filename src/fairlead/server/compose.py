@@ -176,6 +176,8 @@ async def compose(
             wall,
             on_lead=on_lead,
             cores=os.cpu_count() or 1,
+            on_end=telemetry.metrics.forget,
+            inform=lambda text: log.info("control plane", text=text),
             roster=storage.roster(),
         )
     )

@@ -16,6 +16,7 @@ from fairlead.identity.sealed import SealedFile, key_path
 from fairlead.identity.smallfile import Document, SmallFile, StoredDocument
 from fairlead.journal.disk_space import need_disk_space
 from fairlead.journal.journal import Journal, JournalError
+from fairlead.journal.leases import Sightings
 from fairlead.journal.locate import need_driver
 from fairlead.journal.roster import Roster
 from fairlead.journal.snapshot import Snapshots
@@ -38,6 +39,7 @@ class Storage:
         self._limits = limits
         self._server = token_hex(8)
         """The id of this process in leases and heartbeats."""
+        self._sightings = Sightings()
         self._turn = threading.Lock()
         """Held by the journal object that writes, because an SQLite file has one writer at a time."""
         self._snapshots: dict[str, Snapshots] = {}
@@ -47,7 +49,13 @@ class Storage:
         if self._options.database:
             from fairlead.journal.postgresql import PostgresJournal
 
-            return PostgresJournal(self._options.database, self._server, self._options.url, self._limits.lease)
+            return PostgresJournal(
+                self._options.database,
+                self._server,
+                self._options.url,
+                self._limits.lease,
+                sightings=self._sightings,
+            )
         need_disk_space(self._options.directory)
         return SqliteJournal(self.journal_place, turn=self._turn)
 
@@ -57,7 +65,9 @@ class Storage:
             return None
         from fairlead.journal.pgroster import PostgresRoster
 
-        return PostgresRoster(self._options.database, self._server, self._options.url, self._limits.lease)
+        return PostgresRoster(
+            self._options.database, self._server, self._options.url, self._limits.lease, self._sightings
+        )
 
     def snapshot(self, partition: str, seq: int) -> None:
         """Start a snapshot of a partition if one is due after record `seq`."""

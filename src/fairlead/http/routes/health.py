@@ -32,6 +32,11 @@ def _health(request: Request) -> wire.Health:
             f"partition {name}: {len(nodes)} {'nodes know' if len(nodes) > 1 else 'node knows'} tasks or leaders that "
             "are not in the journal: its data were set back; see `unknown attempt` and `epoch not known` in the log"
             for name, nodes in services.hub.ahead().items()
+        ]
+        + [
+            f"partition {name}: its journal is damaged; the log of this server says where, and `fairlead journal "
+            "verify` checks all of it"
+            for name in control.damaged
         ],
     )
 

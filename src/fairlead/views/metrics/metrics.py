@@ -267,9 +267,19 @@ class Metrics:
             series.parts[part].observe(taken)
         self._set_ready(name, partition.readiness.ready)
         if partition.removed:
-            self._earmarks.forget(name)
-            self._scraped.forget(name)
-            self._ready.remove(name)  # no readiness is expected of a removed partition; its lanes are empty
+            self._forget_shown(name)  # its lanes are empty
+
+    def forget(self, name: str) -> None:
+        """Drop the gauges of a partition that is not served here any more; another server may show it."""
+        self._forget_shown(name)
+        self._lanes.figures.pop(name, None)
+        self._shares.figures.pop(name, None)
+
+    def _forget_shown(self, name: str) -> None:
+        self._earmarks.forget(name)
+        self._scraped.forget(name)
+        if self._was_ready.pop(name, None) is not None:
+            self._ready.remove(name)
 
     def stopped(self, partition: Partition, why: str) -> None:
         self._set_ready(partition.name, False)
