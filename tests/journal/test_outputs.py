@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from fairlead.core.state import Partition
-from fairlead.history.outputs import Incoming, OutputStore
+from fairlead.history.outputs import Incoming, OutputStore, _share
 from fairlead.history.recorder import HistoryRecorder, ResultRow
 from fairlead.history.s3 import ObjectStore, Unusable
 from fairlead.history.store import History
@@ -127,6 +127,29 @@ def test_the_oldest_are_removed_by_age_and_by_size(tmp_path: Path) -> None:
     assert files(tmp_path) == []
     OutputStore(store).shrink()
     assert list((tmp_path / "default/ann").iterdir()) == []
+
+
+def test_the_files_of_one_user_do_not_push_out_those_of_others(tmp_path: Path) -> None:
+    """17 sparse files of 1 GiB removed the results of everybody."""
+    store = FolderStore(tmp_path)
+    times = {"ann": 400, "bob": 300, "eve": 0}
+    for user, ago in times.items():
+        for name in range(2 if user != "eve" else 20):
+            path = tmp_path / "default" / user / "0.0" / f"1.main.{name}.1.out"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                file.truncate(100 if user != "eve" else 1 << 30)
+            os.utime(path, (0, time() - ago - name))
+    OutputStore(store, size=16 << 30).shrink()
+    assert [len(list((tmp_path / "default" / user / "0.0").iterdir())) for user in times] == [2, 2, 15]
+
+
+@pytest.mark.parametrize(
+    ("used", "size", "expected"),
+    [([], 10, 10), ([5], 10, 5), ([20], 10, 10), ([1, 2, 90], 30, 27), ([40, 40, 40], 30, 10), ([1, 40, 40], 31, 15)],
+)
+def test_each_user_has_a_share_and_what_others_leave(used: list[int], size: int, expected: int) -> None:
+    assert _share(used, size) == expected
 
 
 def test_objects_are_removed_too(store: Store) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import mkdtemp
@@ -67,17 +67,23 @@ class OutputStore:
         return self._store.read(key, offset, most)
 
     def shrink(self) -> None:
-        """Remove files that are too old, then the oldest files until all together are within the size limit."""
+        """Remove files that are too old, then the oldest files of users with more than their share of the size limit.
+
+        A user may use what the others leave. So the files of one user do not push out those of others.
+        """
         with self._lock:
             self._unchecked = 0
             files = sorted(self._store.all())
-            total, oldest = sum(file.size for file in files), self._now() - self._age
+            used: dict[str, int] = {}
+            for file in files:
+                used[_user_of(file.key)] = used.get(_user_of(file.key), 0) + file.size
+            share, oldest = _share(used.values(), self._size), self._now() - self._age
             removed: list[str] = []
             for written, size, key in files:
-                if total <= self._size and written >= oldest:
-                    break
-                removed.append(key)
-                total -= size
+                user = _user_of(key)
+                if used[user] > share or written < oldest:
+                    removed.append(key)
+                    used[user] -= size
             self._store.remove(removed)
 
     # -- for `Incoming` ------------------------------------------------------------------------------------------
@@ -206,6 +212,21 @@ class Incoming:
             files[name] = size
             paths[result_key(self._partition, self._user, tasks.number, row, name)] = path
         return msgspec.structs.replace(row, files=tuple(files.items()), warning="; ".join(warnings))
+
+
+def _share(used: Iterable[int], size: int) -> int:
+    """Return the most bytes that each user may keep, so that all together are within `size`."""
+    amounts = sorted(used)
+    for at, amount in enumerate(amounts):
+        share = size // (len(amounts) - at)
+        if amount > share:
+            return share
+        size -= amount
+    return amounts[-1] if amounts else size
+
+
+def _user_of(key: str) -> str:
+    return key.split("/", 2)[1]
 
 
 def log_key(partition: str, asked: LogRequest) -> str:
