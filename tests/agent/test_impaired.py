@@ -15,7 +15,7 @@ import pytest
 from fairlead.core.commands import Kill
 from fairlead.wire.agent_messages import LogRequest
 from tests.agent.plant import PARTITION, Machine, Plant
-from tests.agent.test_users import helpers, node, process_of, processes_of, relatives, run, tell
+from tests.agent.test_users import helpers, labels_of, node, process_of, processes_of, relatives, run, tell
 from tests.people import People, needs_root, people
 
 pytestmark = needs_root
@@ -152,6 +152,28 @@ def test_tasks_of_stopped_spawners_end_with_their_lease(two: People, tmp_path: P
                 os.kill(one.process.pid, signal.SIGCONT)
             await plant.ask(Kill(job=job, user="bob"))
             assert await plant.over(job) == "killed"
+
+    tell(story)
+
+
+def test_a_process_that_leaves_its_task_does_not_leave_the_limits(two: People, tmp_path: Path) -> None:
+    """It has no parent, session or environment of the task. Without cgroups it is ended, as nothing could limit it."""
+
+    async def story() -> None:
+        async with node(two, tmp_path) as (plant, _):
+            burn = "exec 3<>/dev/zero; while :; do :; done"
+            leave = f"( env -i /usr/bin/setsid /bin/sh -c '{burn}' & ); exec sleep 600"
+            asked = {"cpu": 0.1, "memory": "64Mi"}
+            job = await plant.submit(["/bin/sh", "-c", leave], user="bob", resources=asked)
+            await plant.until(lambda partition: process_of(two.names["bob"], "sleep"))
+            await asyncio.sleep(1.0)  # longer than the pause between two looks of the spawner
+            task, left = (process_of(two.names["bob"], name) for name in ("sleep", "sh"))
+            assert not left or Path(f"/proc/{left}/cgroup").read_text() == Path(f"/proc/{task}/cgroup").read_text()
+            assert bool(left) == ((await labels_of(plant))["cgroup"] != "none")
+            await plant.ask(Kill(job=job, user="bob"))
+            assert await plant.over(job) == "killed"
+            while process_of(two.names["bob"], "sh"):
+                await asyncio.sleep(0.1)
 
     tell(story)
 

@@ -117,6 +117,8 @@ class Groups(Limits):
     def at_once(self, memory: int) -> bool:
         return memory > 0
 
+    outside = ""
+
     @property
     def tree(self) -> str:
         return str(self._folder)

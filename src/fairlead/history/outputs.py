@@ -226,7 +226,7 @@ def _share(used: Iterable[int], size: int) -> int:
 
 
 def _user_of(key: str) -> str:
-    return key.split("/", 2)[1]
+    return "".join(key.split("/", 2)[1:2])  # empty for a file that is not ours
 
 
 def log_key(partition: str, asked: LogRequest) -> str:

@@ -4,6 +4,9 @@ A cgroup for a task is called a room. The next task reuses it, which is cheaper 
 process into a cgroup costs as much as starting it. CPU time is limited per 0.1 s, so a task gets its room only after it
 has run for that long. A task with a memory limit gets its room at once: memory allocated before the move would not
 count.
+
+With cgroups v1, tasks of separate users start in their room, because a process that a task started earlier, and that is
+not known as one of the task, would stay outside of it.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ class Limits:
         self.note = "CPU is not limited, since no cgroup can be made here; memory is watched twice a second"
         self.guards = False
         """True if tasks can open only the GPUs assigned to them."""
+        self.inside = False
+        """True if all tasks start in their room, which the spawner enters for that."""
         self._base = ""
         self._memory = False
         self._free: list[Room] = []
@@ -138,6 +143,11 @@ class Limits:
             _put(f"{self._processes}/cgroup.procs", str(pid))
         except OSError:
             self._processes = ""
+
+    @property
+    def outside(self) -> str:
+        """The cgroup v1 above the rooms, where the spawner is; empty if the rooms are v2 or missing."""
+        return os.path.dirname(self._base) if self.kind == "v1" else ""
 
     @property
     def tree(self) -> str:

@@ -4,8 +4,8 @@ The spawner sends requests as packets:
 
 - `ROOM MILLI-CPUS BYTES GPUS PID…` moves processes into a room (a cgroup for one task at a time). There is no answer.
   GPUS is 1 if the task was started in the room with GPUs. With 0, the room denies the GPUs of an earlier task.
-- `enter NUMBER ROOM MILLI-CPUS BYTES GPU…` moves the spawner itself into a room. The processes that it starts next have
-  these GPUs and no others.
+- `enter NUMBER ROOM MILLI-CPUS BYTES GPU…` moves the spawner itself into a room. The processes that it starts next are
+  there, and have these GPUs and no others.
 - `leave NUMBER` moves the spawner out again.
 - `over NUMBER ROOM` asks if the kernel has killed processes in a room for their memory.
 
@@ -82,7 +82,7 @@ class Keeping:
             self._tree = f"{unified_group()}/fairlead-{self._name}"
             os.makedirs(f"{self._tree}/main", 0o755, exist_ok=True)
         self._deny(f"{self._tree}/main", self._devices)
-        self._move("main")
+        self._move(f"{self._tree}/main")
 
     def serve(self, link: _socket.socket) -> None:
         """Serve the spawner's requests until it exits."""
@@ -144,17 +144,24 @@ class Keeping:
             self.limits.put(room, [pid for pid in pids if self.limits.holds(pid) and _uid(pid) == self._uid])
 
     def _enter(self, number: int, cpu: int, memory: int, *gpu_numbers: int) -> None:
+        room = self._room(number, cpu, memory)
+        if self.limits.outside and room is not None:
+            self._move(room.path)
+        if not gpu_numbers and self.limits.outside:
+            if room is None:
+                raise OSError("no cgroup can be made")
+            return
         if not self._tree:
             raise OSError("GPUs are not guarded here")
         allowed = {self._devices[gpu] for gpu in gpu_numbers}
-        room = self._room(number, cpu, memory)
         path = room.path if room is not None and self.limits.tree else f"{self._tree}/{number}"
         os.makedirs(path, 0o755, exist_ok=True)
         self._deny(path, [device for device in self._devices if device not in allowed])
-        self._move(os.path.relpath(path, self._tree))
+        self._move(path)
 
     def _leave(self) -> None:
-        self._move("main")
+        for path in filter(None, (self._tree and f"{self._tree}/main", self.limits.outside)):
+            self._move(path)
 
     def _over(self, number: int) -> None:
         if not self.limits.ran_over(self._rooms[number]):
@@ -178,7 +185,7 @@ class Keeping:
         self._guards[path].deny(devices)
 
     def _move(self, group: str) -> None:
-        with open(f"{self._tree}/{group}/cgroup.procs", "w") as file:
+        with open(f"{group}/cgroup.procs", "w") as file:
             file.write(str(self._spawner))
 
 

@@ -27,6 +27,7 @@ class AskedLimits(Limits):
         self.guards = guards
         self.note = limits.note
         self.kind = limits.kind
+        self.inside = limits.kind == "v1"
         self._keeper = keeper
         self._memory = limits.at_once(1)
         self._free = []
@@ -39,9 +40,9 @@ class AskedLimits(Limits):
         room.cpu, room.limit, room.gpus = cpu, memory, False
 
     def enter(self, cpu: int, memory: int, gpus: str) -> Room:
-        """Enter a room with these GPUs (numbers with commas): processes started before `leave` have only those.
+        """Enter a room: processes started before `leave` are there. With GPUs, they have only those.
 
-        Raises `OSError` if that fails.
+        `gpus` are numbers with commas.         Raises `OSError` if that fails.
         """
         room = self._take(cpu, memory)
         try:
@@ -51,7 +52,7 @@ class AskedLimits(Limits):
         except OSError:
             self.give(room)
             raise
-        room.gpus = True
+        room.gpus = bool(gpus)
         return room
 
     def leave(self) -> None:

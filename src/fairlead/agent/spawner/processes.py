@@ -1,4 +1,4 @@
-"""Finds the processes of a task: those of its session, their children, and processes with its mark.
+"""Finds the processes of a task: those of its session, their children, and processes with its mark or in its cgroup.
 
 The mark is an environment variable of every task, which its children inherit.
 """
@@ -114,16 +114,32 @@ def owners(tasks: dict[int, str], processes: dict[int, Process], root: int) -> d
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
     by_mark = {mark: pid for pid, mark in tasks.items()}
+    by_group: dict[str, int] | None = None
     owners: dict[int, int] = {}
     stack = [(pid, 0) for pid in children.get(root, ())]
     while stack:
         pid, above = stack.pop()
         session = processes[pid].session
         owner = session if session in tasks else above or by_mark.get(mark_of(pid), 0)
+        if not owner:
+            if by_group is None:
+                # The cgroups of tasks that have one of their own.
+                by_group = {_groups_of(first): first for first in tasks}
+                for shared in ("", _groups_of(root)):
+                    by_group.pop(shared, None)
+            owner = by_group.get(_groups_of(pid), 0)
         if owner:
             owners[pid] = owner
         stack += [(child, owner) for child in children.get(pid, ())]
     return owners
+
+
+def _groups_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cgroup") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def left_over(mark: str, sessions: Iterable[int], written: float, now: float) -> list[int]:

@@ -92,11 +92,12 @@ class Starter:
             self._paths.clear()
             raise _cause(problem, command) from None
         finally:
-            if gpus:
+            if gpus or (room is not None and self._limits.inside):
                 self._limits.leave()
         if room is not None:
-            self._limits.put(room, (task.pid,))
             task.room = room
+            if not self._limits.inside:
+                self._limits.put(room, (task.pid,))
         task.state = RUNNING
 
     def _environment(self, task: Task) -> dict[str, str]:
@@ -127,11 +128,15 @@ class Starter:
 
     def _room(self, cpu: int, memory: int, gpus: str) -> Room | None:
         """Return the cgroup in which a task has to start, if it needs one from the start."""
-        if not gpus:
+        if not gpus and not self._limits.inside:
             return self._limits.take(cpu, memory) if self._limits.at_once(memory) else None
+        if not (gpus or cpu or memory):
+            return None
         try:
             return self._limits.enter(cpu, memory, gpus)
         except OSError as problem:
+            if not gpus:
+                return None  # the task runs without a cgroup, and its memory use is polled
             raise CannotStart("refused", 0, f"its GPUs cannot be given to it: {problem}") from None
 
     def _spawn(self, task: Task, path: str, command: tuple[str, ...], environment: dict[str, str], files: Files) -> int:

@@ -344,8 +344,8 @@ class Tasks:
             cut_logs(running, self._logs, now)
             for task, why in too_large(running, self._marks(), now):
                 self.stop([(task.key, 0.0)], why)
-            if self._orphans:
-                self._orphans = end_orphans(self._marks(), self.guard) or bool(self._by_pid)
+            if self._orphans or self._by_pid:
+                self._orphans = end_orphans(self._marks(), self.guard)
 
     def _clear(self, now: float) -> None:
         """Kill the processes of tasks whose grace is over, and finish the tasks that have no processes left."""
