@@ -157,7 +157,7 @@ async def is_refused_with_a_reason(plant: Plant, one: Machine, two: People) -> N
         assert await plant.over(job) == "failed"
         reason = await plant.job(job, lambda each: each.reason)
         assert why in reason, reason
-    assert (await run(plant, "ann", "echo still here"))[1] == "still here\n"
+        assert (await run(plant, "ann", "echo still here"))[1] == "still here\n"  # else the node would be drained
 
 
 async def ends_with_its_spawner_and_not_with_the_agent(plant: Plant, one: Machine, two: People) -> None:
