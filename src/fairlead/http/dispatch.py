@@ -12,12 +12,14 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from fairlead.core.commands import Command
 from fairlead.core.errors import Refused
 from fairlead.core.reader import suggestion
 from fairlead.core.resources import shown
 from fairlead.http.context import Disconnected, Request, Services
 from fairlead.http.responses import Receive, Response, Scope, Send, plain, problem_of, problem_response
 from fairlead.identity.smallfile import FileProblem
+from fairlead.wire import api as wire
 from fairlead.wire.operation import API, Answer, Operation, Parameter, Row, row_of
 from fairlead.wire.unserved import Unserved
 
@@ -44,6 +46,21 @@ def serves(
         return handler
 
     return register
+
+
+def serves_command(
+    operation: type[Operation[wire.Done]], command: type[Command], change: Callable[..., Awaitable[wire.Done]]
+) -> None:
+    """Let a command answer an operation. Those of its fields that the operation has too get their values.
+
+    `change` executes the command. It gets the request, the operation's parameters and the command.
+    """
+    names = [name for name in command.__struct_fields__ if name in operation.__struct_fields__]
+
+    async def handle(request: Request, asked: Any) -> wire.Done:
+        return await change(request, asked, command(**{name: getattr(asked, name) for name in names}))
+
+    HANDLERS[operation] = handle
 
 
 class Route:

@@ -38,7 +38,7 @@ from fairlead.core.why.never import may_never_run, never_runs
 from fairlead.core.why.reasons import NoNodeYet, Reason
 from fairlead.history.recorder import AttemptRow, JobRow
 from fairlead.http.context import InPartition, Request, Services, caller_fields, change
-from fairlead.http.dispatch import serves
+from fairlead.http.dispatch import serves, serves_command
 from fairlead.http.responses import problem_of
 from fairlead.views.answers import by_id, job_answer, task_answers
 from fairlead.views.explanation import explained, remedies_of, why_never_told, with_remedies
@@ -510,24 +510,8 @@ def as_missing(job_id: str, refusal: Refused) -> Refused:
     return missing(job_id) if hidden or absent else refusal
 
 
-@serves(op.Kill)
-async def kill(request: Request, asked: op.Kill) -> wire.Done:
-    return await change_job(request, asked, Kill(job=asked.job))
-
-
-@serves(op.Hold)
-async def hold(request: Request, asked: op.Hold) -> wire.Done:
-    return await change_job(request, asked, HoldJob(job=asked.job))
-
-
-@serves(op.Release)
-async def release(request: Request, asked: op.Release) -> wire.Done:
-    return await change_job(request, asked, ReleaseJob(job=asked.job))
-
-
-@serves(op.Requeue)
-async def requeue(request: Request, asked: op.Requeue) -> wire.Done:
-    return await change_job(request, asked, Requeue(job=asked.job))
+for _operation, _command in ((op.Kill, Kill), (op.Hold, HoldJob), (op.Release, ReleaseJob), (op.Requeue, Requeue)):
+    serves_command(_operation, _command, change_job)
 
 
 @serves(op.StopTasks)

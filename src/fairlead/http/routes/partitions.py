@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from fairlead.core.commands import MarkReady
 from fairlead.http.context import Request, change
-from fairlead.http.dispatch import serves
+from fairlead.http.dispatch import serves, serves_command
 from fairlead.views.answers import partition_answer
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
@@ -25,6 +27,4 @@ async def partitions(request: Request, asked: op.Partitions) -> wire.Partitions:
     return wire.Partitions(partitions=answers)
 
 
-@serves(op.MarkReady)
-async def mark_ready(request: Request, asked: op.MarkReady) -> wire.Done:
-    return await change(request, asked, MarkReady(), "partition")
+serves_command(op.MarkReady, MarkReady, partial(change, what="partition"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from fairlead.core.commands import MovePool, ScalePool
@@ -11,7 +13,7 @@ from fairlead.core.reader import Reader, suggestion
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
 from fairlead.http.context import Request, change
-from fairlead.http.dispatch import serves
+from fairlead.http.dispatch import serves, serves_command
 from fairlead.pools.provider import kind_of
 from fairlead.views.pool_answers import pool_answers, usage_answer
 from fairlead.wire import api as wire
@@ -53,9 +55,7 @@ async def pool(request: Request, asked: op.Pool) -> wire.Pool:
     return await served.read(look)
 
 
-@serves(op.MovePool)
-async def move_pool(request: Request, asked: op.MovePool) -> wire.Done:
-    return await change(request, asked, MovePool(pool=asked.pool, action=asked.action), "pool")
+serves_command(op.MovePool, MovePool, partial(change, what="pool"))
 
 
 @serves(op.ScalePool)

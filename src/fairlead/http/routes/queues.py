@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fairlead.core.commands import MoveQueue
 from fairlead.core.errors import Refused
 from fairlead.core.resources import shown
 from fairlead.core.state import Partition
 from fairlead.http.context import Request, change
-from fairlead.http.dispatch import serves
+from fairlead.http.dispatch import serves, serves_command
 from fairlead.views.answers import queue_answer
 from fairlead.views.loan_answers import loan_answers
 from fairlead.wire import api as wire
@@ -39,9 +41,7 @@ async def queue(request: Request, asked: op.Queue) -> wire.Queue:
     return await served.read(look)
 
 
-@serves(op.MoveQueue)
-async def move_queue(request: Request, asked: op.MoveQueue) -> wire.Done:
-    return await change(request, asked, MoveQueue(queue=asked.queue, action=asked.action), "queue")
+serves_command(op.MoveQueue, MoveQueue, partial(change, what="queue"))
 
 
 @serves(op.Loans)
