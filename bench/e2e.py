@@ -1,7 +1,7 @@
 """End to end with the real program: from submit to the end of processes, and from submit to the start of one.
 
 `fairlead up` runs on its own data directory. Every task is a process that is supervised, limited and logged. The floor
-is the rate at which two plain processes can start and await others in the same minute.
+is the rate at which plain processes, one for each core, can start and await others in the same minute.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Generator
 from pathlib import Path
 from time import perf_counter, sleep, time
 
-from bench.harness import Row
+from bench.harness import CORES, Row, floor
 from fairlead.client import Client
 
 TASKS = 10_000
@@ -26,11 +26,6 @@ QUEUED = 100_000
 SLOTS = 64
 """Tasks that may run at a time."""
 FAIRLEAD = [sys.executable, "-c", "from fairlead.cli import main; main()"]
-PLAIN = """
-import os, sys
-for _ in range(int(sys.argv[1])):
-    os.waitpid(os.posix_spawn("/bin/true", ("/bin/true",), os.environ), 0)
-"""
 TRUE = {"command": ["/bin/true"], "resources": {"cpu": 1}}
 
 
@@ -48,7 +43,7 @@ def e2e(scale: float) -> Generator[Row, None, None]:
         waits = sorted(_lone(client) for _ in range(lone))
         yield Row("submit to start of one process, median", 1_000 * waits[lone // 2], "ms", 4.0)
         yield Row("submit to start of one process, 99 of 100", 1_000 * waits[lone * 99 // 100], "ms", 10.0)
-        floor = _floor(tasks)
+        plain = floor(tasks)
         for what, run in (("one array", _array), ("as many jobs", _jobs)):
             rate = tasks / run(client, tasks)
             yield Row(
@@ -57,9 +52,9 @@ def e2e(scale: float) -> Generator[Row, None, None]:
                 "/s",
                 1_552,
                 True,
-                rate / floor,
-                "two plain processes",
-                f"{tasks:,} of /bin/true; the floor was {floor:,.0f} /s",
+                rate / plain,
+                f"{CORES} plain processes",
+                f"{tasks:,} of /bin/true; the floor was {plain:,.0f} /s",
             )
         large = {**TRUE, "resources": {"cpu": 10**6}}
         array = client.submit(document={"stages": [{**large, "count": QUEUED, "min": 1}]})
@@ -113,11 +108,3 @@ def _jobs(client: Client, tasks: int) -> float:
     while any(True for _ in client.jobs(state=["pending", "running"], limit=1)):
         sleep(0.02)
     return time() - began
-
-
-def _floor(tasks: int) -> float:
-    began = perf_counter()
-    plain = [subprocess.Popen([sys.executable, "-S", "-E", "-c", PLAIN, str(tasks // 2)]) for _ in range(2)]
-    for process in plain:
-        process.wait()
-    return tasks / (perf_counter() - began)

@@ -23,6 +23,12 @@ ROOT = Path(__file__).parent.parent
 CHILD_SECONDS = 240
 MEGABYTE = 1_000_000
 MICRO = 1_000_000
+CORES = os.cpu_count() or 1
+PLAIN = """
+import os, sys
+for _ in range(int(sys.argv[1])):
+    os.waitpid(os.posix_spawn("/bin/true", ("/bin/true",), os.environ), 0)
+"""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -143,3 +149,13 @@ def in_child(function: Callable[..., dict[str, float]], *arguments: Any) -> dict
         raise RuntimeError(f"{name} failed:\n{done.stderr}")
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def floor(tasks: int) -> float:
+    """Return the rate at which plain processes, one for each core, start `/bin/true` and wait for it."""
+    began = perf_counter()
+    command = [sys.executable, "-S", "-E", "-c", PLAIN, str(tasks // CORES)]
+    children = [subprocess.Popen(command) for _ in range(CORES)]
+    for child in children:
+        child.wait()
+    return tasks // CORES * CORES / (perf_counter() - began)

@@ -17,18 +17,22 @@ from statistics import median
 from typing import Any
 
 from bench.e2e import e2e
-from bench.harness import number
+from bench.harness import CORES, number
 
 SECONDS = 300.0
 """The time limit of a script."""
 
 RATE, HALF, MOST = "tasks/s", "ms p50", "ms p99"
 SCRIPTS = (
-    ("floor: Popen, two processes", "floor_spawn.py --method popen --procs 2 --n {tasks}", {"per_s": RATE}),
-    ("floor: posix_spawn, two processes", "floor_spawn.py --method posix_spawn --procs 2 --n {tasks}", {"per_s": RATE}),
+    ("floor: Popen, a process a core", "floor_spawn.py --method popen --procs {cores} --n {tasks}", {"per_s": RATE}),
+    (
+        "floor: posix_spawn, a process a core",
+        "floor_spawn.py --method posix_spawn --procs {cores} --n {tasks}",
+        {"per_s": RATE},
+    ),
     ("HyperQueue", "hq_bench.py --n {tasks}", {"tasks_per_s": RATE}),
     ("HyperQueue", "hq_bench.py --mode latency --n {lone}", {"p50_ms": HALF, "p99_ms": MOST}),
-    ("Dask", "dask_bench.py --kind proc --saturation inf --n {tasks}", {"tasks_per_s": RATE}),
+    ("Dask", "dask_bench.py --workers {cores} --kind proc --saturation inf --n {tasks}", {"tasks_per_s": RATE}),
     ("Dask", "dask_bench.py --mode latency --n {lone}", {"proc.p50_ms": HALF, "proc.p99_ms": MOST}),
     ("Ray", "ray_bench.py --kind proc --n {tasks}", {"tasks_per_s": RATE}),
     ("Ray", "ray_bench.py --mode latency --n {lone}", {"proc.p50_ms": HALF, "proc.p99_ms": MOST}),
@@ -48,7 +52,7 @@ Figure = tuple[str, str, float]
 
 
 def theirs(directory: Path, python: str, scale: float) -> Iterator[Figure]:
-    sizes = {"tasks": max(20, round(10_000 * scale)), "few": max(20, round(1_000 * scale)), "lone": 100}
+    sizes = {"cores": CORES, "tasks": max(20, round(10_000 * scale)), "few": max(20, round(1_000 * scale)), "lone": 100}
     for name, words, wanted in SCRIPTS:
         script, *options = words.format(**sizes).split()
         answer = _ask([python, str(directory / script), *options])

@@ -1,4 +1,4 @@
-"""Processes per second through an agent and its spawners alone, compared with two plain processes.
+"""Processes per second through an agent and its spawners alone, compared with a plain process for each core.
 
 A stand-in for the server sends tasks ahead, as chains do, and confirms all reports. Every task has a session, two log
 files, a limit and a ledger, as always.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from websockets.asyncio.server import ServerConnection, serve
 
-from bench.harness import Row
+from bench.harness import CORES, Row, floor
 from fairlead.agent.spawner_link import end_all
 from fairlead.identity.node_keys import Identities
 from fairlead.identity.tokens import Tokens
@@ -53,11 +53,6 @@ USER, AGENT_AS, TASKS_AS = "bench", "daemon", "nobody"
 """The user of the tasks, and the system users of the agent and of the tasks."""
 OWN = (f"--for={USER}", *["--user=root"] * (os.geteuid() == 0))
 """A single-user node."""
-PLAIN = """
-import os, sys
-for _ in range(int(sys.argv[1])):
-    os.waitpid(os.posix_spawn("/bin/true", ("/bin/true",), os.environ), 0)
-"""
 
 
 class Times(NamedTuple):
@@ -172,19 +167,10 @@ async def _measure(folder: Path, tasks: int, rooms: int, lone: int, options: tup
                 await asyncio.to_thread(end_all, folder, 0.0)
 
 
-def _floor(tasks: int) -> float:
-    """Return the seconds that two plain processes need to start `/bin/true` and wait for it, for all tasks."""
-    began = perf_counter()
-    children = [subprocess.Popen([sys.executable, "-S", "-E", "-c", PLAIN, str(tasks // 2)]) for _ in range(2)]
-    for child in children:
-        child.wait()
-    return perf_counter() - began
-
-
 def spawning(scale: float) -> Iterator[Row]:
     tasks, lone = max(2, int(TASKS * scale)), max(2, int(LONE * scale))
-    floor = tasks / _floor(tasks)
-    yield Row("processes started and awaited by two plain loops", floor, "/s")
+    plain = floor(tasks)
+    yield Row(f"processes started and awaited by {CORES} plain loops", plain, "/s")
     rooms = 2 * (os.cpu_count() or 1)
     busy = process_time()
     own = _own(tasks, rooms, lone)
@@ -193,10 +179,10 @@ def spawning(scale: float) -> Iterator[Row]:
         "tasks through agent and spawners",
         tasks / own.flood,
         "/s",
-        goal=0.7 * floor,
+        goal=0.7 * plain,
         more=True,
-        ratio=tasks / own.flood / floor,
-        against="two plain loops",
+        ratio=tasks / own.flood / plain,
+        against=f"{CORES} plain loops",
         note=f"{tasks:,} × /bin/true in {rooms} rooms; {busy / tasks * 1e6:.0f} µs a task here in the stand-in",
     )
     yield Row(
