@@ -46,7 +46,7 @@ LOOK = 1.0
 SWEEP = 3600.0
 """Seconds between two removals of old logs."""
 MAX_SPAWNERS = 16
-"""A spawner starts up to 2,500 quick tasks a second, and takes 12 MB."""
+"""A spawner starts up to 2,500 quick tasks a second, and takes 5 MB of its own."""
 OPEN_TIME = 5.0
 """Seconds to open a connection to a server, before another attempt."""
 OUT_OF_TIME = (9, 10)
