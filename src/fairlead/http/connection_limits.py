@@ -75,7 +75,7 @@ class Connections:
         """Count a new connection, and close the oldest stranger if there are too many. False if that is not enough."""
         if len(self) >= self.shares.most and not self._strangers:
             return False
-        near = _near(client[0])
+        near = network_of(client[0])
         if len(self._by_address.get(near, ())) >= self.shares.address:
             self._close(next(iter(self._by_address[near])))
         elif len(self._strangers) >= self.shares.strangers or len(self) >= self.shares.most:
@@ -89,6 +89,10 @@ class Connections:
         if client in self._strangers:
             self._strangers[client] = close
         return client in self._strangers
+
+    def is_stranger(self, client: Client) -> bool:
+        """True if no valid token or node key has arrived on a connection."""
+        return client not in self._trusted
 
     def leave(self, client: Client) -> None:
         """Remove a connection that has ended."""
@@ -122,7 +126,7 @@ class Connections:
 
     def _forget_stranger(self, client: Client) -> None:
         del self._strangers[client]
-        near = _near(client[0])
+        near = network_of(client[0])
         del self._by_address[near][client]
         if not self._by_address[near]:
             del self._by_address[near]
@@ -134,7 +138,7 @@ class Connections:
 
 
 @lru_cache(10_000)
-def _near(host: str) -> str:
+def network_of(host: str) -> str:
     """Return the address by which connections are counted. For IPv6, it is the /64 prefix of one network."""
     try:
         address = ip_address(host)

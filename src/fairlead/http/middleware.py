@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 import msgspec
 
 from fairlead.control.control import Control
 from fairlead.control.partition import REQUEST_USER, REVISION, Revision
-from fairlead.http.connection_limits import Connections
+from fairlead.http.connection_limits import Connections, network_of
 from fairlead.http.page import Page
 from fairlead.http.responses import MEDIA_TYPE, App, Receive, Scope, Send, header, problem_of
+from fairlead.http.strangers import Buckets, Strangers
 from fairlead.identity.sessions import HEADER, Sessions
 from fairlead.identity.smallfile import FileProblem
 from fairlead.identity.tokens import Token, Tokens
@@ -51,26 +51,6 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a request may wait for a job to end."""
 
 
-class Buckets:
-    """Rate limits by name, as token buckets: each holds at most `burst` and refills at `rate` per second."""
-
-    def __init__(self, rate: float, burst: float, names: int = 10_000) -> None:
-        self._rate, self._burst, self._names = rate, burst, names
-        self._levels: dict[str, tuple[float, float]] = {}
-
-    def take(self, name: str) -> bool:
-        """Take one from a bucket. Return False if the bucket is empty."""
-        now = monotonic()
-        level, since = self._levels.get(name, (self._burst, now))
-        level = min(self._burst, level + (now - since) * self._rate)
-        allowed = level >= 1.0
-        if allowed:
-            if len(self._levels) >= self._names and name not in self._levels:
-                self._levels.clear()  # allows too much for a moment, but limits the size of the table
-            self._levels[name] = (level - 1.0, now)
-        return allowed
-
-
 REVISION_HEADER = b"fairlead-revision"
 """The header of answers with the number of the last record that the answer reflects."""
 
@@ -90,6 +70,7 @@ class Gate:
         self._tokens = tokens
         self._bounds = bounds
         self.connections = Connections(bounds.connections)
+        self.strangers = Strangers()
         self._arrived: Counter[str] = Counter()
         """User → bytes of the user's requests in progress."""
         self._requests = Buckets(bounds.requests, bounds.burst)
@@ -123,17 +104,24 @@ class Gate:
         finally:
             body.close()
 
+    def recognize(self, scope: Scope) -> Token | None:
+        """Return the token of a request if it is valid."""
+        if "token" not in scope:
+            secret, key = _bearer(scope), header(scope, HEADER).decode("latin-1")
+            if secret:
+                scope["token"] = self._tokens.find(secret)
+            else:
+                scope["token"] = self._sessions.find(header(scope, b"cookie").decode("latin-1"), key) if key else None
+        token: Token | None = scope["token"]
+        return token
+
     async def _caller(self, scope: Scope) -> Token:
         client = scope.get("client") or ("", 0)
-        secret = _bearer(scope)
-        key = header(scope, HEADER).decode("latin-1")
-        if secret:
-            token = self._tokens.find(secret)
-        else:
-            token = self._sessions.find(header(scope, b"cookie").decode("latin-1"), key) if key else None
+        token = self.recognize(scope)
         if token is None:
+            secret, key = _bearer(scope), header(scope, HEADER)
             # Tokens cannot be guessed; the limit bounds the cost of wrong ones.
-            if not self._failures.take(client[0]):
+            if not self._failures.take(network_of(client[0])):
                 raise Unserved("too many", "too many requests without a valid token; wait a while", 10)
             if key and not secret:
                 raise Unserved("unauthenticated", "the session has ended; log in again")

@@ -35,6 +35,7 @@ STATUS = {
     "malformed": 400,
     "method": 405,
     "too large": 413,
+    "too large a head": 431,
     "too slow": 408,
     "too many": 429,
     "unavailable": 503,

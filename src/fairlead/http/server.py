@@ -10,18 +10,23 @@ import ssl
 import sys
 import termios
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 from websockets.http11 import Request
 
 from fairlead.http.connection_limits import Connections
 from fairlead.http.listener import Listener
 from fairlead.http.middleware import Gate
+from fairlead.http.responses import MEDIA_TYPE, Scope, problem_of
 from fairlead.wire.agent_messages import MAX_FIRST_MESSAGE_BYTES, MAX_MESSAGE_BYTES
+from fairlead.wire.unserved import Unserved
 
 HEAD_SECONDS = 20.0
 """Seconds from the start of a connection, or the first byte of a request, to the end of the request's head."""
@@ -29,8 +34,20 @@ IDLE_SECONDS = 75.0
 """Seconds from an answer to the next request. Other bytes, such as the rest of a body, do not extend them."""
 STUCK_SECONDS = 30.0
 """Seconds after which a connection is dropped if its client reads nothing of an answer."""
-HEAD_BYTES = 64 * 1024
-CHUNK_BYTES = 256 * 1024
+HEAD_BYTES = 16 * 1024
+"""Bytes of the head of a request, and of what a stranger may send ahead."""
+HEAD_LINES = 100
+PIECE_BYTES = 4 * 1024
+"""Bytes of a body or of messages that are parsed at a time."""
+SMALL_BYTES = 512
+"""Bytes of which a stranger's WebSocket, or a body of unknown length, is parsed at a time."""
+SHORTEST_HEAD = len(b"GET / HTTP/1.1")
+GREETING_MESSAGES = 2
+"""Messages of an agent before its key is checked."""
+PINGS = 8
+"""Pings that a stranger may send."""
+FRAGMENTS = 1_000
+"""Fragments of one message."""
 UNREAD_BYTES = 64 * 1024
 """Unread bytes beyond the largest message at which a ping drops the connection instead of being answered."""
 FAREWELL_SECONDS = 10.0
@@ -56,7 +73,11 @@ def unsent(transport: asyncio.Transport) -> tuple[int, int]:
 
 
 class Protocol(HttpToolsProtocol):
-    """HTTP with limits: drops clients whose request head is slow or too large, or that do not read their answers."""
+    """HTTP with limits: drops clients whose request head is slow or too large, or that do not read their answers.
+
+    Of the requests that a client sends ahead, one is parsed while another is in progress. A stranger's request waits for
+    the turn of its address.
+    """
 
     _alarm: asyncio.TimerHandle | None = None
     """Timer that drops the connection; it runs while no request is in progress."""
@@ -64,45 +85,153 @@ class Protocol(HttpToolsProtocol):
     """Timer for the next check of the unsent bytes; it runs while the client does not read its answer."""
     _head = 0
     """Bytes of the request head that have arrived."""
+    _left: int | None = 0
+    """Bytes of the request body that have not been parsed; None if their number is unknown."""
+    _problem = ""
+    """What is wrong with the head of a request; empty if nothing is."""
+    _running: RequestResponseCycle | None = None
+    """The request in progress."""
+    _upgrading = False
+    """True while a WebSocket waits for the turn of its address."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._gate = cast(Gate, self.config.app)
+        self._unparsed = bytearray()
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.client = self.client or ("", 0)
         self._expect(HEAD_SECONDS)
-        if self.client is not None and not _connections(self.config).stay(self.client, transport.abort):
+        if not self._gate.connections.stay(self.client, transport.abort):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_alarms()
-        if self.client is not None:
-            _connections(self.config).leave(self.client)
+        assert self.client is not None
+        self._gate.connections.leave(self.client)
+        self._gate.strangers.leave(self.client)
+        self._unparsed.clear()
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            # uvicorn tells only the last request, which may be another one.
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._alarm is not None:
-            self._head += len(data)
-            # A body may follow in the same chunk, so the head is too large only if the chunk exceeds both limits.
-            if self._head > HEAD_BYTES + CHUNK_BYTES:
+        self._unparsed += data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse what has arrived, until a request waits for another one. Then read no more."""
+        while self._unparsed and not (self.pipeline or self._upgrading or self.transport.is_closing()):
+            piece = self._next_piece()
+            if not self._problem:
+                super().data_received(piece)
+            if self._problem:
+                self._refuse()
+        if self.transport.is_closing():
+            self._unparsed.clear()
+        elif self._unparsed:
+            assert self.client is not None
+            if len(self._unparsed) > HEAD_BYTES and self._gate.connections.is_stranger(self.client):
                 self._give_up()
-                return
-        super().data_received(data)
+            else:
+                self.flow.pause_reading()
+
+    def _next_piece(self) -> bytes:
+        """Take the rest of one head, or a part of one body, from what has arrived."""
+        if self._left is None:
+            size = SMALL_BYTES
+        elif self._left:
+            size = min(self._left, PIECE_BYTES)
+        else:
+            end = self._unparsed.find(b"\r\n\r\n", SHORTEST_HEAD)
+            size = min(len(self._unparsed) if end < 0 else end + 4, HEAD_BYTES - self._head)
+            self._head += size
+            if not size:
+                self._problem = f"the head of a request has at most {HEAD_BYTES:,} bytes; send less"
+        piece = bytes(memoryview(self._unparsed)[:size])
+        del self._unparsed[:size]
+        return piece
+
+    def _refuse(self) -> None:
+        """Answer that the head of a request is too large, and close the connection."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._give_up()
+            return
+        problem = Unserved("too large a head", self._problem)
+        body = msgspec.json.encode(problem_of(problem))
+        lines = (b"HTTP/1.1 431 Request Header Fields Too Large", b"connection: close", b"content-length: %d" % len(body))
+        self.transport.write(b"\r\n".join((*lines, b"content-type: " + MEDIA_TYPE.encode(), b"", body)))
+        self.transport.close()
 
     def handle_websocket_upgrade(self) -> None:
         self._stop_alarms()
-        super().handle_websocket_upgrade()
+        assert self.client is not None
+        if self._unparsed or self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()  # no agent sends before the answer
+            return
+        self._upgrading = True
+        self.flow.pause_reading()
+        self._gate.strangers.begin(self.client, self._upgrade)
+
+    def _upgrade(self) -> None:
+        if not self.transport.is_closing():
+            super().handle_websocket_upgrade()
+            self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._expect(HEAD_SECONDS)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) < HEAD_LINES:
+            super().on_header(name, value)
+        else:
+            self._problem = f"a request has at most {HEAD_LINES} headers; send fewer"
+
     def on_headers_complete(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+        self._head = 0
+        if self._problem:
+            return
+        sent = dict(self.headers)
+        length = sent.get(b"content-length", b"0")
+        self._left = None if b"transfer-encoding" in sent else int(length)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self._left is not None:
+            self._left -= len(body)
+        if not self._problem:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._left = 0
+        if not self._problem:
+            super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        assert self.client is not None
+        self._running = cycle
+        if self._gate.recognize(cast(Scope, cycle.scope)) is not None:
+            super()._start_asgi_task(cycle, app)
+        else:
+            self._gate.strangers.begin(self.client, partial(self._start, cycle, app))
+
+    def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if not self.transport.is_closing():
+            super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._alarm is None and self.cycle.response_complete:
+        if self._unparsed:
+            self._parse()
+        if self._alarm is None and self.cycle.response_complete and not self.transport.is_closing():
             self._expect(IDLE_SECONDS)
 
     def pause_writing(self) -> None:
@@ -129,7 +258,6 @@ class Protocol(HttpToolsProtocol):
 
     def _expect(self, seconds: float) -> None:
         """Drop the connection unless the head of a request is complete in time."""
-        self._head = 0
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = self.loop.call_later(seconds, self._give_up)
@@ -149,9 +277,13 @@ class Protocol(HttpToolsProtocol):
 class SocketProtocol(WebSocketsSansIOProtocol):
     """A WebSocket of an agent. Before the key of its node is checked, only small messages are accepted."""
 
+    _messages, _pings = 0, 0
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn.max_message_size = self._largest = MAX_FIRST_MESSAGE_BYTES
+        self._trusted = False
+        self._unparsed = bytearray()
         self._alarm: asyncio.TimerHandle | None = None
         """Timer that drops the connection after the application has closed it."""
 
@@ -164,11 +296,46 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._alarm.cancel()
         if self.client is not None:
             _connections(self.config).leave(self.client)
+        self._unparsed.clear()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.handshake_initiated:
+            super().data_received(data)  # the head, which is limited already
+            return
+        self._unparsed += data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse what has arrived. What follows a stranger's greeting waits until its key has been checked."""
+        while self._unparsed and not self.transport.is_closing():
+            if not self._trusted and self._messages >= GREETING_MESSAGES:
+                self.read_paused = True
+                self.transport.pause_reading()
+                return
+            if not self._trusted and len(self._unparsed) > HEAD_BYTES:
+                self.transport.abort()
+                return
+            size = PIECE_BYTES if self._trusted else SMALL_BYTES
+            piece = bytes(memoryview(self._unparsed)[:size])
+            del self._unparsed[:size]
+            super().data_received(piece)
+
+    def send_receive_event_to_app(self) -> None:
+        self._messages += 1
+        super().send_receive_event_to_app()
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) > FRAGMENTS:
+            self.transport.abort()
+        else:
+            super().handle_cont(event)
 
     def handle_ping(self) -> None:
         # The peer can send any number of pings without reading the answers.
-        if self.transport.get_write_buffer_size() > UNREAD_BYTES + self._largest:
+        self._pings += 1
+        unread = self.transport.get_write_buffer_size() > UNREAD_BYTES + self._largest
+        if unread or (not self._trusted and self._pings > PINGS):
             self.transport.abort()
         if not self.transport.is_closing():
             super().handle_ping()
@@ -180,8 +347,10 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def _trust(self) -> None:
         self.conn.max_message_size = self._largest = MAX_MESSAGE_BYTES
+        self._trusted = True
         if self.client is not None:
             _connections(self.config).trust(self.client)
+        self._parse()
 
 
 class Server(uvicorn.Server):
