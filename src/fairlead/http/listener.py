@@ -7,19 +7,25 @@ counts from its start, so that clients in a TLS handshake are limited too.
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from fairlead.http.connection_limits import Client, Connections
+from fairlead.http.strangers import Strangers
 from fairlead.identity.smallfile import FileProblem
 
 BACKLOG = 1024
 HANDSHAKE_SECONDS = 10.0
 """Seconds in which a client has to complete the TLS handshake."""
+HANDSHAKES = 100
+"""TLS handshakes per second with one address; all addresses together have three times as many."""
+ACCEPTED_AT_ONCE = 100
 FAULT_PAUSE = 0.1
 """Seconds to wait if the process has no free file descriptor."""
 
@@ -76,44 +82,91 @@ class Listener:
         self._protocol = protocol
         self._tls = tls
         self._connections = connections
-        self._shaking: set[asyncio.Task[None]] = set()
-        """Tasks of connections that are in their TLS handshake."""
+        self._accepted: deque[tuple[socket.socket, Client]] = deque()
+        """Connections that have not been set up."""
+        self._handshakes = Strangers(HANDSHAKES, 3 * HANDSHAKES)
+        self._setting_up: set[asyncio.Task[None]] = set()
+        self._poll = select.poll()
+        self._over = False
         sock.setblocking(False)
         sock.listen(backlog)
-        self._accepting = asyncio.create_task(self._accept())
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock, self._accept)
 
     def close(self) -> None:
         """Stop accepting connections."""
-        for task in (self._accepting, *self._shaking):
+        self._over = True
+        self._loop.remove_reader(self._sock)
+        for link, client in self._accepted:
+            self._drop(link, client)
+        self._accepted.clear()
+        for task in self._setting_up:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        await asyncio.gather(self._accepting, *self._shaking, return_exceptions=True)
+        await asyncio.gather(*self._setting_up, return_exceptions=True)
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
+    def _accept(self) -> None:
+        """Accept what waits, so that a flood does not fill the backlog. Those that have gone already cost no more."""
+        for _ in range(ACCEPTED_AT_ONCE):
             try:
-                link, address = await loop.sock_accept(self._sock)
+                link, address = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
             except OSError:
-                await asyncio.sleep(FAULT_PAUSE)
-                continue
+                self._loop.remove_reader(self._sock)
+                self._loop.call_later(FAULT_PAUSE, self._resume)
+                return
             client: Client = address[:2]
-            if not self._connections.enter(client, partial(_end, link)):
+            if self._has_gone(link) or not self._connections.enter(client, partial(_end, link)):
                 link.close()
                 continue
-            task = asyncio.create_task(self._connect(link, client))
-            self._shaking.add(task)
-            task.add_done_callback(self._shaking.discard)
+            self._accepted.append((link, client))
+            if len(self._accepted) == 1:
+                self._loop.call_soon(self._set_up)
+
+    def _resume(self) -> None:
+        if not self._over:
+            self._loop.add_reader(self._sock, self._accept)
+
+    def _set_up(self) -> None:
+        """Set up one connection in each pass of the loop."""
+        while self._accepted:
+            link, client = self._accepted.popleft()
+            if self._has_gone(link):
+                self._drop(link, client)
+                continue
+            link.setblocking(False)
+            if self._tls is None:
+                self._start(link, client)
+            else:
+                self._handshakes.begin(client, partial(self._start, link, client))
+            break
+        if self._accepted:
+            self._loop.call_soon(self._set_up)
+
+    def _start(self, link: socket.socket, client: Client) -> None:
+        task = self._loop.create_task(self._connect(link, client))
+        self._setting_up.add(task)
+        task.add_done_callback(self._setting_up.discard)
+
+    def _has_gone(self, link: socket.socket) -> bool:
+        """True if the client has closed its end, also if it sent something before."""
+        self._poll.register(link, select.POLLRDHUP)
+        gone = bool(self._poll.poll(0))
+        self._poll.unregister(link)
+        return gone
+
+    def _drop(self, link: socket.socket, client: Client) -> None:
+        self._connections.leave(client)
+        link.close()
 
     async def _connect(self, link: socket.socket, client: Client) -> None:
-        loop = asyncio.get_running_loop()
         seconds = HANDSHAKE_SECONDS if self._tls else None
         try:
-            await loop.connect_accepted_socket(self._protocol, link, ssl=self._tls, ssl_handshake_timeout=seconds)
+            await self._loop.connect_accepted_socket(self._protocol, link, ssl=self._tls, ssl_handshake_timeout=seconds)
         except (OSError, RuntimeError):  # no TLS handshake in time, or the connection was closed
-            self._connections.leave(client)
-            link.close()
+            self._drop(link, client)
 
 
 def _end(link: socket.socket) -> None:

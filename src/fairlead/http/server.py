@@ -36,9 +36,12 @@ STUCK_SECONDS = 30.0
 """Seconds after which a connection is dropped if its client reads nothing of an answer."""
 HEAD_BYTES = 16 * 1024
 """Bytes of the head of a request, and of what a stranger may send ahead."""
-HEAD_LINES = 100
+HEAD_LINES = 102
+"""A first line, 100 headers, and an empty line."""
 PIECE_BYTES = 4 * 1024
 """Bytes of a body or of messages that are parsed at a time."""
+PARSED_AT_ONCE = 16 * 1024
+"""Bytes of one connection that are parsed before other connections have their turn."""
 SMALL_BYTES = 512
 """Bytes of which a stranger's WebSocket, or a body of unknown length, is parsed at a time."""
 SHORTEST_HEAD = len(b"GET / HTTP/1.1")
@@ -83,14 +86,16 @@ class Protocol(HttpToolsProtocol):
     """Timer that drops the connection; it runs while no request is in progress."""
     _stuck: asyncio.TimerHandle | None = None
     """Timer for the next check of the unsent bytes; it runs while the client does not read its answer."""
-    _head = 0
-    """Bytes of the request head that have arrived."""
+    _head, _lines = 0, 0
+    """Bytes and lines of the request head that have arrived."""
     _left: int | None = 0
     """Bytes of the request body that have not been parsed; None if their number is unknown."""
     _problem = ""
     """What is wrong with the head of a request; empty if nothing is."""
     _running: RequestResponseCycle | None = None
     """The request in progress."""
+    _unknown = False
+    """True if it has no valid token."""
     _upgrading = False
     """True while a WebSocket waits for the turn of its address."""
 
@@ -125,7 +130,8 @@ class Protocol(HttpToolsProtocol):
 
     def _parse(self) -> None:
         """Parse what has arrived, until a request waits for another one. Then read no more."""
-        while self._unparsed and not (self.pipeline or self._upgrading or self.transport.is_closing()):
+        enough = len(self._unparsed) - PARSED_AT_ONCE
+        while len(self._unparsed) > max(0, enough) and not (self._waits() or self.transport.is_closing()):
             piece = self._next_piece()
             if not self._problem:
                 super().data_received(piece)
@@ -135,10 +141,18 @@ class Protocol(HttpToolsProtocol):
             self._unparsed.clear()
         elif self._unparsed:
             assert self.client is not None
-            if len(self._unparsed) > HEAD_BYTES and self._gate.connections.is_stranger(self.client):
+            if len(self._unparsed) > HEAD_BYTES and self._gate.connections.is_stranger(self.client) and self._waits():
                 self._give_up()
-            else:
-                self.flow.pause_reading()
+                return
+            self.flow.pause_reading()
+            if not self._waits():
+                self.loop.call_soon(self._parse)
+        elif self.flow.read_paused and not self._waits() and len(self.cycle.body) <= PARSED_AT_ONCE:
+            self.flow.resume_reading()
+
+    def _waits(self) -> bool:
+        """True if nothing is parsed now: another request of the connection comes first."""
+        return bool(self.pipeline) or self._upgrading or (self._unknown and not self.cycle.response_complete)
 
     def _next_piece(self) -> bytes:
         """Take the rest of one head, or a part of one body, from what has arrived."""
@@ -150,8 +164,11 @@ class Protocol(HttpToolsProtocol):
             end = self._unparsed.find(b"\r\n\r\n", SHORTEST_HEAD)
             size = min(len(self._unparsed) if end < 0 else end + 4, HEAD_BYTES - self._head)
             self._head += size
+            self._lines += self._unparsed.count(b"\n", 0, size)
             if not size:
                 self._problem = f"the head of a request has at most {HEAD_BYTES:,} bytes; send less"
+            elif self._lines > HEAD_LINES:
+                self._problem = f"the head of a request has at most {HEAD_LINES} lines; send fewer headers"
         piece = bytes(memoryview(self._unparsed)[:size])
         del self._unparsed[:size]
         return piece
@@ -187,18 +204,14 @@ class Protocol(HttpToolsProtocol):
         self._expect(HEAD_SECONDS)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if len(self.headers) < HEAD_LINES:
+        if self._left == 0:  # else it follows a body, and no request here has such headers
             super().on_header(name, value)
-        else:
-            self._problem = f"a request has at most {HEAD_LINES} headers; send fewer"
 
     def on_headers_complete(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        self._head = 0
-        if self._problem:
-            return
+        self._head = self._lines = 0
         sent = dict(self.headers)
         length = sent.get(b"content-length", b"0")
         self._left = None if b"transfer-encoding" in sent else int(length)
@@ -207,20 +220,21 @@ class Protocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         if self._left is not None:
             self._left -= len(body)
-        if not self._problem:
-            super().on_body(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._left = 0
-        if not self._problem:
-            super().on_message_complete()
+        super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         assert self.client is not None
         self._running = cycle
-        if self._gate.recognize(cast(Scope, cycle.scope)) is not None:
+        self._unknown = self._gate.recognize(cast(Scope, cycle.scope)) is None
+        if not self._unknown:
             super()._start_asgi_task(cycle, app)
         else:
+            # No request without a token has a body, so a body is not read.
+            cycle.keep_alive = cycle.keep_alive and not self._left
             self._gate.strangers.begin(self.client, partial(self._start, cycle, app))
 
     def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
