@@ -10,7 +10,6 @@ import asyncio
 import select
 import socket
 import ssl
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -23,8 +22,11 @@ from fairlead.identity.smallfile import FileProblem
 BACKLOG = 1024
 HANDSHAKE_SECONDS = 10.0
 """Seconds in which a client has to complete the TLS handshake."""
-HANDSHAKES = 100
-"""TLS handshakes per second with one address; all addresses together have three times as many."""
+SET_UPS, HANDSHAKES = 200, 100
+"""Connections per second from one address that are set up without a valid token; with TLS the second number, because no
+token can be seen before the handshake. All addresses together have four times as many."""
+PEEKED_BYTES = 4096
+"""Bytes of the first request in which a token is looked for before the connection is set up."""
 ACCEPTED_AT_ONCE = 100
 FAULT_PAUSE = 0.1
 """Seconds to wait if the process has no free file descriptor."""
@@ -77,14 +79,17 @@ class Listener:
         protocol: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         connections: Connections,
+        recognizes: Callable[[bytes], bool],
     ) -> None:
         self._sock = sock
         self._protocol = protocol
         self._tls = tls
         self._connections = connections
-        self._accepted: deque[tuple[socket.socket, Client]] = deque()
-        """Connections that have not been set up."""
-        self._handshakes = Strangers(HANDSHAKES, 3 * HANDSHAKES)
+        self._recognizes = recognizes
+        rate = SET_UPS if tls is None else HANDSHAKES
+        self._turns = Strangers(rate, 4 * rate)
+        self._waiting: dict[Client, socket.socket] = {}
+        """Connections that wait for their turn."""
         self._setting_up: set[asyncio.Task[None]] = set()
         self._poll = select.poll()
         self._over = False
@@ -97,9 +102,8 @@ class Listener:
         """Stop accepting connections."""
         self._over = True
         self._loop.remove_reader(self._sock)
-        for link, client in self._accepted:
-            self._drop(link, client)
-        self._accepted.clear()
+        for client in list(self._waiting):
+            self._drop(self._take(client), client)
         for task in self._setting_up:
             task.cancel()
 
@@ -107,7 +111,7 @@ class Listener:
         await asyncio.gather(*self._setting_up, return_exceptions=True)
 
     def _accept(self) -> None:
-        """Accept what waits, so that a flood does not fill the backlog. Those that have gone already cost no more."""
+        """Accept what waits. Connections without a valid token are set up when it is their address's turn."""
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 link, address = self._sock.accept()
@@ -118,34 +122,60 @@ class Listener:
                 self._loop.call_later(FAULT_PAUSE, self._resume)
                 return
             client: Client = address[:2]
-            if self._has_gone(link) or not self._connections.enter(client, partial(_end, link)):
+            if self._has_gone(link) or not self._connections.enter(client, partial(self._end, link, client)):
                 link.close()
                 continue
-            self._accepted.append((link, client))
-            if len(self._accepted) == 1:
-                self._loop.call_soon(self._set_up)
+            link.setblocking(False)
+            if self._tls is None and self._is_known(link):
+                self._set_up(link, client)
+                return
+            self._waiting[client] = link
+            self._turns.begin(client, partial(self._start, client))
+            if client in self._waiting:
+                self._loop.add_reader(link, self._look_again, client)
+
+    def _look_again(self, client: Client) -> None:
+        """Set up a waiting connection now if a valid token has arrived on it. Drop it if its client has gone."""
+        link = self._waiting[client]
+        self._loop.remove_reader(link)
+        if self._has_gone(link):
+            self._drop(self._take(client), client)
+        elif self._tls is None and self._is_known(link):
+            self._set_up(self._take(client), client)
+
+    def _take(self, client: Client) -> socket.socket:
+        """Remove a connection from those that wait."""
+        self._turns.leave(client)
+        link = self._waiting.pop(client)
+        self._loop.remove_reader(link)
+        return link
+
+    def _end(self, link: socket.socket, client: Client) -> None:
+        if client in self._waiting:
+            self._drop(self._take(client), client)
+        else:
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+
+    def _is_known(self, link: socket.socket) -> bool:
+        """True if a request with a valid token has arrived."""
+        try:
+            return self._recognizes(link.recv(PEEKED_BYTES, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     def _resume(self) -> None:
         if not self._over:
             self._loop.add_reader(self._sock, self._accept)
 
-    def _set_up(self) -> None:
-        """Set up one connection in each pass of the loop."""
-        while self._accepted:
-            link, client = self._accepted.popleft()
-            if self._has_gone(link):
-                self._drop(link, client)
-                continue
-            link.setblocking(False)
-            if self._tls is None:
-                self._start(link, client)
-            else:
-                self._handshakes.begin(client, partial(self._start, link, client))
-            break
-        if self._accepted:
-            self._loop.call_soon(self._set_up)
+    def _start(self, client: Client) -> None:
+        link = self._take(client)
+        if self._has_gone(link):
+            self._drop(link, client)
+        else:
+            self._set_up(link, client)
 
-    def _start(self, link: socket.socket, client: Client) -> None:
+    def _set_up(self, link: socket.socket, client: Client) -> None:
         task = self._loop.create_task(self._connect(link, client))
         self._setting_up.add(task)
         task.add_done_callback(self._setting_up.discard)
@@ -167,8 +197,3 @@ class Listener:
             await self._loop.connect_accepted_socket(self._protocol, link, ssl=self._tls, ssl_handshake_timeout=seconds)
         except (OSError, RuntimeError):  # no TLS handshake in time, or the connection was closed
             self._drop(link, client)
-
-
-def _end(link: socket.socket) -> None:
-    with suppress(OSError):
-        link.shutdown(socket.SHUT_RDWR)

@@ -115,6 +115,12 @@ class Gate:
         token: Token | None = scope["token"]
         return token
 
+    def recognizes(self, head: bytes) -> bool:
+        """True if the first bytes of a connection have a valid token. They are not parsed strictly."""
+        lines = head.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]
+        pairs = (line.partition(b":") for line in lines)
+        return self.recognize({"headers": [(name.lower(), value.strip()) for name, _, value in pairs]}) is not None
+
     async def _caller(self, scope: Scope) -> Token:
         client = scope.get("client") or ("", 0)
         token = self.recognize(scope)

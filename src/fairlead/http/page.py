@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import NamedTuple
 
-from fairlead.http.responses import Receive, Scope, Send
+from fairlead.http.responses import Receive, Scope, Send, send_body
 
 TYPES = {
     "html": "text/html; charset=utf-8",
@@ -30,7 +30,6 @@ POLICY = (
 """Content security policy: scripts and styles only from these files, requests only to this server, no framing."""
 HEADERS = [
     (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -140,7 +139,7 @@ class Page:
                 headers.append((b"content-encoding", b"gzip"))
             headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        await send_body(send, b"" if scope["method"] == "HEAD" else body)
 
 
 def _below(folder: Traversable, path: str) -> list[tuple[str, File]]:

@@ -48,6 +48,17 @@ STATUS = {
 """Code of an error → HTTP status."""
 
 
+PART_BYTES = 64 * 1024
+"""Bytes of an answer that are passed on at a time, so that a slow reader keeps few of them in memory."""
+
+
+async def send_body(send: Send, body: bytes) -> None:
+    """Send the whole body of an answer."""
+    for at in range(PART_BYTES, len(body), PART_BYTES):
+        await send({"type": "http.response.body", "body": body[at - PART_BYTES : at], "more_body": True})
+    await send({"type": "http.response.body", "body": body[(max(0, len(body) - 1)) // PART_BYTES * PART_BYTES :]})
+
+
 class Response:
     """An answer. Content is sent as JSON, unless it is bytes or text."""
 
@@ -62,7 +73,7 @@ class Response:
 
     async def send(self, receive: Receive, send: Send) -> None:
         await send(self._start())
-        await send({"type": "http.response.body", "body": self.body})
+        await send_body(send, self.body)
 
     def _start(self) -> dict[str, Any]:
         headers = [(name.encode(), value.encode("latin-1")) for name, value in self.headers.items()]

@@ -9,7 +9,7 @@ import logging
 import ssl
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -55,6 +55,8 @@ UNREAD_BYTES = 64 * 1024
 """Unread bytes beyond the largest message at which a ping drops the connection instead of being answered."""
 FAREWELL_SECONDS = 10.0
 """Seconds that the client of a closed WebSocket has to read the last messages."""
+HSTS = ("strict-transport-security", "max-age=31536000")
+"""The header that keeps browsers from using this host without TLS."""
 CLOSING = 3
 """Seconds in which requests in progress have to finish when the server stops."""
 
@@ -78,8 +80,8 @@ def unsent(transport: asyncio.Transport) -> tuple[int, int]:
 class Protocol(HttpToolsProtocol):
     """HTTP with limits: drops clients whose request head is slow or too large, or that do not read their answers.
 
-    Of the requests that a client sends ahead, one is parsed while another is in progress. A stranger's request waits for
-    the turn of its address.
+    Of the requests that a client sends ahead, one is parsed while another is in progress. A stranger's request waits
+    for the turn of its address.
     """
 
     _alarm: asyncio.TimerHandle | None = None
@@ -118,7 +120,7 @@ class Protocol(HttpToolsProtocol):
         self._gate.strangers.leave(self.client)
         self._unparsed.clear()
         self.pipeline.clear()
-        if self._running is not None and not self._running.response_complete:
+        if self._running is not None and self._is_busy():
             # uvicorn tells only the last request, which may be another one.
             self._running.disconnected = True
             self._running.message_event.set()
@@ -152,7 +154,11 @@ class Protocol(HttpToolsProtocol):
 
     def _waits(self) -> bool:
         """True if nothing is parsed now: another request of the connection comes first."""
-        return bool(self.pipeline) or self._upgrading or (self._unknown and not self.cycle.response_complete)
+        return bool(self.pipeline) or self._upgrading or (self._unknown and self._is_busy())
+
+    def _is_busy(self) -> bool:
+        """True if a request is in progress."""
+        return self._running is not None and not self._running.response_complete
 
     def _next_piece(self) -> bytes:
         """Take the rest of one head, or a part of one body, from what has arrived."""
@@ -175,19 +181,25 @@ class Protocol(HttpToolsProtocol):
 
     def _refuse(self) -> None:
         """Answer that the head of a request is too large, and close the connection."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._is_busy():
             self._give_up()
             return
         problem = Unserved("too large a head", self._problem)
         body = msgspec.json.encode(problem_of(problem))
-        lines = (b"HTTP/1.1 431 Request Header Fields Too Large", b"connection: close", b"content-length: %d" % len(body))
-        self.transport.write(b"\r\n".join((*lines, b"content-type: " + MEDIA_TYPE.encode(), b"", body)))
+        headers = [
+            *self.server_state.default_headers,
+            (b"connection", b"close"),
+            (b"content-length", b"%d" % len(body)),
+            (b"content-type", MEDIA_TYPE.encode()),
+        ]
+        lines = (b"HTTP/1.1 431 Request Header Fields Too Large", *map(b": ".join, headers), b"", body)
+        self.transport.write(b"\r\n".join(lines))
         self.transport.close()
 
     def handle_websocket_upgrade(self) -> None:
         self._stop_alarms()
         assert self.client is not None
-        if self._unparsed or self.cycle is not None and not self.cycle.response_complete:
+        if self._unparsed or self._is_busy():
             self.transport.abort()  # no agent sends before the answer
             return
         self._upgrading = True
@@ -212,9 +224,7 @@ class Protocol(HttpToolsProtocol):
             self._alarm.cancel()
             self._alarm = None
         self._head = self._lines = 0
-        sent = dict(self.headers)
-        length = sent.get(b"content-length", b"0")
-        self._left = None if b"transfer-encoding" in sent else int(length)
+        self._left = _body_bytes(self.headers)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -234,7 +244,7 @@ class Protocol(HttpToolsProtocol):
             super()._start_asgi_task(cycle, app)
         else:
             # No request without a token has a body, so a body is not read.
-            cycle.keep_alive = cycle.keep_alive and not self._left
+            cycle.keep_alive = cycle.keep_alive and _body_bytes(cycle.scope["headers"]) == 0
             self._gate.strangers.begin(self.client, partial(self._start, cycle, app))
 
     def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -288,6 +298,12 @@ class Protocol(HttpToolsProtocol):
         self.transport.abort()
 
 
+def _body_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """Return the number of bytes of a request's body; None if the headers do not say it."""
+    sent = dict(headers)
+    return None if b"transfer-encoding" in sent else int(sent.get(b"content-length", b"0"))
+
+
 class SocketProtocol(WebSocketsSansIOProtocol):
     """A WebSocket of an agent. Before the key of its node is checked, only small messages are accepted."""
 
@@ -334,6 +350,9 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             piece = bytes(memoryview(self._unparsed)[:size])
             del self._unparsed[:size]
             super().data_received(piece)
+        if self._trusted and self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self.transport.resume_reading()
 
     def send_receive_event_to_app(self) -> None:
         self._messages += 1
@@ -377,12 +396,16 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:
         """Listen with `Listener`, whose limits apply from the start of a connection."""
         config = self.config
+        gate = cast(Gate, config.app)
 
         def protocol() -> Protocol:
             return Protocol(config, self.server_state, self.lifespan.state)
 
         self.servers = [
-            cast(asyncio.Server, Listener(sock, config.backlog, protocol, config.ssl, _connections(config)))
+            cast(
+                asyncio.Server,
+                Listener(sock, config.backlog, protocol, config.ssl, _connections(config), gate.recognizes),
+            )
             for sock in sockets
         ]
         self.started = True
@@ -405,6 +428,7 @@ def server(application: Gate, certificate: Path | None = None, key: Path | None 
         proxy_headers=False,
         timeout_keep_alive=int(IDLE_SECONDS),
         timeout_graceful_shutdown=CLOSING,
+        headers=[("x-content-type-options", "nosniff"), *([] if certificate is None else [HSTS])],
         ssl_certfile=certificate,
         ssl_keyfile=key,
         ssl_version=ssl.PROTOCOL_TLS_SERVER,

@@ -1,7 +1,7 @@
-"""Requests of strangers, callers without a valid token, at a limited rate.
+"""Connections and requests of strangers, callers without a valid token, at a limited rate.
 
-Each address has a rate, and addresses take turns for the rate of all. So a flood delays other strangers of its address, and
-costs users a small part of the loop's time. A connection waits with one request; its client sends no more meanwhile.
+Each address has a rate, and addresses take turns for the rate of all. So a flood delays other strangers of its address,
+and costs users a small part of the loop's time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Buckets:
 
 
 class Strangers:
-    """Requests of strangers that wait for their turn."""
+    """Connections of strangers that wait for their turn, to be set up or with a request."""
 
     def __init__(self, each: float = EACH, total: float = ALL) -> None:
         self._each = Buckets(each, each)
@@ -60,6 +60,10 @@ class Strangers:
         self._waiting.setdefault(address, {})[client] = start
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self._look)
+
+    def has(self, client: Client) -> bool:
+        """True if a connection waits for its turn."""
+        return client in self._waiting.get(network_of(client[0]), ())
 
     def leave(self, client: Client) -> None:
         """Forget the request of a connection that has ended."""

@@ -71,7 +71,6 @@ async def result_file(request: Request, asked: op.ResultFile) -> Response:
     answer.headers["content-disposition"] = (
         f"attachment; filename*=UTF-8''{quote(asked.name.rpartition('/')[2], safe='')}"
     )
-    answer.headers["x-content-type-options"] = "nosniff"
     return answer
 
 
@@ -87,7 +86,6 @@ async def result_archive(request: Request, asked: op.ResultArchive) -> Response:
     )
     answer = streamed(request, _sent(_archive(services.outputs, served, user, number, rows)), BYTES)
     answer.headers["content-disposition"] = f"attachment; filename*=UTF-8''results-{quote(asked.job, safe='')}.tar"
-    answer.headers["x-content-type-options"] = "nosniff"
     return answer
 
 

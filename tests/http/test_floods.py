@@ -1,0 +1,201 @@
+"""Floods without a token: what one connection or one address can send costs users little, and is bounded in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from fairlead.http.middleware import Gate
+from fairlead.http.strangers import Strangers
+from tests.http.serving import Serving
+from tests.http.test_hostile import alive, answered, raw, said
+from tests.until import until
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+UPGRADE = (
+    b"GET /api/v1/agents HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + base64.b64encode(bytes(16)) + b"\r\n\r\n"
+)
+PING, EMPTY = b"\x89\x80" + bytes(4), b"\x00\x80" + bytes(4)
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the paths of the requests that reach the gate."""
+    paths: list[str] = []
+    call = Gate.__call__
+
+    async def __call__(self: Gate, scope, receive, send):  # type: ignore[no-untyped-def]
+        paths.append(scope["path"])
+        await call(self, scope, receive, send)
+
+    monkeypatch.setattr(Gate, "__call__", __call__)
+    return paths
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    with suppress(OSError):
+        return said(connection)
+    return b""
+
+
+def answers(connection: socket.socket, many: int) -> bytes:
+    found = b""
+    while found.count(b"HTTP/1.1 ") < many or not found.endswith(b"}"):
+        part = connection.recv(65536)
+        assert part, found
+        found += part
+    return found
+
+
+def test_a_stranger_that_sends_too_much_ahead(site: Serving, begun: list[str]) -> None:
+    flooding = raw(site)
+    with suppress(OSError):
+        flooding.sendall(GET * 7_943)
+    until_closed(flooding)
+    assert len(begun) <= 2
+    assert alive(site)
+
+
+def test_requests_of_a_connection_that_has_ended_are_dropped(site: Serving, begun: list[str]) -> None:
+    for _ in range(20):
+        flooding = raw(site)
+        flooding.sendall(GET * 100)
+        flooding.close()
+    assert alive(site)
+    until(lambda: len(site.connections) <= 1)
+    assert len(begun) < 200
+
+
+def test_a_few_requests_at_once_are_answered_in_order(site: Serving) -> None:
+    for token in ("", f"Authorization: Bearer {site.owner}\r\n"):
+        paths = [f"/api/v1/whoami?odd{number}=1" for number in range(20)]
+        asked = [f"GET {path} HTTP/1.1\r\nHost: x\r\n{token}\r\n".encode() for path in paths]
+        if not token:
+            asked = [GET] * 20
+        with raw(site) as ahead:
+            ahead.sendall(b"".join(asked))
+            found = answers(ahead, 20)
+        if token:
+            places = [found.index(f'"odd{number}"'.encode()) for number in range(20)]
+            assert places == sorted(places)
+
+
+def test_a_user_may_send_a_body_after_a_request(site: Serving) -> None:
+    """Bodies of both kinds between other requests, one byte at a time in part."""
+    body = b'{"stages":[{"command":["true"],"resources":{"cpu":1}}]}'
+    line = f"POST /api/v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.owner}\r\n".encode()
+    known = line + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    chunks = b"".join(b"1\r\n%c\r\n" % letter for letter in body)
+    unknown = line + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\nX-After: x\r\n\r\n"
+    with raw(site) as ahead:
+        ahead.sendall(known + unknown + GET + known)
+        for piece in (unknown[:100], unknown[100:], known):
+            ahead.sendall(piece)
+        found = answers(ahead, 6)
+    assert found.count(b"HTTP/1.1 201") == 5
+    assert len(site.as_owner.get("/api/v1/jobs").json()["jobs"]) == 5
+
+
+def test_a_stranger_sends_no_body(site: Serving) -> None:
+    odd = raw(site)
+    odd.sendall(b"POST /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100)
+    assert b" 405 " in until_closed(odd).partition(b"\r\n")[0]
+    assert alive(site)
+
+
+def test_a_stream_ends_with_its_connection_though_another_request_followed(site: Serving) -> None:
+    watch = f"GET /api/v1/watch HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.owner}\r\n\r\n".encode()
+    watching = raw(site)
+    watching.sendall(watch + GET)
+    assert b"retry" in watching.recv(65536) + watching.recv(65536)
+    until(lambda: site.site.streams)
+    watching.close()
+    until(lambda: not site.site.streams)
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        (b"X: " + b"x" * 16_000 + b"\r\n", 200),
+        (b"X: " + b"x" * 16_400 + b"\r\n", 431),
+        (b"a: b\r\n" * 99, 200),
+        (b"a: b\r\n" * 101, 431),
+    ],
+)
+def test_large_heads(site: Serving, more: bytes, status: int) -> None:
+    with raw(site) as large:
+        large.sendall(GET[:-2] + more + b"\r\n")
+        found = answered(large)
+        assert f" {status} ".encode() in found.partition(b"\r\n")[0]
+        assert b"x-content-type-options: nosniff" in found
+
+
+def upgraded(site: Serving) -> socket.socket:
+    link = raw(site)
+    link.sendall(UPGRADE)
+    assert b" 101 " in link.recv(65536)
+    return link
+
+
+@pytest.mark.parametrize("frames", [PING * 20, b"\x02\x80" + bytes(4) + EMPTY * 5_000, PING * 40_000])
+def test_frames_without_a_key(site: Serving, frames: bytes) -> None:
+    link = upgraded(site)
+    with suppress(OSError):
+        link.sendall(frames)
+    until_closed(link)
+    assert alive(site)
+
+
+def test_strangers_take_turns() -> None:
+    found = Strangers(each=2, total=5)
+    begun: list[tuple[str, int]] = []
+
+    def ask(address: str, many: int) -> None:
+        for port in range(many):
+            found.begin((address, port), lambda port=port: begun.append((address, port)))  # type: ignore[misc]
+
+    async def story() -> None:
+        ask("10.0.0.1", 10)
+        assert len(begun) == 2 and len(found) == 8
+        ask("10.0.0.2", 1)
+        assert begun[-1] == ("10.0.0.2", 0)
+        ask("10.0.0.3", 3)
+        found.leave(("10.0.0.1", 2))
+        while not {("10.0.0.1", 3), ("10.0.0.3", 2)} <= set(begun):
+            await asyncio.sleep(0.01)
+        assert ("10.0.0.1", 2) not in begun
+        for port in range(10):
+            found.leave(("10.0.0.1", port))
+        assert len(found) == 0
+
+    asyncio.run(story())
+
+
+@contextmanager
+def slow_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(Strangers, "_take", lambda self, address: False)
+    yield
+    monkeypatch.undo()
+
+
+def test_a_token_has_no_turn_to_wait_for(site: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    with slow_turns(monkeypatch):
+        strangers = [raw(site) for _ in range(20)]
+        for stranger in strangers[1:]:
+            stranger.sendall(GET)
+        with site.as_user("ann") as ann:
+            assert ann.get("/api/v1/whoami").status_code == 200
+        late = raw(site)
+        until(lambda: len(site.connections) > 20)
+        late.sendall(f"GET /api/v1/whoami HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.owner}\r\n\r\n".encode())
+        assert b" 200 " in answered(late)
+        strangers[0].close()
+        late.close()
+        until(lambda: len(site.connections) == 19)
+    assert all(b" 200 " in answered(stranger) for stranger in strangers[1:])
