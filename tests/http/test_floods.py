@@ -199,3 +199,26 @@ def test_a_token_has_no_turn_to_wait_for(site: Serving, monkeypatch: pytest.Monk
         late.close()
         until(lambda: len(site.connections) == 19)
     assert all(b" 200 " in answered(stranger) for stranger in strangers[1:])
+
+
+@pytest.mark.parametrize("query", ["user=a%00", "queue=%00", "name=x%00y", "label=%00=a", "node=%00", "cursor=%00"])
+def test_a_character_that_databases_refuse(site: Serving, query: str) -> None:
+    for path in (f"/api/v1/history?{query}", "/api/v1/jobs/a%00/attempts"):
+        answer = site.as_owner.get(path)
+        assert (answer.status_code, "NUL" in answer.json()["detail"]) == (400, True)
+
+
+def test_many_values_of_a_selector(site: Serving) -> None:
+    stage = {"command": ["true"], "resources": {"cpu": 1}, "selectors": {"zone": [str(at) for at in range(1_001)]}}
+    answer = site.as_owner.post("/api/v1/jobs", json={"stages": [stage]})
+    assert (answer.status_code, answer.json()["field"]) == (422, "stages[0].selectors.zone")
+    assert "1001 values are too many" in answer.json()["detail"]
+
+
+def test_a_what_if_of_many_nodes(site: Serving) -> None:
+    names = [f"n{at}" for at in range(3)]
+    for name in names:
+        site.node(name)
+    answer = site.as_owner.post("/api/v1/whatif", json={"add_nodes": dict.fromkeys(names, 5_000)})
+    assert (answer.status_code, answer.json()["field"]) == (422, "add_nodes.n2")
+    assert "more than 10,000 nodes" in answer.json()["detail"]

@@ -18,6 +18,7 @@ import pytest
 from fairlead.core.errors import Refused
 from fairlead.engines.engine import Peer
 from fairlead.http.middleware import Bounds
+from fairlead.identity import smallfile
 from fairlead.identity.node_keys import Identities
 from fairlead.identity.tokens import Tokens
 from fairlead.journal import SqliteJournal
@@ -39,6 +40,7 @@ from fairlead.wire.agent_messages import (
 from fairlead.wire.handshake import Key, split_token
 from tests.http.serving import SECONDS, Serving, serving, submit
 from tests.http.test_agents import greet, joining, receive
+from tests.until import until
 
 WATCH = "/api/v1/watch"
 
@@ -52,6 +54,17 @@ def ended_after(answer: httpx.Response, act: Callable[[], Any]) -> tuple[bytes, 
     for piece in pieces:
         said += piece
     return said, monotonic() - began
+
+
+def test_a_revoked_token_ends_a_long_poll(site: Serving) -> None:
+    secret, token = site.tokens.create("user", "ann")
+    with site.client(secret) as ann, ThreadPoolExecutor(1) as threads:
+        job = submit(ann)
+        poll = threads.submit(ann.get, f"/api/v1/jobs/{job}", params={"wait": 60})
+        until(lambda: site.site.polls)
+        assert site.as_owner.delete(f"/api/v1/tokens/{token.id}").status_code == 200
+        assert poll.result(10).status_code == 401
+    assert not site.site.polls
 
 
 def test_a_revoked_token_ends_what_is_watched_with_it(site: Serving) -> None:
@@ -230,7 +243,27 @@ def on(disk: Disk) -> Any:
     return serving(disk.folder, open_journal=lambda: SqliteJournal(disk.folder.parent / "journal", synchronous="off"))
 
 
-def test_a_revocation_on_a_full_disk_holds_and_is_not_answered_as_done(disk: Disk) -> None:
+def test_a_revocation_on_a_full_disk_outlives_a_restart(disk: Disk) -> None:
+    async def join(site: Serving) -> None:
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a1", site.join_token(), Key()), Welcome)
+
+    with on(disk) as site:
+        asyncio.run(join(site))
+        secret, token = site.tokens.create("user", "ann")
+        disk.fill()
+        for path in (f"/api/v1/tokens/{token.id}", "/api/v1/nodes/a1/credential"):
+            assert site.as_owner.delete(path).status_code == 200
+    after = Tokens(disk.folder / "tokens")
+    assert after.find(secret) is None
+    assert Identities(disk.folder, after).about("default", "a1")[0] == "revoked"
+
+
+def test_a_revocation_that_cannot_be_written_holds_and_is_not_answered_as_done(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smallfile, "_fill", lambda spare, content: False)
+
     async def join(site: Serving) -> None:
         async with joining(site) as connection:
             assert isinstance(await greet(connection, "a1", site.join_token(), Key()), Welcome)

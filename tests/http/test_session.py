@@ -63,6 +63,19 @@ def test_a_session_has_the_role_of_its_token(site: Serving) -> None:
     assert join.post("/api/v1/session").status_code in (401, 403)
 
 
+def test_a_closed_session_is_over_for_a_copy_of_its_cookie(site: Serving) -> None:
+    browser, key = log_in(site)
+    headers = {"Fairlead-Session": key}
+    cookies = dict(browser.cookies)
+    other, other_key = log_in(site)
+    with site.client() as copy:
+        copy.cookies.update(cookies)
+        assert copy.get("/api/v1/whoami", headers=headers).status_code == 200
+        assert browser.delete("/api/v1/session", headers=headers).is_success
+        assert copy.get("/api/v1/whoami", headers=headers).status_code == 401
+    assert other.get("/api/v1/whoami", headers={"Fairlead-Session": other_key}).status_code == 200
+
+
 def test_a_closed_session_has_no_cookie(site: Serving) -> None:
     browser, key = log_in(site)
     assert browser.delete("/api/v1/session", headers={"Fairlead-Session": key}).is_success

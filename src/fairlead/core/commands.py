@@ -255,6 +255,8 @@ class Report(Command, frozen=True, tag="report"):
     """The number of the job, from the launch; 0 if it is not known."""
     ran: int = 0
     """For how long the tasks ran or have run, in microseconds on average; 0 if it is not known."""
+    confined: bool = False
+    """True if the node was admitted for some users only. It can then raise no alarm and take no numbers of jobs."""
 
 
 # -- resource managers -------------------------------------------------------------------------------------------

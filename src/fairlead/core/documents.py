@@ -21,6 +21,8 @@ MAX_PRIORITY = 2**31 - 1
 MAX_JOB = 2 * 2**20
 """Maximum length of all texts of a job together, in characters."""
 MAX_LABELS = 100
+MAX_VALUES = 1_000
+"""Accepted values of one label."""
 MAX_RESULTS = 100
 """Maximum number of patterns of result files of a stage."""
 MAX_PATTERN = 1_000
@@ -222,6 +224,8 @@ def parse_selectors(doc: object, field: str) -> Selectors:
         values = wanted if isinstance(wanted, list | tuple) else [wanted]
         if not values:
             raise Refused(at, "an empty list matches no node; name at least one value, or * for any")
+        if len(values) > MAX_VALUES:
+            raise Refused(at, f"{len(values)} values are too many; write at most {MAX_VALUES}")
         selectors.append((label, tuple(sorted({check_text(value, at, most=256) for value in values}))))
     return tuple(sorted(selectors))
 

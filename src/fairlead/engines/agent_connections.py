@@ -50,6 +50,10 @@ class Blocks:
     def __bool__(self) -> bool:
         return bool(self._ranges)
 
+    def among(self, tasks: Iterable[Tasks]) -> Blocks:
+        """Return the tasks of a list, without those of stages and attempts that have no tasks here."""
+        return Blocks(block for block in tasks if block_of(block) in self._ranges)
+
     def without(self, other: Blocks) -> list[Tasks]:
         rest: list[Tasks] = []
         for block, ranges in self._ranges.items():

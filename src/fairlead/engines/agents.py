@@ -52,6 +52,8 @@ BUSY_PAUSE = 0.02
 WATCH_PAUSE = 0.5
 BAD, AGAIN = 1008, 1012
 """Close codes: protocol violation; reconnect in a moment."""
+MOST_LOGGED = 300
+"""Characters of a refused report in the log."""
 PASSING = frozenset(("conflict", "unavailable"))
 """Codes of temporary refusals: another agent has the node for now, or a disk is full."""
 
@@ -296,7 +298,7 @@ class Agents:
         commands: list[Command] = [AddNode(name=name, spec=spec, operator=True)]
         times = (*hello.run_times, *(0 for _ in hello.running))
         commands += [
-            convert.command_of(name, wire.Report(tasks, "running", ran=(ran,)))
+            convert.command_of(name, wire.Report(tasks, "running", ran=(ran,)), confined=bool(attached.peer.users))
             for tasks, ran in zip(hello.running, times, strict=False)
         ]
         added, *answers = await self._offer(led, commands)
@@ -351,7 +353,10 @@ class Agents:
         waiting: set[asyncio.Task[None]] = set()
         try:
             while led.attached.get(attached.node) is attached and attached.refusal is None:
-                message = decode_from_agent(await attached.connection.recv())
+                data = await attached.connection.recv()
+                if len(data) > wire.MAX_LATER_BYTES:
+                    raise Refused("message", f"it has {len(data)} bytes; after the greeting at most 4 MiB are allowed")
+                message = decode_from_agent(data)
                 led.nodes[attached.node].heard = self._steady()
                 confirming = await self._receive(partition, led, attached, message)
                 if confirming is not None:
@@ -373,14 +378,15 @@ class Agents:
                 for report in message.reports:
                     if report.results:
                         self._tell_collected(partition, attached, report.tasks)
-                commands = [convert.command_of(attached.node, report) for report in message.reports]
+                confined = bool(attached.peer.users)
+                commands = [convert.command_of(attached.node, report, confined) for report in message.reports]
                 slots = await self._take(led, commands)
                 return asyncio.create_task(self._confirm(partition, attached, message, slots))
             case wire.Beat():
                 attached.put(wire.Beaten(message.number))
                 # There is no race: an agent lists a task until its end is confirmed, and by then the task has left
                 # `running` here.
-                await self._take(led, self._missing(attached, Blocks(message.known)))
+                await self._take(led, self._missing(attached, attached.running.among(message.known)))
             case wire.LogPart() | wire.OutputPart():
                 reader = attached.readers.get(message.request)
                 if reader is not None:
@@ -416,11 +422,12 @@ class Agents:
     ) -> None:
         """Confirm a batch once it is durable. The agent sends an unconfirmed batch again, here or to another server."""
         ended: list[Ended] = []
+        refused, count = "", 0
         try:
             for report, slot in zip(batch.reports, slots, strict=True):
                 answer = await slot
                 if isinstance(answer, Rejected):
-                    self._log("report refused", {"node": attached.node, "problem": str(answer)})
+                    refused, count = refused or str(answer)[:MOST_LOGGED], count + 1
                     if answer.code == "alarm" and report.state == "running":
                         await self._set_aside(self._led.get(partition), attached.node)
                     continue
@@ -436,6 +443,8 @@ class Agents:
         finally:
             if ended:
                 self._ended(ended)
+            if refused:
+                self._log("report refused", {"node": attached.node, "times": count, "problem": refused})
         attached.put(wire.Confirmed(batch.number))
 
     async def _count_failed_start(self, partition: str, attached: Attached, report: wire.Report) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from fairlead.core.changes import NodeSpec
@@ -10,6 +11,7 @@ from fairlead.core.documents import parse_node
 from fairlead.core.errors import Refused
 from fairlead.core.ranges import indices
 from fairlead.core.reader import check_name
+from fairlead.core.resources import shown
 from fairlead.core.settings import PartitionSettings
 from fairlead.core.state import Partition
 from fairlead.engines.agent_connections import Attached, block_of
@@ -17,6 +19,9 @@ from fairlead.engines.engine import Ended, Peer
 from fairlead.wire import agent_messages as wire
 from fairlead.wire.agent_messages import Hello, Tasks
 from fairlead.wire.handshake import NONCE_BYTES
+
+ADDRESS = re.compile(r"[0-9A-Za-z]([0-9A-Za-z._-]{0,251}[0-9A-Za-z])?|[0-9A-Fa-f:]{2,39}(%[0-9A-Za-z._-]{1,32})?")
+"""A host name, an IPv4 address, or an IPv6 address."""
 
 
 def check_knock(knock: wire.Knock) -> None:
@@ -31,6 +36,8 @@ def check_knock(knock: wire.Knock) -> None:
 
 def check_greeting(hello: Hello, peer: Peer) -> None:
     name, _ = node_of(hello)
+    if hello.address and not ADDRESS.fullmatch(hello.address):
+        raise Refused("address", f"{shown(hello.address)} is no host name or address; start the agent with --address")
     if name != peer.node:
         raise Refused("node", f"this connection is for node {peer.node}, not for {name}; connect as {name}")
     if peer.pool not in ("", hello.pool):
@@ -92,7 +99,8 @@ def present_nodes(partition: Partition) -> list[str]:
     return [name for name in own_nodes(partition) if nodes.state[nodes.rows[nodes.joins[name]]] != "lost"]
 
 
-def command_of(node: str, report: wire.Report) -> Report:
+def command_of(node: str, report: wire.Report, confined: bool = False) -> Report:
+    """Return the command for a report. `confined` is True for a node that was admitted for some users only."""
     tasks = report.tasks
     return Report(
         node=node,
@@ -105,6 +113,7 @@ def command_of(node: str, report: wire.Report) -> Report:
         reason=report.reason,
         number=tasks.number,
         ran=sum(report.ran) // len(report.ran) if report.ran else 0,
+        confined=confined,
         operator=True,
     )
 

@@ -40,6 +40,8 @@ MOST_JOBS = 1_000
 """At most this number of waiting jobs is compared."""
 SAME: Micros = SECOND
 """A start that moves by less counts as unchanged."""
+MOST_ADDED = 10_000
+"""Nodes that a what-if may add."""
 Move = Literal["earlier", "later", "same", "no_longer", "never", "unknown"]
 """How a change moves the start of a job. `no_longer`: it starts only without the change; `never`: in neither case."""
 MOVED: tuple[Move, ...] = ("earlier", "later", "no_longer")
@@ -83,15 +85,20 @@ def read_changes(document: Mapping[str, Any], partition: Partition) -> Supposed:
     for name, number in _mapping(read, "add_nodes").items():
         field = f"add_nodes.{name}"
         spec = _like(partition, name, field)
-        nodes += [(f"{name}-added-{at}", spec) for at in range(parse_count(number, field, 1, 10_000))]
+        count = parse_count(number, field, 1, MOST_ADDED)
+        if len(nodes) + count > MOST_ADDED:
+            raise Refused(field, f"with it, more than {MOST_ADDED:,} nodes are added; add at most that many in all")
+        nodes += [(f"{name}-added-{at}", spec) for at in range(count)]
     removed = read.names("remove_nodes")
+    given: set[str] = set()
     for at, node in enumerate(removed):
         if partition.nodes.find(node) is None:
             near = suggestion(node, partition.nodes.joins)
             problem = f"there is no node {shown(node)}{near}; `fairlead node list` lists them"
             raise Refused(f"remove_nodes[{at}]", problem)
-        if node in removed[:at]:
+        if node in given:
             raise Refused(f"remove_nodes[{at}]", f"{node} is given twice; drop one of them")
+        given.add(node)
     priorities: list[tuple[str, int]] = []
     for job, priority in _mapping(read, "priorities").items():
         if job not in partition.jobs:

@@ -112,6 +112,8 @@ class Services:
         """Held while a usage report is made: one at a time, because it may read the whole history."""
         self.streams: dict[str, set[asyncio.Event]] = {}
         """Token → one event per open stream of it; setting the event ends the stream."""
+        self.polls: dict[str, set[asyncio.Event]] = {}
+        """The same for requests that wait for something."""
 
     async def flush(self) -> None:
         """Wait until attempts that have just ended are in the history, at most `FLUSH_TIMEOUT` seconds."""
@@ -126,7 +128,7 @@ class Services:
 
     def end_streams(self, token: str) -> None:
         """End the open streams of a revoked token."""
-        for over in self.streams.get(token, ()):
+        for over in (*self.streams.get(token, ()), *self.polls.get(token, ())):
             over.set()
 
 
@@ -220,9 +222,16 @@ def check_streams(request: Request) -> None:
 @contextmanager
 def counted_stream(request: Request) -> Iterator[asyncio.Event]:
     """Count a stream while it is open. Yield an event that is set when the token is revoked or expires."""
+    with token_end(request, request.services.streams) as over:
+        yield over
+
+
+@contextmanager
+def token_end(request: Request, events: dict[str, set[asyncio.Event]]) -> Iterator[asyncio.Event]:
+    """Yield an event that is set when the token is revoked or expires. It is in `events` meanwhile."""
     services, caller = request.services, request.caller
     over = asyncio.Event()
-    services.streams.setdefault(caller.id, set()).add(over)
+    events.setdefault(caller.id, set()).add(over)
     expiry = None
     if caller.expires is not None:
         expiry = asyncio.get_running_loop().call_later(max(0.0, caller.expires - services.tokens.now()), over.set)
@@ -233,9 +242,9 @@ def counted_stream(request: Request) -> Iterator[asyncio.Event]:
     finally:
         if expiry is not None:
             expiry.cancel()
-        services.streams[caller.id].discard(over)
-        if not services.streams[caller.id]:
-            del services.streams[caller.id]
+        events[caller.id].discard(over)
+        if not events[caller.id]:
+            del events[caller.id]
 
 
 async def _while_valid(request: Request, lines: AsyncGenerator[bytes], farewell: bytes) -> AsyncGenerator[bytes]:

@@ -128,6 +128,8 @@ def _unknown(name: str, known: list[str]) -> Refused:
 
 
 def _read(parameter: Parameter, text: str | list[str]) -> Any:
+    if "\0" in (text if isinstance(text, str) else "".join(text)):
+        raise Refused(parameter.sent, "it contains the character NUL; leave it out", "malformed")
     try:
         return msgspec.convert(text, parameter.type, strict=False)
     except msgspec.ValidationError:

@@ -256,7 +256,7 @@ class Identities:
             self._changes += 1
             change = self._changed[name] = self._changes
         try:
-            self._write(change)
+            self._write(change, spare=keep)
         except FileProblem as problem:
             with self._changing:
                 if not keep and self._credentials.get(name) is credential:
@@ -268,21 +268,21 @@ class Identities:
             raise Refused("disk", UNWRITTEN, "unavailable") from problem
         return credential
 
-    def _write(self, change: int) -> None:
+    def _write(self, change: int, spare: bool = False) -> None:
         """Write all credentials, unless another write has included this change already."""
         with self._writing:
             if self._written >= change:
                 return
-            self._write_all()
+            self._write_all(spare)
 
     @again_on_conflict
-    def _write_all(self) -> None:
+    def _write_all(self, spare: bool) -> None:
         with self._changing:
             if self._document.is_changed():
                 self._merge()
             changes, now = self._changes, self._tokens.now()
             kept = [entry for entry in self._credentials.values() if entry.expires + self.lasts > now]
-        self._document.write(msgspec.json.encode(kept))
+        self._document.write(msgspec.json.encode(kept), spare)
         self._written = changes
         with self._changing:
             self._changed = {name: change for name, change in self._changed.items() if change > changes}

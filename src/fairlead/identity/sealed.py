@@ -64,8 +64,8 @@ class SealedFile:
                 "put the right key file back, or restore the file from a copy"
             ) from None
 
-    def write(self, content: bytes) -> None:
-        self._document.write(self._box().encrypt(content))
+    def write(self, content: bytes, spare: bool = False) -> None:
+        self._document.write(self._box().encrypt(content), spare)
 
     def is_changed(self) -> bool:
         return self._document.is_changed()

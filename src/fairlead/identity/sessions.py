@@ -30,6 +30,8 @@ class Sessions:
         """`seed` returns a secret, which all servers of a cluster share, for signatures."""
         self._tokens = tokens
         self._seed = seed
+        self._ended: dict[str, float] = {}
+        """Signatures of sessions that were ended before their expiry → their expiry."""
 
     @property
     def cookie(self) -> str:
@@ -47,21 +49,37 @@ class Sessions:
 
     def find(self, cookies: str, key: str) -> Token | None:
         """Return the token of a valid session, with the expiry of the session; None if the session is not valid."""
-        try:
-            value = SimpleCookie(cookies).get(self.cookie)
-        except CookieError:
+        found = self._parts(cookies)
+        if found is None or not key:
             return None
-        if value is None or not key:
-            return None
-        until, _, rest = value.value.partition(".")
-        digest, _, mac = rest.partition(".")
+        until, digest, mac = found
         sealed = self._mac(until, digest, key)
-        if not hmac.compare_digest(mac.encode(errors="replace"), sealed.encode()):
+        if not hmac.compare_digest(mac.encode(errors="replace"), sealed.encode()) or sealed in self._ended:
             return None
         token = self._tokens.find_digest(digest)
         if token is None or float(until) <= self._tokens.now():
             return None
         return msgspec.structs.replace(token, expires=float(until))
+
+    def end(self, cookies: str) -> None:
+        """End the session of a cookie, which `find` has found, before its expiry."""
+        found = self._parts(cookies)
+        if found is not None:
+            now = self._tokens.now()
+            self._ended = {mac: until for mac, until in self._ended.items() if until > now}
+            self._ended[found[2]] = float(found[0])
+
+    def _parts(self, cookies: str) -> tuple[str, str, str] | None:
+        """Return expiry, digest of the token, and signature of the session in a cookie; None if there is none."""
+        try:
+            value = SimpleCookie(cookies).get(self.cookie)
+        except CookieError:
+            return None
+        if value is None:
+            return None
+        until, _, rest = value.value.partition(".")
+        digest, _, mac = rest.partition(".")
+        return until, digest, mac
 
     def _mac(self, *parts: str) -> str:
         text = "\n".join(("web session", *parts)).encode(errors="replace")

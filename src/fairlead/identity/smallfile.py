@@ -33,6 +33,8 @@ class Conflict(FileProblem):
     """Raised if another server has changed a document since it was read. Nothing was written; read it and retry."""
 
 
+SPARE_BYTES = 256
+"""Bytes that a document may grow by when it is written to its spare file."""
 TRIES = 10
 """Number of retries after conflicts."""
 
@@ -58,8 +60,11 @@ class Document(Protocol):
     def read(self) -> bytes | None:
         """Return the content; None if the document does not exist."""
 
-    def write(self, content: bytes) -> None:
-        """Replace the content. Raise `Conflict` if another server has changed it since the last `read` or `write`."""
+    def write(self, content: bytes, spare: bool = False) -> None:
+        """Replace the content. Raise `Conflict` if another server has changed it since the last `read` or `write`.
+
+        `spare` allows the use of space that is set aside for a full disk. It is for revocations.
+        """
 
     def is_changed(self) -> bool:
         """True if another server has changed the content since the last `read` or `write`."""
@@ -80,11 +85,35 @@ class SmallFile:
         except OSError as problem:
             raise FileProblem(f"{self._path}: {problem.strerror}; check the rights on the file") from None
 
-    def write(self, content: bytes) -> None:
-        write_small(self._path, content)
+    def write(self, content: bytes, spare: bool = False) -> None:
+        aside = self._path.with_name(f".{self._path.name}.spare")
+        try:
+            write_small(self._path, content)
+        except FileProblem:
+            if not spare or not _fill(aside, content):
+                raise
+            aside.replace(self._path)
+        with suppress(FileProblem):
+            if not aside.exists() or aside.stat().st_size < len(content) + SPARE_BYTES:
+                write_small(aside, bytes(2 * (len(content) + SPARE_BYTES)))
 
     def is_changed(self) -> bool:
         return False
+
+
+def _fill(spare: Path, content: bytes) -> bool:
+    """Write a content over a spare file, which needs no free space on the disk. Return False if that fails."""
+    try:
+        if spare.stat().st_size < len(content):
+            return False
+        with spare.open("r+b") as file:
+            file.write(content)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        return False
+    return True
 
 
 class Rows(Protocol):
@@ -116,7 +145,7 @@ class StoredDocument:
         self._version = version
         return content if version else None
 
-    def write(self, content: bytes) -> None:
+    def write(self, content: bytes, spare: bool = False) -> None:
         with _problems():
             written = self._rows.put(self._row, self._version, content)
         if not written:

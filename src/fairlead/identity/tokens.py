@@ -175,7 +175,7 @@ class Tokens:
             self._by_digest = left
             self._unwritten.add(id)
             try:
-                self._save(left)
+                self._save(left, spare=True)
             except Conflict:
                 raise
             except FileProblem as problem:
@@ -212,9 +212,9 @@ class Tokens:
                 raise Refused("token", f"there are {MAX_TOKENS} tokens; revoke some first", "conflict")
             self._save({**kept, **{token.digest: token for token in tokens}})
 
-    def _save(self, changed: dict[str, Token]) -> None:
+    def _save(self, changed: dict[str, Token], spare: bool = False) -> None:
         """Replace all tokens. If writing fails, the old ones stay in use."""
-        self._document.write(msgspec.json.format(msgspec.json.encode(_in_order(changed))))
+        self._document.write(msgspec.json.format(msgspec.json.encode(_in_order(changed))), spare)
         self._by_digest = changed
         self._unwritten.clear()
 

@@ -36,9 +36,8 @@ DEAD_AFTER = 5_000
 
 def shown_url(url: str) -> str:
     """Return the address of a database without passwords, for messages."""
-    try:
-        parts = conninfo_to_dict(url)
-    except psycopg.Error:
+    parts = _parts(url)
+    if parts is None:
         return "postgresql://…"
     name = f"/{parts['dbname']}" if parts.get("dbname") else ""
     ports = str(parts.get("port", "")).split(",")
@@ -49,14 +48,25 @@ def shown_url(url: str) -> str:
     return f"postgresql://{','.join(places)}{name}"
 
 
-def connect(url: str, purpose: str, read_only: bool = False) -> Connection:
-    """Return a connection in autocommit mode, with Fairlead's schema. The list of sessions shows its `purpose`."""
+def _parts(url: str) -> dict[str, Any] | None:
+    """Return the parts of an address; None if it is malformed, also if a part of a password is taken for another."""
     try:
         parts = conninfo_to_dict(url)
-    except psycopg.Error as problem:
+    except psycopg.Error:
+        return None
+    host, port, name = (str(parts.get(key) or "") for key in ("host", "port", "dbname"))
+    return None if "@" in host + name or port.strip("0123456789,") else parts
+
+
+def connect(url: str, purpose: str, read_only: bool = False) -> Connection:
+    """Return a connection in autocommit mode, with Fairlead's schema. The list of sessions shows its `purpose`."""
+    parts = _parts(url)
+    if parts is None:
+        # What is wrong is not quoted, because it may be a part of the password.
         raise JournalError(
-            f"{shown_url(url)}: not an address of PostgreSQL ({_text(problem)}); write postgresql://HOST/DATABASE"
-        ) from problem
+            "--database: not an address of PostgreSQL; write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with "
+            "%40 for @, %2F for /, %3A for : and %25 for % in the password"
+        )
     settings: dict[str, Any] = {
         "application_name": f"fairlead {purpose}",
         "connect_timeout": CONNECT_SECONDS,

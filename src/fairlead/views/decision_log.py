@@ -100,6 +100,7 @@ ALARMS = {"alarm": "unknown attempt", "foreign": "foreign report"}
 def _answers(decided: Cycle, all_levels: bool) -> Iterator[Line]:
     """Yield alarms, and the lines of commands that were refused or that no change describes."""
     refused: Tally[tuple[str, str, str]] = Tally()
+    alarms: dict[str, list[str]] = {}
     first = 0
     for command, answer, last in zip(decided.commands, decided.answers, decided.marks, strict=True):
         if isinstance(answer, Accepted):
@@ -107,8 +108,11 @@ def _answers(decided: Cycle, all_levels: bool) -> Iterator[Line]:
         elif not isinstance(command, Report):
             refused[str(command.__struct_config__.tag), command.user, str(answer)] += 1
         elif answer.code in ALARMS:
-            yield ERROR, ALARMS[answer.code], {"reason": str(answer)}
+            alarms.setdefault(ALARMS[answer.code], []).append(str(answer))
         first = last
+    for event, reasons in alarms.items():
+        more = {"times": len(reasons)} if len(reasons) > 1 else {}
+        yield ERROR, event, {"reason": reasons[0], **more}
     for (what, user, problem), times in refused.items() if all_levels else ():
         yield INFO, "command refused", {"command": what, "problem": problem, "times": times, **_by(user)}
 

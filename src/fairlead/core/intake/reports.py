@@ -158,8 +158,12 @@ def _alarm(plan: Plan, command: Report, block: tuple[int, ...], highest: int) ->
     The tasks are not killed. Their job and attempt numbers are not used again, so that they are recognised as long as
     they run.
     """
-    plan.note("unknown attempt")
     partition = plan.partition
+    if command.confined:
+        plan.note("stale report")
+        task = f"{command.job[:64]} {command.stage[:64]}[{Ranges(block).first_index()}]"
+        return Rejected("attempt", f"{command.attempt} of {task} was never given to this node", "unknown")
+    plan.note("unknown attempt")
     found = partition.strange.get((command.number, command.stage))
     new = difference(block, () if found is None else found.tasks.get(command.attempt, ()))
     if (

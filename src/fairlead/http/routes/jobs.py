@@ -37,7 +37,7 @@ from fairlead.core.state import Partition
 from fairlead.core.why.never import may_never_run, never_runs
 from fairlead.core.why.reasons import NoNodeYet, Reason
 from fairlead.history.recorder import AttemptRow, JobRow
-from fairlead.http.context import InPartition, Request, Services, caller_fields, change
+from fairlead.http.context import TOKEN_ENDED, InPartition, Request, Services, caller_fields, change, token_end
 from fairlead.http.dispatch import serves, serves_command
 from fairlead.http.responses import problem_of
 from fairlead.views.answers import by_id, job_answer, task_answers
@@ -277,10 +277,16 @@ async def job(request: Request, asked: op.Job) -> wire.Job:
             return await _forgotten(request, served.name, asked.job, refusal)
         if moved is None:
             return answer
-        try:
-            async with asyncio.timeout_at(deadline):
-                await moved
-        except TimeoutError:
+        with token_end(request, request.services.polls) as over:
+            ended = asyncio.ensure_future(over.wait())
+            try:
+                rest = max(0.0, deadline - loop.time())
+                await asyncio.wait((moved, ended), timeout=rest, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ended.cancel()
+            if over.is_set():
+                raise Unserved("unauthenticated", f"{TOKEN_ENDED}; send another one")
+        if not moved.done():
             return answer
 
 

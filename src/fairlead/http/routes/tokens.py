@@ -12,6 +12,7 @@ from fairlead.core.resources import SECOND
 from fairlead.http.context import NOT_STORED, Request
 from fairlead.http.dispatch import serves
 from fairlead.http.responses import Response, cookie
+from fairlead.identity.sessions import HEADER
 from fairlead.identity.tokens import JOIN_SECONDS, ROLES, JoinLimits, Token
 from fairlead.wire import api as wire
 from fairlead.wire import operations as op
@@ -36,6 +37,8 @@ async def login(request: Request, asked: op.Login) -> Response:
 
 @serves(op.Logout)
 async def logout(request: Request, asked: op.Logout) -> Response:
+    if request.header(HEADER.decode()):
+        request.services.sessions.end(request.header("cookie"))
     return Response(wire.Done(), headers=_cookie(request, "", 0))
 
 
