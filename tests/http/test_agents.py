@@ -495,7 +495,7 @@ def test_connections_without_a_handshake_keep_no_others_out(
     async def story() -> None:
         connections = Connections(64)
         with socket.create_server(("127.0.0.1", 0)) as sock:
-            accepting = listener.Listener(sock, 100, Echo, context, connections)
+            accepting = listener.Listener(sock, 100, Echo, context, connections, lambda head: False)
             silent = [await asyncio.open_connection(*sock.getsockname()) for _ in range(30)]
             turned_out = silent[: 30 - connections.shares.address]
             assert await asyncio.gather(*(reader.read() for reader, _ in turned_out)) == [b""] * len(turned_out)

@@ -12,7 +12,20 @@ import pytest
 
 from fairlead.http.middleware import Gate
 from fairlead.http.strangers import Strangers
-from tests.http.serving import Serving
+from fairlead.wire.agent_messages import (
+    Beat,
+    Beaten,
+    Confirmed,
+    Refusal,
+    Report,
+    Reports,
+    Tasks,
+    Welcome,
+    encode,
+)
+from fairlead.wire.handshake import Key
+from tests.http.serving import Serving, submit
+from tests.http.test_agents import greet, joining, receive
 from tests.http.test_hostile import alive, answered, raw, said
 from tests.until import until
 
@@ -222,3 +235,45 @@ def test_a_what_if_of_many_nodes(site: Serving) -> None:
     answer = site.as_owner.post("/api/v1/whatif", json={"add_nodes": dict.fromkeys(names, 5_000)})
     assert (answer.status_code, answer.json()["field"]) == (422, "add_nodes.n2")
     assert "more than 10,000 nodes" in answer.json()["detail"]
+
+
+def test_reports_of_a_node_for_one_user_about_tasks_that_never_were(site: Serving) -> None:
+    async def story() -> None:
+        async with joining(site) as connection:
+            token = site.join_token(users=("ann",))
+            assert isinstance(await greet(connection, "a1", token, Key(), users=("ann",)), Welcome)
+            tasks = [Tasks(f"x{at}", 1_000_000 + at, "main", 1, (0, 1)) for at in range(500)]
+            await connection.send(encode(Reports(1, tuple(Report(each, "running") for each in tasks))))
+            await receive(connection, Confirmed)
+            await connection.send(encode(Beat(2, tuple(tasks))))
+            await receive(connection, Beaten)
+
+    asyncio.run(story())
+    assert submit(site.as_owner) == "1"
+    assert site.as_owner.get("/readyz").json()["alarms"] == []
+    (line,) = [fields for event, fields in site.orders.log_lines if event == "report refused"]
+    assert (line["times"], len(line["problem"]) < 400) == (500, True)
+
+
+@pytest.mark.parametrize("address", ["x; rm -rf /", "a\nb", "http://x", "x" * 300, "10.0.0.1:22", "[::1]"])
+def test_an_address_that_is_none(site: Serving, address: str) -> None:
+    async def story() -> str:
+        async with joining(site) as connection:
+            refusal = await greet(connection, "a1", site.join_token(), Key(), address=address)
+            assert isinstance(refusal, Refusal)
+            return refusal.problem
+
+    assert asyncio.run(story()).startswith("address: ")
+
+
+def test_a_message_that_is_too_long(site: Serving) -> None:
+    async def story() -> None:
+        async with joining(site) as connection:
+            assert isinstance(await greet(connection, "a1", site.join_token(), Key()), Welcome)
+            known = tuple(Tasks(f"x{at}", at, "main", 1, (0, 1)) for at in range(400_000))
+            await connection.send(encode(Beat(1, known)))
+            with pytest.raises(AssertionError, match="at most 4 MiB"):
+                await receive(connection, Beaten)
+
+    asyncio.run(story())
+    assert alive(site)

@@ -52,6 +52,8 @@ class Blocks:
 
     def among(self, tasks: Iterable[Tasks]) -> Blocks:
         """Return the tasks of a list, without those of stages and attempts that have no tasks here."""
+        for block in tasks:
+            check_flat(block.indices, "indices")
         return Blocks(block for block in tasks if block_of(block) in self._ranges)
 
     def without(self, other: Blocks) -> list[Tasks]:
