@@ -13,7 +13,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from fairlead.core.commands import MoveNode
+from fairlead.core.commands import Configure, MoveNode
+from fairlead.core.config import parse_partition
 from fairlead.engines.agents import Agents
 from fairlead.engines.engine import Away
 from fairlead.wire import agent_messages as wire
@@ -290,6 +291,23 @@ def test_silent_nodes_are_lost_after_their_lease(tmp_path: Path) -> None:
                     await one.receive()
 
     tell(tmp_path, story, lease="3s")
+
+
+def test_a_shorter_lease_counts_once_the_agent_has_acknowledged_it(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        async with puppet(plant) as one:
+            assert (await one.wait_for(wire.Welcome)).lease == 60_000_000
+            shorter = parse_partition({"heartbeat": "50ms", "lease": "200ms"}, "default")
+            await plant.ask(Configure(config=shorter, version=2, operator=True))
+            await one.say(wire.Beat(1, (), 60_000_000))
+            assert await one.wait_for(wire.Beaten) == wire.Beaten(1, 200_000)
+            await asyncio.sleep(1.5)  # it was told, and may not have heard it
+            assert await plant.read(lambda partition: partition.nodes.state) == ["up"]
+            await one.say(wire.Beat(2, (), 200_000))
+            await one.wait_for(wire.Beaten)
+            await plant.until(lambda partition: partition.nodes.state == ["lost"])
+
+    tell(tmp_path, story)
 
 
 @pytest.mark.parametrize("action", ["enable", "drain"])

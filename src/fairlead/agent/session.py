@@ -137,6 +137,8 @@ class Session:
             case wire.Confirmed():
                 self._table.confirmed(message.number)
             case wire.Beaten():
+                if message.lease >= 0 and message.lease != self._welcome.lease:
+                    self._welcome = msgspec.structs.replace(self._welcome, lease=message.lease)
                 self._renew(self._beats.pop(message.number, None))
             case wire.LogRequest(number=number, stage=stage, attempt=attempt, index=index):
                 is_over = partial(self._table.is_over, number, stage, attempt, index)
@@ -224,7 +226,8 @@ class Session:
             self._agent.deliver()
             number += 1
             self._beats[number] = self._steady()
-            await self._channel.send(encode(wire.Beat(number, self._table.started("running", "ended"))))
+            known = self._table.started("running", "ended")
+            await self._channel.send(encode(wire.Beat(number, known, self._welcome.lease)))
 
     async def _tell_staged(self) -> None:
         """Send the server the tasks whose result files it has not stored yet."""

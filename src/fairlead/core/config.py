@@ -30,6 +30,7 @@ from fairlead.core.requestors import problem_of
 from fairlead.core.resources import (
     MEMORY,
     MINUTE,
+    format_duration,
     format_quantity,
     parse_capacity,
     parse_limits,
@@ -69,6 +70,9 @@ MAX_PATH = 1_000
 MAX_QUEUES = 100_000
 MAX_REQUESTORS = 10_000
 MAX_PROVIDER = 1_000
+
+MIN_BEATS = 3
+"""Heartbeats in the shortest lease."""
 
 
 def parse_config(doc: object) -> dict[str, PartitionConfig]:
@@ -141,6 +145,13 @@ def parse_partition(doc: object, field: str) -> PartitionConfig:
         victims=read.choice("victims", tuple(VICTIMS), default.victims),
     )
     read.close()
+    if settings.fence == "lease" and settings.lease < MIN_BEATS * settings.heartbeat:
+        given, least = format_duration(settings.lease), format_duration(MIN_BEATS * settings.heartbeat)
+        problem = (
+            f"{given} is shorter than {MIN_BEATS} heartbeats, so that one lost answer ends the tasks of a node; "
+            f"write {least} or more, or a shorter heartbeat"
+        )
+        raise Refused(read.at("lease"), problem)
     return PartitionConfig(settings, queues, pools)
 
 

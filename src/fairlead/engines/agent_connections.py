@@ -101,6 +101,17 @@ class Seen(msgspec.Struct):
     connection: int = 0
     """The number of the last connection. A connection with a lower number was abandoned by the agent."""
     lost: bool = False
+    told: int = 0
+    """The lease that the agent was told last."""
+    lease: int = 0
+    """The longest lease that the agent may keep, until it has acknowledged a shorter one."""
+
+    def tell_lease(self, lease: int) -> None:
+        self.told, self.lease = lease, max(self.lease, lease)
+
+    def acknowledge_lease(self, lease: int) -> None:
+        if lease == self.told:
+            self.lease = lease
 
 
 class Attached:

@@ -325,6 +325,7 @@ class Agents:
         settings, running, work = await led.handle.read(look)
         seen.lost = False
         attached.put(convert.welcome(led.handle.epoch, settings, hello, self._lock))
+        seen.tell_lease(convert.lease_of(settings))
         early = tuple(attached.early)
         attached.put(msgspec.structs.replace(work, stops=(*work.stops, *early)))
         attached.open = True
@@ -383,7 +384,10 @@ class Agents:
                 slots = await self._take(led, commands)
                 return asyncio.create_task(self._confirm(partition, attached, message, slots))
             case wire.Beat():
-                attached.put(wire.Beaten(message.number))
+                seen, lease = led.nodes[attached.node], convert.lease_of(led.handle.partition.settings)
+                seen.acknowledge_lease(message.lease)
+                seen.tell_lease(lease)
+                attached.put(wire.Beaten(message.number, lease))
                 # There is no race: an agent lists a task until its end is confirmed, and by then the task has left
                 # `running` here.
                 await self._take(led, self._missing(attached, attached.running.among(message.known)))
@@ -538,7 +542,7 @@ class Agents:
             seen = led.nodes.setdefault(node, Seen(self._steady()))
             if seen.lost and node not in led.attached:
                 seen.lost, seen.heard = False, self._steady()  # an operator expects it back: full time again
-            late = max(seen.heard, ready_since) + (settings.lease + settings.heartbeat) / SECOND
+            late = max(seen.heard, ready_since) + (max(settings.lease, seen.lease) + settings.heartbeat) / SECOND
             if not seen.lost and self._steady() > late:
                 seen.lost = True
                 silent.append(node)

@@ -59,14 +59,18 @@ def node_of(hello: Hello) -> tuple[str, NodeSpec]:
     return parse_node(document)
 
 
+def lease_of(settings: PartitionSettings) -> int:
+    """Return the lease of agents; 0 if they have none."""
+    return settings.lease if settings.fence == "lease" else 0
+
+
 def welcome(epoch: int, settings: PartitionSettings, hello: Hello, lock: str) -> wire.Welcome:
     """Return the server's answer to a greeting.
 
     `lock` is the file that this server has locked. It is sent only to an agent on the same machine.
     """
     here = hello.machine != "" and hello.machine == wire.this_machine()
-    lease = settings.lease if settings.fence == "lease" else 0
-    return wire.Welcome(epoch, settings.heartbeat, lease, settings.preempt_grace, lock if here else "")
+    return wire.Welcome(epoch, settings.heartbeat, lease_of(settings), settings.preempt_grace, lock if here else "")
 
 
 def running_on(partition: Partition, node: str) -> list[Tasks]:

@@ -173,6 +173,8 @@ class Beat(Message, frozen=True, tag=3):
 
     number: int
     known: tuple[Tasks, ...]
+    lease: int = -1
+    """The lease that the agent keeps; -1 if it does not say so. The server counts with a shorter lease from then on."""
 
 
 class LogPart(Message, frozen=True, tag=4):
@@ -290,6 +292,8 @@ class Beaten(Message, frozen=True, tag=4):
     """The answer to a heartbeat. It renews the lease, counted from the time the heartbeat was sent."""
 
     number: int
+    lease: int = -1
+    """The lease from now on, as in `Welcome`; -1 if it is that of `Welcome`."""
 
 
 class LogRequest(Message, frozen=True, tag=5):
