@@ -14,7 +14,7 @@ DOCS_READY := $(DOCS_VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup page beside up test types tests test-kubernetes test-prometheus test-long test-crash soak format generate bench first-minutes docs lock audit clean
+.PHONY: help setup page beside up test types tests test-kubernetes test-prometheus test-long test-crash soak format generate bench first-minutes docs dist lock audit clean
 
 # Ends with an error unless PYTHON is there and new enough.
 define check_python
@@ -135,6 +135,9 @@ audit: ## look for known vulnerabilities in the pinned versions
 	"$$tools/bin/python" $(PIP) install pip-audit && \
 	"$$tools/bin/pip-audit" --requirement requirements-dev.lock --requirement requirements-docs.lock \
 		--disable-pip --require-hashes --strict --progress-spinner off
+
+dist: $(TOOLS) ## build the wheel and the source distribution of this tree, into dist/
+	$(PY) -m hatchling build --directory dist
 
 clean: ## remove what make and the tools created
 	rm -rf $(VENV) $(DOCS_VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .schemathesis dist build site src/fairlead/page src/fairlead/page.* web/node_modules

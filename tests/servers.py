@@ -33,7 +33,9 @@ PROGRAM = [sys.executable, "-P", "-c", "from fairlead.cli import main; main()"]
 class Server:
     """One `fairlead server` with its own data directory and the key file of all."""
 
-    def __init__(self, folder: Path, name: str, database: str, *options: str) -> None:
+    def __init__(self, folder: Path, name: str, database: str, *options: str, tree: Path | None = None) -> None:
+        """`tree` is the `src` of another version of the program."""
+        self.tree = tree
         self.data = folder / name
         self._folder = folder
         """Without a database the data are in the directory."""
@@ -50,7 +52,7 @@ class Server:
             [*PROGRAM[:-1], STEPPED, "server", "--data", str(self.data), "--json", "--port", port, *self._options],
             stdout=subprocess.PIPE,
             stderr=(self._folder / f"{self.data.name}.err").open("ab"),
-            env={**os.environ, **_paths(), "STEP_FILE": str(self.data.with_suffix(".clock"))},
+            env={**os.environ, **_paths(self.tree), "STEP_FILE": str(self.data.with_suffix(".clock"))},
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -90,9 +92,9 @@ class Server:
         return (self.data / "server.log").read_text()
 
 
-def fairlead_program(urls: str, token: str, *arguments: str) -> str:
+def fairlead_program(urls: str, token: str, *arguments: str, tree: Path | None = None) -> str:
     """Run a command of `fairlead` against servers and return what it prints."""
-    done = _ran(urls, token, *arguments)
+    done = _ran(urls, token, *arguments, tree=tree)
     assert done.returncode == 0, (arguments, done.stdout, done.stderr)
     return done.stdout
 
@@ -104,10 +106,10 @@ def failing_program(urls: str, token: str, *arguments: str) -> str:
     return done.stderr
 
 
-def _ran(urls: str, token: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _ran(urls: str, token: str, *arguments: str, tree: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*PROGRAM, *arguments],
-        env={**os.environ, **_paths(), "FAIRLEAD_URL": urls, "FAIRLEAD_TOKEN": token},
+        env={**os.environ, **_paths(tree), "FAIRLEAD_URL": urls, "FAIRLEAD_TOKEN": token},
         capture_output=True,
         text=True,
         timeout=120,
@@ -118,8 +120,11 @@ def _ran(urls: str, token: str, *arguments: str) -> subprocess.CompletedProcess[
 class Agent:
     """One `fairlead agent` that knows some servers."""
 
-    def __init__(self, folder: Path, name: str, urls: str, token: str, *options: str, doors: str = "") -> None:
+    def __init__(
+        self, folder: Path, name: str, urls: str, token: str, *options: str, doors: str = "", tree: Path | None = None
+    ) -> None:
         """`doors` are the addresses at which the agent reaches the servers, if not `urls`."""
+        self.tree = tree
         secret = fairlead_program(urls, token, "token", "create", "--role", "join", "--node", name, "--json")
         (folder / f"{name}.token").write_text(json.loads(secret)["secret"])
         self.folder = folder / f"agent-{name}"
@@ -132,7 +137,7 @@ class Agent:
     def start(self) -> None:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **_paths()}
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **_paths(self.tree)}
             )
 
     def log(self) -> str:
@@ -145,5 +150,7 @@ class Agent:
         end_all(self.folder, 1.0)
 
 
-def _paths() -> dict[str, str]:
+def _paths(tree: Path | None = None) -> dict[str, str]:
+    if tree is not None:
+        return {"PYTHONPATH": str(tree)}
     return {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}

@@ -7,7 +7,7 @@ jobs that can never run as the cluster is now. `fairlead.testing.World` runs sce
 
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["AsyncClient", "Client", "Executor", "NeverRuns", "Problem", "__version__"]
 

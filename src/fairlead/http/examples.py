@@ -169,7 +169,7 @@ VALUES: dict[str, Any] = {
     "Eta.text": "job 17 starts in about 25min (90 % sure: in 10min to 1h)",
     "Explanation.state": "pending",
     "Explanation.sentence": f"job 17 {WAITS_FOR}",
-    "Health.version": "0.1.0",
+    "Health.version": "0.2.0",
     "Hold.held": {"n1": {"gpu": 4}},
     "Hold.nodes": ["n1", "n2"],
     "Job.ended": None,
