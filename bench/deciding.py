@@ -11,16 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from bench.harness import Row, loop_seconds, timed
-from bench.worlds import open_writer
+from bench.worlds import PLAIN, open_writer
 from fairlead.core.changes import NodeSpec
-from fairlead.core.commands import AddNode, Command, MarkReady, Report, Submit
+from fairlead.core.commands import AddNode, Command, Configure, MarkReady, Report, Submit
 from fairlead.core.documents import parse_job, parse_node
 from fairlead.core.effects import Effect, ForNode
 from fairlead.core.model import JobSpec
 from fairlead.writer.gc_settings import spare_the_collector
 from fairlead.writer.writer import Writer
 
+DEFAULT = PLAIN.settings.place
 ENDS = 1_000
 """The number of tasks that end, and are replaced, in one cycle of the steady state."""
 
@@ -44,19 +47,36 @@ def deciding(scale: float) -> Iterator[Row]:
     yield _backlog(
         "single tasks of 20 shapes from a backlog", nodes, SINGLES, max(20, round(1e5 * scale)), 80_000, loop
     )
-    yield _backlog("a mix with selectors and parts of GPUs", nodes, MIX, max(20, round(20_000 * scale)), 50_000, loop)
+    mix = max(20, round(20_000 * scale))
+    yield _backlog("a mix with selectors and parts of GPUs, `pack`", nodes, MIX, mix, 50_000, loop, "pack")
+    yield _priced(max(10, round(1_000 * scale)), max(20, round(2_000 * scale)))
     yield _steady(nodes, max(60, round(100_000 * scale)), loop)
     yield _idle(nodes, max(1, round(1_000 * scale)), loop)
     for what, specs, jobs in (("gangs", GANG, 100), ("single tasks", SINGLES, 5_000)):
-        yield _growth(what, specs, max(20, round(jobs * scale)), max(10, round(1_000 * scale)))
+        yield _growth(what, specs, max(20, round(jobs * scale)), max(10, round(1_000 * scale)), 4)
+    yield _growth("a mix with GPUs", MIX, max(20, round(2_000 * scale)), max(10, round(1_000 * scale)), 2)
 
 
-def _backlog(what: str, nodes: int, specs: list[JobSpec], jobs: int, goal: float, loop: float) -> Row:
-    with _waiting(nodes, specs, jobs) as writer:
+def _backlog(
+    what: str, nodes: int, specs: list[JobSpec], jobs: int, goal: float, loop: float, place: str = DEFAULT
+) -> Row:
+    with _waiting(nodes, specs, jobs, place) as writer:
         took, busy = timed(lambda: _decide(writer))
         placed = sum(job.live for job in writer.partition.jobs.values())
     note = f"{placed:,} tasks, {busy / placed * 1_000_000:.1f} µs of CPU each"
     return Row(what, placed / took, "/s", goal, True, took / loop, "plain loop", note)
+
+
+def _priced(nodes: int, jobs: int) -> Row:
+    """Compare the placements `priced` and `fgd` on the mix."""
+    times: list[float] = []
+    for place in (DEFAULT, "fgd"):
+        with _waiting(nodes, MIX, jobs, place) as writer:
+            busy = timed(lambda: _decide(writer))[1]
+            times.append(busy / sum(job.live for job in writer.partition.jobs.values()) * 1_000_000)
+    note = f"{times[0]:.0f} and {times[1]:.0f} µs of CPU for a task"
+    ratio = times[0] / times[1]
+    return Row("the mix by price, against `fgd`", ratio, "times", 1.3, False, ratio, "fgd", note)
 
 
 def _steady(nodes: int, jobs: int, loop: float) -> Row:
@@ -82,7 +102,7 @@ def _idle(nodes: int, jobs: int, loop: float) -> Row:
     return Row(what, took / 100 * 1_000, "ms", 5, False, took / 100 / loop, "plain loop", note)
 
 
-def _growth(what: str, specs: list[JobSpec], jobs: int, nodes: int) -> Row:
+def _growth(what: str, specs: list[JobSpec], jobs: int, nodes: int, goal: float) -> Row:
     """Compare the same work on some nodes and on a hundred times as many."""
     times = []
     for factor in (1, 100):
@@ -91,7 +111,7 @@ def _growth(what: str, specs: list[JobSpec], jobs: int, nodes: int) -> Row:
             times.append(timed(lambda: _decide(writer))[1])
     note = f"{nodes:,} to {100 * nodes:,} nodes, {times[0] * 1_000:.0f} to {times[1] * 1_000:.0f} ms of CPU"
     return Row(
-        f"growth with the nodes, {what}", times[1] / times[0], "times", 4, False, times[1] / times[0], "few", note
+        f"growth with the nodes, {what}", times[1] / times[0], "times", goal, False, times[1] / times[0], "few", note
     )
 
 
@@ -99,11 +119,17 @@ def _growth(what: str, specs: list[JobSpec], jobs: int, nodes: int) -> Row:
 
 
 @contextmanager
-def _waiting(nodes: int, specs: list[JobSpec], jobs: int) -> Iterator[Writer]:
-    """Yield a writer that is not ready yet, with nodes in four zones and waiting jobs."""
+def _waiting(nodes: int, specs: list[JobSpec], jobs: int, place: str = DEFAULT) -> Iterator[Writer]:
+    """Yield a writer that is not ready yet, with nodes in four zones and waiting jobs. Nodes have GPUs if jobs do."""
+    gpus = 8 if specs is MIX else 0
     with tempfile.TemporaryDirectory() as folder:
         writer = open_writer(Path(folder))
-        commands: list[Command] = [AddNode(name=f"n{at}", spec=_node(at % 4), operator=True) for at in range(nodes)]
+        if place != DEFAULT:
+            config = replace(PLAIN, settings=replace(PLAIN.settings, place=place))
+            writer.cycle([Configure(config=config, operator=True)], 1)
+        commands: list[Command] = [
+            AddNode(name=f"n{at}", spec=_node(at % 4, gpus), operator=True) for at in range(nodes)
+        ]
         commands += [Submit(spec=specs[at % len(specs)], operator=True) for at in range(jobs)]
         for at in range(0, len(commands), 1_000):
             writer.cycle(commands[at : at + 1_000], 1)
@@ -115,8 +141,9 @@ def _waiting(nodes: int, specs: list[JobSpec], jobs: int) -> Iterator[Writer]:
         writer.journal.close()
 
 
-def _node(zone: int) -> NodeSpec:
-    document = {"name": "n", "resources": {"cpu": 64, "memory": "512Gi", "gpu": 8}, "labels": {"zone": f"z{zone}"}}
+def _node(zone: int, gpus: int) -> NodeSpec:
+    resources = {"cpu": 64, "memory": "512Gi", "gpu": gpus}
+    document = {"name": "n", "resources": resources, "labels": {"zone": f"z{zone}"}}
     return parse_node(document)[1]
 
 

@@ -2,12 +2,12 @@
 
     python -m bench.departures NODES.csv.gz PODS.csv.gz [PHILLY.csv.gz] [--every 24] [--loads 80,95,110] [--places …]
 
-NODES and PODS are lists of the openb trace, of which every 24th node is used, and the pods in a random order. Their run
+NODES and PODS are lists of the openb trace, of which every 24th node is used, and the pods in random orders. Their run
 times are those of the list or, with PHILLY (a table with the columns duration and num_gpus), drawn from its jobs with
 as many GPUs; times above two hours count as two hours. The gaps between arrivals are equal, so that the jobs ask for a
-given percentage of the fleet's GPU time. Every 200th job is a gang of 2 to 4 tasks with 8 GPUs each. The settings are
-the defaults. The first quarter of the arrivals is left out of the figures. All of it is simulated, so the figures do
-not depend on the machine.
+given percentage of the fleet's GPU time. Every 200th job (`--gangs`; 0 for none) is a gang of 2 to 4 tasks with 8 GPUs
+each. The figures are means of `--orders` random orders, without the first quarter of the arrivals. The settings are the
+defaults. All of it is simulated, so the figures do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -31,10 +30,7 @@ from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, LeftOut, Trace, read_traces
 
 PLACES = "priced,fgd,pack,bestfit"
-SEED = 1
 LONGEST = 2 * HOUR
-GANGS = 200
-"""Every 200th job is a gang."""
 
 
 def durations_of(path: Path) -> dict[int, list[int]]:
@@ -46,14 +42,16 @@ def durations_of(path: Path) -> dict[int, list[int]]:
     return durations
 
 
-def trace_of(recorded: Trace, every: int, load: int, philly: dict[int, list[int]] | None) -> Trace:
-    rng = Random(SEED)
+def trace_of(
+    recorded: Trace, every: int, load: int, philly: dict[int, list[int]] | None, gangs: int, seed: int
+) -> Trace:
+    rng = Random(seed)
     nodes = recorded.nodes[::every]
     arrivals: list[Arrival] = []
     for at, arrival in enumerate(rng.sample(recorded.arrivals, len(recorded.arrivals))):
         spec, (run,) = arrival.spec, arrival.durations
         gpus = -(-dict(spec.stages[0].resources).get(GPU, 0) // MILLI)
-        if at % GANGS == GANGS - 1:
+        if gangs and at % gangs == gangs - 1:
             spec, gpus = gang(spec, rng.randint(2, 4)), 8
         if philly is not None:
             run = rng.choice(philly[max(1, gpus)])
@@ -70,14 +68,14 @@ def gang(spec: JobSpec, tasks: int) -> JobSpec:
     return replace(spec, stages=(StageSpec("main", tasks, 0, resources),))
 
 
-def run(trace: Trace, place: str) -> dict[str, Any]:
+def run(trace: Trace, place: str) -> dict[str, float]:
     config = parse_partition({"queues": ONE_QUEUE["queues"], "requestors": ONE_QUEUE["requestors"], "place": place}, "")
     simulation = Simulation(trace, Policy(place, config))
     simulation.run(until=trace.arrivals[-1].at)
     return figures(trace, simulation.record)
 
 
-def figures(trace: Trace, record: Record) -> dict[str, Any]:
+def figures(trace: Trace, record: Record) -> dict[str, float]:
     begin, end = trace.arrivals[len(trace.arrivals) // 4].at, trace.arrivals[-1].at
     used = sum(
         amount * max(0, min(until, end) - max(since, begin))
@@ -109,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("pods", type=Path)
     parser.add_argument("philly", type=Path, nargs="?")
     parser.add_argument("--every", type=int, default=24)
+    parser.add_argument("--gangs", type=int, default=200)
+    parser.add_argument("--orders", type=int, default=1)
     parser.add_argument("--loads", default="80,95,110")
     parser.add_argument("--places", default=PLACES)
     options = parser.parse_args(arguments)
@@ -119,9 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(HEAD, flush=True)
     for name, philly in sources:
         for load in map(int, options.loads.split(",")):
-            trace = trace_of(recorded, options.every, load, philly)
+            seeds = range(1, options.orders + 1)
+            traces = [trace_of(recorded, options.every, load, philly, options.gangs, seed) for seed in seeds]
             for place in options.places.split(","):
-                found = run(trace, place)
+                runs = [run(trace, place) for trace in traces]
+                found = {key: sum(each[key] for each in runs) / len(runs) for key in runs[0]}
                 shown = [f"{found['used']:.2f}", *[f"{found[kind]:.2f}" for kind in ("gang", "large", "small", "cpu")]]
                 print("|", " | ".join([name, str(load), f"`{place}`", *shown, f"{found['late']:.1f}"]), "|", flush=True)
 

@@ -118,6 +118,21 @@ def test_fgd_does_not_weigh_what_is_forgotten() -> None:
     assert [each.node_id for each in index.choose(here, 1, 0)] == [1]
 
 
+def test_a_node_that_is_held_or_lost_does_not_rebuild_the_index() -> None:
+    """A rebuild scores all nodes again."""
+    w = world("priced")
+    w.nodes(2, cpu=4, gpu=1)
+    single(w, "a", cpu=1, gpu=1)
+    index = w.partition().derived.index
+    before = list(index._kinds.values())
+    w.drain("n1")
+    single(w, "b", cpu=1, gpu=1)
+    assert [id(kind) for kind in index._kinds.values()] == [id(kind) for kind in before]
+    w.node("c", cpu=4)  # its kind is used as by `pack`, which needs thresholds
+    single(w, "c", cpu=1)
+    assert nodes_of(w, "c") == ["c"]
+
+
 # -- topology
 
 

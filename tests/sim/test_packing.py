@@ -11,6 +11,7 @@ from fairlead.core.errors import Refused
 from fairlead.core.policy.placement import placement_names
 from fairlead.sim.batch import Packing, run_placements
 from fairlead.sim.fill import pack, summary
+from fairlead.sim.go_random import GoRandom
 from fairlead.sim.traces import LeftOut, Trace
 from fairlead.sim.traces.openb import read_nodes, read_pods
 
@@ -122,3 +123,24 @@ def test_the_command(tmp_path: Path) -> None:
     assert [run["gpu_allocation_percent"] for run in json.loads(done.stdout)["runs"]] == [100.0, 100.0]
     done = CliRunner().invoke(app, [*arguments[:-1], "best"])
     assert done.exit_code == 1 and "there is no placement best" in done.stderr
+
+
+def test_the_mix_is_learnt_on_the_way() -> None:
+    pods = [(1, 1, 700, ""), (1, 1, 300, ""), (4, 1, 1000, ""), (2, 2, 1000, ""), (3, 0, 0, "")] * 40
+    trace = trace_of([(32, 4, "A")] * 12, pods)
+    known, learnt = (pack(trace, "priced", 130, 42, known=known) for known in (True, False))
+    assert known is not None and learnt is not None
+    assert known.way[-1][1] == known.allocated and learnt.arrived == known.arrived
+    assert abs(known.allocated - learnt.allocated) <= 2_000
+
+
+def test_the_random_numbers_of_go() -> None:
+    """The values are those of `math/rand` in Go 1.26."""
+    rng = GoRandom(42)
+    assert rng.int63() == 3440579354231278675
+    order = list(range(10))
+    rng.shuffle(order)
+    assert order == [6, 8, 3, 7, 4, 2, 9, 1, 5, 0]
+    assert [rng.intn(8152) for _ in range(5)] == [305, 3343, 1559, 6404, 4812] and rng.intn(64) == 45
+    assert GoRandom(42).permutation(10) == [7, 5, 8, 9, 2, 1, 6, 0, 3, 4]
+    assert GoRandom(1).int63() == 5577006791947779410

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 760, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 34
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000", "#f0e442", "#882255")
 """A palette that colour-blind readers can distinguish."""
 
 Show = Callable[[float], str]
@@ -110,14 +110,17 @@ def legend(names: Sequence[str]) -> str:
 def picture(lines: Sequence[Line], x: Axis, y: Axis) -> str:
     """Draw a line chart with its legend and style as a file of its own."""
     chart = line_chart(lines, x, y, pointed=False)
-    names, at = "", LEFT
+    names, at, below = "", LEFT, HEIGHT
     for number, line in enumerate(lines):
-        names += f'<rect x="{at}" y="{HEIGHT + 4}" width="12" height="4" fill="{_colour(number)}"/>'
-        names += f'<text x="{at + 18}" y="{HEIGHT + 10}">{escape(line.name)}</text>'
-        at += 40 + 7 * len(line.name)
+        wide = 40 + 7 * len(line.name)
+        if at + wide > WIDTH:
+            at, below = LEFT, below + 20
+        names += f'<rect x="{at}" y="{below + 4}" width="12" height="4" fill="{_colour(number)}"/>'
+        names += f'<text x="{at + 18}" y="{below + 10}">{escape(line.name)}</text>'
+        at += wide
     body = chart[chart.index(">") + 1 :].replace("</svg>", "")
     style = "text{font:12px sans-serif;fill:#444}.grid{stroke:#ddd}.axis,.tick{stroke:#444}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + 20}" role="img">'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {below + 20}" role="img">'
     return f'{head}<style>{style}</style><rect width="100%" height="100%" fill="#fff"/>{body}{names}</svg>\n'
 
 

@@ -8,6 +8,7 @@ job ends, so a job that does not fit has failed. The placement knows the mix of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
@@ -27,6 +28,7 @@ from fairlead.core.shape import Shape, ShapeKey
 from fairlead.core.state import Partition
 from fairlead.sim.go_random import GoRandom
 from fairlead.sim.policy_files import ONE_QUEUE, Policy
+from fairlead.sim.record import Record
 from fairlead.sim.simulation import Simulation
 from fairlead.sim.traces import Arrival, LeftOut, Trace
 
@@ -45,6 +47,8 @@ class Packed(msgspec.Struct, frozen=True):
     arrived: int
     fragmented: float
     """The number of idle GPUs that an average job of the trace cannot use."""
+    way: tuple[tuple[int, int], ...] = ()
+    """Requested and allocated milli-GPUs on the way, after each batch that changed the latter."""
 
 
 def check_placement(name: str) -> None:
@@ -78,6 +82,7 @@ def pack(
         simulation.record.arrived - simulation.record.started,
         simulation.record.arrived,
         fragmented(partition, trace.arrivals),
+        _way(shuffled, simulation.record),
     )
 
 
@@ -101,6 +106,17 @@ def summary(trace: Trace, place: str, percent: int, packed: Sequence[Packed]) ->
         "fragmented_gpus": round(sum(shuffle.fragmented for shuffle in packed) / len(packed), 2),
         "left_out": trace.left_out.rows(),
     }
+
+
+def _way(shuffled: Trace, record: Record) -> tuple[tuple[int, int], ...]:
+    asked = list(accumulate(map(_gpu_of, shuffled.arrivals)))
+    return tuple(
+        [
+            (asked[min(len(asked), (when // SECOND + 1) * BATCH) - 1], used)
+            for when, used in zip(record.times, record.used, strict=True)
+            if used
+        ]
+    )
 
 
 def _shuffled(trace: Trace, percent: int, seed: int) -> Trace:

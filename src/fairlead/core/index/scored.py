@@ -169,7 +169,7 @@ class ScoreIndex(FitIndex):
         return Groups(key) if key.gpus or not self.placement.prices else Buckets(key)
 
     def _is_outgrown(self) -> bool:
-        return super()._is_outgrown() or (not self._packs and self._has_packed(self.nodes.altered_since))
+        return super()._is_outgrown() if self._packs else self._has_packed(self.nodes.altered_since)
 
     def _has_packed(self, node_ids: Iterable[int]) -> bool:
         """True if one of the nodes has no GPUs and is used as by `pack`."""
@@ -401,7 +401,7 @@ class ScoreIndex(FitIndex):
             kind.tell(group)
         group.size += 1
         heappush(group.heap, node_id)
-        self._pushes += 1
+        self._pushes += len(group.heap) > group.size
         self._at[node_id] = (kind, group, None)
 
     def _leave(self, node_id: int) -> None:
